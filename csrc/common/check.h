@@ -1,0 +1,36 @@
+// LMI_CHECK: conditions that hold unless a caller is wrong; a failure says where and with what values.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace lmi {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+namespace detail {
+
+template <typename... Values>
+[[noreturn]] void fail(const char* file, int line, const char* condition, const Values&... values) {
+  std::ostringstream message;
+  message << file << ':' << line << ": " << condition;
+  if constexpr (sizeof...(values) > 0) {
+    message << ": ";
+    (message << ... << values);
+  }
+  throw Error(message.str());
+}
+
+}  // namespace detail
+}  // namespace lmi
+
+// LMI_CHECK(a == b, "a ", a, " differs from b ", b)
+#define LMI_CHECK(condition, ...)                                                              \
+  do {                                                                                         \
+    if (!(condition)) [[unlikely]]                                                             \
+      ::lmi::detail::fail(__FILE_NAME__, __LINE__, #condition __VA_OPT__(, ) __VA_ARGS__);     \
+  } while (false)

@@ -1,0 +1,65 @@
+// Element types and the scalar conversions between them.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace lmi {
+
+enum class DType : uint8_t { kF32, kBF16, kF16, kI8, kI32 };
+
+constexpr int64_t dtype_size(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+    case DType::kI32:
+      return 4;
+    case DType::kBF16:
+    case DType::kF16:
+      return 2;
+    case DType::kI8:
+      return 1;
+  }
+  return 0;
+}
+
+constexpr const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "fp32";
+    case DType::kBF16:
+      return "bf16";
+    case DType::kF16:
+      return "fp16";
+    case DType::kI8:
+      return "int8";
+    case DType::kI32:
+      return "int32";
+  }
+  return "?";
+}
+
+using bf16_t = uint16_t;  // the upper half of an IEEE float
+
+inline float bf16_to_float(bf16_t value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value) << 16);
+}
+
+// Round to nearest, ties to even; NaN stays NaN.
+inline bf16_t float_to_bf16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<bf16_t>((bits >> 16) | 0x40u);
+  return static_cast<bf16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+inline float f16_to_float(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
+  const uint32_t magnitude = half & 0x7fffu;
+  if (magnitude >= 0x7c00u) {
+    return std::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+  }
+  // Shifting the exponent by a multiplication gets subnormals right too.
+  const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | sign);
+}
+
+}  // namespace lmi

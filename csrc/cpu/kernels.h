@@ -1,0 +1,181 @@
+// The table of CPU kernels: one per op, compiled once per instruction set, chosen at load.
+//
+// A kernel is a pair of functions over an argument struct. num_chunks says into how many
+// independent pieces the work falls for the present counts; run does one piece. Threads take
+// chunks from an atomic counter, in any order, so a chunk must not depend on another (where one
+// does, e.g. merging attention partitions, the last one to arrive does the joint work in a fixed
+// order). Kernels allocate nothing, throw nothing and read no clock. Results depend on a row's own
+// inputs only, never on the number of rows, chunks or threads (the rules of bitwise invariance).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/dtype.h"
+#include "graph/sampling_table.h"
+#include "graph/step.h"
+#include "kv/kv_layout.h"
+
+namespace lmi::cpu {
+
+enum class InstructionSet : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
+
+// Per-thread memory for packing and partial results.
+struct Scratch {
+  uint8_t* data = nullptr;  // 64-byte aligned
+  int64_t num_bytes = 0;
+};
+constexpr int64_t kScratchBytes = 4 << 20;
+
+// A weight matrix [num_outputs, num_inputs] in the kernel's own order. Panels of 16 outputs:
+//   fp32: [outputs/16][inputs][16]        bf16: [outputs/16][inputs/2][16][2]
+// Outputs are padded with zeros to a multiple of 16, inputs to a multiple of 2. A gated weight holds
+// gate and up panels alternating (gate 0, up 0, gate 1, up 1, ...), num_outputs counting both.
+struct PackedLinear {
+  DType dtype = DType::kBF16;
+  int64_t num_outputs = 0;
+  int64_t num_inputs = 0;
+  bool gated = false;
+  const void* data = nullptr;  // 64-byte aligned; memory belongs to LinearWeight
+};
+
+enum class Activation : uint8_t { kNone, kSilu, kGeluTanh };
+
+struct LinearArgs {
+  const void* x = nullptr;  // [rows, num_inputs], dtype of the weight (bf16 weight: bf16 x)
+  int64_t x_stride = 0;     // elements
+  PackedLinear weight;
+  const float* bias = nullptr;  // [num_outputs] in the order of the unpacked matrix, or null
+  Activation activation = Activation::kNone;  // != kNone: gated weight, y has num_outputs / 2 columns
+  bool add_to_y = false;                      // y (fp32) += result: residual in place
+  void* y = nullptr;
+  DType y_dtype = DType::kF32;  // kF32 or kBF16
+  int64_t y_stride = 0;
+  int64_t num_rows = 0;
+};
+
+struct RmsNormArgs {
+  const float* x = nullptr;
+  const float* weight = nullptr;
+  float eps = 0.0f;
+  void* y = nullptr;
+  DType y_dtype = DType::kF32;
+  int64_t num_columns = 0;
+  int64_t num_rows = 0;
+};
+
+struct EmbedArgs {
+  const int32_t* token_ids = nullptr;
+  const void* table = nullptr;  // [vocab, num_columns]
+  DType table_dtype = DType::kBF16;
+  float scale = 1.0f;
+  float* y = nullptr;
+  int64_t num_columns = 0;
+  int64_t num_rows = 0;
+};
+
+struct GatherRowsArgs {
+  const float* x = nullptr;
+  const int32_t* rows = nullptr;
+  float* y = nullptr;
+  int64_t num_columns = 0;
+  int64_t num_rows = 0;
+};
+
+// Normalise (optional, per head), rotate, write K and V to the cache, q to its own buffer.
+struct RopeCacheArgs {
+  const float* qkv = nullptr;  // [T, (hq + 2 hkv) * d]: q heads, k heads, v heads
+  int32_t num_q_heads = 0;
+  KvCacheView cache;
+  int32_t layer = 0;
+  const float* cos = nullptr;  // [positions, rotary / 2]
+  const float* sin = nullptr;
+  int32_t rotary_dim = 0;
+  const float* q_norm = nullptr;  // [d] or null
+  const float* k_norm = nullptr;
+  float norm_eps = 0.0f;
+  void* q = nullptr;  // [T, hq * d]
+  DType q_dtype = DType::kF32;
+  const StepView* step = nullptr;
+};
+
+// Causal attention over the paged cache. KV partitions are 256 tokens at absolute positions, each
+// reduced on its own and merged in position order, the same for prefill and decode.
+constexpr int32_t kAttentionPartition = 256;
+
+struct AttentionArgs {
+  const void* q = nullptr;  // [T, hq * d], rotated
+  DType q_dtype = DType::kF32;
+  int32_t num_q_heads = 0;
+  KvCacheView cache;
+  int32_t layer = 0;
+  float scale = 1.0f;
+  int32_t window = 0;      // keys seen, the query's own included; 0: all
+  float soft_cap = 0.0f;   // 0: off; else scores = cap * tanh(scores / cap)
+  void* y = nullptr;       // [T, hq * d]
+  DType y_dtype = DType::kF32;
+  const StepView* step = nullptr;
+  uint8_t* workspace = nullptr;  // shared, attention_workspace_bytes(), zero before the first step
+};
+
+struct SampleArgs {
+  const float* logits = nullptr;  // [L, vocab]
+  int64_t logits_stride = 0;
+  int64_t vocab_size = 0;
+  const StepView* step = nullptr;
+};
+
+struct BlockCopyArgs {
+  KvCacheView cache;
+  const StepView* step = nullptr;
+};
+
+template <typename Args>
+struct Kernel {
+  int64_t (*num_chunks)(const Args& args, int32_t num_threads) = nullptr;
+  void (*run)(const Args& args, int64_t chunk, Scratch& scratch) = nullptr;
+};
+
+struct Kernels {
+  const char* name = "";
+  InstructionSet instruction_set = InstructionSet::kScalar;
+  Kernel<EmbedArgs> embed;
+  Kernel<RmsNormArgs> rms_norm;
+  Kernel<LinearArgs> linear;
+  Kernel<RopeCacheArgs> rope_cache_write;
+  Kernel<AttentionArgs> attention;
+  Kernel<GatherRowsArgs> gather_rows;
+  Kernel<SampleArgs> sample;
+  Kernel<BlockCopyArgs> block_copy;
+};
+
+// Bytes of shared workspace that attention needs for these capacities.
+int64_t attention_workspace_bytes(const StepCapacity& capacity, int32_t num_q_heads,
+                                  const KvCacheView& cache);
+
+// One source of a packed matrix: row-major [num_outputs, num_inputs] in dtype fp32, bf16 or fp16.
+struct LinearPart {
+  const void* data = nullptr;
+  DType dtype = DType::kBF16;
+  int64_t num_outputs = 0;
+};
+
+// Bytes of the packed form, and the packing itself of panels [first_panel, end_panel), so that
+// callers can split it over threads. target is zero-initialised, 64-byte aligned memory.
+int64_t packed_linear_bytes(DType dtype, int64_t num_outputs, int64_t num_inputs);
+void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated, DType dtype,
+                 void* target, int64_t first_panel, int64_t end_panel);
+// The row-major float matrix back (tests).
+void unpack_linear(const PackedLinear& weight, float* target);
+
+// Levels compiled into this build that this CPU can run, worst first.
+std::vector<InstructionSet> available_instruction_sets();
+const char* instruction_set_name(InstructionSet level);  // "scalar", "avx2", "avx512", "avx512_bf16"
+// The best level, or the one the environment variable LMI_INSTRUCTION_SET names.
+InstructionSet default_instruction_set();
+InstructionSet parse_instruction_set(const std::string& name);  // throws Error with what is allowed
+const Kernels& kernels(InstructionSet level);
+
+}  // namespace lmi::cpu

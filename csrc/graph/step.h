@@ -1,0 +1,64 @@
+// The step buffer: the only thing that passes between the engine's loop and a device's worker.
+//
+// The loop fills it, the worker reads it and writes the results; between submit and completion
+// nobody else touches it. Capacities are fixed at start; everything variable is a count inside.
+#pragma once
+
+#include <cstdint>
+
+namespace lmi {
+
+struct SamplingTable;
+
+// Sizes fixed at start.
+struct StepCapacity {
+  int32_t max_tokens = 0;          // rows of one step (symbol T)
+  int32_t max_seqs = 0;            // sequences of one step (symbol S)
+  int32_t max_logit_rows = 0;      // rows whose logits are computed (symbol L)
+  int32_t max_logprobs = 0;        // top-n reported per logit row
+  int32_t max_copies = 0;          // block copies before the forward pass
+  int32_t max_blocks_per_seq = 0;  // columns of block_tables
+  int32_t block_size = 0;          // tokens per KV block
+};
+
+// What kernels see. Plain pointers into one allocation that StepBuffer (step_buffer.h) owns.
+struct StepView {
+  StepCapacity capacity;
+
+  int32_t num_tokens = 0;
+  int32_t num_seqs = 0;
+  int32_t num_logit_rows = 0;
+  int32_t num_copies = 0;
+
+  // Per token, [num_tokens].
+  int32_t* token_ids = nullptr;
+  int32_t* positions = nullptr;  // absolute position in its sequence, from 0
+  int32_t* slots = nullptr;      // block_id * block_size + offset: where its K and V go
+
+  // Per sequence, [num_seqs]; a sequence's rows are contiguous and in position order.
+  int32_t* first_rows = nullptr;   // index of its first token row
+  int32_t* num_rows = nullptr;     // its token rows in this step
+  int32_t* kv_lengths = nullptr;   // tokens in the cache after this step, its own rows included
+  int32_t* table_rows = nullptr;   // its row in block_tables
+  const int32_t* block_tables = nullptr;  // [rows, max_blocks_per_seq] block ids
+
+  // Per logit row, [num_logit_rows].
+  int32_t* logit_token_rows = nullptr;  // the token row it is computed from
+  int32_t* sampling_rows = nullptr;     // row of the sampling table, -1: nothing is sampled
+  int32_t* sample_positions = nullptr;  // position the sampled token will have (feeds the RNG counter)
+  int32_t* target_ids = nullptr;        // >= 0: report this token's log-probability instead
+  const SamplingTable* sampling = nullptr;
+
+  // Copies of whole blocks (all layers) done before the forward pass, [num_copies].
+  int32_t* copy_src = nullptr;
+  int32_t* copy_dst = nullptr;
+
+  // Results, per logit row.
+  int32_t* sampled_ids = nullptr;     // -1 where nothing was sampled
+  float* sampled_logprobs = nullptr;  // of the sampled or target token, unmodified distribution
+  int32_t* num_top = nullptr;
+  int32_t* top_ids = nullptr;      // [num_logit_rows, max_logprobs], best first
+  float* top_logprobs = nullptr;  // likewise
+};
+
+}  // namespace lmi

@@ -1,0 +1,56 @@
+// How K and V of one block lie in memory on the CPU.
+//
+// A layer holds [num_blocks] blocks; a block holds K then V:
+//   K, bf16: [kv_heads][block/16][head_dim/2][16 tokens][2]   so that q.K streams as vdpbf16ps pairs
+//   K, fp32: [kv_heads][block/16][head_dim][16 tokens]
+//   V, bf16: [kv_heads][block/2][head_dim][2 tokens]           so that p.V streams as vdpbf16ps pairs
+//   V, fp32: [kv_heads][block][head_dim]
+// The token that completes no pair has a zero partner in V: writing an even token clears its odd
+// neighbour, so stale memory never meets arithmetic.
+#pragma once
+
+#include <cstdint>
+
+#include "common/dtype.h"
+
+namespace lmi {
+
+constexpr int32_t kKeyGroup = 16;  // tokens per K group; block sizes are multiples of it
+
+struct KvCacheView {
+  uint8_t* base = nullptr;
+  DType dtype = DType::kBF16;  // kF32 or kBF16
+  int32_t num_layers = 0;
+  int32_t num_blocks = 0;
+  int32_t block_size = 0;
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;  // even
+
+  // Bytes of K (or of V) of one head of one block.
+  int64_t head_bytes() const {
+    return static_cast<int64_t>(block_size) * head_dim * dtype_size(dtype);
+  }
+  int64_t block_bytes() const { return 2 * num_kv_heads * head_bytes(); }
+  int64_t layer_bytes() const { return num_blocks * block_bytes(); }
+  int64_t total_bytes() const { return num_layers * layer_bytes(); }
+
+  uint8_t* key(int32_t layer, int32_t block, int32_t head) const {
+    return base + layer * layer_bytes() + block * block_bytes() + head * head_bytes();
+  }
+  uint8_t* value(int32_t layer, int32_t block, int32_t head) const {
+    return key(layer, block, head) + num_kv_heads * head_bytes();
+  }
+
+  // Element offsets inside a head's K or V.
+  int64_t key_element(int32_t token, int32_t dim) const {
+    const int64_t group = token / kKeyGroup * static_cast<int64_t>(kKeyGroup) * head_dim;
+    if (dtype == DType::kF32) return group + dim * kKeyGroup + token % kKeyGroup;
+    return group + dim / 2 * (2 * kKeyGroup) + token % kKeyGroup * 2 + dim % 2;
+  }
+  int64_t value_element(int32_t token, int32_t dim) const {
+    if (dtype == DType::kF32) return static_cast<int64_t>(token) * head_dim + dim;
+    return static_cast<int64_t>(token / 2) * (2 * head_dim) + dim * 2 + token % 2;
+  }
+};
+
+}  // namespace lmi

@@ -1,0 +1,317 @@
+"""Types of the native extension: the whole surface between Python and C++.
+
+Everything here is called from the engine's event loop thread, holds the GIL for microseconds and
+never blocks, except where a docstring says that the GIL is released.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, final
+
+import numpy as np
+import numpy.typing as npt
+
+DTypeName = Literal["fp32", "bf16", "fp16", "int8"]
+RowSymbol = Literal["T", "S", "L"]
+
+class NativeError(RuntimeError):
+    """A check in C++ failed; the message carries file, line and values."""
+
+def instruction_sets() -> list[str]:
+    """Names of the instruction-set levels compiled in that this CPU can run, best last."""
+
+def num_physical_cores() -> int:
+    """Physical cores within the affinity mask and the cgroup's CPU quota, at least 1."""
+
+def cpu_info() -> dict[str, Any]:
+    """What the machine is: model name, flags, cores, caches (bytes), memory limit (bytes)."""
+
+# ---------------------------------------------------------------- kv
+
+@final
+class BlockPool:
+    """Ref-counted KV blocks with a keyed chained-hash prefix index and an intrusive LRU.
+
+    A block is free (no content), used (ref count > 0) or cached (ref count 0, content still
+    hit-able). ``num_available`` = free + cached. Hashes are 16-byte strings, one per full block.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, secret: bytes) -> None:
+        """``secret``: 16 bytes that key the hashes."""
+    num_blocks: int
+    block_size: int
+    @property
+    def num_free(self) -> int: ...
+    @property
+    def num_used(self) -> int: ...
+    @property
+    def num_cached(self) -> int: ...
+    @property
+    def num_available(self) -> int: ...
+    def allocate(self, num_blocks: int) -> list[int] | None:
+        """New blocks with ref count 1, evicting cached ones least recent first; None if too few."""
+    def free(self, block_ids: Sequence[int]) -> None:
+        """Drop one reference of each; the list is a sequence's table in order, freed tail first."""
+    def add_ref(self, block_ids: Sequence[int]) -> None:
+        """Take one more reference of each used block (fork)."""
+    def ref_count(self, block_id: int) -> int: ...
+    def hash_blocks(self, token_ids: Sequence[int], parent: bytes = b"", extra: bytes = b"") -> list[bytes]:
+        """Chained hashes of the full blocks in ``token_ids``; ``extra`` (adapter, salt) seeds the chain
+        when ``parent`` is empty."""
+    def acquire_prefix(self, hashes: Sequence[bytes]) -> list[int]:
+        """Blocks of the longest indexed prefix of ``hashes``, each with one reference taken."""
+    def publish(self, block_id: int, block_hash: bytes) -> None:
+        """Make a full, used block hit-able. A hash that is indexed already is left as it is."""
+    def clear_cache(self) -> int:
+        """Forget every cached block; returns how many."""
+    def check_integrity(self) -> None:
+        """Raise NativeError unless free + used + cached = total and every list and index agrees."""
+
+# ---------------------------------------------------------------- step
+
+@final
+class SamplingTable:
+    """Per-row sampling state that ``sample`` nodes read: parameters and the counts of seen tokens.
+
+    One row per running sequence. Changed only while no submitted step refers to the row.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int) -> None: ...
+    def set(
+        self,
+        row: int,
+        *,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition_penalty: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+        seed: int,
+        choice: int,
+        num_logprobs: int,
+        logit_bias: Sequence[tuple[int, float]],
+        banned_ids: Sequence[int],
+        min_tokens: int,
+        min_tokens_banned_ids: Sequence[int],
+    ) -> None:
+        """Set a row and clear its counts. temperature 0 = greedy; top_k 0, top_p 1, min_p 0,
+        repetition 1, presence 0, frequency 0 = off. ``min_tokens_banned_ids`` (eos, stop ids) are
+        banned while fewer than ``min_tokens`` output tokens were observed."""
+    def observe_prompt(self, row: int, token_ids: Sequence[int]) -> None:
+        """Count prompt tokens (they matter to the repetition penalty); no-op unless it is on."""
+    def observe(self, row: int, token_id: int) -> None:
+        """Count one output token."""
+    def observe_many(self, row: int, token_ids: Sequence[int]) -> None:
+        """Count output tokens again, after a preemption."""
+
+@final
+class BlockTables:
+    """[max_seqs, max_blocks_per_seq] int32 block ids, a row per running sequence."""
+
+    def __init__(self, max_seqs: int, max_blocks_per_seq: int) -> None: ...
+    def set(self, row: int, block_ids: Sequence[int]) -> None: ...
+    def append(self, row: int, block_ids: Sequence[int]) -> None: ...
+    def clear(self, row: int) -> None: ...
+    def row(self, row: int) -> list[int]: ...
+
+@final
+class Step:
+    """One step buffer: the fixed-capacity struct of arrays of ``csrc/graph/step.h``.
+
+    Filled by the loop, read and answered by the worker; between ``submit`` and completion nobody
+    else touches it.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_tokens: int,
+        max_seqs: int,
+        max_logit_rows: int,
+        max_logprobs: int,
+        max_copies: int,
+        block_size: int,
+        block_tables: BlockTables,
+        sampling: SamplingTable,
+    ) -> None: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_seqs(self) -> int: ...
+    @property
+    def num_logit_rows(self) -> int: ...
+    def clear(self) -> None:
+        """Empty the step for the next plan."""
+    def add(
+        self, token_ids: Sequence[int], start: int, table_row: int, sampling_row: int, logits: Literal["none", "last", "all"]
+    ) -> int:
+        """Append a sequence's tokens at positions start, start+1, ...; returns the index of its first
+        logit row, or -1. Positions, slots and kv length follow from ``start`` and the block table.
+        "last": the last token's row is sampled with ``sampling_row`` (the sampled token's position is
+        start + len). "all": every row also reports the log-probability of the token that follows it in
+        this call's ``token_ids``, see ``set_target``; only the last is sampled, and only if
+        ``sampling_row`` >= 0."""
+    def set_target(self, logit_row: int, token_id: int) -> None:
+        """Report the log-probability (and top-n) of ``token_id`` for this row (prompt logprobs)."""
+    def add_copy(self, src_block: int, dst_block: int) -> None:
+        """Copy a KV block in every layer before the forward pass (copy on write)."""
+    # results, valid once the step completed
+    def sampled(self) -> list[int]:
+        """Sampled id per logit row, -1 where nothing was sampled."""
+    def logprob(self, logit_row: int) -> float:
+        """Log-probability of the sampled (or target) token under the unmodified distribution."""
+    def logprobs(self) -> list[float]:
+        """``logprob`` of every logit row."""
+    def top(self, logit_row: int) -> list[tuple[int, float]]:
+        """The row's top-n (id, logprob), best first; n as asked, lower id first among equals."""
+    @property
+    def error(self) -> str:
+        """Why the step failed, empty when it didn't. A failed step has no results."""
+    @property
+    def native_ns(self) -> int:
+        """Time from the worker taking the step to its completion."""
+    @property
+    def submitted_ns(self) -> int: ...
+    @property
+    def started_ns(self) -> int: ...
+    @property
+    def finished_ns(self) -> int:
+        """CLOCK_MONOTONIC, as time.monotonic_ns()."""
+    # views for tests and for runners written in Python (numpy arrays over the buffer, no copies)
+    def view(self, name: str) -> npt.NDArray[np.generic]:
+        """An array of the buffer by its name in step.h, cut to the present counts."""
+    def set_result(self, logit_row: int, token_id: int, logprob: float, top: Sequence[tuple[int, float]] = ()) -> None:
+        """Write a result (runners written in Python)."""
+
+# ---------------------------------------------------------------- weights
+
+@final
+class MappedFile:
+    """A read-only memory mapping of a file."""
+
+    def __init__(self, path: str) -> None: ...
+    @property
+    def size(self) -> int: ...
+    def array(self, offset: int, num_bytes: int) -> npt.NDArray[np.uint8]:
+        """A read-only view that keeps the mapping alive."""
+    def drop(self, offset: int, num_bytes: int) -> None:
+        """Tell the kernel that these pages aren't needed again (MADV_DONTNEED)."""
+
+@final
+class LinearWeight:
+    """A weight matrix [num_outputs, num_inputs] repacked for the kernels of one instruction set."""
+
+    @staticmethod
+    def pack(
+        parts: Sequence[npt.NDArray[np.generic]],
+        *,
+        format: Literal["fp32", "bf16"],
+        gated: bool = False,
+        instruction_set: str = "",
+        num_threads: int = 0,
+    ) -> LinearWeight:
+        """Concatenate row-major parts [n_i, k] (fp32, fp16, or bf16 as uint16) along the outputs and repack. ``gated``: two
+        parts, gate and up, interleaved so that a tile holds both. Releases the GIL."""
+    @property
+    def num_outputs(self) -> int: ...
+    @property
+    def num_inputs(self) -> int: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def unpack(self) -> npt.NDArray[np.float32]:
+        """The matrix back in row-major float32 (tests)."""
+
+# ---------------------------------------------------------------- graph
+
+@final
+class KvCache:
+    """Memory of all blocks and layers, reserved with mmap and touched on use."""
+
+    def __init__(
+        self, *, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: Literal["fp32", "bf16"]
+    ) -> None: ...
+    @staticmethod
+    def block_bytes(*, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def read(self, layer: int, block_id: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """K and V of a block as [block_size, num_kv_heads, head_dim] float32 (tests)."""
+
+@final
+class Handle:
+    """A value of the step graph: no data, no arithmetic, no truth value."""
+
+    name: str
+    dtype: str
+    columns: int
+    rows: RowSymbol
+
+@final
+class Graph:
+    """A recorded list of kernel calls, replayed by the worker for every step."""
+
+    def __init__(self, *, max_tokens: int, max_seqs: int, max_logit_rows: int, act_dtype: Literal["fp32", "bf16"], instruction_set: str = "") -> None: ...
+    def embed(self, table: npt.NDArray[np.generic], scale: float = 1.0) -> Handle:
+        """Rows of ``table`` [vocab, hidden] (fp32, or bf16 as uint16; kept alive) by token id -> fp32 [T, hidden]."""
+    def rms_norm(self, x: Handle, weight: npt.NDArray[np.float32], eps: float) -> Handle:
+        """fp32 [R, n] -> act dtype [R, n]."""
+    def linear(
+        self,
+        x: Handle,
+        weight: LinearWeight,
+        *,
+        bias: npt.NDArray[np.float32] | None = None,
+        activation: Literal["", "silu", "gelu_tanh"] = "",
+        residual: Handle | None = None,
+        out_dtype: Literal["fp32", "act"] = "fp32",
+    ) -> Handle:
+        """act [R, k] -> [R, n]. ``activation``: the weight is gated, the result act(gate) * up, [R, n / 2] in act dtype.
+        ``residual``: fp32 [R, n], added in place and returned."""
+    def rope_cache_write(
+        self,
+        qkv: Handle,
+        cache: KvCache,
+        layer: int,
+        *,
+        num_q_heads: int,
+        cos: npt.NDArray[np.float32],
+        sin: npt.NDArray[np.float32],
+        q_norm: npt.NDArray[np.float32] | None = None,
+        k_norm: npt.NDArray[np.float32] | None = None,
+        norm_eps: float = 0.0,
+    ) -> Handle:
+        """fp32 qkv [T, (hq + 2 hkv) d] -> rotated q, act [T, hq d]; K and V go to the cache. cos, sin: [max positions, rotary / 2],
+        rotate-half form, rotary <= d."""
+    def attention(
+        self, q: Handle, cache: KvCache, layer: int, *, num_q_heads: int, scale: float, window: int = 0, soft_cap: float = 0.0
+    ) -> Handle:
+        """Causal paged attention, act [T, hq d] -> act [T, hq d]. window: keys seen counting the query's own; 0 = all."""
+    def gather_logit_rows(self, x: Handle) -> Handle:
+        """[T, n] -> [L, n]: the rows whose logits are wanted."""
+    def sample(self, logits: Handle) -> None:
+        """fp32 [L, vocab]: sampled ids, log-probabilities and top-n into the step buffer."""
+    def output(self, x: Handle) -> None:
+        """Keep a handle's rows readable after the step with ``read`` (tests)."""
+    def finish(self) -> None:
+        """Assign arena offsets from liveness; nothing can be recorded afterwards."""
+    def read(self, x: Handle, num_rows: int) -> npt.NDArray[np.float32]: ...
+    @property
+    def arena_bytes(self) -> int: ...
+    def describe(self) -> list[str]:
+        """One line per node: op, operands, shapes, dtypes, offsets."""
+
+@final
+class Worker:
+    """The thread (and its helpers) that executes steps; one per process and device."""
+
+    def __init__(self, num_threads: int) -> None: ...
+    num_threads: int
+    def submit(self, graph: Graph, step: Step, completion_fd: int) -> None:
+        """Queue a step; when it is done, 1 is added to the eventfd ``completion_fd``."""
+    def run(self, graph: Graph, step: Step) -> None:
+        """Submit and wait (tests, embedding without a loop). Releases the GIL."""
+    def close(self) -> None:
+        """Finish what is queued and join every thread."""
