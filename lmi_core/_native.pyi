@@ -54,7 +54,9 @@ class BlockPool:
     def add_ref(self, block_ids: Sequence[int]) -> None:
         """Take one more reference of each used block (fork)."""
     def ref_count(self, block_id: int) -> int: ...
-    def hash_blocks(self, token_ids: Sequence[int], parent: bytes = b"", extra: bytes = b"") -> list[bytes]:
+    def hash_blocks(
+        self, token_ids: Sequence[int], parent: bytes = b"", extra: bytes = b""
+    ) -> list[bytes]:
         """Chained hashes of the full blocks in ``token_ids``; ``extra`` (adapter, salt) seeds the chain
         when ``parent`` is empty."""
     def acquire_prefix(self, hashes: Sequence[bytes]) -> list[int]:
@@ -144,7 +146,12 @@ class Step:
     def clear(self) -> None:
         """Empty the step for the next plan."""
     def add(
-        self, token_ids: Sequence[int], start: int, table_row: int, sampling_row: int, logits: Literal["none", "last", "all"]
+        self,
+        token_ids: Sequence[int],
+        start: int,
+        table_row: int,
+        sampling_row: int,
+        logits: Literal["none", "last", "all"],
     ) -> int:
         """Append a sequence's tokens at positions start, start+1, ...; returns the index of its first
         logit row, or -1. Positions, slots and kv length follow from ``start`` and the block table.
@@ -181,7 +188,9 @@ class Step:
     # views for tests and for runners written in Python (numpy arrays over the buffer, no copies)
     def view(self, name: str) -> npt.NDArray[np.generic]:
         """An array of the buffer by its name in step.h, cut to the present counts."""
-    def set_result(self, logit_row: int, token_id: int, logprob: float, top: Sequence[tuple[int, float]] = ()) -> None:
+    def set_result(
+        self, logit_row: int, token_id: int, logprob: float, top: Sequence[tuple[int, float]] = ()
+    ) -> None:
         """Write a result (runners written in Python)."""
 
 # ---------------------------------------------------------------- weights
@@ -231,13 +240,24 @@ class KvCache:
     """Memory of all blocks and layers, reserved with mmap and touched on use."""
 
     def __init__(
-        self, *, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: Literal["fp32", "bf16"]
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: Literal["fp32", "bf16"],
     ) -> None: ...
     @staticmethod
-    def block_bytes(*, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> int: ...
+    def block_bytes(
+        *, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
+    ) -> int: ...
     @property
     def num_bytes(self) -> int: ...
-    def read(self, layer: int, block_id: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    def read(
+        self, layer: int, block_id: int
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """K and V of a block as [block_size, num_kv_heads, head_dim] float32 (tests)."""
 
 @final
@@ -253,7 +273,15 @@ class Handle:
 class Graph:
     """A recorded list of kernel calls, replayed by the worker for every step."""
 
-    def __init__(self, *, max_tokens: int, max_seqs: int, max_logit_rows: int, act_dtype: Literal["fp32", "bf16"], instruction_set: str = "") -> None: ...
+    def __init__(
+        self,
+        *,
+        max_tokens: int,
+        max_seqs: int,
+        max_logit_rows: int,
+        act_dtype: Literal["fp32", "bf16"],
+        instruction_set: str = "",
+    ) -> None: ...
     def embed(self, table: npt.NDArray[np.generic], scale: float = 1.0) -> Handle:
         """Rows of ``table`` [vocab, hidden] (fp32, or bf16 as uint16; kept alive) by token id -> fp32 [T, hidden]."""
     def rms_norm(self, x: Handle, weight: npt.NDArray[np.float32], eps: float) -> Handle:
@@ -286,7 +314,15 @@ class Graph:
         """fp32 qkv [T, (hq + 2 hkv) d] -> rotated q, act [T, hq d]; K and V go to the cache. cos, sin: [max positions, rotary / 2],
         rotate-half form, rotary <= d."""
     def attention(
-        self, q: Handle, cache: KvCache, layer: int, *, num_q_heads: int, scale: float, window: int = 0, soft_cap: float = 0.0
+        self,
+        q: Handle,
+        cache: KvCache,
+        layer: int,
+        *,
+        num_q_heads: int,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
     ) -> Handle:
         """Causal paged attention, act [T, hq d] -> act [T, hq d]. window: keys seen counting the query's own; 0 = all."""
     def gather_logit_rows(self, x: Handle) -> Handle:

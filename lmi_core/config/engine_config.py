@@ -1,0 +1,50 @@
+"""The frozen configuration that the native engine takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+DType = Literal["auto", "bf16", "fp32"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything the native engine is told; None or "auto" means that it decides from the model
+    and the machine, and reports what it chose in ``EngineInfo``.
+    """
+
+    model: Path
+    """Directory with config.json, *.safetensors and tokenizer.json."""
+    served_model_name: str = "model"
+    dtype: DType = "auto"
+    """Weights and activations; auto: bf16 where the checkpoint is 16 bit, else fp32."""
+    kv_dtype: DType = "auto"
+    """KV cache; auto: as ``dtype``."""
+    max_model_len: int | None = None
+    """Longest prompt plus output in tokens; None: the model's own limit."""
+    max_num_seqs: int = 32
+    """Sequences that run at once (max_rolling_batch_size)."""
+    max_num_batched_tokens: int | None = None
+    """Token budget of one step, prefill chunks and decode rows together; None: 2048 on CPU."""
+    max_queue_size: int = 1000
+    """Requests waiting beyond those running before new ones are refused (job_queue_size)."""
+    block_size: int = 32
+    """Tokens per KV block; a multiple of 16."""
+    kv_cache_bytes: int | None = None
+    """Size of the block pool; None: room for max_num_seqs sequences of min(max_model_len, 4096)
+    tokens, at most a quarter of the memory that the cgroup allows."""
+    enable_prefix_caching: bool = True
+    guaranteed_no_evict: bool = False
+    """Admit a sequence only when its whole possible length fits, so that none is preempted."""
+    num_threads: int | None = None
+    """Worker threads; None: physical cores within affinity mask and cgroup quota."""
+    overlap: bool = True
+    """Deliver step n while step n+1 runs; False: the plain loop. Both give the same tokens."""
+    seed: int = 0
+    """Base of the seeds of requests that give none."""
+    instruction_set: str = ""
+    """Kernel level; empty: the best this CPU runs."""
+    max_logprobs: int = 20
+    """Largest top-n of log-probabilities that a request may ask for."""

@@ -1,0 +1,62 @@
+"""What the engine hands back: token events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    LENGTH = "length"
+    """max_new_tokens, or the context is full."""
+    EOS = "eos_token"
+    STOP = "stop_sequence"
+    """A stop string or a stop token id."""
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptToken:
+    """A token of the prompt; the first one has no log-probability."""
+
+    token_id: int
+    text: str
+    logprob: float | None
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenEvent:
+    """One generated token of one choice, or the prompt (``prompt`` is set and ``token_id`` is -1).
+
+    ``text`` is what may be shown now: it never holds half a character or a prefix of a stop string,
+    so it can be empty, and a later token's text can hold what an earlier one kept back. The texts of
+    a choice joined are its generated text.
+    """
+
+    request_id: str
+    choice: int
+    token_id: int
+    text: str
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
+    special: bool = False
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV came from the prefix cache."""
+    num_generated_tokens: int = 0
+    """Of this choice, this token included."""
+    finish_reason: FinishReason | None = None
+    """Set on the choice's last event."""
+    stop: str | int | None = None
+    """The stop string or stop token id that ended the choice."""
+    prompt: tuple[PromptToken, ...] | None = None
+    seed: int | None = None
+    """The seed in use, when the choice was sampled."""

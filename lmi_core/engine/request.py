@@ -1,0 +1,25 @@
+"""What a protocol hands to the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lmi_core.engine.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """A decoded, protocol-neutral request. Exactly one of ``prompt`` and ``prompt_token_ids``."""
+
+    request_id: str
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    add_special_tokens: bool = True
+    """Whether the tokenizer adds its own (BOS); off for prompts made by a chat template."""
+    params: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    """Lower runs first; equal priorities run in arrival order."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only with those of the same salt."""
+    echo: bool = False
+    """Emit the prompt's tokens (their log-probabilities if asked) as the first event."""

@@ -1,0 +1,51 @@
+"""The seam between the engine's loop and whatever executes steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from lmi_core._native import BlockPool, BlockTables, SamplingTable, Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerInfo:
+    """What was decided when the model was loaded; all sizes are final."""
+
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_logit_rows: int
+    max_logprobs: int
+    num_blocks: int
+    block_size: int
+    weight_bytes: int = 0
+    kv_cache_bytes: int = 0
+    arena_bytes: int = 0
+    num_threads: int = 1
+    instruction_set: str = ""
+    dtype: str = ""
+    kv_dtype: str = ""
+
+
+class Runner(Protocol):
+    """Executes filled steps one after the other.
+
+    ``steps`` are its buffers (two on CPU); ``completion_fd`` is an eventfd that counts finished
+    steps. ``submit`` returns at once. All calls come from the engine's loop thread.
+    """
+
+    info: RunnerInfo
+    pool: BlockPool
+    block_tables: BlockTables
+    sampling: SamplingTable
+    steps: tuple[Step, ...]
+    completion_fd: int
+
+    def submit(self, step: Step) -> None: ...
+
+    def close(self) -> None:
+        """Wait for what was submitted, release threads and memory. Idempotent."""
+        ...

@@ -1,0 +1,95 @@
+"""How the next token is chosen, and when a request ends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lmi_core.errors import UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """One request's sampling and stopping rules. ``temperature`` 0 is greedy.
+
+    Penalties follow their usual definitions: repetition (CTRL, Keskar et al. 2019, over prompt and
+    output), presence and frequency (OpenAI API, over output).
+    """
+
+    max_new_tokens: int | None = None
+    """None: as many as fit into the context."""
+    min_new_tokens: int = 0
+    """End-of-sequence and stop ids are banned before this many tokens."""
+    temperature: float = 0.0
+    top_k: int = 0
+    """0: off."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    """None: derived from the engine's seed and the request's number."""
+    n: int = 1
+    """Choices per request; choice i samples with the seed and its index."""
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    """Keep a matched stop string in the text."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    """None: none are reported; 0: the token's own; n: also the n most likely."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, reported once before the first token."""
+    skip_special_tokens: bool = True
+
+    def validate(self, *, vocab_size: int, max_logprobs: int) -> None:
+        """Raise UserError naming the first field out of range."""
+        _check_int("max_new_tokens", self.max_new_tokens, 1, None)
+        _check_int("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
+        _check_float("temperature", self.temperature, 0.0, 100.0)
+        _check_int("top_k", self.top_k, 0, None)
+        _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _check_float("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        _check_int("seed", self.seed, 0, 2**64 - 1)
+        _check_int("n", self.n, 1, 128)
+        _check_int("logprobs", self.logprobs, 0, max_logprobs)
+        _check_int("prompt_logprobs", self.prompt_logprobs, 0, max_logprobs)
+        if any(not text for text in self.stop):
+            raise UserError("stop must not contain an empty string", field="stop")
+        for name, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", tuple(token_id for token_id, _ in self.logit_bias)),
+            ("banned_token_ids", self.banned_token_ids),
+        ):
+            for token_id in ids:
+                if not 0 <= token_id < vocab_size:
+                    raise UserError(
+                        f"{name} has token id {token_id}; the vocabulary has ids 0 to {vocab_size - 1}",
+                        field=name,
+                    )
+        for token_id, bias in self.logit_bias:
+            if not math.isfinite(bias):
+                raise UserError(f"logit_bias of token {token_id} is {bias}", field="logit_bias")
+
+
+def _check_int(name: str, value: int | None, low: int, high: int | None) -> None:
+    if value is None or (value >= low and (high is None or value <= high)):
+        return
+    allowed = f"at least {low}" if high is None else f"between {low} and {high}"
+    raise UserError(f"{name} must be {allowed}, got {value}", field=name)
+
+
+def _check_float(
+    name: str, value: float, low: float, high: float, *, open_low: bool = False
+) -> None:
+    in_range = (value > low if open_low else value >= low) and value <= high
+    if in_range and math.isfinite(value):
+        return
+    allowed = f"above {low:g} and at most {high:g}" if open_low else f"between {low:g} and {high:g}"
+    raise UserError(f"{name} must be {allowed}, got {value:g}", field=name)

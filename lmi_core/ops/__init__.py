@@ -1,0 +1,1 @@
+"""One function per op, called by model code on handles while a step graph is recorded."""
