@@ -1,4 +1,5 @@
-// LMI_CHECK: conditions that hold unless a caller is wrong; a failure says where and with what values.
+// LMI_CHECK: conditions that hold unless a caller is wrong; a failure says where and with what
+// values.
 #pragma once
 
 #include <sstream>
@@ -29,8 +30,8 @@ template <typename... Values>
 }  // namespace lmi
 
 // LMI_CHECK(a == b, "a ", a, " differs from b ", b)
-#define LMI_CHECK(condition, ...)                                                              \
-  do {                                                                                         \
-    if (!(condition)) [[unlikely]]                                                             \
-      ::lmi::detail::fail(__FILE_NAME__, __LINE__, #condition __VA_OPT__(, ) __VA_ARGS__);     \
+#define LMI_CHECK(condition, ...)                                                     \
+  do {                                                                                \
+    if (!(condition)) [[unlikely]]                                                    \
+      ::lmi::detail::fail(__FILE__, __LINE__, #condition __VA_OPT__(, ) __VA_ARGS__); \
   } while (false)

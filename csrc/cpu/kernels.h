@@ -31,8 +31,9 @@ constexpr int64_t kScratchBytes = 4 << 20;
 
 // A weight matrix [num_outputs, num_inputs] in the kernel's own order. Panels of 16 outputs:
 //   fp32: [outputs/16][inputs][16]        bf16: [outputs/16][inputs/2][16][2]
-// Outputs are padded with zeros to a multiple of 16, inputs to a multiple of 2. A gated weight holds
-// gate and up panels alternating (gate 0, up 0, gate 1, up 1, ...), num_outputs counting both.
+// Outputs are padded with zeros to a multiple of 16, inputs to a multiple of 2. A gated weight
+// holds gate and up panels alternating (gate 0, up 0, gate 1, up 1, ...), num_outputs counting
+// both.
 struct PackedLinear {
   DType dtype = DType::kBF16;
   int64_t num_outputs = 0;
@@ -48,8 +49,9 @@ struct LinearArgs {
   int64_t x_stride = 0;     // elements
   PackedLinear weight;
   const float* bias = nullptr;  // [num_outputs] in the order of the unpacked matrix, or null
-  Activation activation = Activation::kNone;  // != kNone: gated weight, y has num_outputs / 2 columns
-  bool add_to_y = false;                      // y (fp32) += result: residual in place
+  Activation activation =
+      Activation::kNone;  // != kNone: gated weight, y has num_outputs / 2 columns
+  bool add_to_y = false;  // y (fp32) += result: residual in place
   void* y = nullptr;
   DType y_dtype = DType::kF32;  // kF32 or kBF16
   int64_t y_stride = 0;
@@ -112,9 +114,9 @@ struct AttentionArgs {
   KvCacheView cache;
   int32_t layer = 0;
   float scale = 1.0f;
-  int32_t window = 0;      // keys seen, the query's own included; 0: all
-  float soft_cap = 0.0f;   // 0: off; else scores = cap * tanh(scores / cap)
-  void* y = nullptr;       // [T, hq * d]
+  int32_t window = 0;     // keys seen, the query's own included; 0: all
+  float soft_cap = 0.0f;  // 0: off; else scores = cap * tanh(scores / cap)
+  void* y = nullptr;      // [T, hq * d]
   DType y_dtype = DType::kF32;
   const StepView* step = nullptr;
   uint8_t* workspace = nullptr;  // shared, attention_workspace_bytes(), zero before the first step
@@ -172,7 +174,8 @@ void unpack_linear(const PackedLinear& weight, float* target);
 
 // Levels compiled into this build that this CPU can run, worst first.
 std::vector<InstructionSet> available_instruction_sets();
-const char* instruction_set_name(InstructionSet level);  // "scalar", "avx2", "avx512", "avx512_bf16"
+const char* instruction_set_name(
+    InstructionSet level);  // "scalar", "avx2", "avx512", "avx512_bf16"
 // The best level, or the one the environment variable LMI_INSTRUCTION_SET names.
 InstructionSet default_instruction_set();
 InstructionSet parse_instruction_set(const std::string& name);  // throws Error with what is allowed

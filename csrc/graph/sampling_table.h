@@ -25,7 +25,7 @@ struct SamplingRow {
   int32_t choice = 0;        // index among the request's choices
   int32_t num_logprobs = 0;  // top-n to report
   int32_t min_tokens = 0;
-  int32_t num_output = 0;    // output tokens observed
+  int32_t num_output = 0;  // output tokens observed
   std::vector<std::pair<int32_t, float>> logit_bias;
   std::vector<int32_t> banned_ids;
   std::vector<int32_t> min_tokens_banned_ids;  // banned while num_output < min_tokens

@@ -36,17 +36,18 @@ struct StepView {
   int32_t* slots = nullptr;      // block_id * block_size + offset: where its K and V go
 
   // Per sequence, [num_seqs]; a sequence's rows are contiguous and in position order.
-  int32_t* first_rows = nullptr;   // index of its first token row
-  int32_t* num_rows = nullptr;     // its token rows in this step
-  int32_t* kv_lengths = nullptr;   // tokens in the cache after this step, its own rows included
-  int32_t* table_rows = nullptr;   // its row in block_tables
+  int32_t* first_rows = nullptr;  // index of its first token row
+  int32_t* num_rows = nullptr;    // its token rows in this step
+  int32_t* kv_lengths = nullptr;  // tokens in the cache after this step, its own rows included
+  int32_t* table_rows = nullptr;  // its row in block_tables
   const int32_t* block_tables = nullptr;  // [rows, max_blocks_per_seq] block ids
 
   // Per logit row, [num_logit_rows].
   int32_t* logit_token_rows = nullptr;  // the token row it is computed from
   int32_t* sampling_rows = nullptr;     // row of the sampling table, -1: nothing is sampled
-  int32_t* sample_positions = nullptr;  // position the sampled token will have (feeds the RNG counter)
-  int32_t* target_ids = nullptr;        // >= 0: report this token's log-probability instead
+  int32_t* sample_positions =
+      nullptr;                    // position the sampled token will have (feeds the RNG counter)
+  int32_t* target_ids = nullptr;  // >= 0: report this token's log-probability instead
   const SamplingTable* sampling = nullptr;
 
   // Copies of whole blocks (all layers) done before the forward pass, [num_copies].
@@ -57,7 +58,7 @@ struct StepView {
   int32_t* sampled_ids = nullptr;     // -1 where nothing was sampled
   float* sampled_logprobs = nullptr;  // of the sampled or target token, unmodified distribution
   int32_t* num_top = nullptr;
-  int32_t* top_ids = nullptr;      // [num_logit_rows, max_logprobs], best first
+  int32_t* top_ids = nullptr;     // [num_logit_rows, max_logprobs], best first
   float* top_logprobs = nullptr;  // likewise
 };
 

@@ -37,8 +37,8 @@ class TokenEvent:
     """One generated token of one choice, or the prompt (``prompt`` is set and ``token_id`` is -1).
 
     ``text`` is what may be shown now: it never holds half a character or a prefix of a stop string,
-    so it can be empty, and a later token's text can hold what an earlier one kept back. The texts of
-    a choice joined are its generated text.
+    so it can be empty, and a later token's text can hold what an earlier one kept back. The texts
+    of a choice joined are its generated text.
     """
 
     request_id: str

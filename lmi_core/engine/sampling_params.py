@@ -70,7 +70,7 @@ class SamplingParams:
             for token_id in ids:
                 if not 0 <= token_id < vocab_size:
                     raise UserError(
-                        f"{name} has token id {token_id}; the vocabulary has ids 0 to {vocab_size - 1}",
+                        f"{name} has token id {token_id}; allowed are 0 to {vocab_size - 1}",
                         field=name,
                     )
         for token_id, bias in self.logit_bias:
