@@ -1,0 +1,10 @@
+// One bind function per folder of csrc/, called by module.cpp.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace lmi {
+
+void bind_common(pybind11::module_& m);
+
+}  // namespace lmi
