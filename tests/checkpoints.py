@@ -1,0 +1,195 @@
+"""Tiny random checkpoints of every family, written by transformers, for tests.
+
+Weights are drawn so that activations keep a scale of about 1 and logits a standard deviation of
+about 1; norms and biases are random too, so that a forgotten one shows.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+VOCAB_SIZE = 384
+BOS_ID, EOS_ID = 0, 1
+SPECIAL_TOKENS = ["<s>", "</s>", "<|user|>", "<|assistant|>"]
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
+    "tie_word_embeddings": False,
+}
+
+
+def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_theta": 10000.0, "rope_type": rope_type, **parameters}
+
+
+LLAMA3_ROPE = _rope(
+    "llama3",
+    rope_theta=500000.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=64,
+)
+YARN_ROPE = _rope("yarn", factor=4.0, original_max_position_embeddings=128)
+
+# name -> (model type, configuration beyond _SHAPE)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama1": ("llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-6}),
+    "llama2": ("llama", {"rms_norm_eps": 1e-5}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3_ROPE, "rms_norm_eps": 1e-5}),
+    "llama_tied": ("llama", {"tie_word_embeddings": True, "head_dim": 32}),
+    "llama_bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_linear": ("llama", {"rope_parameters": _rope("linear", factor=2.0)}),
+    "llama_dynamic": ("llama", {"rope_parameters": _rope("dynamic", factor=4.0)}),
+    "llama_yarn": ("llama", {"rope_parameters": YARN_ROPE}),
+    "mistral": ("mistral", {"sliding_window": 24, "head_dim": 32}),
+    "mistral_full": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2_window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
+    "qwen2_yarn": ("qwen2", {"rope_parameters": YARN_ROPE}),
+    "qwen3": ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3_window": (
+        "qwen3",
+        {
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 2,
+        },
+    ),
+}
+
+
+def make_checkpoint(
+    directory: Path,
+    variant: str,
+    *,
+    dtype: str = "float32",
+    sharded: bool = False,
+    seed: int = 0,
+    tokenizer: bool = True,
+    **config: Any,
+) -> Path:
+    """Write config.json, safetensors and a tokenizer of a ``VARIANTS`` entry to ``directory``.
+
+    ``dtype``: float32, bfloat16 or float16. ``config`` overrides the model's configuration.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, logging
+
+    logging.disable_progress_bar()
+
+    model_type, extra = VARIANTS[variant]
+    settings = {**_SHAPE, **extra, **config}
+    torch_dtype = getattr(torch, dtype)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(model_type, **settings), dtype=torch.float32
+    )
+    _draw_weights(model, seed)
+    model.to(torch_dtype)
+    model.config.dtype = torch_dtype
+    directory.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(directory, max_shard_size="100KB" if sharded else "1GB")
+    if tokenizer:
+        write_tokenizer(directory)
+    return directory
+
+
+@functools.cache
+def cached_checkpoint(
+    variant: str, *, dtype: str = "float32", sharded: bool = False, seed: int = 0
+) -> Path:
+    """A checkpoint shared by all tests of the session; it must not be written to."""
+    name = f"{variant}-{dtype}-{seed}" + ("-sharded" if sharded else "")
+    return make_checkpoint(_root() / name, variant, dtype=dtype, sharded=sharded, seed=seed)
+
+
+@functools.cache
+def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="lmi-checkpoints-")
+
+
+def _root() -> Path:
+    return Path(_temporary_directory().name)
+
+
+def _draw_weights(model: Any, seed: int) -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    tied = model.config.tie_word_embeddings
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if name.endswith("norm.weight"):
+                parameter.copy_(1.0 + 0.1 * noise)
+            elif name.endswith("bias"):
+                parameter.copy_(0.2 * noise)
+            elif "embed_tokens" in name and not tied:
+                parameter.copy_(noise)
+            else:
+                parameter.copy_(noise / parameter.shape[1] ** 0.5)
+
+
+def write_tokenizer(directory: Path, vocab_size: int = VOCAB_SIZE) -> None:
+    """A byte-level BPE tokenizer with a chat template; ids 0 to 3 are ``SPECIAL_TOKENS``."""
+    (directory / "tokenizer.json").write_text(_tokenizer_json(vocab_size), encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": SPECIAL_TOKENS[BOS_ID],
+                "eos_token": SPECIAL_TOKENS[EOS_ID],
+                "chat_template": CHAT_TEMPLATE,
+            }
+        ),
+        encoding="utf-8",
+    )
+
+
+@functools.cache
+def _tokenizer_json(vocab_size: int) -> str:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    sentences = (
+        f"The {colour} {animal} {verb} near the {place}, {number} times a day."
+        for number, colour in enumerate(("red", "green", "small", "quiet"))
+        for animal in ("fox", "heron", "horse", "mouse")
+        for verb in ("sleeps", "sings", "waits", "walks")
+        for place in ("river", "garden", "harbour", "mountain")
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    return str(tokenizer.to_str())
