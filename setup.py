@@ -34,7 +34,7 @@ def check_toolchain() -> None:
 
 
 class CMakeBuild(build_ext):
-    """Builds the extension with CMake, incrementally, and copies it to where setuptools wants it."""
+    """Builds the extension with CMake, incrementally."""
 
     def build_extension(self, ext: Extension) -> None:
         import pybind11
