@@ -1,7 +1,8 @@
 // The table of CPU kernels: one per op, compiled once per instruction set, chosen at load.
 //
 // A kernel is a pair of functions over an argument struct. num_chunks says into how many
-// independent pieces the work falls for the present counts; run does one piece. Threads take
+// independent pieces the work falls for the present counts; run does one piece, and is told the
+// same num_threads so that it can find the piece's bounds again. Threads take
 // chunks from an atomic counter, in any order, so a chunk must not depend on another (where one
 // does, e.g. merging attention partitions, the last one to arrive does the joint work in a fixed
 // order). Kernels allocate nothing, throw nothing and read no clock. Results depend on a row's own
@@ -33,7 +34,9 @@ constexpr int64_t kScratchBytes = 4 << 20;
 //   fp32: [outputs/16][inputs][16]        bf16: [outputs/16][inputs/2][16][2]
 // Outputs are padded with zeros to a multiple of 16, inputs to a multiple of 2. A gated weight
 // holds gate and up panels alternating (gate 0, up 0, gate 1, up 1, ...), num_outputs counting
-// both.
+// both; each of the two is padded on its own.
+constexpr int64_t kPanelOutputs = 16;
+
 struct PackedLinear {
   DType dtype = DType::kBF16;
   int64_t num_outputs = 0;
@@ -137,11 +140,10 @@ struct BlockCopyArgs {
 template <typename Args>
 struct Kernel {
   int64_t (*num_chunks)(const Args& args, int32_t num_threads) = nullptr;
-  void (*run)(const Args& args, int64_t chunk, Scratch& scratch) = nullptr;
+  void (*run)(const Args& args, int64_t chunk, int32_t num_threads, Scratch& scratch) = nullptr;
 };
 
 struct Kernels {
-  const char* name = "";
   InstructionSet instruction_set = InstructionSet::kScalar;
   Kernel<EmbedArgs> embed;
   Kernel<RmsNormArgs> rms_norm;
@@ -164,9 +166,11 @@ struct LinearPart {
   int64_t num_outputs = 0;
 };
 
-// Bytes of the packed form, and the packing itself of panels [first_panel, end_panel), so that
-// callers can split it over threads. target is zero-initialised, 64-byte aligned memory.
-int64_t packed_linear_bytes(DType dtype, int64_t num_outputs, int64_t num_inputs);
+// Panels and bytes of the packed form, and the packing itself of panels [first_panel, end_panel),
+// so that callers can split it over threads. target is 64-byte aligned memory of that many bytes;
+// padding is written too. A gated matrix has two parts, gate and up, of equal num_outputs.
+int64_t num_linear_panels(int64_t num_outputs, bool gated);
+int64_t packed_linear_bytes(DType dtype, int64_t num_outputs, int64_t num_inputs, bool gated);
 void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated, DType dtype,
                  void* target, int64_t first_panel, int64_t end_panel);
 // The row-major float matrix back (tests).

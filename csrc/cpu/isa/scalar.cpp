@@ -1,0 +1,4 @@
+// The kernels compiled for the level "scalar".
+#define LMI_ISA scalar
+#define LMI_SIMD 0
+#include "cpu/isa/table.inc"

@@ -1,0 +1,143 @@
+// The thin vector layer that every CPU kernel is written over: 16 float lanes, whatever the
+// instruction set. Each isa/<level>.cpp includes it once, after it defined LMI_ISA (the namespace)
+// and LMI_SIMD (0: any machine, 1: AVX2, 2: AVX-512, 3: AVX-512 with BF16).
+//
+// Everything is static and lives in the level's own namespace, so that the linker can never hand a
+// function compiled for one instruction set to another. Kernels call no inline function or
+// template from outside, where the same could happen.
+//
+// One level always gives the same bits; between levels they differ by fused roundings only.
+#pragma once
+
+#if LMI_SIMD > 0
+// GCC 12 takes the headers' undefined vectors for mistakes.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#endif
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/kernels.h"
+
+namespace lmi::cpu::LMI_ISA {
+
+// Not every kernel uses every helper.
+#pragma GCC diagnostic ignored "-Wunused-function"
+
+constexpr int kLanes = 16;
+
+using Mask = uint32_t;  // bit i: lane i
+
+static inline Mask first_lanes(int count) { return (1u << count) - 1u; }
+
+#if LMI_SIMD == 0
+#include "cpu/isa/simd_scalar.h"
+#elif LMI_SIMD == 1
+#include "cpu/isa/simd_avx2.h"
+#else
+#include "cpu/isa/simd_avx512.h"
+#endif
+
+// The names of the layer, each defined per level above:
+//   broadcast, load, store, load_partial, store_partial   (partial: lanes < count, others 0)
+//   + - * /, fma(a, b, c) = a * b + c, min, max            (min, max: b where either is NaN)
+//   greater(a, b) -> Mask, select(mask, a, b)              (a where the bit is set)
+//   reduce_add, reduce_max                                 (lanes i, i + 8 first, then + 4, 2, 1)
+//   load_bf16, store_bf16, load_f16, round_to_bf16         (nearest, ties to even)
+//   load_pair_low, load_pair_high                          (halves of 16 bf16 pairs)
+//   scale_by_power_of_2
+
+static inline F32x16 zero() { return broadcast(0.0f); }
+
+static inline F32x16 load_bf16_partial(const bf16_t* source, int count) {
+  bf16_t lanes[kLanes] = {};
+  memcpy(lanes, source, sizeof(bf16_t) * count);
+  return load_bf16(lanes);
+}
+
+static inline void store_bf16_partial(bf16_t* target, F32x16 x, int count) {
+  bf16_t lanes[kLanes];
+  store_bf16(lanes, x);
+  memcpy(target, lanes, sizeof(bf16_t) * count);
+}
+
+static inline F32x16 load_f16_partial(const uint16_t* source, int count) {
+  uint16_t lanes[kLanes] = {};
+  memcpy(lanes, source, sizeof(uint16_t) * count);
+  return load_f16(lanes);
+}
+
+static inline float widen_bf16_scalar(bf16_t value) {
+  const uint32_t bits = static_cast<uint32_t>(value) << 16;
+  float result;
+  memcpy(&result, &bits, sizeof(result));
+  return result;
+}
+
+// e^x within 1 ulp: 0 for -inf, inf above 88.73, NaN for NaN. x = n ln 2 + r with |r| <= ln 2 / 2
+// (ln 2 in two parts), e^r by a polynomial of degree 6 with minimal relative error 3e-9.
+static inline F32x16 exp(F32x16 x) {
+  // Outside these bounds the result is 0 or inf anyway; max and min keep their second operand if
+  // it is NaN.
+  x = min(broadcast(89.0f), max(broadcast(-105.0f), x));
+  const F32x16 shift = broadcast(0x1.8p23f);  // adding it rounds to an integer
+  const F32x16 n = fma(x, broadcast(0x1.715476p0f), shift) - shift;
+  F32x16 r = fma(n, broadcast(-0x1.63p-1f), x);
+  r = fma(n, broadcast(0x1.bd0106p-13f), r);
+  F32x16 p = broadcast(0x1.6a2434p-10f);
+  p = fma(p, r, broadcast(0x1.1239e2p-7f));
+  p = fma(p, r, broadcast(0x1.5558f2p-5f));
+  p = fma(p, r, broadcast(0x1.555492p-3f));
+  p = fma(p, r, broadcast(0x1.fffffcp-2f));
+  p = fma(p, r, broadcast(1.0f));
+  p = fma(p, r, broadcast(1.0f));
+  return scale_by_power_of_2(p, n);
+}
+
+// 16 pairs of bf16, the operand of dp_bf16. Levels without the instruction hold them widened.
+#if LMI_SIMD == 3
+struct Bf16Pairs {
+  __m512bh v;
+};
+
+static inline Bf16Pairs load_pairs(const void* source) {
+  return {(__m512bh)_mm512_loadu_si512(source)};
+}
+
+// The same two neighbours for every lane.
+static inline Bf16Pairs broadcast_pair(const bf16_t* source) {
+  int32_t pair;
+  memcpy(&pair, source, sizeof(pair));
+  return {(__m512bh)_mm512_set1_epi32(pair)};
+}
+
+// acc[i] += a[i].low * b[i].low + a[i].high * b[i].high, in the order of the level.
+static inline F32x16 dp_bf16(F32x16 acc, Bf16Pairs a, Bf16Pairs b) {
+  return {_mm512_dpbf16_ps(acc.v, a.v, b.v)};
+}
+#else
+struct Bf16Pairs {
+  F32x16 low, high;
+};
+
+static inline Bf16Pairs load_pairs(const void* source) {
+  return {load_pair_low(source), load_pair_high(source)};
+}
+
+// The same two neighbours for every lane.
+static inline Bf16Pairs broadcast_pair(const bf16_t* source) {
+  return {broadcast(widen_bf16_scalar(source[0])), broadcast(widen_bf16_scalar(source[1]))};
+}
+
+// acc[i] += a[i].low * b[i].low + a[i].high * b[i].high, in the order of the level.
+static inline F32x16 dp_bf16(F32x16 acc, Bf16Pairs a, Bf16Pairs b) {
+  return fma(a.high, b.high, fma(a.low, b.low, acc));
+}
+#endif
+
+}  // namespace lmi::cpu::LMI_ISA
