@@ -1,4 +1,7 @@
 // The Python extension lmi_core._native; its surface is described in lmi_core/_native.pyi.
 #include "bind/bind.h"
 
-PYBIND11_MODULE(_native, m) { lmi::bind_common(m); }
+PYBIND11_MODULE(_native, m) {
+  lmi::bind_common(m);
+  lmi::bind_kv(m);
+}
