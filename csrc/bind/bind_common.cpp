@@ -7,6 +7,7 @@
 #include "common/check.h"
 #include "common/cpu_info.h"
 #include "common/mapped_file.h"
+#include "cpu/kernels.h"
 
 namespace py = pybind11;
 
@@ -51,6 +52,13 @@ void bind_mapped_file(py::module_& m) {
 
 void bind_common(py::module_& m) {
   py::register_exception<Error>(m, "NativeError", PyExc_RuntimeError);
+  m.def("instruction_sets", [] {
+    py::list names;
+    for (const auto level : cpu::available_instruction_sets()) {
+      names.append(cpu::instruction_set_name(level));
+    }
+    return names;
+  });
   m.def("num_physical_cores", [] { return CpuInfo::detect().num_physical_cores; });
   m.def("cpu_info", &cpu_info_to_python);
   bind_mapped_file(m);
