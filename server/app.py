@@ -1,0 +1,153 @@
+"""The aiohttp application: routes, request ids, common headers, errors in the protocol's format."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Sequence
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from lmi_core.errors import LmiError
+from lmi_core.version import __version__
+from lmi_server.admission import Admission
+from lmi_server.backend import Backend
+from lmi_server.connections import ConnectionWatch
+from lmi_server.logging import log_access
+from lmi_server.metrics import LoopLag, Metrics, RequestMeter
+from lmi_server.options import ServerOptions
+from lmi_server.protocols.base import HttpError, Protocol, Reply
+from lmi_server.protocols.lmi import LmiProtocol
+from lmi_server.routes import METER, Route, Service, common_routes, lmi_routes
+
+log = logging.getLogger(__name__)
+
+SERVICE = web.AppKey("service", Service)
+ROUTES: web.AppKey[Sequence[Route]] = web.AppKey("routes", Sequence)
+
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_CLIENT_CLOSED = 499
+_COMMON_HEADERS = {
+    "Pragma": "no-cache",
+    "Cache-Control": "no-cache; no-store, must-revalidate, private",
+    "Expires": "Thu, 01 Jan 1970 00:00:00 UTC",
+    "Server": f"lmi/{__version__}",
+}
+_HTTP_ERRORS = {
+    404: "ResourceNotFoundException",
+    405: "MethodNotAllowedException",
+    413: "PayloadTooLargeException",
+}
+
+
+def build_app(
+    backend: Backend, options: ServerOptions, *, watch: ConnectionWatch | None = None
+) -> web.Application:
+    """An application that serves ``backend``; ``watch`` is told about requests that arrive."""
+    admission = Admission(
+        max_in_flight=options.max_in_flight,
+        max_request_bytes=options.max_request_bytes,
+        receive_timeout_s=options.receive_timeout_s,
+    )
+    metrics = Metrics(options.model_name)
+    metrics.in_flight.set_function(lambda: admission.num_in_flight)
+    service = Service(
+        options=options,
+        backend=backend,
+        admission=admission,
+        metrics=metrics,
+        loop_lag=LoopLag(metrics, busy=lambda: admission.num_in_flight > 0),
+    )
+    protocol = LmiProtocol(options.model_name, options.lmi)
+    app = web.Application(
+        middlewares=[_front(service, protocol, watch)],
+        client_max_size=options.max_request_bytes,
+    )
+    app.on_response_prepare.append(_add_common_headers)
+    app[SERVICE] = service
+    app[ROUTES] = [*lmi_routes(service, protocol), *common_routes(service)]
+    for route in app[ROUTES]:
+        app.router.add_route(route.method, route.path, route.handler)
+    return app
+
+
+def _front(service: Service, protocol: Protocol, watch: ConnectionWatch | None) -> Middleware:
+    """The outermost layer: identify and time the request, render errors, log one line."""
+
+    @web.middleware
+    async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if watch is not None:
+            watch.request_arrived(request.protocol)
+        meter = request[METER] = RequestMeter(service.metrics, _request_id(request))
+        status = _CLIENT_CLOSED
+        try:
+            response = await handler(request)
+            status = response.status
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception as error:
+            response = _reply(protocol.error(_explain(error, request, meter.request_id)))
+            status = response.status
+        finally:
+            _finish(request, meter, status)
+        return response
+
+    return front
+
+
+def _finish(request: web.Request, meter: RequestMeter, status: int) -> None:
+    seconds = meter.finish(status)
+    log_access(
+        id=meter.request_id,
+        method=request.method,
+        path=request.path,
+        status=status,
+        ms=round(seconds * 1000, 1),
+        prompt_tokens=meter.num_prompt_tokens,
+        generated_tokens=meter.num_generated_tokens,
+    )
+
+
+def _request_id(request: web.Request) -> str:
+    """The client's own id when it is a plain one, so that it can be found in logs."""
+    given = request.headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else str(uuid.uuid4())
+
+
+def _explain(error: Exception, request: web.Request, request_id: str) -> Exception:
+    """Turn the HTTP library's errors into ours; log what nobody expected."""
+    if isinstance(error, HttpError | LmiError):
+        return error
+    if isinstance(error, web.HTTPException):
+        message = f"{request.method} {request.path} is not a route of this server"
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            allowed = ", ".join(sorted(error.allowed_methods))
+            message = f"{request.path} does not allow {request.method}; allowed are {allowed}"
+        kind = _HTTP_ERRORS.get(error.status, "BadRequestException")
+        return HttpError(error.status, kind, message)
+    log.error("request %s failed", request_id, exc_info=error)
+    return RuntimeError(f"The request failed inside the server; incident {request_id}")
+
+
+def _reply(reply: Reply) -> web.Response:
+    response = web.Response(
+        status=reply.status,
+        body=reply.body,
+        headers={**reply.headers, "Content-Type": reply.content_type},
+    )
+    if reply.close or reply.status >= 400:
+        response.force_close()
+    return response
+
+
+async def _add_common_headers(request: web.Request, response: web.StreamResponse) -> None:
+    meter = request.get(METER)
+    headers = response.headers
+    headers.update(_COMMON_HEADERS)
+    if meter is not None:
+        headers["x-request-id"] = meter.request_id
+    if response.keep_alive is not False:
+        headers["Connection"] = "keep-alive"

@@ -1,0 +1,29 @@
+"""What the server needs of an engine, so that tests can put a scripted one in its place."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.request import GenerationRequest
+
+
+class Backend(Protocol):
+    """The part of ``lmi_core.engine.Engine`` that the server calls."""
+
+    @property
+    def healthy(self) -> bool: ...
+
+    def generate_batches(
+        self, request: GenerationRequest
+    ) -> AsyncGenerator[Sequence[TokenEvent], None]:
+        """A request's events, all that are ready at once; closing the generator aborts it.
+
+        Raises UserError or CapacityError before the first event, EngineError at any time.
+        """
+        ...
+
+    async def encode(self, text: str) -> Sequence[int]:
+        """Token ids of a prompt, special tokens included."""
+        ...

@@ -1,0 +1,29 @@
+"""Configuration of the HTTP server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lmi_server.protocols.lmi import LmiOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    host: str = "127.0.0.1"
+    port: int = 8080
+    """0: any free port; the one chosen is printed."""
+    model_name: str = "model"
+    max_request_bytes: int = 64 * 1024 * 1024
+    """Longest body (max_request_size)."""
+    max_in_flight: int = 1032
+    """Requests inside the server at once; one more is refused with 503."""
+    receive_timeout_s: float = 30.0
+    """A connection must deliver its headers, and then its body, within this time."""
+    send_timeout_s: float = 60.0
+    """A client that reads nothing for this long is disconnected."""
+    keepalive_timeout_s: float = 75.0
+    drain_timeout_s: float = 30.0
+    """How long a stopping server lets running requests finish."""
+    log_format: Literal["console", "json"] = "console"
+    lmi: LmiOptions = field(default_factory=LmiOptions)

@@ -1,0 +1,1 @@
+"""One module per wire protocol, all behind the seam in ``base``."""

@@ -1,0 +1,101 @@
+"""The seam between HTTP and a wire protocol: parse a call, render its events, render errors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.request import GenerationRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One HTTP request as a protocol sees it: the body is complete, the model is chosen."""
+
+    request_id: str
+    body: bytes
+    content_type: str = ""
+    """As sent, parameters included; empty when the client sent none."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A complete response."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    close: bool = False
+    """Close the connection afterwards."""
+
+
+class HttpError(Exception):
+    """A failure of HTTP itself or of routing; each protocol renders it in its own error format."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.headers = headers or {}
+        self.close = close
+
+
+class Renderer(ABC):
+    """Turns the events of one call into the body of its response; one instance per call.
+
+    ``feed`` gets the events of request ``index`` in order. A streaming renderer answers with the
+    bytes to send now (empty when there is nothing to say yet), one that doesn't stream answers
+    empty until ``finish``.
+    """
+
+    streams: bool
+    content_type: str
+
+    @abstractmethod
+    def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes: ...
+
+    @abstractmethod
+    def finish(self) -> bytes:
+        """What remains to be sent once every request has ended."""
+
+    @abstractmethod
+    def error(self, error: Exception) -> bytes:
+        """The last bytes of a stream that has started and can't go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a call asks for: the engine's requests and how to answer."""
+
+    requests: tuple[GenerationRequest, ...]
+    renderer: Renderer
+    truncate_prompt_tokens: int | None = None
+    """Keep only this many tokens of each prompt, the last ones."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Response headers besides those that every answer has."""
+
+
+class Protocol(ABC):
+    """A wire protocol. Instances hold configuration only and serve any number of calls."""
+
+    name: str
+
+    @abstractmethod
+    def parse(self, call: Call) -> Plan:
+        """Raise UserError naming the field when the call can't be served as written."""
+
+    @abstractmethod
+    def error(self, error: Exception) -> Reply:
+        """The response to a call that failed before its body started."""

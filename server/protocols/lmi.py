@@ -1,0 +1,329 @@
+"""The LMI protocol: ``/invocations`` as DJL-Serving's LMI containers speak it.
+
+The wire format is that of releases 0.28 and 0.29 (LMI format reference, 8.2): request errors are
+HTTP 424 with ``{"code":424,"error":...}``, errors of the server itself are pretty-printed objects
+with ``code``, ``type`` and ``message``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from dataclasses import dataclass
+
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import CapacityError, EngineError, UserError
+from lmi_server.protocols.base import Call, HttpError, Plan, Protocol, Renderer, Reply
+from lmi_server.protocols.lmi_output import (
+    Answer,
+    JsonLinesRenderer,
+    JsonRenderer,
+    SseRenderer,
+    error_body,
+)
+from lmi_server.protocols.lmi_schema import (
+    LmiBody,
+    LmiParameters,
+    decode_body,
+    decode_parameters,
+)
+
+log = logging.getLogger(__name__)
+
+_FORMATTERS = ("json", "jsonlines", "sse")
+_MAX_PROMPTS = 256
+_PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+IGNORED_HEADER = "x-lmi-ignored-parameters"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LmiOptions:
+    """Configuration of the protocol (``option.*`` keys of the same names)."""
+
+    output_formatter: str | None = None
+    """json, jsonlines or sse: beats what a request asks for. None: each request decides."""
+    tgi_compat: bool = False
+    """Lists, TGI's token names and server-sent events, for TGI's clients."""
+
+
+class LmiProtocol(Protocol):
+    name = "lmi"
+
+    def __init__(self, model_name: str, options: LmiOptions | None = None) -> None:
+        self._model_name = model_name
+        self._options = options or LmiOptions()
+
+    def parse(self, call: Call) -> Plan:
+        body = _decode(call)
+        prompts = _prompts(body)
+        parameters, unknown = decode_parameters(body.parameters or {})
+        _refuse_adapters(body)
+        formatter = self._formatter(parameters, stream=bool(body.stream))
+        answer = self._answer(body, parameters, prompts)
+        if formatter != "json":
+            _refuse_streamed(answer)
+        params = _sampling_params(
+            parameters, answer, shows_tokens=answer.details or formatter != "json"
+        )
+        return Plan(
+            requests=tuple(
+                GenerationRequest(
+                    request_id=call.request_id if len(prompts) == 1 else f"{call.request_id}-{i}",
+                    prompt=prompt,
+                    params=params,
+                    echo=answer.prompt_tokens,
+                )
+                for i, prompt in enumerate(prompts)
+            ),
+            renderer=_renderer(formatter, answer),
+            truncate_prompt_tokens=_truncate(parameters),
+            headers=_report_unknown(call.request_id, unknown),
+        )
+
+    def error(self, error: Exception) -> Reply:
+        match error:
+            case HttpError(status=413):
+                return Reply(status=413, body=b"", close=True)
+            case HttpError():
+                return Reply(
+                    status=error.status,
+                    body=server_error(error.status, error.kind, str(error)),
+                    headers=error.headers,
+                    close=error.close,
+                )
+            case CapacityError():
+                return self._capacity(error)
+            case UserError() | EngineError():
+                return Reply(status=424, body=error_body(error))
+            case _:
+                body = server_error(500, "InternalServerException", str(error))
+                return Reply(status=500, body=body)
+
+    def _capacity(self, error: CapacityError) -> Reply:
+        message = f"Worker queue capacity exceeded for model: {self._model_name} ({error})"
+        retry_after = {}
+        if error.retry_after_s is not None:
+            retry_after["Retry-After"] = str(max(1, round(error.retry_after_s)))
+        return Reply(
+            status=503,
+            body=server_error(503, "WlmCapacityException", message),
+            headers=retry_after,
+        )
+
+    def _formatter(self, parameters: LmiParameters, *, stream: bool) -> str:
+        if self._options.output_formatter is not None:
+            return self._options.output_formatter
+        if parameters.output_formatter in _FORMATTERS:
+            return parameters.output_formatter
+        if parameters.output_formatter is not None:
+            allowed = ", ".join(_FORMATTERS)
+            log.warning("unknown output_formatter is not used; allowed are %s", allowed)
+        if not stream:
+            return "json"
+        return "sse" if self._options.tgi_compat else "jsonlines"
+
+    def _answer(self, body: LmiBody, parameters: LmiParameters, prompts: tuple[str, ...]) -> Answer:
+        num_choices = _num_choices(parameters)
+        tgi_compat = self._options.tgi_compat
+        details = tgi_compat if parameters.details is None else parameters.details
+        return Answer(
+            prompts=prompts,
+            as_list=tgi_compat or isinstance(body.inputs, list),
+            num_choices=num_choices,
+            details=details or num_choices > 1,
+            full_text=parameters.return_full_text,
+            prompt_tokens=parameters.decoder_input_details
+            or parameters.prompt_logprobs is not None,
+            top_tokens=bool(parameters.top_n_tokens or parameters.logprobs),
+            tgi_names=tgi_compat,
+        )
+
+
+def server_error(status: int, kind: str, message: str) -> bytes:
+    """The error object of DJL-Serving itself."""
+    return pretty_json({"code": status, "type": kind, "message": message})
+
+
+def pretty_json(value: object) -> bytes:
+    """JSON as DJL-Serving prints its own: indented, with a final newline."""
+    text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+    return text.encode("utf-8", "replace")
+
+
+def _decode(call: Call) -> LmiBody:
+    content_type = call.content_type.lower()
+    if not call.body:
+        return LmiBody(inputs="")
+    if "text/plain" in content_type:
+        return LmiBody(inputs=_text(call.body))
+    looks_like_json = call.body.lstrip()[:1] == b"{"
+    if "json" in content_type or not content_type or looks_like_json:
+        return decode_body(call.body)
+    raise UserError(
+        f"Content-Type {call.content_type!r} is not supported; send application/json or text/plain",
+        field="Content-Type",
+    )
+
+
+def _text(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"The body is not valid UTF-8: byte {error.start} is invalid") from None
+
+
+def _prompts(body: LmiBody) -> tuple[str, ...]:
+    if body.messages is not None:
+        raise UserError(
+            "messages are not available on this route in this version; send inputs",
+            field="messages",
+        )
+    if body.inputs is None:
+        raise UserError(
+            'The body needs the field inputs, for example {"inputs": "Once upon a time"}',
+            field="inputs",
+        )
+    prompts = (body.inputs,) if isinstance(body.inputs, str) else tuple(body.inputs)
+    if not prompts or not all(prompts):
+        raise UserError("inputs is empty; send at least one character of prompt", field="inputs")
+    if len(prompts) > _MAX_PROMPTS:
+        raise UserError(
+            f"inputs has {len(prompts)} prompts; at most {_MAX_PROMPTS} fit into one request",
+            field="inputs",
+        )
+    return prompts
+
+
+def _refuse_adapters(body: LmiBody) -> None:
+    adapters = [body.adapters] if isinstance(body.adapters, str) else body.adapters or []
+    named = [adapter for adapter in adapters if adapter]
+    if named:
+        raise UserError(
+            f"adapters names {named[0]!r}, but adapters are not available in this version; "
+            "leave adapters out",
+            field="adapters",
+        )
+    if body.cached_prompt:
+        raise UserError(
+            "cached_prompt is not available in this version; leave it out "
+            "(common prompt prefixes are cached without it)",
+            field="cached_prompt",
+        )
+
+
+def _refuse_streamed(answer: Answer) -> None:
+    if len(answer.prompts) > 1:
+        raise UserError(
+            f"inputs has {len(answer.prompts)} prompts, but only one can be streamed; "
+            "send one per request, or stream: false",
+            field="inputs",
+        )
+    if answer.num_choices > 1:
+        raise UserError(
+            f"n is {answer.num_choices}, but only one sequence can be streamed; "
+            "send n: 1 or stream: false",
+            field="parameters.n",
+        )
+
+
+def _num_choices(parameters: LmiParameters) -> int:
+    n, best_of = parameters.n, parameters.best_of
+    if n is not None and best_of is not None and n != best_of:
+        raise UserError(
+            f"best_of is {best_of} and n is {n}; every sequence is returned, so send one of them",
+            field="parameters.best_of",
+        )
+    num_choices = n or best_of or 1
+    if not 1 <= num_choices <= 128:
+        raise UserError(f"n must be between 1 and 128, got {num_choices}", field="parameters.n")
+    return num_choices
+
+
+def _sampling_params(
+    parameters: LmiParameters, answer: Answer, *, shows_tokens: bool
+) -> SamplingParams:
+    stop = (parameters.stop,) if isinstance(parameters.stop, str) else tuple(parameters.stop)
+    logprobs = max(parameters.top_n_tokens or 0, parameters.logprobs or 0)
+    prompt_logprobs = parameters.prompt_logprobs
+    if answer.prompt_tokens and prompt_logprobs is None:
+        prompt_logprobs = 0
+    return SamplingParams(
+        max_new_tokens=parameters.max_new_tokens,
+        min_new_tokens=parameters.min_tokens,
+        temperature=_temperature(parameters),
+        top_k=0 if parameters.top_k in (None, -1) else parameters.top_k or 0,
+        top_p=1.0 if parameters.top_p is None else parameters.top_p,
+        min_p=parameters.min_p or 0.0,
+        repetition_penalty=parameters.repetition_penalty,
+        presence_penalty=parameters.presence_penalty,
+        frequency_penalty=parameters.frequency_penalty,
+        seed=_seed(parameters.seed),
+        n=answer.num_choices,
+        stop=(*parameters.stop_sequences, *stop),
+        include_stop=parameters.include_stop_str_in_output,
+        stop_token_ids=tuple(parameters.stop_token_ids),
+        ignore_eos=parameters.ignore_eos_token or parameters.ignore_eos,
+        logprobs=logprobs if shows_tokens else None,
+        prompt_logprobs=prompt_logprobs,
+        skip_special_tokens=parameters.skip_special_tokens,
+    )
+
+
+def _temperature(parameters: LmiParameters) -> float:
+    """0 unless the request samples; without do_sample, sampling values ask for it."""
+    temperature = parameters.temperature
+    if temperature is not None and temperature < 0:
+        raise UserError(
+            f"parameters.temperature must be at least 0, got {temperature:g}",
+            field="parameters.temperature",
+        )
+    sampling_values = (temperature, parameters.top_k, parameters.top_p, parameters.min_p)
+    do_sample = parameters.do_sample
+    if do_sample is None:
+        do_sample = any(value is not None for value in sampling_values)
+    if not do_sample:
+        return 0.0
+    return 1.0 if temperature is None else temperature
+
+
+def _seed(seed: int | str | None) -> int | None:
+    if seed is None or isinstance(seed, int):
+        return seed
+    if seed.isdecimal() and len(seed) <= 20:
+        return int(seed)
+    raise UserError(f"parameters.seed must be an integer, got {seed[:40]!r}", field="seed")
+
+
+def _truncate(parameters: LmiParameters) -> int | None:
+    if parameters.truncate is not None and parameters.truncate < 1:
+        raise UserError(
+            f"parameters.truncate must be at least 1, got {parameters.truncate}",
+            field="parameters.truncate",
+        )
+    return parameters.truncate
+
+
+def _renderer(formatter: str, answer: Answer) -> Renderer:
+    match formatter:
+        case "json":
+            return JsonRenderer(answer)
+        case "jsonlines":
+            return JsonLinesRenderer(answer)
+        case _:
+            return SseRenderer(answer)
+
+
+def _report_unknown(request_id: str, unknown: tuple[str, ...]) -> dict[str, str]:
+    """Log unknown parameters and name them in a response header; LMI drops them."""
+    names = [name for name in unknown if _PLAIN_NAME.fullmatch(name)][:16]
+    if not unknown:
+        return {}
+    log.warning(
+        "request %s: unknown parameters are ignored: %s%s",
+        request_id,
+        ", ".join(names),
+        "" if len(names) == len(unknown) else f" (and {len(unknown) - len(names)} more)",
+    )
+    return {IGNORED_HEADER: ", ".join(names)} if names else {}

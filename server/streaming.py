@@ -1,0 +1,132 @@
+"""From an engine's events to a response: collected, or streamed with one write per wake-up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from aiohttp import web
+
+from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.errors import EngineError, LmiError, UserError
+from lmi_server.backend import Backend
+from lmi_server.metrics import RequestMeter
+from lmi_server.protocols.base import Plan
+
+log = logging.getLogger(__name__)
+
+
+async def respond(
+    request: web.Request,
+    backend: Backend,
+    plan: Plan,
+    meter: RequestMeter,
+    *,
+    send_timeout_s: float,
+) -> web.StreamResponse:
+    """Run a plan and answer it. Errors before the first byte are raised, later ones are sent."""
+    requests = [await _truncated(backend, r, plan.truncate_prompt_tokens) for r in plan.requests]
+    if plan.renderer.streams:
+        return await _stream(
+            request, backend.generate_batches(requests[0]), plan, meter, send_timeout_s
+        )
+    if len(requests) == 1:
+        await _collect(backend, requests[0], 0, plan, meter)
+    else:
+        await _collect_all(backend, requests, plan, meter)
+    return web.Response(
+        body=plan.renderer.finish(),
+        headers={**plan.headers, "Content-Type": plan.renderer.content_type},
+    )
+
+
+async def _truncated(
+    backend: Backend, request: GenerationRequest, num_tokens: int | None
+) -> GenerationRequest:
+    if num_tokens is None or request.prompt is None:
+        return request
+    token_ids = await backend.encode(request.prompt)
+    if len(token_ids) <= num_tokens:
+        return request
+    return replace(request, prompt=None, prompt_token_ids=tuple(token_ids[-num_tokens:]))
+
+
+async def _collect(
+    backend: Backend, request: GenerationRequest, index: int, plan: Plan, meter: RequestMeter
+) -> None:
+    async with aclosing(backend.generate_batches(request)) as batches:
+        async for events in batches:
+            meter.observe(events)
+            plan.renderer.feed(index, events)
+
+
+async def _collect_all(
+    backend: Backend, requests: list[GenerationRequest], plan: Plan, meter: RequestMeter
+) -> None:
+    """All prompts of one call at once; the first failure ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for index, request in enumerate(requests):
+                group.create_task(_collect(backend, request, index, plan, meter))
+    except* UserError as errors:
+        raise _first(errors) from None
+    except* LmiError as errors:
+        raise _first(errors) from None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _stream(
+    request: web.Request,
+    batches: AsyncGenerator[Sequence[TokenEvent], None],
+    plan: Plan,
+    meter: RequestMeter,
+    send_timeout_s: float,
+) -> web.StreamResponse:
+    """One write per batch: while a slow client blocks one, the engine gathers the next."""
+    renderer = plan.renderer
+    async with aclosing(batches):
+        # The status line waits for the first events, so that a refusal can still set the status.
+        events = await anext(batches)
+        response = web.StreamResponse(
+            headers={**plan.headers, "Content-Type": renderer.content_type}
+        )
+        await response.prepare(request)
+        try:
+            while True:
+                meter.observe(events)
+                frame = renderer.feed(0, events)
+                if frame:
+                    await _send(response, frame, send_timeout_s)
+                events = await anext(batches)
+        except StopAsyncIteration:
+            frame = renderer.finish()
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception as error:
+            frame = renderer.error(_presentable(error, meter.request_id))
+        if frame:
+            await _send(response, frame, send_timeout_s)
+        await response.write_eof()
+    return response
+
+
+async def _send(response: web.StreamResponse, frame: bytes, timeout_s: float) -> None:
+    async with asyncio.timeout(timeout_s):
+        await response.write(frame)
+
+
+def _presentable(error: Exception, request_id: str) -> Exception:
+    if isinstance(error, LmiError):
+        return error
+    log.error("request %s failed in mid-stream", request_id, exc_info=error)
+    return EngineError(f"The request failed inside the server; incident {request_id}")
