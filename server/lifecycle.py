@@ -7,13 +7,12 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 
 from aiohttp import web
 
 from lmi_core.errors import UserError
-from lmi_server.admission import Admission
 from lmi_server.app import ROUTES, SERVICE, build_app
 from lmi_server.backend import Backend
 from lmi_server.banner import banner
@@ -24,7 +23,6 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 4096
 _CANCEL_TIMEOUT_S = 0.5
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 async def run_server(
@@ -39,11 +37,63 @@ async def run_server(
     is listened to before the model is ready. Raises UserError when the port can't be had.
     """
     stop = _StopSignal()
-    with _bind(options.host, options.port) as listener:
+    with bind(options.host, options.port) as listener:
         async with engine as backend:
-            if not stop.requested.is_set():
-                await _serve(backend, options, listener, stop, announce)
+            server = HttpServer(backend, options)
+            await server.start(listener)
+            announce(banner(server.app[ROUTES], options.host, listener.getsockname()[1]))
+            await stop.requested.wait()
+            await server.stop(stop.urgent)
     log.info("stopped")
+
+
+class HttpServer:
+    """The application on a listening socket."""
+
+    def __init__(self, backend: Backend, options: ServerOptions) -> None:
+        self._options = options
+        self._watch = ConnectionWatch(options.receive_timeout_s)
+        self.app = build_app(backend, options, watch=self._watch)
+        self._runner = web.AppRunner(
+            self.app,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=options.keepalive_timeout_s,
+            shutdown_timeout=_CANCEL_TIMEOUT_S,
+        )
+        self._listening: asyncio.Server | None = None
+
+    async def start(self, listener: socket.socket) -> None:
+        """Accept connections on a bound socket."""
+        await self._runner.setup()
+        assert self._runner.server is not None
+        accept = self._watch.factory(self._runner.server)
+        try:
+            self._listening = await asyncio.get_running_loop().create_server(
+                accept, sock=listener, backlog=_BACKLOG
+            )
+        except OSError as error:
+            await self._runner.cleanup()
+            raise _port_error(*listener.getsockname()[:2], error) from None
+
+    async def stop(self, urgent: asyncio.Event) -> None:
+        """Accept nothing more, let running requests finish in time, cut off the rest.
+
+        ``urgent`` ends the waiting early.
+        """
+        admission = self.app[SERVICE].admission
+        admission.draining = True
+        if admission.num_in_flight:
+            log.info("stopping: waiting for %d requests", admission.num_in_flight)
+        if self._listening is not None:
+            self._listening.close()
+        if self._runner.server is not None:
+            self._runner.server.pre_shutdown()
+        await _first_of(admission.idle(), urgent.wait(), timeout_s=self._options.drain_timeout_s)
+        if admission.num_in_flight:
+            log.warning("%d requests did not finish and are cut off", admission.num_in_flight)
+        self._watch.close()
+        await self._runner.cleanup()
 
 
 class _StopSignal:
@@ -52,66 +102,24 @@ class _StopSignal:
     def __init__(self) -> None:
         self.requested = asyncio.Event()
         self.urgent = asyncio.Event()
-        for number in _SIGNALS:
+        for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._receive)
 
     def _receive(self) -> None:
         (self.urgent if self.requested.is_set() else self.requested).set()
 
 
-async def _serve(
-    backend: Backend,
-    options: ServerOptions,
-    listener: socket.socket,
-    stop: _StopSignal,
-    announce: Callable[[str], None],
-) -> None:
-    watch = ConnectionWatch(options.receive_timeout_s)
-    app = build_app(backend, options, watch=watch)
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        handler_cancellation=True,
-        keepalive_timeout=options.keepalive_timeout_s,
-        shutdown_timeout=_CANCEL_TIMEOUT_S,
-    )
-    await runner.setup()
-    assert runner.server is not None
-    accept = watch.factory(runner.server)
-    try:
-        server = await asyncio.get_running_loop().create_server(
-            accept, sock=listener, backlog=_BACKLOG
-        )
-    except OSError as error:
-        await runner.cleanup()
-        raise _port_error(options.host, options.port, error) from None
-    announce(banner(app[ROUTES], options.host, listener.getsockname()[1]))
-    await stop.requested.wait()
-    admission = app[SERVICE].admission
-    log.info("stopping: %d requests are running", admission.num_in_flight)
-    admission.draining = True
-    server.close()
-    runner.server.pre_shutdown()
-    await _drained(admission, stop, options.drain_timeout_s)
-    watch.close()
-    await runner.cleanup()
-
-
-async def _drained(admission: Admission, stop: _StopSignal, timeout_s: float) -> None:
-    """Wait until no request runs, the time is over or a second signal came."""
-    waits = [
-        asyncio.create_task(admission.idle()),
-        asyncio.create_task(stop.urgent.wait()),
-    ]
-    _, pending = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
+async def _first_of(*waits: Coroutine[None, None, object], timeout_s: float) -> None:
+    """Wait until one of them is done or the time is over."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
-    if admission.num_in_flight:
-        log.warning("%d requests did not finish and are cut off", admission.num_in_flight)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that doesn't listen yet; UserError says why the port can't be had."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -235,7 +235,7 @@ def _num_choices(parameters: LmiParameters) -> int:
             f"best_of is {best_of} and n is {n}; every sequence is returned, so send one of them",
             field="parameters.best_of",
         )
-    num_choices = n or best_of or 1
+    num_choices = next((value for value in (n, best_of) if value is not None), 1)
     if not 1 <= num_choices <= 128:
         raise UserError(f"n must be between 1 and 128, got {num_choices}", field="parameters.n")
     return num_choices
