@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 4096
 _CANCEL_TIMEOUT_S = 0.5
+# How long a body that was refused is still read, so that the client gets to see the answer.
+_LINGERING_S = 1.0
 
 
 async def run_server(
@@ -59,6 +61,7 @@ class HttpServer:
             access_log=None,
             handler_cancellation=True,
             keepalive_timeout=options.keepalive_timeout_s,
+            lingering_time=_LINGERING_S,
             shutdown_timeout=_CANCEL_TIMEOUT_S,
         )
         self._listening: asyncio.Server | None = None
@@ -74,7 +77,8 @@ class HttpServer:
             )
         except OSError as error:
             await self._runner.cleanup()
-            raise _port_error(*listener.getsockname()[:2], error) from None
+            host, port = listener.getsockname()[:2]
+            raise _port_error(host, port, error) from None
 
     async def stop(self, urgent: asyncio.Event) -> None:
         """Accept nothing more, let running requests finish in time, cut off the rest.

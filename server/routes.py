@@ -45,18 +45,18 @@ class Route:
 
 def lmi_routes(service: Service, protocol: Protocol) -> list[Route]:
     """LMI's inference routes (LMI format reference, 3.1)."""
-    inference = InferenceHandler(service, protocol)
+    inference = InferenceHandler(service, protocol).handle
     purpose = "generate (LMI)"
     return [
         Route("*", "/invocations", inference, purpose),
         Route("*", "/predictions/{model}", inference, purpose),
         Route("*", "/predictions/{model}/{version}", inference, purpose),
-        Route("*", "/ping", PingHandler(service), "health"),
+        Route("*", "/ping", PingHandler(service).handle, "health"),
     ]
 
 
 def common_routes(service: Service) -> list[Route]:
-    return [Route("GET", "/metrics", MetricsHandler(service), "Prometheus metrics")]
+    return [Route("GET", "/metrics", MetricsHandler(service).handle, "Prometheus metrics")]
 
 
 class InferenceHandler:
@@ -66,7 +66,7 @@ class InferenceHandler:
         self._service = service
         self._protocol = protocol
 
-    async def __call__(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         service = self._service
         properties = request_properties(request.headers)
         self._choose_model(request, properties)
@@ -119,7 +119,7 @@ class PingHandler:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def __call__(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.Request) -> web.Response:
         healthy = self._service.backend.healthy
         status = {"status": "Healthy" if healthy else "FAILED"}
         return web.Response(
@@ -133,7 +133,7 @@ class MetricsHandler:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def __call__(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.Request) -> web.Response:
         return web.Response(
             body=self._service.metrics.render(), headers={"Content-Type": CONTENT_TYPE}
         )

@@ -1,0 +1,72 @@
+"""A server around a scripted engine, in the test's own event loop, and a raw HTTP client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from lmi_server.lifecycle import HttpServer, bind
+from lmi_server.options import ServerOptions
+from tests.server.fake_engine import FakeEngine
+
+
+@dataclass
+class Served:
+    engine: FakeEngine
+    server: HttpServer
+    client: aiohttp.ClientSession
+    port: int
+
+    async def post(self, body: Any, path: str = "/invocations", **kwargs: Any) -> Answer:
+        kwargs["data" if isinstance(body, bytes) else "json"] = body
+        async with self.client.post(path, **kwargs) as response:
+            return Answer(response.status, response.headers, await response.read())
+
+    async def raw(self, data: bytes, *, half_close: bool = False) -> bytes:
+        """Send bytes on a new connection and read until the server closes it."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(data)
+        if half_close:
+            writer.write_eof()
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@asynccontextmanager
+async def serving(engine: FakeEngine | None = None, **options: Any) -> AsyncIterator[Served]:
+    """Leaving stops the server and requires that nothing runs in the engine any more."""
+    engine = engine or FakeEngine()
+    options = {"drain_timeout_s": 0.2, **options}
+    server = HttpServer(engine, ServerOptions(port=0, **options))
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        await server.start(listener)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+            yield Served(engine, server, client, port)
+        await server.stop(asyncio.Event())
+    assert not engine.running
+
+
+def http_request(body: bytes, *headers: str, path: str = "/invocations") -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+async def eventually(condition: Any, timeout_s: float = 5.0) -> None:
+    """Wait until ``condition()`` holds."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
