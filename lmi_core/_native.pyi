@@ -19,6 +19,9 @@ class NativeError(RuntimeError):
 def instruction_sets() -> list[str]:
     """Names of the instruction-set levels compiled in that this CPU can run, best last."""
 
+def default_instruction_set() -> str:
+    """The best level, or the one that the environment variable LMI_INSTRUCTION_SET names."""
+
 def num_physical_cores() -> int:
     """Physical cores within the affinity mask and the cgroup's CPU quota, at least 1."""
 
@@ -279,6 +282,8 @@ class Graph:
         max_tokens: int,
         max_seqs: int,
         max_logit_rows: int,
+        max_blocks_per_seq: int,
+        block_size: int,
         act_dtype: Literal["fp32", "bf16"],
         instruction_set: str = "",
     ) -> None: ...
@@ -349,5 +354,7 @@ class Worker:
         """Queue a step; when it is done, 1 is added to the eventfd ``completion_fd``."""
     def run(self, graph: Graph, step: Step) -> None:
         """Submit and wait (tests, embedding without a loop). Releases the GIL."""
+    def drain(self) -> None:
+        """Wait until every submitted step is done. Releases the GIL."""
     def close(self) -> None:
-        """Finish what is queued and join every thread."""
+        """Finish what is queued and join every thread. Releases the GIL."""

@@ -4,4 +4,5 @@
 PYBIND11_MODULE(_native, m) {
   lmi::bind_common(m);
   lmi::bind_kv(m);
+  lmi::bind_step(m);
 }

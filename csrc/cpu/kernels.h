@@ -52,8 +52,8 @@ struct LinearArgs {
   int64_t x_stride = 0;     // elements
   PackedLinear weight;
   const float* bias = nullptr;  // [num_outputs] in the order of the unpacked matrix, or null
-  Activation activation =
-      Activation::kNone;  // != kNone: gated weight, y has num_outputs / 2 columns
+  // != kNone: gated weight, y has num_outputs / 2 columns.
+  Activation activation = Activation::kNone;
   bool add_to_y = false;  // y (fp32) += result: residual in place
   void* y = nullptr;
   DType y_dtype = DType::kF32;  // kF32 or kBF16
@@ -178,8 +178,8 @@ void unpack_linear(const PackedLinear& weight, float* target);
 
 // Levels compiled into this build that this CPU can run, worst first.
 std::vector<InstructionSet> available_instruction_sets();
-const char* instruction_set_name(
-    InstructionSet level);  // "scalar", "avx2", "avx512", "avx512_bf16"
+// "scalar", "avx2", "avx512" or "avx512_bf16".
+const char* instruction_set_name(InstructionSet level);
 // The best level, or the one the environment variable LMI_INSTRUCTION_SET names.
 InstructionSet default_instruction_set();
 InstructionSet parse_instruction_set(const std::string& name);  // throws Error with what is allowed

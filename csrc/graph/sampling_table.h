@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -28,11 +29,26 @@ struct SamplingRow {
   int32_t num_output = 0;  // output tokens observed
   std::vector<std::pair<int32_t, float>> logit_bias;
   std::vector<int32_t> banned_ids;
-  std::vector<int32_t> min_tokens_banned_ids;  // banned while num_output < min_tokens
-  std::vector<SeenToken> seen;                 // kept only when a penalty is on
+  std::vector<int32_t> min_tokens_banned_ids;       // banned while num_output < min_tokens
+  std::vector<SeenToken> seen;                      // kept only when a penalty is on
+  std::unordered_map<int32_t, int32_t> seen_index;  // token id -> index in seen
 
   bool has_penalty() const {
     return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f;
+  }
+
+  void observe_prompt(int32_t token_id) { see(token_id); }
+  void observe(int32_t token_id) {
+    ++num_output;
+    if (has_penalty()) ++see(token_id).num_output;
+  }
+
+ private:
+  SeenToken& see(int32_t token_id) {
+    const auto [entry, is_new] =
+        seen_index.try_emplace(token_id, static_cast<int32_t>(seen.size()));
+    if (is_new) seen.push_back({token_id, 0});
+    return seen[entry->second];
   }
 };
 

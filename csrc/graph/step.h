@@ -44,10 +44,9 @@ struct StepView {
 
   // Per logit row, [num_logit_rows].
   int32_t* logit_token_rows = nullptr;  // the token row it is computed from
-  int32_t* sampling_rows = nullptr;     // row of the sampling table, -1: nothing is sampled
-  int32_t* sample_positions =
-      nullptr;                    // position the sampled token will have (feeds the RNG counter)
-  int32_t* target_ids = nullptr;  // >= 0: report this token's log-probability instead
+  int32_t* sampling_rows = nullptr;     // row of the sampling table (also says the top-n), or -1
+  int32_t* sample_positions = nullptr;  // of the sampled token: the RNG's counter
+  int32_t* target_ids = nullptr;        // >= 0: report this token's log-probability instead
   const SamplingTable* sampling = nullptr;
 
   // Copies of whole blocks (all layers) done before the forward pass, [num_copies].

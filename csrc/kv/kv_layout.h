@@ -1,10 +1,13 @@
 // How K and V of one block lie in memory on the CPU.
 //
 // A layer holds [num_blocks] blocks; a block holds K then V:
-//   K, bf16: [kv_heads][block/16][head_dim/2][16 tokens][2]   so that q.K streams as vdpbf16ps
-//   pairs K, fp32: [kv_heads][block/16][head_dim][16 tokens] V, bf16:
-//   [kv_heads][block/2][head_dim][2 tokens]           so that p.V streams as vdpbf16ps pairs V,
-//   fp32: [kv_heads][block][head_dim]
+//
+//   K, bf16: [kv_heads][block/16][head_dim/2][16 tokens][2]
+//   K, fp32: [kv_heads][block/16][head_dim][16 tokens]
+//   V, bf16: [kv_heads][block/2][head_dim][2 tokens]
+//   V, fp32: [kv_heads][block][head_dim]
+//
+// so that both q.K and p.V stream as vdpbf16ps pairs.
 // The token that completes no pair has a zero partner in V: writing an even token clears its odd
 // neighbour, so stale memory never meets arithmetic.
 #pragma once

@@ -1,0 +1,1 @@
+"""Benchmarks: kernels, engine, serving, start-up, and the peers side by side."""

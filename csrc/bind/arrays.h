@@ -1,0 +1,49 @@
+// Conversions between numpy arrays, lists and the engine's types.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <string>
+#include <vector>
+
+#include "common/check.h"
+#include "common/dtype.h"
+
+namespace lmi {
+
+using FloatArray = pybind11::array_t<float, pybind11::array::c_style>;
+
+inline DType parse_dtype(const std::string& name) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8}) {
+    if (name == dtype_name(dtype)) return dtype;
+  }
+  LMI_CHECK(false, "unknown dtype '", name, "'; known are fp32, bf16, fp16, int8");
+  return DType::kF32;
+}
+
+// fp32 and fp16 arrays are what they say, uint16 is bf16.
+inline DType array_dtype(const pybind11::array& array) {
+  const auto dtype = array.dtype();
+  if (dtype.kind() == 'f' && dtype.itemsize() == 4) return DType::kF32;
+  if (dtype.kind() == 'f' && dtype.itemsize() == 2) return DType::kF16;
+  if (dtype.kind() == 'u' && dtype.itemsize() == 2) return DType::kBF16;
+  LMI_CHECK(false, "array of dtype ", std::string(pybind11::str(dtype)),
+            "; taken are float32, float16 and uint16 (bf16)");
+  return DType::kF32;
+}
+
+// A C-contiguous matrix; throws otherwise.
+inline void check_matrix(const pybind11::array& array, const char* what) {
+  LMI_CHECK(array.ndim() == 2, what, " has ", array.ndim(), " dimensions, not 2");
+  LMI_CHECK((array.flags() & pybind11::array::c_style) != 0, what, " is not contiguous");
+}
+
+// A numpy array over memory that owner keeps alive.
+template <typename T>
+pybind11::array_t<T> array_view(std::vector<pybind11::ssize_t> shape, const T* data,
+                                pybind11::handle owner) {
+  return pybind11::array_t<T>(std::move(shape), data, owner);
+}
+
+}  // namespace lmi

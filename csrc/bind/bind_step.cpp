@@ -1,0 +1,223 @@
+// The step buffer and the sampling table.
+#include <pybind11/stl.h>
+
+#include <algorithm>
+
+#include "bind/arrays.h"
+#include "bind/bind.h"
+#include "bind/ids.h"
+#include "graph/step_buffer.h"
+
+namespace py = pybind11;
+
+namespace lmi {
+namespace {
+
+SamplingRow& checked_row(SamplingTable& table, int32_t row) {
+  LMI_CHECK(row >= 0 && row < static_cast<int32_t>(table.rows.size()), "sampling row ", row, " of ",
+            table.rows.size());
+  return table.rows[row];
+}
+
+void check_ids(const SamplingTable& table, const std::vector<int32_t>& ids) {
+  for (const int32_t id : ids) {
+    LMI_CHECK(id >= 0 && id < table.vocab_size, "token id ", id, " of ", table.vocab_size);
+  }
+}
+
+void bind_sampling_table(py::module_& m) {
+  py::class_<SamplingTable>(m, "SamplingTable")
+      .def(py::init([](int32_t num_rows, int32_t vocab_size) {
+             LMI_CHECK(num_rows > 0 && vocab_size > 0, "rows ", num_rows, ", vocab ", vocab_size);
+             auto table = std::make_unique<SamplingTable>();
+             table->vocab_size = vocab_size;
+             table->rows.resize(num_rows);
+             return table;
+           }),
+           py::arg("num_rows"), py::arg("vocab_size"))
+      .def(
+          "set",
+          [](SamplingTable& table, int32_t row_id, float temperature, int32_t top_k, float top_p,
+             float min_p, float repetition_penalty, float presence_penalty, float frequency_penalty,
+             uint64_t seed, int32_t choice, int32_t num_logprobs,
+             std::vector<std::pair<int32_t, float>> logit_bias, std::vector<int32_t> banned_ids,
+             int32_t min_tokens, std::vector<int32_t> min_tokens_banned_ids) {
+            for (const auto& [id, bias] : logit_bias) check_ids(table, {id});
+            check_ids(table, banned_ids);
+            check_ids(table, min_tokens_banned_ids);
+            SamplingRow& row = checked_row(table, row_id);
+            row = SamplingRow();
+            row.temperature = temperature;
+            row.top_k = top_k;
+            row.top_p = top_p;
+            row.min_p = min_p;
+            row.repetition_penalty = repetition_penalty;
+            row.presence_penalty = presence_penalty;
+            row.frequency_penalty = frequency_penalty;
+            row.seed = seed;
+            row.choice = choice;
+            row.num_logprobs = num_logprobs;
+            row.min_tokens = min_tokens;
+            row.logit_bias = std::move(logit_bias);
+            row.banned_ids = std::move(banned_ids);
+            row.min_tokens_banned_ids = std::move(min_tokens_banned_ids);
+          },
+          py::arg("row"), py::kw_only(), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
+          py::arg("min_p"), py::arg("repetition_penalty"), py::arg("presence_penalty"),
+          py::arg("frequency_penalty"), py::arg("seed"), py::arg("choice"), py::arg("num_logprobs"),
+          py::arg("logit_bias"), py::arg("banned_ids"), py::arg("min_tokens"),
+          py::arg("min_tokens_banned_ids"))
+      .def(
+          "observe_prompt",
+          [](SamplingTable& table, int32_t row_id, const py::object& token_ids) {
+            SamplingRow& row = checked_row(table, row_id);
+            if (row.repetition_penalty == 1.0f) return;
+            const std::vector<int32_t> ids = ids_from_python(token_ids);
+            check_ids(table, ids);
+            for (const int32_t id : ids) row.observe_prompt(id);
+          },
+          py::arg("row"), py::arg("token_ids"))
+      .def(
+          "observe",
+          [](SamplingTable& table, int32_t row_id, int32_t token_id) {
+            LMI_CHECK(token_id >= 0 && token_id < table.vocab_size, "token id ", token_id);
+            checked_row(table, row_id).observe(token_id);
+          },
+          py::arg("row"), py::arg("token_id"))
+      .def(
+          "observe_many",
+          [](SamplingTable& table, int32_t row_id, const py::object& token_ids) {
+            SamplingRow& row = checked_row(table, row_id);
+            const std::vector<int32_t> ids = ids_from_python(token_ids);
+            check_ids(table, ids);
+            for (const int32_t id : ids) row.observe(id);
+          },
+          py::arg("row"), py::arg("token_ids"));
+}
+
+LogitRows parse_logit_rows(const std::string& name) {
+  if (name == "none") return LogitRows::kNone;
+  if (name == "last") return LogitRows::kLast;
+  LMI_CHECK(name == "all", "logits '", name, "'; known are none, last, all");
+  return LogitRows::kAll;
+}
+
+// An array of the buffer by its name in step.h, cut to the present counts.
+py::array view_array(const py::object& self, const std::string& name) {
+  const StepView& view = self.cast<const StepBuffer&>().view();
+  const std::pair<const char*, const int32_t*> token_arrays[] = {
+      {"token_ids", view.token_ids}, {"positions", view.positions}, {"slots", view.slots}};
+  const std::pair<const char*, const int32_t*> seq_arrays[] = {{"first_rows", view.first_rows},
+                                                               {"num_rows", view.num_rows},
+                                                               {"kv_lengths", view.kv_lengths},
+                                                               {"table_rows", view.table_rows}};
+  const std::pair<const char*, const int32_t*> logit_arrays[] = {
+      {"logit_token_rows", view.logit_token_rows}, {"sampling_rows", view.sampling_rows},
+      {"sample_positions", view.sample_positions}, {"target_ids", view.target_ids},
+      {"sampled_ids", view.sampled_ids},           {"num_top", view.num_top}};
+  const std::pair<const char*, const int32_t*> copy_arrays[] = {{"copy_src", view.copy_src},
+                                                                {"copy_dst", view.copy_dst}};
+  const auto find = [&](const auto& arrays, int32_t count) -> py::object {
+    for (const auto& [array_name, data] : arrays) {
+      if (name == array_name) return array_view<int32_t>({count}, data, self);
+    }
+    return py::none();
+  };
+  for (const py::object& found :
+       {find(token_arrays, view.num_tokens), find(seq_arrays, view.num_seqs),
+        find(logit_arrays, view.num_logit_rows), find(copy_arrays, view.num_copies)}) {
+    if (!found.is_none()) return found;
+  }
+  LMI_CHECK(name == "sampled_logprobs", "a step has no array '", name, "'");
+  return array_view<float>({view.num_logit_rows}, view.sampled_logprobs, self);
+}
+
+py::list top_of(const StepBuffer& step, int32_t logit_row) {
+  const StepView& view = step.view();
+  LMI_CHECK(logit_row >= 0 && logit_row < view.num_logit_rows, "logit row ", logit_row);
+  const int64_t base = static_cast<int64_t>(logit_row) * view.capacity.max_logprobs;
+  py::list result;
+  for (int32_t i = 0; i < view.num_top[logit_row]; ++i) {
+    result.append(py::make_tuple(view.top_ids[base + i], view.top_logprobs[base + i]));
+  }
+  return result;
+}
+
+template <typename T>
+py::list to_list(const T* data, int32_t count) {
+  py::list result(count);
+  for (int32_t i = 0; i < count; ++i) result[i] = data[i];
+  return result;
+}
+
+}  // namespace
+
+void bind_step(py::module_& m) {
+  bind_sampling_table(m);
+  py::class_<StepBuffer>(m, "Step")
+      .def(py::init([](int32_t max_tokens, int32_t max_seqs, int32_t max_logit_rows,
+                       int32_t max_logprobs, int32_t max_copies, int32_t block_size,
+                       const BlockTables& block_tables, const SamplingTable& sampling) {
+             const StepCapacity capacity{.max_tokens = max_tokens,
+                                         .max_seqs = max_seqs,
+                                         .max_logit_rows = max_logit_rows,
+                                         .max_logprobs = max_logprobs,
+                                         .max_copies = max_copies,
+                                         .max_blocks_per_seq = 0,
+                                         .block_size = block_size};
+             return std::make_unique<StepBuffer>(capacity, block_tables, sampling);
+           }),
+           py::kw_only(), py::arg("max_tokens"), py::arg("max_seqs"), py::arg("max_logit_rows"),
+           py::arg("max_logprobs"), py::arg("max_copies"), py::arg("block_size"),
+           py::arg("block_tables"), py::arg("sampling"), py::keep_alive<1, 8>(),
+           py::keep_alive<1, 9>())
+      .def_property_readonly("num_tokens", [](const StepBuffer& s) { return s.view().num_tokens; })
+      .def_property_readonly("num_seqs", [](const StepBuffer& s) { return s.view().num_seqs; })
+      .def_property_readonly("num_logit_rows",
+                             [](const StepBuffer& s) { return s.view().num_logit_rows; })
+      .def("clear", &StepBuffer::clear)
+      .def(
+          "add",
+          [](StepBuffer& step, const py::object& token_ids, int32_t start, int32_t table_row,
+             int32_t sampling_row, const std::string& logits) {
+            const std::vector<int32_t> ids = ids_from_python(token_ids);
+            for (const int32_t id : ids) {
+              LMI_CHECK(id >= 0 && id < step.view().sampling->vocab_size, "token id ", id, " of ",
+                        step.view().sampling->vocab_size);
+            }
+            return step.add(ids.data(), static_cast<int32_t>(ids.size()), start, table_row,
+                            sampling_row, parse_logit_rows(logits));
+          },
+          py::arg("token_ids"), py::arg("start"), py::arg("table_row"), py::arg("sampling_row"),
+          py::arg("logits"))
+      .def("set_target", &StepBuffer::set_target, py::arg("logit_row"), py::arg("token_id"))
+      .def("add_copy", &StepBuffer::add_copy, py::arg("src_block"), py::arg("dst_block"))
+      .def("sampled",
+           [](const StepBuffer& s) {
+             return to_list(s.view().sampled_ids, s.view().num_logit_rows);
+           })
+      .def("logprobs",
+           [](const StepBuffer& s) {
+             return to_list(s.view().sampled_logprobs, s.view().num_logit_rows);
+           })
+      .def(
+          "logprob",
+          [](const StepBuffer& s, int32_t row) {
+            LMI_CHECK(row >= 0 && row < s.view().num_logit_rows, "logit row ", row);
+            return s.view().sampled_logprobs[row];
+          },
+          py::arg("logit_row"))
+      .def("top", &top_of, py::arg("logit_row"))
+      .def_readwrite("error", &StepBuffer::error)
+      .def_property_readonly("submitted_ns",
+                             [](const StepBuffer& s) { return s.times.submitted_ns; })
+      .def_property_readonly("started_ns", [](const StepBuffer& s) { return s.times.started_ns; })
+      .def_property_readonly("finished_ns", [](const StepBuffer& s) { return s.times.finished_ns; })
+      .def_property_readonly(
+          "native_ns", [](const StepBuffer& s) { return s.times.finished_ns - s.times.started_ns; })
+      .def("view", &view_array, py::arg("name"))
+      .def("set_result", &StepBuffer::set_result, py::arg("logit_row"), py::arg("token_id"),
+           py::arg("logprob"), py::arg("top") = std::vector<std::pair<int32_t, float>>());
+}
+
+}  // namespace lmi

@@ -1,0 +1,157 @@
+// The step graph: a recorded list of kernel calls, replayed for every step.
+//
+// Recording happens once per model: each call appends a node whose operands are values (name,
+// dtype, columns, row symbol; no data). finish() gives every value an arena offset from its
+// lifetime. Replaying reads all counts from the step buffer, so one recording serves every batch. A
+// step is one parallel region and a node one of its phases, whose chunks threads take from an
+// atomic counter.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/aligned_memory.h"
+#include "common/thread_pool.h"
+#include "cpu/kernels.h"
+#include "graph/step.h"
+
+namespace lmi {
+
+enum class RowSymbol : uint8_t { kTokens, kLogits };
+
+using ValueId = int32_t;
+
+struct Value {
+  std::string name;
+  DType dtype = DType::kF32;
+  int64_t columns = 0;
+  RowSymbol rows = RowSymbol::kTokens;
+  int32_t first_node = 0;  // the node that defines it
+  int32_t last_node = 0;   // the last node that reads it
+  int64_t offset = 0;      // in the arena, after finish()
+};
+
+struct GraphConfig {
+  StepCapacity capacity;
+  DType act_dtype = DType::kBF16;  // kF32 or kBF16: inputs of linear and attention
+  cpu::InstructionSet instruction_set = cpu::InstructionSet::kScalar;
+};
+
+class Graph {
+ public:
+  explicit Graph(const GraphConfig& config);
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  // Recording. Arguments carry the constant operands (weights, sizes, flags); pointers to
+  // activations, row counts and the step are filled in at run time. Owners of constant memory are
+  // kept by the caller for as long as the graph lives.
+  ValueId embed(cpu::EmbedArgs args);
+  ValueId rms_norm(ValueId x, cpu::RmsNormArgs args);
+  ValueId linear(ValueId x, cpu::LinearArgs args);
+  ValueId linear_add(ValueId x, ValueId residual, cpu::LinearArgs args);  // in place
+  ValueId rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args);
+  ValueId attention(ValueId q, cpu::AttentionArgs args);
+  ValueId gather_logit_rows(ValueId x);
+  void sample(ValueId logits);
+  void output(ValueId x);  // keeps x readable after the step
+  void finish();
+
+  const Value& value(ValueId id) const;
+  const GraphConfig& config() const { return config_; }
+  int64_t arena_bytes() const { return arena_.num_bytes(); }
+  const uint8_t* data(ValueId id) const;
+  std::vector<std::string> describe() const;
+
+  // Replays every node on all threads of the pool; called by one thread at a time.
+  void run(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch);
+
+ private:
+  struct EmbedNode {
+    cpu::EmbedArgs args;
+    ValueId y;
+  };
+  struct RmsNormNode {
+    cpu::RmsNormArgs args;
+    ValueId x, y;
+  };
+  struct LinearNode {
+    cpu::LinearArgs args;
+    ValueId x, y;
+  };
+  struct RopeCacheNode {
+    cpu::RopeCacheArgs args;
+    ValueId qkv, q;
+  };
+  struct AttentionNode {
+    cpu::AttentionArgs args;
+    ValueId q, y;
+  };
+  struct GatherNode {
+    cpu::GatherRowsArgs args;
+    ValueId x, y;
+  };
+  struct SampleNode {
+    cpu::SampleArgs args;
+    ValueId logits;
+  };
+  struct BlockCopyNode {
+    cpu::BlockCopyArgs args;
+  };
+  using Node = std::variant<EmbedNode, RmsNormNode, LinearNode, RopeCacheNode, AttentionNode,
+                            GatherNode, SampleNode, BlockCopyNode>;
+
+  ValueId add_value(std::string name, DType dtype, int64_t columns, RowSymbol rows);
+  void add_node(Node node, std::initializer_list<ValueId> operands);
+  void check_recording() const;
+  void check_operand(ValueId id, DType dtype, int64_t columns, const char* what) const;
+  int64_t row_capacity(RowSymbol rows) const;
+  int64_t value_bytes(const Value& value) const;
+  void assign_offsets();
+
+  uint8_t* pointer(ValueId id) const;
+  int64_t num_rows(ValueId id, const StepView& step) const;
+
+  // Fill in what is fixed after finish(): pointers to values.
+  void link(EmbedNode& node) const;
+  void link(RmsNormNode& node) const;
+  void link(LinearNode& node) const;
+  void link(RopeCacheNode& node) const;
+  void link(AttentionNode& node) const;
+  void link(GatherNode& node) const;
+  void link(SampleNode& node) const;
+  void link(BlockCopyNode&) const {}
+
+  // Fill in what a step decides: row counts, the step itself.
+  void bind(EmbedNode& node, const StepView& step) const;
+  void bind(RmsNormNode& node, const StepView& step) const;
+  void bind(LinearNode& node, const StepView& step) const;
+  void bind(RopeCacheNode& node, const StepView& step) const { node.args.step = &step; }
+  void bind(AttentionNode& node, const StepView& step) const { node.args.step = &step; }
+  void bind(GatherNode& node, const StepView& step) const;
+  void bind(SampleNode& node, const StepView& step) const { node.args.step = &step; }
+  void bind(BlockCopyNode& node, const StepView& step) const { node.args.step = &step; }
+
+  const auto& kernel(const EmbedNode&) const { return kernels_.embed; }
+  const auto& kernel(const RmsNormNode&) const { return kernels_.rms_norm; }
+  const auto& kernel(const LinearNode&) const { return kernels_.linear; }
+  const auto& kernel(const RopeCacheNode&) const { return kernels_.rope_cache_write; }
+  const auto& kernel(const AttentionNode&) const { return kernels_.attention; }
+  const auto& kernel(const GatherNode&) const { return kernels_.gather_rows; }
+  const auto& kernel(const SampleNode&) const { return kernels_.sample; }
+  const auto& kernel(const BlockCopyNode&) const { return kernels_.block_copy; }
+
+  GraphConfig config_;
+  const cpu::Kernels& kernels_;
+  std::vector<Node> nodes_;
+  std::vector<Value> values_;
+  std::vector<ValueId> outputs_;
+  AlignedMemory arena_;
+  AlignedMemory attention_workspace_;
+  int64_t attention_workspace_bytes_ = 0;
+  bool finished_ = false;
+};
+
+}  // namespace lmi

@@ -1,0 +1,146 @@
+#include "graph/step_buffer.h"
+
+#include <algorithm>
+
+#include "common/check.h"
+
+namespace lmi {
+
+StepBuffer::StepBuffer(StepCapacity capacity, const BlockTables& tables,
+                       const SamplingTable& sampling)
+    : tables_(tables) {
+  LMI_CHECK(capacity.max_tokens > 0 && capacity.max_seqs > 0 && capacity.max_logit_rows > 0,
+            "capacities must be positive");
+  LMI_CHECK(capacity.block_size > 0, "block_size ", capacity.block_size);
+  static_assert(sizeof(float) == sizeof(int32_t));
+  capacity.max_blocks_per_seq = tables.max_blocks_per_seq();
+  view_.capacity = capacity;
+  view_.block_tables = tables.data();
+  view_.sampling = &sampling;
+
+  const int64_t num_top = static_cast<int64_t>(capacity.max_logit_rows) * capacity.max_logprobs;
+  const int64_t total = 3LL * capacity.max_tokens + 4LL * capacity.max_seqs +
+                        7LL * capacity.max_logit_rows + 2LL * capacity.max_copies + 2 * num_top;
+  memory_ = std::make_unique<int32_t[]>(total);
+  int32_t* next = memory_.get();
+  const auto take = [&next](int64_t count) {
+    int32_t* taken = next;
+    next += count;
+    return taken;
+  };
+  for (int32_t** array : {&view_.token_ids, &view_.positions, &view_.slots}) {
+    *array = take(capacity.max_tokens);
+  }
+  for (int32_t** array :
+       {&view_.first_rows, &view_.num_rows, &view_.kv_lengths, &view_.table_rows}) {
+    *array = take(capacity.max_seqs);
+  }
+  for (int32_t** array : {&view_.logit_token_rows, &view_.sampling_rows, &view_.sample_positions,
+                          &view_.target_ids, &view_.sampled_ids, &view_.num_top}) {
+    *array = take(capacity.max_logit_rows);
+  }
+  view_.sampled_logprobs = reinterpret_cast<float*>(take(capacity.max_logit_rows));
+  view_.copy_src = take(capacity.max_copies);
+  view_.copy_dst = take(capacity.max_copies);
+  view_.top_ids = take(num_top);
+  view_.top_logprobs = reinterpret_cast<float*>(take(num_top));
+}
+
+void StepBuffer::clear() {
+  view_.num_tokens = view_.num_seqs = view_.num_logit_rows = view_.num_copies = 0;
+  times = {};
+  error.clear();
+}
+
+int32_t StepBuffer::add(const int32_t* token_ids, int32_t num_tokens, int32_t start,
+                        int32_t table_row, int32_t sampling_row, LogitRows logits) {
+  const StepCapacity& capacity = view_.capacity;
+  LMI_CHECK(num_tokens > 0, "a sequence needs at least one token in a step");
+  LMI_CHECK(view_.num_tokens + num_tokens <= capacity.max_tokens, "step has ", view_.num_tokens,
+            " of ", capacity.max_tokens, " tokens, ", num_tokens, " more don't fit");
+  LMI_CHECK(view_.num_seqs < capacity.max_seqs, "step already has ", capacity.max_seqs,
+            " sequences");
+  const int32_t new_logit_rows = logits == LogitRows::kNone   ? 0
+                                 : logits == LogitRows::kLast ? 1
+                                                              : num_tokens;
+  LMI_CHECK(view_.num_logit_rows + new_logit_rows <= capacity.max_logit_rows, "step has ",
+            view_.num_logit_rows, " of ", capacity.max_logit_rows, " logit rows, ", new_logit_rows,
+            " more don't fit");
+  const int32_t end = start + num_tokens;
+  const std::span<const int32_t> blocks = tables_.row(table_row);
+  const auto num_slots = static_cast<int64_t>(blocks.size()) * capacity.block_size;
+  LMI_CHECK(start >= 0 && end <= num_slots, "tokens ", start, " to ", end,
+            " need more blocks than the ", blocks.size(), " of table row ", table_row);
+  const int32_t first_row = view_.num_tokens;
+  for (int32_t i = 0; i < num_tokens; ++i) {
+    const int32_t position = start + i;
+    view_.token_ids[first_row + i] = token_ids[i];
+    view_.positions[first_row + i] = position;
+    view_.slots[first_row + i] = blocks[position / capacity.block_size] * capacity.block_size +
+                                 position % capacity.block_size;
+  }
+  view_.num_tokens += num_tokens;
+
+  const int32_t seq = view_.num_seqs++;
+  view_.first_rows[seq] = first_row;
+  view_.num_rows[seq] = num_tokens;
+  view_.kv_lengths[seq] = end;
+  view_.table_rows[seq] = table_row;
+
+  const int32_t first_logit_row = view_.num_logit_rows;
+  if (logits == LogitRows::kNone) return -1;
+  if (logits == LogitRows::kAll) {
+    for (int32_t i = 0; i + 1 < num_tokens; ++i) {
+      const int32_t row = add_logit_row(first_row + i, sampling_row, start + i + 1);
+      view_.target_ids[row] = token_ids[i + 1];
+    }
+  }
+  add_logit_row(first_row + num_tokens - 1, sampling_row, end);
+  return first_logit_row;
+}
+
+int32_t StepBuffer::add_logit_row(int32_t token_row, int32_t sampling_row,
+                                  int32_t sample_position) {
+  LMI_CHECK(sampling_row >= -1 && sampling_row < static_cast<int32_t>(view_.sampling->rows.size()),
+            "sampling row ", sampling_row);
+  const int32_t row = view_.num_logit_rows++;
+  view_.logit_token_rows[row] = token_row;
+  view_.sampling_rows[row] = sampling_row;
+  view_.sample_positions[row] = sample_position;
+  view_.target_ids[row] = -1;
+  view_.sampled_ids[row] = -1;
+  view_.sampled_logprobs[row] = 0.0f;
+  view_.num_top[row] = 0;
+  return row;
+}
+
+void StepBuffer::set_target(int32_t logit_row, int32_t token_id) {
+  LMI_CHECK(logit_row >= 0 && logit_row < view_.num_logit_rows, "logit row ", logit_row);
+  LMI_CHECK(token_id >= 0 && token_id < view_.sampling->vocab_size, "token id ", token_id);
+  view_.target_ids[logit_row] = token_id;
+}
+
+void StepBuffer::add_copy(int32_t src_block, int32_t dst_block) {
+  LMI_CHECK(view_.num_copies < view_.capacity.max_copies, "step already has ",
+            view_.capacity.max_copies, " block copies");
+  view_.copy_src[view_.num_copies] = src_block;
+  view_.copy_dst[view_.num_copies] = dst_block;
+  ++view_.num_copies;
+}
+
+void StepBuffer::set_result(int32_t logit_row, int32_t token_id, float logprob,
+                            const std::vector<std::pair<int32_t, float>>& top) {
+  LMI_CHECK(logit_row >= 0 && logit_row < view_.num_logit_rows, "logit row ", logit_row);
+  view_.sampled_ids[logit_row] = token_id;
+  view_.sampled_logprobs[logit_row] = logprob;
+  const auto num_top =
+      std::min<int32_t>(static_cast<int32_t>(top.size()), view_.capacity.max_logprobs);
+  view_.num_top[logit_row] = num_top;
+  const int64_t base = static_cast<int64_t>(logit_row) * view_.capacity.max_logprobs;
+  for (int32_t i = 0; i < num_top; ++i) {
+    view_.top_ids[base + i] = top[i].first;
+    view_.top_logprobs[base + i] = top[i].second;
+  }
+}
+
+}  // namespace lmi

@@ -1,0 +1,56 @@
+// Owner of one step buffer's memory, and the calls that fill it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "graph/sampling_table.h"
+#include "graph/step.h"
+#include "kv/block_tables.h"
+
+namespace lmi {
+
+enum class LogitRows : uint8_t { kNone, kLast, kAll };
+
+// Times are CLOCK_MONOTONIC nanoseconds.
+struct StepTimes {
+  int64_t submitted_ns = 0;
+  int64_t started_ns = 0;
+  int64_t finished_ns = 0;
+};
+
+class StepBuffer {
+ public:
+  // tables and sampling are read through, not copied; they must outlive the buffer.
+  StepBuffer(StepCapacity capacity, const BlockTables& tables, const SamplingTable& sampling);
+  StepBuffer(const StepBuffer&) = delete;
+  StepBuffer& operator=(const StepBuffer&) = delete;
+
+  void clear();
+
+  // Appends a sequence's tokens at positions start, start + 1, ...; returns the first logit row or
+  // -1. kLast samples after the last token with sampling_row; kAll also reports, for every other
+  // row, the log-probability of the token that follows.
+  int32_t add(const int32_t* token_ids, int32_t num_tokens, int32_t start, int32_t table_row,
+              int32_t sampling_row, LogitRows logits);
+  void set_target(int32_t logit_row, int32_t token_id);
+  void add_copy(int32_t src_block, int32_t dst_block);
+  void set_result(int32_t logit_row, int32_t token_id, float logprob,
+                  const std::vector<std::pair<int32_t, float>>& top);
+
+  const StepView& view() const { return view_; }
+
+  StepTimes times;
+  std::string error;  // why the step failed; empty when it didn't
+
+ private:
+  int32_t add_logit_row(int32_t token_row, int32_t sampling_row, int32_t sample_position);
+
+  StepView view_;
+  const BlockTables& tables_;
+  std::unique_ptr<int32_t[]> memory_;
+};
+
+}  // namespace lmi

@@ -1,0 +1,84 @@
+#include "graph/worker.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <ctime>
+#include <exception>
+
+#include "common/check.h"
+
+namespace lmi {
+
+int64_t monotonic_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+}
+
+Worker::Worker(int32_t num_threads) : num_threads_(num_threads) {
+  LMI_CHECK(num_threads >= 1, "num_threads ", num_threads);
+  thread_ = std::thread([this] { main(); });
+}
+
+Worker::~Worker() { close(); }
+
+void Worker::submit(Graph& graph, StepBuffer& step, int completion_fd) {
+  step.times.submitted_ns = monotonic_ns();
+  {
+    const std::lock_guard lock(mutex_);
+    LMI_CHECK(!is_closing_, "the worker is closed");
+    jobs_.push_back({&graph, &step, completion_fd});
+  }
+  job_added_.notify_one();
+}
+
+void Worker::drain() {
+  std::unique_lock lock(mutex_);
+  job_done_.wait(lock, [this] { return jobs_.empty(); });
+}
+
+void Worker::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_closing_ = true;
+  }
+  job_added_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Worker::main() {
+  pthread_setname_np(pthread_self(), "lmi-worker");
+  ThreadPool pool(num_threads_);
+  AlignedMemory memory(num_threads_ * cpu::kScratchBytes);
+  std::vector<cpu::Scratch> scratch;
+  for (int32_t i = 0; i < num_threads_; ++i) {
+    scratch.push_back({memory.data() + i * cpu::kScratchBytes, cpu::kScratchBytes});
+  }
+  std::unique_lock lock(mutex_);
+  while (true) {
+    job_added_.wait(lock, [this] { return is_closing_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    const Job job = jobs_.front();
+    lock.unlock();
+    execute(job, pool, scratch);
+    lock.lock();
+    jobs_.pop_front();
+    job_done_.notify_all();
+  }
+}
+
+void Worker::execute(const Job& job, ThreadPool& pool, std::vector<cpu::Scratch>& scratch) {
+  job.step->times.started_ns = monotonic_ns();
+  try {
+    job.graph->run(job.step->view(), pool, scratch);
+  } catch (const std::exception& error) {
+    job.step->error = error.what();
+  }
+  job.step->times.finished_ns = monotonic_ns();
+  if (job.completion_fd < 0) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(job.completion_fd, &one, sizeof(one));
+}
+
+}  // namespace lmi

@@ -1,0 +1,36 @@
+// Owner of the KV memory of all blocks and layers: reserved at once, touched on use.
+#pragma once
+
+#include "common/aligned_memory.h"
+#include "common/check.h"
+#include "kv/kv_layout.h"
+
+namespace lmi {
+
+class KvCache {
+ public:
+  // shape.base is ignored.
+  explicit KvCache(const KvCacheView& shape) : view_(checked(shape)), memory_(view_.total_bytes()) {
+    view_.base = memory_.data();
+  }
+
+  const KvCacheView& view() const { return view_; }
+  int64_t num_bytes() const { return memory_.num_bytes(); }
+
+ private:
+  static const KvCacheView& checked(const KvCacheView& shape) {
+    LMI_CHECK(shape.dtype == DType::kF32 || shape.dtype == DType::kBF16,
+              "the KV cache is fp32 or bf16, not ", dtype_name(shape.dtype));
+    LMI_CHECK(shape.num_layers > 0 && shape.num_blocks > 0 && shape.num_kv_heads > 0,
+              "layers, blocks and heads must be positive");
+    LMI_CHECK(shape.block_size > 0 && shape.block_size % kKeyGroup == 0, "block size ",
+              shape.block_size, " is not a multiple of ", kKeyGroup);
+    LMI_CHECK(shape.head_dim > 0 && shape.head_dim % 2 == 0, "head size ", shape.head_dim);
+    return shape;
+  }
+
+  KvCacheView view_;
+  AlignedMemory memory_;
+};
+
+}  // namespace lmi

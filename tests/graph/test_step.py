@@ -1,0 +1,111 @@
+"""The step buffer: what filling it writes, and what it refuses."""
+
+import pytest
+
+from lmi_core import _native
+
+BLOCK = 16
+
+
+@pytest.fixture
+def tables():
+    tables = _native.BlockTables(4, 8)
+    tables.set(0, [5, 2, 7])
+    tables.set(1, [1])
+    return tables
+
+
+@pytest.fixture
+def step(tables):
+    return make_step(tables)
+
+
+def make_step(tables, **sizes):
+    defaults = {
+        "max_tokens": 64,
+        "max_seqs": 4,
+        "max_logit_rows": 8,
+        "max_logprobs": 3,
+        "max_copies": 2,
+        "block_size": BLOCK,
+    }
+    return _native.Step(
+        **{**defaults, **sizes},
+        block_tables=tables,
+        sampling=_native.SamplingTable(4, 100),
+    )
+
+
+def test_a_prefill_chunk_and_a_decode_row_share_a_step(step):
+    assert step.add([10, 11, 12], 15, 0, -1, "none") == -1
+    assert step.add([13], 3, 1, 2, "last") == 0
+    assert step.view("token_ids").tolist() == [10, 11, 12, 13]
+    assert step.view("positions").tolist() == [15, 16, 17, 3]
+    # position 15 is the end of block 5, 16 and 17 the start of block 2
+    assert step.view("slots").tolist() == [5 * BLOCK + 15, 2 * BLOCK, 2 * BLOCK + 1, BLOCK + 3]
+    assert step.view("first_rows").tolist() == [0, 3]
+    assert step.view("num_rows").tolist() == [3, 1]
+    assert step.view("kv_lengths").tolist() == [18, 4]
+    assert step.view("table_rows").tolist() == [0, 1]
+    assert step.view("logit_token_rows").tolist() == [3]
+    assert step.view("sampling_rows").tolist() == [2]
+    assert step.view("sample_positions").tolist() == [4]
+
+
+def test_all_logits_target_the_next_token_and_sample_the_last(step):
+    assert step.add([10, 11, 12], 0, 0, 3, "all") == 0
+    assert step.view("logit_token_rows").tolist() == [0, 1, 2]
+    assert step.view("target_ids").tolist() == [11, 12, -1]
+    assert step.view("sampling_rows").tolist() == [3, 3, 3]
+    step.set_target(2, 42)
+    assert step.view("target_ids").tolist() == [11, 12, 42]
+
+
+def test_clear_empties_everything(step):
+    step.add([1, 2], 0, 0, 0, "all")
+    step.add_copy(1, 2)
+    step.error = "broken"
+    step.clear()
+    assert (step.num_tokens, step.num_seqs, step.num_logit_rows) == (0, 0, 0)
+    assert step.view("copy_src").size == 0
+    assert step.error == ""
+
+
+def test_results_come_back_by_logit_row(step):
+    step.add([1], 0, 0, 0, "last")
+    step.add([1], 0, 1, 1, "last")
+    step.set_result(1, 7, -0.5, [(7, -0.5), (3, -1.5), (4, -2.0), (9, -9.0)])
+    assert step.sampled() == [-1, 7]
+    assert step.logprobs() == [0.0, -0.5]
+    assert step.top(1) == [(7, -0.5), (3, -1.5), (4, -2.0)]  # no more than max_logprobs
+    assert step.top(0) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], 0, 0, 0, "last"), "at least one token"),
+        (([1], 16, 1, 0, "last"), "need more blocks than the 1 of table row 1"),
+        (([1], 0, 9, 0, "last"), "block table row 9"),
+        (([1], 0, 0, 4, "last"), "sampling row 4"),
+        (([1], -1, 0, 0, "last"), "tokens -1"),
+        (([100], 0, 0, 0, "last"), "token id 100 of 100"),
+        (([-1], 0, 0, 0, "last"), "token id -1"),
+        (([1] * 9, 0, 0, 0, "all"), "logit rows"),
+        (([1] * 65, 0, 0, 0, "none"), "64 tokens"),
+        (([1], 0, 0, 0, "some"), "known are none, last, all"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_numbers(step, arguments, message):
+    with pytest.raises(_native.NativeError, match=message):
+        step.add(*arguments)
+
+
+def test_the_number_of_sequences_and_copies_is_bounded(tables):
+    step = make_step(tables, max_seqs=1, max_copies=1)
+    step.add([1], 0, 0, 0, "last")
+    with pytest.raises(_native.NativeError, match="1 sequences"):
+        step.add([1], 0, 1, 0, "last")
+    step.add_copy(0, 1)
+    with pytest.raises(_native.NativeError, match="1 block copies"):
+        step.add_copy(1, 2)
