@@ -16,7 +16,7 @@ from lmi_core.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetoke
 from lmi_core.text.token_bytes import TokenBytes, byte_rule
 
 _INLINE_CHARS = 2048
-"""Longer texts are encoded in a thread, without the GIL: this many cost under half a millisecond."""
+"""Longer texts go to a thread, without the GIL: this many cost under half a millisecond."""
 
 
 class Tokenizer:
