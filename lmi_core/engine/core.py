@@ -165,6 +165,7 @@ class EngineCore:
         finally:
             self._abort_all()
             self._task.cancel()
+            self._loop.detach()
             self._runner.close()
             self.tokenizer.close()
             self.state = LifeState.STOPPED

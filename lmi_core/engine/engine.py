@@ -48,12 +48,12 @@ class Engine:
         eos_token_ids: Sequence[int] = (),
         own_loop: bool = False,
         observer: EngineObserver | None = None,
-        progress: Callable[[str, float], None] | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
         check_integrity: bool = False,
     ) -> None:
         """``config``: a configuration, or a model directory for the defaults. ``runner``, with its
         ``tokenizer`` and ``eos_token_ids``, replaces the one that would be loaded. ``progress`` is
-        called with what is loading and the fraction done, in the loading thread.
+        called with what is loading, how much is done and of how much, in the loading thread.
         ``check_integrity`` accounts for every KV block after every step (tests).
         """
         if not isinstance(config, EngineConfig):

@@ -54,9 +54,7 @@ class KvMemory:
             return []
         return self.pool.hash_blocks(prompt_ids, extra=salt.encode())
 
-    def admit(
-        self, sequence: Sequence, *, num_spare_blocks: int, allow_copy: bool
-    ) -> Admission | None:
+    def admit(self, sequence: Sequence, *, num_spare_blocks: int) -> Admission | None:
         """Give a waiting sequence a row and blocks for all of its tokens, if that leaves
         ``num_spare_blocks`` available; None otherwise. What is cached, or computed by a sibling,
         is shared."""
@@ -64,7 +62,7 @@ class KvMemory:
             return None
         source = _fork_source(sequence)
         if source is not None:
-            return self._admit_fork(sequence, source, num_spare_blocks, allow_copy)
+            return self._admit_fork(sequence, source, num_spare_blocks)
         shared = self._cached_prefix(sequence)
         num_computed = len(shared) * self.block_size
         if not self._take(sequence, shared, num_computed, num_spare_blocks):
@@ -126,14 +124,12 @@ class KvMemory:
         assert self._num_promised == promised, f"promised {self._num_promised}, not {promised}"
 
     def _admit_fork(
-        self, sequence: Sequence, source: Sequence, num_spare_blocks: int, allow_copy: bool
+        self, sequence: Sequence, source: Sequence, num_spare_blocks: int
     ) -> Admission | None:
         """Share a sibling's prompt but for its last token, which the fork computes itself for its
         own first sample. A block that ends within the prompt is copied."""
         num_computed = sequence.num_prompt - 1
         num_shared, num_copied_tokens = divmod(num_computed, self.block_size)
-        if num_copied_tokens and not allow_copy:
-            return None
         shared = source.block_ids[:num_shared]
         self.pool.add_ref(shared)
         if not self._take(sequence, shared, num_computed, num_spare_blocks):

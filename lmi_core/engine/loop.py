@@ -91,7 +91,11 @@ class StepLoop:
             _log.exception("the engine's loop failed")
             self._die(error)
         finally:
-            loop.remove_reader(self._runner.completion_fd)
+            self.detach()
+
+    def detach(self) -> None:
+        """Stop watching the runner, before it is closed. Idempotent."""
+        asyncio.get_running_loop().remove_reader(self._runner.completion_fd)
 
     async def _run_plain(self) -> None:
         while await self._has_work():

@@ -7,9 +7,6 @@ from lmi_core.engine.policy import Plan, Queues
 from lmi_core.engine.runner import RunnerInfo
 from lmi_core.engine.sequence import Sequence
 
-MAX_COPIES = 32
-"""Block copies that a plan asks for at most; step buffers hold at least as many."""
-
 
 class PagedPolicy:
     """Decode rows first, then prompts in progress, then waiting sequences, in chunks that fill the
@@ -81,13 +78,9 @@ class PagedPolicy:
             state = (sequence, memory.pool.num_available, len(queues.running))
             if state == self._refusal:
                 return
-            admission = memory.admit(
-                sequence,
-                num_spare_blocks=self._num_spare_blocks(),
-                allow_copy=len(plan.copies) < MAX_COPIES,
-            )
+            admission = memory.admit(sequence, num_spare_blocks=self._num_spare_blocks())
             if admission is None:
-                self._refusal = state if len(plan.copies) < MAX_COPIES else None
+                self._refusal = state
                 return
             queues.run(sequence)
             if admission.copy is not None:
