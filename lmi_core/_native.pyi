@@ -180,7 +180,10 @@ class Step:
         """The row's top-n (id, logprob), best first; n as asked, lower id first among equals."""
     @property
     def error(self) -> str:
-        """Why the step failed, empty when it didn't. A failed step has no results."""
+        """Why the step failed, empty when it didn't. A failed step has no results. Set only by
+        runners written in Python."""
+    @error.setter
+    def error(self, value: str) -> None: ...
     @property
     def native_ns(self) -> int:
         """Time from the worker taking the step to its completion."""

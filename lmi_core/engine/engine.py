@@ -7,7 +7,7 @@ import itertools
 import os
 import queue
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from types import TracebackType
@@ -168,7 +168,7 @@ class Engine:
         prompt: Prompt | GenerationRequest,
         params: SamplingParams | None = None,
         **options: Any,
-    ) -> Iterator[TokenEvent]:
+    ) -> Generator[TokenEvent, None, None]:
         """As ``generate``, for threads without an event loop (``own_loop`` only)."""
         core, thread = self._usable_core(), self._need_thread()
         request = self._request(prompt, params, options)

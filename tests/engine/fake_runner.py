@@ -1,8 +1,8 @@
 """A runner whose model is a hash function of what it sees through a simulated KV cache.
 
-It uses the real block pool, block tables, sampling table and step buffers. Its cache remembers which
-token and position was written to each slot, so a wrong slot, position, table, copy or order of
-steps gives wrong tokens.
+It uses the real block pool, block tables, sampling table and step buffers. Its cache remembers
+which token and position was written to each slot, so a wrong slot, position, table, copy or order
+of steps gives wrong tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VOCAB_SIZE = 256
 
 
 def next_token(context: Sequence[int], position: int, sampling: SamplingRow) -> int:
-    """The model: any change in the context, position, seed, choice or observed tokens changes it."""
+    """The model: a function of context, position, seed, choice and observed tokens."""
     data = repr((list(context), position, sampling.identity())).encode()
     value = int.from_bytes(hashlib.blake2b(data, digest_size=4).digest(), "little")
     banned = sampling.banned()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import warnings
+from typing import Any
 
 import pytest
 
@@ -125,7 +127,7 @@ def test_choices_share_the_prompt_and_differ() -> None:
         for choice in range(6):
             expected = expected_tokens(prompt, params, choice=choice)
             assert token_ids(events, choice) == expected
-        # The prompt once, its last token again for each other choice, and every output but the last.
+        # The prompt once, its last token again for each other choice, all outputs but the last.
         assert runner.num_computed_tokens == len(prompt) + 5 + 6 * 7
 
     for prompt_len in (1, 2, 16, 17, 33, 40):
@@ -221,7 +223,7 @@ def test_preemption_changes_no_token() -> None:
     params = SamplingParams(max_new_tokens=60, temperature=1.0, repetition_penalty=1.2)
     prompts = [[i, *range(20)] for i in range(6)]
 
-    async def main(**config: bool) -> int:
+    async def main(**config: Any) -> int:
         runner = FakeRunner(num_blocks=16, max_model_len=128)
         async with make_engine(runner, **config) as engine:
             results = await asyncio.gather(
@@ -353,7 +355,7 @@ def test_life_cycle() -> None:
     async def main() -> None:
         runner = FakeRunner(step_s=0.001)
         engine = make_engine(runner)
-        assert engine.state is LifeState.CREATED
+        assert engine.state.value == "created"
         assert not engine.healthy
         with pytest.raises(EngineError, match="start it"):
             await collect(engine, [1])
@@ -390,12 +392,19 @@ def test_stopping_with_a_deadline_aborts_the_rest() -> None:
 def test_leaving_by_an_exception_aborts() -> None:
     async def main() -> None:
         engine = make_engine(FakeRunner(step_s=0.005))
-        with pytest.raises(KeyError):
+        tasks = []
+
+        async def leave() -> None:
             async with engine:
-                task = asyncio.create_task(collect(engine, [1], SamplingParams(ignore_eos=True)))
+                tasks.append(
+                    asyncio.create_task(collect(engine, [1], SamplingParams(ignore_eos=True)))
+                )
                 await until(lambda: engine.stats().num_running == 1)
                 raise KeyError
-        assert (await task)[-1].finish_reason is FinishReason.ABORT
+
+        with pytest.raises(KeyError):
+            await leave()
+        assert (await tasks[0])[-1].finish_reason is FinishReason.ABORT
         await assert_nothing_leaked(engine)
 
     run(main())
@@ -405,14 +414,16 @@ def test_use_after_fork_is_refused() -> None:
     async def main() -> None:
         async with make_engine() as engine:
             await collect(engine, [1], SamplingParams(max_new_tokens=1))
-            pid = os.fork()
+            with warnings.catch_warnings():  # newer Pythons advise against forking with threads
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
             if pid == 0:
                 try:
                     engine.stats()
                 except EngineError as error:
                     os._exit(7 if "fork" in str(error) else 1)
                 os._exit(2)
-            _, status = os.waitpid(pid, 0)
+            _, status = await asyncio.to_thread(os.waitpid, pid, 0)
             assert os.waitstatus_to_exitcode(status) == 7
             await collect(engine, [1], SamplingParams(max_new_tokens=1))
 

@@ -87,8 +87,9 @@ def test_a_step_starts_within_two_turns_of_a_busy_loop() -> None:
             stop.set()
             await spinner
         assert len(token_ids(events)) == 30
-        gaps = [b - a for a, b in itertools.pairwise(submitted_turns)]
-        assert max(gaps) <= 2
+        # The first step starts before the spinner in its turn, the others after it.
+        gaps = [b - a for a, b in itertools.pairwise(submitted_turns[1:])]
+        assert max(gaps) <= 2, gaps
 
     run(main())
 

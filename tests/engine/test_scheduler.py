@@ -80,7 +80,7 @@ class History:
         return active
 
     def step(self, *, fails: bool = False, abort: ActiveRequest | None = None) -> bool:
-        """Plan, execute, commit; ``abort`` comes while the step is in flight. False: nothing ran."""
+        """Plan, execute, commit; ``abort`` comes while it is in flight. False: nothing ran."""
         plan = self.scheduler.plan()
         if not plan.sequences:
             return False
