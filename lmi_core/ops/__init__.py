@@ -1,1 +1,26 @@
-"""One function per op, called by model code on handles while a step graph is recorded."""
+"""One function per op, called by model code on handles while a step graph is recorded.
+
+A recorder stands behind every handle: ``ops.native`` records into the engine's step graph,
+``ops.torch_reference`` is the oracle.
+"""
+
+from lmi_core.ops.attention import attention, rope_cache_write
+from lmi_core.ops.embedding import embed, gather_logit_rows
+from lmi_core.ops.linear import linear
+from lmi_core.ops.norm import rms_norm
+from lmi_core.ops.recorder import Handle, KvCache, LinearWeight, Recorder
+from lmi_core.ops.sampling import sample
+
+__all__ = [
+    "Handle",
+    "KvCache",
+    "LinearWeight",
+    "Recorder",
+    "attention",
+    "embed",
+    "gather_logit_rows",
+    "linear",
+    "rms_norm",
+    "rope_cache_write",
+    "sample",
+]

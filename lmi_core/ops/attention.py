@@ -1,0 +1,59 @@
+"""Attention over the paged cache, and what comes right before it."""
+
+from __future__ import annotations
+
+from lmi_core.ops.recorder import FloatArray, Handle, KvCache
+
+
+def rope_cache_write(
+    qkv: Handle,
+    cache: KvCache,
+    layer: int,
+    *,
+    num_q_heads: int,
+    cos: FloatArray,
+    sin: FloatArray,
+    q_norm: FloatArray | None = None,
+    k_norm: FloatArray | None = None,
+    norm_eps: float = 0.0,
+) -> Handle:
+    """Norm (optional) and rotate heads, write K and V to the cache, return q.
+
+    fp32 qkv [T, (hq + 2 hkv) d] -> act q [T, hq d]. cos, sin: [positions, rotary / 2].
+    """
+    return qkv.recorder.rope_cache_write(
+        qkv,
+        cache,
+        layer,
+        num_q_heads=num_q_heads,
+        cos=cos,
+        sin=sin,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        norm_eps=norm_eps,
+    )
+
+
+def attention(
+    q: Handle,
+    cache: KvCache,
+    layer: int,
+    *,
+    num_q_heads: int,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> Handle:
+    """Causal attention with grouped queries: act [T, hq d] -> act [T, hq d].
+
+    ``window``: keys seen counting the query's own; 0: all. ``soft_cap``: 0: none.
+    """
+    return q.recorder.attention(
+        q,
+        cache,
+        layer,
+        num_q_heads=num_q_heads,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+    )

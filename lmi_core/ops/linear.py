@@ -1,0 +1,30 @@
+"""Matrix products with a weight, and what is fused with them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lmi_core.ops.recorder import FloatArray, Handle, LinearWeight
+
+
+def linear(
+    x: Handle,
+    weight: LinearWeight,
+    *,
+    bias: FloatArray | None = None,
+    activation: Literal["", "silu", "gelu_tanh"] = "",
+    residual: Handle | None = None,
+    out_dtype: Literal["fp32", "act"] = "fp32",
+) -> Handle:
+    """x @ weight^T + bias: act [R, k] -> [R, n], accumulated in fp32.
+
+    ``activation``: ``weight`` holds gate and up, the result is act(gate) * up, act [R, n / 2].
+    ``residual``: fp32 [R, n], added to in place and returned.
+    """
+    if x.columns != weight.num_inputs:
+        raise ValueError(f"linear over {weight.num_inputs} inputs got {x.name}, {x.columns} wide")
+    if bias is not None and bias.shape != (weight.num_outputs,):
+        raise ValueError(f"linear to {weight.num_outputs} outputs got a bias of {bias.shape}")
+    return x.recorder.linear(
+        x, weight, bias=bias, activation=activation, residual=residual, out_dtype=out_dtype
+    )

@@ -1,0 +1,12 @@
+"""Normalisation over the hidden dimension."""
+
+from __future__ import annotations
+
+from lmi_core.ops.recorder import FloatArray, Handle
+
+
+def rms_norm(x: Handle, weight: FloatArray, eps: float) -> Handle:
+    """x / sqrt(mean(x^2) + eps) * weight, computed in fp32: fp32 [R, n] -> act [R, n]."""
+    if weight.shape != (x.columns,):
+        raise ValueError(f"rms_norm of {x.columns} columns got a weight of shape {weight.shape}")
+    return x.recorder.rms_norm(x, weight, eps)

@@ -1,0 +1,89 @@
+"""What model code sees of a step graph: handles, and the recorder behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+RowSymbol = Literal["T", "S", "L"]
+FloatArray = npt.NDArray[np.float32]
+
+
+class LinearWeight(Protocol):
+    """A weight matrix in a recorder's own layout."""
+
+    @property
+    def num_outputs(self) -> int: ...
+    @property
+    def num_inputs(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+
+class KvCache(Protocol):
+    """Paged keys and values of all layers, in a recorder's own layout."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handle:
+    """A value of the step graph while it is recorded: no data, no arithmetic, no truth value."""
+
+    recorder: Recorder
+    name: str
+    dtype: str
+    columns: int
+    rows: RowSymbol
+    value: object
+    """What the recorder itself knows the value by."""
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(f"{self.name} has no value while a graph is recorded: don't branch on it")
+
+
+class Recorder(Protocol):
+    """Records calls of ops. Shapes, dtypes and aliasing are those of ``_native.Graph``."""
+
+    def embed(self, table: npt.NDArray[np.generic], scale: float) -> Handle: ...
+    def rms_norm(self, x: Handle, weight: FloatArray, eps: float) -> Handle: ...
+    def linear(
+        self,
+        x: Handle,
+        weight: LinearWeight,
+        *,
+        bias: FloatArray | None,
+        activation: Literal["", "silu", "gelu_tanh"],
+        residual: Handle | None,
+        out_dtype: Literal["fp32", "act"],
+    ) -> Handle: ...
+    def rope_cache_write(
+        self,
+        qkv: Handle,
+        cache: KvCache,
+        layer: int,
+        *,
+        num_q_heads: int,
+        cos: FloatArray,
+        sin: FloatArray,
+        q_norm: FloatArray | None,
+        k_norm: FloatArray | None,
+        norm_eps: float,
+    ) -> Handle: ...
+    def attention(
+        self,
+        q: Handle,
+        cache: KvCache,
+        layer: int,
+        *,
+        num_q_heads: int,
+        scale: float,
+        window: int,
+        soft_cap: float,
+    ) -> Handle: ...
+    def gather_logit_rows(self, x: Handle) -> Handle: ...
+    def sample(self, logits: Handle) -> None: ...
