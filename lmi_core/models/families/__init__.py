@@ -1,0 +1,1 @@
+"""Families of models as data, one module each."""

@@ -1,0 +1,24 @@
+"""Llama 1, 2 and 3 and the many models that share their architecture."""
+
+from __future__ import annotations
+
+from lmi_core.models.family import Family, attention_spec, decoder_spec, head_dim
+from lmi_core.models.hf_config import HfConfig
+from lmi_core.models.spec import DecoderSpec
+
+
+def read_spec(config: HfConfig) -> DecoderSpec:
+    bias = config.boolean("attention_bias")
+    attention = attention_spec(
+        config,
+        num_kv_heads=config.integer("num_key_value_heads", config.integer("num_attention_heads")),
+        head_dim=head_dim(config),
+        qkv_bias=bias,
+        output_bias=bias,
+    )
+    return decoder_spec(
+        config, "llama", attention, max_positions=2048, mlp_bias=config.boolean("mlp_bias")
+    )
+
+
+FAMILY = Family(name="llama", architectures=("LlamaForCausalLM",), read_spec=read_spec)

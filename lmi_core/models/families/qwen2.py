@@ -1,0 +1,27 @@
+"""Qwen2 and Qwen2.5: biases on q, k and v; windows from a certain layer on."""
+
+from __future__ import annotations
+
+from lmi_core.models.family import (
+    Family,
+    attention_spec,
+    decoder_spec,
+    head_dim,
+    layer_windows,
+)
+from lmi_core.models.hf_config import HfConfig
+from lmi_core.models.spec import DecoderSpec
+
+
+def read_spec(config: HfConfig) -> DecoderSpec:
+    attention = attention_spec(
+        config,
+        num_kv_heads=config.integer("num_key_value_heads", config.integer("num_attention_heads")),
+        head_dim=head_dim(config),
+        windows=layer_windows(config),
+        qkv_bias=True,
+    )
+    return decoder_spec(config, "qwen2", attention, max_positions=32768)
+
+
+FAMILY = Family(name="qwen2", architectures=("Qwen2ForCausalLM",), read_spec=read_spec)

@@ -1,0 +1,124 @@
+"""From ``rope_scaling``/``rope_parameters`` and their neighbours to a ``RopeSpec``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+from lmi_core.models.hf_config import HfConfig, positive_number
+from lmi_core.models.spec import RopeKind, RopeSpec
+
+KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
+
+
+def rope_spec(config: HfConfig, head_dim: int, max_positions: int) -> RopeSpec:
+    """The rotary embedding of a model with ``max_positions`` = ``max_position_embeddings``.
+
+    Both spellings are read: ``rope_theta`` beside ``rope_scaling`` (with ``type`` or
+    ``rope_type``), and ``rope_parameters`` holding everything.
+    """
+    key, values = _rope_values(config)
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind not in KINDS:
+        raise config.error(key, f"has rope_type {kind!r}; supported: {', '.join(KINDS)}")
+    partial = values.get("partial_rotary_factor", config.values.get("partial_rotary_factor"))
+    if partial not in (None, 1.0):
+        raise config.error("partial_rotary_factor", f"is {partial!r}; only 1.0 is supported")
+    if head_dim % 2 != 0 or head_dim < 4:
+        raise config.error("head_dim", f"is {head_dim}, but must be even and at least 4")
+    spec = _Reader(config, key, values)
+    original = _original_max_positions(config, spec, max_positions)
+    factor = _factor(spec, kind, max_positions, original)
+    rope = RopeSpec(
+        rotary_dim=head_dim,
+        theta=_theta(config, values),
+        kind=kind,
+        factor=factor,
+        original_max_positions=max_positions if kind == "dynamic" else original,
+        attention_factor=_attention_factor(spec, factor) if kind == "yarn" else 1.0,
+        beta_fast=spec.number("beta_fast", 32.0),
+        beta_slow=spec.number("beta_slow", 1.0),
+        truncate=spec.values.get("truncate") is not False,
+        low_freq_factor=spec.number("low_freq_factor", None if kind == "llama3" else 1.0),
+        high_freq_factor=spec.number("high_freq_factor", None if kind == "llama3" else 4.0),
+    )
+    if rope.high_freq_factor <= rope.low_freq_factor:
+        raise config.error(
+            f"{key}.high_freq_factor",
+            f"is {rope.high_freq_factor}, but must be above low_freq_factor {rope.low_freq_factor}",
+        )
+    return rope
+
+
+def scaled_max_positions(rope: RopeSpec, max_positions: int) -> int:
+    """Longest context with scaling: linear and dynamic stretch ``max_position_embeddings``, yarn
+    the positions it was trained on before; llama3 models state the stretched length."""
+    if rope.kind in ("linear", "dynamic"):
+        return int(max_positions * rope.factor)
+    if rope.kind == "yarn":
+        return max(max_positions, int(rope.original_max_positions * rope.factor))
+    return max_positions
+
+
+class _Reader:
+    def __init__(self, config: HfConfig, key: str, values: dict[str, Any]) -> None:
+        self.config = config
+        self.key = key
+        self.values = values
+
+    def number(self, name: str, default: float | None) -> float:
+        value = self.values.get(name)
+        value = default if value is None else value
+        return positive_number(self.config, f"{self.key}.{name}", value)
+
+
+def _rope_values(config: HfConfig) -> tuple[str, dict[str, Any]]:
+    for key in ("rope_scaling", "rope_parameters"):
+        values = config.values.get(key)
+        if values is None or values == {}:
+            continue
+        if not isinstance(values, dict):
+            raise config.error(key, f"is {values!r}, but must be an object or null")
+        if any(isinstance(value, dict) for value in values.values()):
+            raise config.error(key, "differs by layer type, which is not supported")
+        return key, values
+    return "rope_parameters", {}
+
+
+def _theta(config: HfConfig, values: dict[str, Any]) -> float:
+    theta = values.get("rope_theta")
+    if theta is None:
+        theta = config.values.get("rope_theta")
+    theta = positive_number(config, "rope_theta", 10000.0 if theta is None else theta)
+    if theta <= 1.0:
+        raise config.error("rope_theta", f"is {theta}, but must be above 1")
+    return theta
+
+
+def _original_max_positions(config: HfConfig, spec: _Reader, max_positions: int) -> int:
+    name = "original_max_position_embeddings"
+    if config.values.get(name) is not None:
+        return config.integer(name)
+    return int(spec.number(name, float(max_positions)))
+
+
+def _factor(spec: _Reader, kind: str, max_positions: int, original: int) -> float:
+    if kind == "default":
+        return 1.0
+    factor = spec.number("factor", max_positions / original if kind == "yarn" else None)
+    if factor < 1.0:
+        raise spec.config.error(f"{spec.key}.factor", f"is {factor}, but must be at least 1")
+    return factor
+
+
+def _attention_factor(spec: _Reader, factor: float) -> float:
+    if spec.values.get("attention_factor") is not None:
+        return spec.number("attention_factor", None)
+    if spec.values.get("mscale") and spec.values.get("mscale_all_dim"):
+        mscale, mscale_all_dim = spec.number("mscale", None), spec.number("mscale_all_dim", None)
+        return _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
+    return _yarn_mscale(factor, 1.0)
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
