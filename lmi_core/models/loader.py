@@ -1,0 +1,235 @@
+"""From a model directory to a decoder's spec and packed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lmi_core.errors import ModelError
+from lmi_core.models.checkpoint import read_checkpoint
+from lmi_core.models.family import WeightNames
+from lmi_core.models.hf_config import read_hf_config
+from lmi_core.models.registry import family_of
+from lmi_core.models.safetensors_file import TensorInfo
+from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.weights import (
+    DecoderWeights,
+    LayerWeights,
+    Linear,
+    MappedFile,
+    WeightBackend,
+    WeightFormat,
+    expected_shapes,
+)
+from lmi_core.ops.recorder import FloatArray
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes loaded so far and in all."""
+
+_NUMPY_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_MAX_PROBLEMS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    path: Path
+    spec: DecoderSpec
+    weights: DecoderWeights
+    dtype: WeightFormat
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+
+def load_model(
+    path: Path,
+    dtype: Literal["auto", "bf16", "fp32"] = "auto",
+    *,
+    backend: WeightBackend | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Read, check and pack the model in directory ``path``.
+
+    ``dtype`` auto: bf16 where the checkpoint is 16 bit, else fp32. ``backend``: None: native.
+    Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape.
+    """
+    config = read_hf_config(path)
+    family = family_of(config.architecture)
+    spec = family.read_spec(config)
+    for token_id in config.eos_token_ids:
+        if token_id >= spec.vocab_size:
+            raise config.error(
+                "eos_token_id", f"{token_id} is beyond the vocabulary of {spec.vocab_size}"
+            )
+    tensors = read_checkpoint(path)
+    check_tensors(path, spec, family.names, tensors)
+    weight_format = _stored_format(tensors, family.names) if dtype == "auto" else dtype
+    reader = _TensorReader(
+        {name: tensors[name] for name in expected_shapes(spec, family.names)},
+        backend or _native_backend(),
+        weight_format,
+        progress,
+    )
+    return LoadedModel(
+        path=path,
+        spec=spec,
+        weights=_load_weights(reader, spec, family.names),
+        dtype=weight_format,
+        eos_token_ids=config.eos_token_ids,
+        bos_token_id=config.bos_token_id,
+    )
+
+
+def check_tensors(
+    path: Path, spec: DecoderSpec, names: WeightNames, tensors: Mapping[str, TensorInfo]
+) -> None:
+    """Raise ModelError unless ``tensors`` are exactly what ``spec`` needs, all faults at once."""
+    expected = expected_shapes(spec, names)
+    problems = []
+    for name, shape in expected.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            problems.append(f"missing: {name} {list(shape)}")
+        elif tensor.shape != shape:
+            problems.append(f"wrong shape: {name} is {list(tensor.shape)}, expected {list(shape)}")
+        elif tensor.dtype not in _NUMPY_DTYPES:
+            problems.append(f"wrong dtype: {name} is {tensor.dtype}, must be F32, F16 or BF16")
+    tolerated = {f"{names.head}.weight"} if spec.tied_head else set()
+    for name, tensor in tensors.items():
+        if name not in expected and name not in tolerated and not name.endswith(names.ignored):
+            problems.append(f"unexpected: {name} {list(tensor.shape)}")
+    if not problems:
+        return
+    shown = problems[:_MAX_PROBLEMS]
+    if len(problems) > len(shown):
+        shown.append(f"and {len(problems) - len(shown)} more")
+    raise ModelError(
+        f"{path}: {len(problems)} of the tensors don't fit config.json ({spec.architecture}, "
+        f"{spec.num_layers} layers):\n  " + "\n  ".join(shown),
+        field="model",
+    )
+
+
+def _native_backend() -> WeightBackend:
+    from lmi_core.ops.native import NativeWeights
+
+    return NativeWeights()
+
+
+def _stored_format(tensors: Mapping[str, TensorInfo], names: WeightNames) -> WeightFormat:
+    return "fp32" if tensors[names.embedding].dtype == "F32" else "bf16"
+
+
+class _TensorReader:
+    """Takes tensors out of their files, each once, and reports how far it is."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, TensorInfo],
+        backend: WeightBackend,
+        weight_format: WeightFormat,
+        progress: Progress | None,
+    ) -> None:
+        self._tensors = tensors
+        self._backend = backend
+        self._format = weight_format
+        self._progress = progress
+        self._files: dict[Path, MappedFile] = {}
+        self._num_bytes_done = 0
+        self._num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
+
+    def linear(self, prefixes: Sequence[str], *, gated: bool = False) -> Linear:
+        """The linear layers of these names as one."""
+        weight_names = [f"{prefix}.weight" for prefix in prefixes]
+        weight = self._backend.pack(
+            [self._view(name) for name in weight_names], format=self._format, gated=gated
+        )
+        self._release(weight_names)
+        bias = None
+        if f"{prefixes[0]}.bias" in self._tensors:
+            bias = np.concatenate([self.vector(f"{prefix}.bias") for prefix in prefixes])
+        return Linear(weight, bias)
+
+    def tied_head(self, name: str) -> Linear:
+        """The embedding packed as the output head; its source pages go, the mapping stays."""
+        weight = self._backend.pack([self._view(name)], format=self._format, gated=False)
+        tensor = self._tensors[name]
+        self._file(tensor.path).drop(tensor.offset, tensor.num_bytes)
+        return Linear(weight)
+
+    def vector(self, name: str) -> FloatArray:
+        """A float32 copy."""
+        values = _to_float32(self._view(name), self._tensors[name].dtype)
+        self._release([name])
+        return values
+
+    def table(self, name: str) -> npt.NDArray[np.generic]:
+        """The tensor as stored, mapped; fp16, which no kernel reads, as a float32 copy."""
+        view = self._view(name)
+        if self._tensors[name].dtype == "F16":
+            view = _to_float32(view, "F16")
+            self._release([name])
+        else:
+            self._advance(self._tensors[name].num_bytes)
+        return view
+
+    def _view(self, name: str) -> npt.NDArray[np.generic]:
+        tensor = self._tensors[name]
+        raw = self._file(tensor.path).array(tensor.offset, tensor.num_bytes)
+        dtype = np.dtype(_NUMPY_DTYPES[tensor.dtype])
+        if raw.ctypes.data % dtype.itemsize != 0:
+            raw = raw.copy()
+        return raw.view(dtype).reshape(tensor.shape)
+
+    def _file(self, path: Path) -> MappedFile:
+        if path not in self._files:
+            self._files[path] = self._backend.open(path)
+        return self._files[path]
+
+    def _release(self, names: Sequence[str]) -> None:
+        for name in names:
+            tensor = self._tensors[name]
+            self._file(tensor.path).drop(tensor.offset, tensor.num_bytes)
+            self._advance(tensor.num_bytes)
+
+    def _advance(self, num_bytes: int) -> None:
+        self._num_bytes_done += num_bytes
+        if self._progress is not None:
+            self._progress(self._num_bytes_done, self._num_bytes)
+
+
+def _to_float32(values: npt.NDArray[np.generic], dtype: str) -> FloatArray:
+    if dtype == "BF16":
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return values.astype(np.float32)
+
+
+def _load_weights(reader: _TensorReader, spec: DecoderSpec, names: WeightNames) -> DecoderWeights:
+    head = reader.tied_head(names.embedding) if spec.tied_head else reader.linear([names.head])
+    return DecoderWeights(
+        embedding=reader.table(names.embedding),
+        layers=tuple(_load_layer(reader, spec, names, i) for i in range(spec.num_layers)),
+        final_norm=reader.vector(names.final_norm),
+        head=head,
+    )
+
+
+def _load_layer(
+    reader: _TensorReader, spec: DecoderSpec, names: WeightNames, layer_id: int
+) -> LayerWeights:
+    prefix = names.layer.format(layer=layer_id)
+    qk_norm = spec.attention.qk_norm
+    return LayerWeights(
+        attention_norm=reader.vector(prefix + names.attention_norm),
+        qkv=reader.linear([prefix + names.q, prefix + names.k, prefix + names.v]),
+        q_norm=reader.vector(prefix + names.q_norm) if qk_norm else None,
+        k_norm=reader.vector(prefix + names.k_norm) if qk_norm else None,
+        attention_output=reader.linear([prefix + names.attention_output]),
+        mlp_norm=reader.vector(prefix + names.mlp_norm),
+        gate_up=reader.linear([prefix + names.gate, prefix + names.up], gated=True),
+        down=reader.linear([prefix + names.down]),
+    )
