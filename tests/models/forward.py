@@ -1,0 +1,167 @@
+"""Runs a recorded decoder on batches of sequences, with the torch reference or the native graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from lmi_core.models.decoder import record
+from lmi_core.models.loader import LoadedModel
+from lmi_core.ops.step_arrays import StepArrays
+
+BLOCK_SIZE = 16
+MAX_TOKENS = 512
+MAX_SEQS = 16
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Tokens of one sequence in a step, from position ``start`` on."""
+
+    seq_id: int
+    token_ids: list[int]
+    start: int
+
+
+class Forward(Protocol):
+    def step(self, batch: Sequence[Rows]) -> npt.NDArray[Any]:
+        """Logits of every token, in order: [tokens, vocab]."""
+        ...
+
+
+def shuffled_block_table(max_model_len: int) -> npt.NDArray[np.int32]:
+    """Blocks for MAX_SEQS sequences, scattered over the pool."""
+    num_columns = -(-max_model_len // BLOCK_SIZE)
+    blocks = np.random.default_rng(1).permutation(MAX_SEQS * num_columns)
+    return blocks.reshape(MAX_SEQS, num_columns).astype(np.int32)
+
+
+class TorchForward:
+    """The oracle: ``dtype`` fp32, bf16 or fp64."""
+
+    def __init__(self, model: LoadedModel, max_model_len: int, dtype: str) -> None:
+        from lmi_core.ops.torch_reference import TorchKvCache, TorchRecorder
+
+        attention = model.spec.attention
+        self.table = shuffled_block_table(max_model_len)
+        cache = TorchKvCache(
+            num_layers=model.spec.num_layers,
+            num_blocks=self.table.size,
+            block_size=BLOCK_SIZE,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=dtype,
+        )
+        self.recorder = TorchRecorder(dtype)
+        record(model, self.recorder, cache, max_model_len)
+
+    def step(self, batch: Sequence[Rows]) -> npt.NDArray[Any]:
+        return self.recorder.run(step_arrays(batch, self.table)).logits
+
+
+class NativeForward:
+    """The native step graph: ``dtype`` fp32 or bf16."""
+
+    def __init__(
+        self, model: LoadedModel, max_model_len: int, dtype: str, num_threads: int = 2
+    ) -> None:
+        from lmi_core import _native
+        from lmi_core.ops.native import NativeRecorder
+
+        attention, table = model.spec.attention, shuffled_block_table(max_model_len)
+        self.cache = _native.KvCache(
+            num_layers=model.spec.num_layers,
+            num_blocks=table.size,
+            block_size=BLOCK_SIZE,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=dtype,
+        )
+        capacity = {"max_tokens": MAX_TOKENS, "max_seqs": MAX_SEQS, "max_logit_rows": MAX_TOKENS}
+        self.graph = _native.Graph(**capacity, act_dtype=dtype)
+        self.logits = record(model, NativeRecorder(self.graph), self.cache, max_model_len).value
+        self.graph.output(self.logits)
+        self.graph.finish()
+        tables = _native.BlockTables(MAX_SEQS, table.shape[1])
+        for row, block_ids in enumerate(table.tolist()):
+            tables.set(row, block_ids)
+        self.buffer = _native.Step(
+            **capacity,
+            max_logprobs=0,
+            max_copies=0,
+            block_size=BLOCK_SIZE,
+            block_tables=tables,
+            sampling=_native.SamplingTable(MAX_SEQS, model.spec.vocab_size),
+        )
+        self.worker = _native.Worker(num_threads)
+
+    def step(self, batch: Sequence[Rows]) -> npt.NDArray[Any]:
+        self.buffer.clear()
+        for rows in batch:
+            self.buffer.add(rows.token_ids, rows.start, rows.seq_id, -1, "all")
+        self.worker.run(self.graph, self.buffer)
+        assert self.buffer.error == ""
+        return np.array(self.graph.read(self.logits, self.buffer.num_logit_rows))
+
+
+def step_arrays(batch: Sequence[Rows], table: npt.NDArray[np.int32]) -> StepArrays:
+    """A step that wants the logits of every token."""
+    counts = [len(rows.token_ids) for rows in batch]
+    positions = [rows.start + i for rows in batch for i in range(len(rows.token_ids))]
+    seq_of_row = np.repeat([rows.seq_id for rows in batch], counts)
+    blocks = table[seq_of_row, np.array(positions) // BLOCK_SIZE]
+    num_tokens = len(positions)
+    nothing = np.full(num_tokens, -1)
+    arrays = {
+        "token_ids": [token_id for rows in batch for token_id in rows.token_ids],
+        "positions": positions,
+        "slots": blocks * BLOCK_SIZE + np.array(positions) % BLOCK_SIZE,
+        "first_rows": np.cumsum([0, *counts[:-1]]),
+        "num_rows": counts,
+        "kv_lengths": [rows.start + len(rows.token_ids) for rows in batch],
+        "table_rows": [rows.seq_id for rows in batch],
+        "block_tables": table,
+        "logit_token_rows": np.arange(num_tokens),
+        "sampling_rows": nothing,
+        "target_ids": nothing,
+        "copy_src": [],
+        "copy_dst": [],
+    }
+    return StepArrays(**{name: np.array(values, dtype=np.int32) for name, values in arrays.items()})
+
+
+def all_logits(
+    forward: Forward, sequences: Sequence[list[int]], max_chunk: int, seed: int = 0
+) -> list[npt.NDArray[Any]]:
+    """Logits of every position of every sequence, run as one mixed batch in random chunks."""
+    parts: list[list[npt.NDArray[Any]]] = [[] for _ in sequences]
+    for batch in mixed_batches(sequences, max_chunk, seed):
+        logits = forward.step(batch)
+        ends = np.cumsum([len(rows.token_ids) for rows in batch])
+        for rows, part in zip(batch, np.split(logits, ends[:-1]), strict=True):
+            parts[rows.seq_id].append(part)
+    return [np.concatenate(part) for part in parts]
+
+
+def mixed_batches(
+    sequences: Sequence[list[int]], max_chunk: int, seed: int
+) -> Iterator[list[Rows]]:
+    """Steps in which some sequences decode, some prefill a chunk and some wait, in random order."""
+    random = np.random.default_rng(seed)
+    done = [0] * len(sequences)
+    while any(count < len(ids) for count, ids in zip(done, sequences, strict=True)):
+        batch, budget = [], MAX_TOKENS
+        for seq_id in random.permutation(len(sequences)).tolist():
+            left = len(sequences[seq_id]) - done[seq_id]
+            count = min(left, budget, int(random.choice([0, 1, random.integers(1, max_chunk + 1)])))
+            if count:
+                ids = sequences[seq_id][done[seq_id] : done[seq_id] + count]
+                batch.append(Rows(seq_id, ids, done[seq_id]))
+                done[seq_id] += count
+                budget -= count
+        if batch:
+            yield batch
