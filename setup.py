@@ -42,7 +42,7 @@ class CMakeBuild(build_ext):
         check_toolchain()
         cmake = find_program("cmake")
         assert cmake is not None
-        build_dir = ROOT / "build" / f"native-{sys.implementation.cache_tag}"
+        build_dir = ROOT / "build" / "native"
         build_dir.mkdir(parents=True, exist_ok=True)
         configure = [
             cmake,

@@ -5,6 +5,7 @@ never blocks, except where a docstring says that the GIL is released.
 """
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, Literal, final
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy.typing as npt
 
 DTypeName = Literal["fp32", "bf16", "fp16", "int8"]
 RowSymbol = Literal["T", "S", "L"]
+
+kernels: ModuleType  # one kernel at a time over numpy arrays, for tests and benches
 
 class NativeError(RuntimeError):
     """A check in C++ failed; the message carries file, line and values."""
@@ -177,7 +180,10 @@ class Step:
         """The row's top-n (id, logprob), best first; n as asked, lower id first among equals."""
     @property
     def error(self) -> str:
-        """Why the step failed, empty when it didn't. A failed step has no results."""
+        """Why the step failed, empty when it didn't. A failed step has no results. Set only by
+        runners written in Python."""
+    @error.setter
+    def error(self, value: str) -> None: ...
     @property
     def native_ns(self) -> int:
         """Time from the worker taking the step to its completion."""

@@ -47,7 +47,7 @@ struct SipState {
 
 uint64_t load_word(const uint8_t* data, size_t num_bytes) {
   uint64_t word = 0;
-  std::memcpy(&word, data, num_bytes);
+  if (num_bytes > 0) std::memcpy(&word, data, num_bytes);  // data may be null without bytes
   return word;
 }
 

@@ -1,0 +1,90 @@
+# make run         serve the embedded model on PORT (8080)
+# make test        build, C++ tests, Python tests
+# make lint        ruff, mypy, clang-format
+# make test-asan   C++ tests under the address and undefined-behaviour sanitizers
+# make test-tsan   C++ tests under the thread sanitizer
+# make cuda        compile the CUDA kernels (needs nvcc)
+# make clean       remove what was built, but not the virtual environment
+PORT ?= 8080
+PYTHON ?= python3
+# PyTorch is the tests' oracle, and nothing else needs it.
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Built with the environment's own cmake and ninja where the system has none.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+FORMATTED := $(shell find csrc tests/cpp -name '*.h' -o -name '*.inc' -o -name '*.cpp' \
+               -o -name '*.cu' -o -name '*.cuh')
+CMAKE := cmake -S . -GNinja -DLMI_PYTHON=OFF
+# The thread sanitizer of older compilers can't stand much address randomisation.
+NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+.PHONY: run test lint test-asan test-tsan cuda build clean check-tools
+.DELETE_ON_ERROR:
+
+run: $(VENV)/.installed
+	$(BIN)/lmi serve --port $(PORT)
+
+test: build
+	build/native/lmi_tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
+
+test-asan: $(VENV)/.installed-test
+	$(CMAKE) -B build/asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLMI_SANITIZE=address,undefined
+	cmake --build build/asan --target lmi_tests
+	build/asan/lmi_tests
+
+test-tsan: $(VENV)/.installed-test
+	$(CMAKE) -B build/tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLMI_SANITIZE=thread
+	cmake --build build/tsan --target lmi_tests
+	$(NO_ASLR) build/tsan/lmi_tests
+
+cuda: $(VENV)/.installed-test
+	$(CMAKE) -B build/cuda -DLMI_CUDA=ON
+	cmake --build build/cuda --target lmi_cuda
+
+# What developers use: incremental, and with the C++ tests.
+build: $(VENV)/.installed-test
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	cmake --build build/native --target lmi_tests
+	touch $(VENV)/.installed
+
+# What users need: no torch, no build tools left behind.
+$(VENV)/.installed: $(SOURCES) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e .
+	touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet 'setuptools>=77' 'pybind11>=2.12' 'cmake>=3.22' ninja
+	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[test,lint]'
+	# For mypy, which doesn't follow the import hooks of editable installs.
+	ln -sfn $(CURDIR)/server "$$($(BIN)/python -c 'import sysconfig; \
+	  print(sysconfig.get_path("purelib"))')/lmi_server"
+	touch $@ $(VENV)/.installed
+
+$(BIN)/python: | check-tools
+	$(PYTHON) -m venv $(VENV)
+
+check-tools:
+	@command -v $(PYTHON) >/dev/null || { echo 'error: $(PYTHON) not found: apt install python3'; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+	  'error: $(PYTHON) is older than 3.11: apt install python3.11, then make PYTHON=python3.11'; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo \
+	  'error: $(PYTHON) has no ensurepip: apt install python3-venv'; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig as s; \
+	  sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' || { echo \
+	  'error: Python.h not found: apt install python3-dev'; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || { echo 'error: no C++ compiler: apt install g++'; exit 1; }
+
+clean:
+	rm -rf build dist *.egg-info lmi_core/_native.*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -f $(VENV)/.installed $(VENV)/.installed-test

@@ -1,0 +1,167 @@
+// Kernels one at a time over numpy arrays, for tests: submodule _native.kernels. bf16 arrays are
+// uint16. Chunks run on the calling thread, in the order of a stride through them, in the partition
+// that num_threads asks for.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <numeric>
+#include <optional>
+#include <string>
+
+#include "bind/arrays.h"
+#include "bind/bind.h"
+#include "common/aligned_memory.h"
+#include "common/check.h"
+#include "cpu/kernels.h"
+
+namespace py = pybind11;
+
+namespace lmi {
+
+namespace {
+
+using cpu::Kernels;
+
+const Kernels& find_kernels(const std::string& name) {
+  return cpu::kernels(cpu::parse_instruction_set(name));
+}
+
+cpu::Activation parse_activation(const std::string& name) {
+  if (name.empty()) return cpu::Activation::kNone;
+  if (name == "silu") return cpu::Activation::kSilu;
+  LMI_CHECK(name == "gelu_tanh", "activation is silu or gelu_tanh, not ", name);
+  return cpu::Activation::kGeluTanh;
+}
+
+py::array make_array(DType dtype, int64_t num_rows, int64_t num_columns) {
+  const char* name = dtype == DType::kF32 ? "float32" : "uint16";
+  return py::array(py::dtype(name), {num_rows, num_columns});
+}
+
+// Every chunk once: 0, stride, 2 stride, ... modulo their number, which stride is made coprime to.
+template <typename Args>
+void run_chunks(const cpu::Kernel<Args>& kernel, const Args& args, int32_t num_threads,
+                int64_t stride) {
+  const AlignedMemory memory(cpu::kScratchBytes);
+  cpu::Scratch scratch{memory.data(), memory.num_bytes()};
+  const int64_t num_chunks = kernel.num_chunks(args, num_threads);
+  while (num_chunks > 0 && std::gcd(stride, num_chunks) != 1) ++stride;
+  for (int64_t i = 0; i < num_chunks; ++i) {
+    kernel.run(args, i * stride % num_chunks, num_threads, scratch);
+  }
+}
+
+struct TestWeight {
+  AlignedMemory memory;
+  cpu::PackedLinear packed;
+};
+
+TestWeight pack(const std::vector<py::array>& parts, const std::string& format, bool gated) {
+  std::vector<cpu::LinearPart> sources;
+  TestWeight weight;
+  weight.packed.dtype = parse_dtype(format);
+  weight.packed.gated = gated;
+  for (const py::array& part : parts) {
+    LMI_CHECK(part.ndim() == 2 && (part.flags() & py::array::c_style), "parts are C-order [n, k]");
+    sources.push_back({part.data(), array_dtype(part), part.shape(0)});
+    weight.packed.num_outputs += part.shape(0);
+    weight.packed.num_inputs = part.shape(1);
+  }
+  const cpu::PackedLinear& packed = weight.packed;
+  weight.memory = AlignedMemory(
+      cpu::packed_linear_bytes(packed.dtype, packed.num_outputs, packed.num_inputs, gated));
+  cpu::pack_linear(sources, packed.num_inputs, gated, packed.dtype, weight.memory.data(), 0,
+                   cpu::num_linear_panels(packed.num_outputs, gated));
+  weight.packed.data = weight.memory.data();
+  return weight;
+}
+
+py::array unpack(const TestWeight& weight) {
+  py::array result = make_array(DType::kF32, weight.packed.num_outputs, weight.packed.num_inputs);
+  cpu::unpack_linear(weight.packed, static_cast<float*>(result.mutable_data()));
+  return result;
+}
+
+py::array linear(const std::string& instruction_set, const py::array& x, const TestWeight& weight,
+                 const std::optional<py::array_t<float>>& bias, const std::string& activation,
+                 const std::optional<py::array_t<float>>& residual, const std::string& out_dtype,
+                 int32_t num_threads, int64_t stride) {
+  cpu::LinearArgs args;
+  LMI_CHECK(x.ndim() == 2 && x.shape(1) == weight.packed.num_inputs, "x is [rows, inputs]");
+  LMI_CHECK(array_dtype(x) == weight.packed.dtype, "x has the dtype of the weight");
+  args.x = x.data();
+  args.x_stride = x.strides(0) / x.itemsize();
+  args.weight = weight.packed;
+  args.bias = bias ? bias->data() : nullptr;
+  args.activation = parse_activation(activation);
+  args.num_rows = x.shape(0);
+  args.y_dtype = parse_dtype(out_dtype);
+  args.y_stride = weight.packed.num_outputs / (weight.packed.gated ? 2 : 1);
+  py::array y = make_array(args.y_dtype, args.num_rows, args.y_stride);
+  args.y = y.mutable_data();
+  if (residual) {
+    LMI_CHECK(residual->size() == y.size() && args.y_dtype == DType::kF32, "residual is like y");
+    std::copy_n(residual->data(), y.size(), static_cast<float*>(args.y));
+    args.add_to_y = true;
+  }
+  run_chunks(find_kernels(instruction_set).linear, args, num_threads, stride);
+  return y;
+}
+
+py::array rms_norm(const std::string& instruction_set, const py::array_t<float>& x,
+                   const py::array_t<float>& weight, float eps, const std::string& out_dtype,
+                   int32_t num_threads) {
+  const DType dtype = parse_dtype(out_dtype);
+  py::array y = make_array(dtype, x.shape(0), x.shape(1));
+  const cpu::RmsNormArgs args{x.data(), weight.data(), eps,       y.mutable_data(),
+                              dtype,    x.shape(1),    x.shape(0)};
+  run_chunks(find_kernels(instruction_set).rms_norm, args, num_threads, 1);
+  return y;
+}
+
+py::array embed(const std::string& instruction_set, const py::array_t<int32_t>& token_ids,
+                const py::array& table, float scale, int32_t num_threads) {
+  py::array y = make_array(DType::kF32, token_ids.size(), table.shape(1));
+  const cpu::EmbedArgs args{token_ids.data(),
+                            table.data(),
+                            array_dtype(table),
+                            scale,
+                            static_cast<float*>(y.mutable_data()),
+                            table.shape(1),
+                            token_ids.size()};
+  run_chunks(find_kernels(instruction_set).embed, args, num_threads, 1);
+  return y;
+}
+
+py::array gather_rows(const std::string& instruction_set, const py::array_t<float>& x,
+                      const py::array_t<int32_t>& rows, int32_t num_threads) {
+  py::array y = make_array(DType::kF32, rows.size(), x.shape(1));
+  const cpu::GatherRowsArgs args{x.data(), rows.data(), static_cast<float*>(y.mutable_data()),
+                                 x.shape(1), rows.size()};
+  run_chunks(find_kernels(instruction_set).gather_rows, args, num_threads, 1);
+  return y;
+}
+
+}  // namespace
+
+void bind_cpu(py::module_& m) {
+  py::module_ k = m.def_submodule("kernels", "Kernels one at a time, for tests and benches.");
+  py::class_<TestWeight>(k, "Weight")
+      .def_property_readonly("num_bytes",
+                             [](const TestWeight& weight) { return weight.memory.num_bytes(); })
+      .def("unpack", &unpack);
+  k.def("pack", &pack, py::arg("parts"), py::kw_only(), py::arg("format"),
+        py::arg("gated") = false);
+  k.def("linear", &linear, py::arg("instruction_set"), py::arg("x"), py::arg("weight"),
+        py::kw_only(), py::arg("bias") = py::none(), py::arg("activation") = "",
+        py::arg("residual") = py::none(), py::arg("out_dtype") = "fp32", py::arg("num_threads") = 2,
+        py::arg("stride") = 1);
+  k.def("rms_norm", &rms_norm, py::arg("instruction_set"), py::arg("x"), py::arg("weight"),
+        py::kw_only(), py::arg("eps"), py::arg("out_dtype") = "fp32", py::arg("num_threads") = 2);
+  k.def("embed", &embed, py::arg("instruction_set"), py::arg("token_ids"), py::arg("table"),
+        py::kw_only(), py::arg("scale") = 1.0f, py::arg("num_threads") = 2);
+  k.def("gather_rows", &gather_rows, py::arg("instruction_set"), py::arg("x"), py::arg("rows"),
+        py::kw_only(), py::arg("num_threads") = 2);
+}
+
+}  // namespace lmi

@@ -1,0 +1,71 @@
+"""A request inside the engine: what its choices share."""
+
+from __future__ import annotations
+
+from lmi_core.engine.outputs import TokenLogprob
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.stream import EventStream
+
+PromptScore = tuple[float, tuple[TokenLogprob, ...]]
+
+
+class ActiveRequest:
+    """Prompt, choices and the stream of events of a request from submission to its last event."""
+
+    __slots__ = (
+        "arrival_s",
+        "is_scoring_prompt",
+        "needs_observe",
+        "num_cached_tokens",
+        "num_open",
+        "prompt_ids",
+        "prompt_scores",
+        "request",
+        "seed",
+        "sequences",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        prompt_ids: list[int],
+        *,
+        seed: int,
+        arrival_s: float,
+        stream: EventStream,
+    ) -> None:
+        params = request.params
+        self.request = request
+        self.prompt_ids = prompt_ids
+        self.seed = seed
+        self.arrival_s = arrival_s
+        self.stream = stream
+        self.sequences: list[Sequence] = []
+        self.num_open = params.n
+        """Choices whose last event wasn't handed out."""
+        self.num_cached_tokens: int | None = None
+        """Prompt tokens found in the prefix cache; None before the first admission."""
+        self.is_scoring_prompt = params.prompt_logprobs is not None
+        """Log-probabilities of the prompt were asked for and aren't complete."""
+        self.prompt_scores: list[PromptScore | None] = []
+        """Per prompt token, filled as its chunks are computed."""
+        if self.is_scoring_prompt:
+            self.prompt_scores = [None] * len(prompt_ids)
+        self.needs_observe = (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+            or params.min_new_tokens > 0
+        )
+        """Whether sampling depends on the tokens seen."""
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    def note_cached(self, num_tokens: int) -> None:
+        """Record what the first admission found in the prefix cache; later ones don't count."""
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = num_tokens

@@ -1,0 +1,306 @@
+"""The loaded engine on one event loop: requests in, events out."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from lmi_core.config.engine_config import EngineConfig
+from lmi_core.engine.active_request import ActiveRequest
+from lmi_core.engine.delivery import Delivery
+from lmi_core.engine.kv_memory import KvMemory
+from lmi_core.engine.loop import StepLoop
+from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.paged_policy import PagedPolicy
+from lmi_core.engine.policy import Queues
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.runner import Runner
+from lmi_core.engine.scheduler import Scheduler
+from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
+from lmi_core.engine.stream import EventStream
+from lmi_core.errors import CapacityError, ConfigError, EngineError, UserError
+from lmi_core.text.stop import StopMatcher, StopStrings
+from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
+
+_MAX_RETRY_AFTER_S = 60.0
+
+
+class EngineCore:
+    """Checks and admits requests, and owns everything that runs them. All methods are called in the
+    thread of the event loop that created it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        eos_token_ids: tuple[int, ...],
+        observer: EngineObserver,
+        *,
+        check_integrity: bool = False,
+    ) -> None:
+        _check_capacities(runner)
+        self._config = config
+        self._runner = runner
+        self._eos_ids = frozenset(eos_token_ids)
+        self.tokenizer = tokenizer
+        self._memory = KvMemory(
+            runner,
+            enable_prefix_caching=config.enable_prefix_caching,
+            guaranteed_no_evict=config.guaranteed_no_evict,
+        )
+        queues = Queues()
+        policy = PagedPolicy(
+            runner.info, queues, self._memory, guaranteed_no_evict=config.guaranteed_no_evict
+        )
+        self._scheduler = Scheduler(queues, self._memory, policy)
+        self._requests: dict[str, ActiveRequest] = {}
+        self._totals = EngineTotals()
+        self._delivery = Delivery(
+            self._scheduler, tokenizer, self._requests, self._totals, observer
+        )
+        self._loop = StepLoop(
+            self._scheduler,
+            runner,
+            self._delivery,
+            self._requests,
+            self._totals,
+            observer,
+            overlap=config.overlap,
+            check_integrity=check_integrity,
+        )
+        self._num_encoding = 0
+        self._started_s = time.monotonic()
+        self.state = LifeState.READY
+        max_total_tokens = min(runner.info.max_model_len, self._memory.num_max_tokens)
+        self.info = EngineInfo(
+            model=config.served_model_name,
+            max_prompt_tokens=max_total_tokens - 1,
+            max_total_tokens=max_total_tokens,
+            eos_token_ids=eos_token_ids,
+            runner=runner.info,
+        )
+        self._task = asyncio.get_running_loop().create_task(self._loop.run())
+
+    @property
+    def healthy(self) -> bool:
+        return self._loop.is_healthy
+
+    async def open(self, request: GenerationRequest, stream: EventStream) -> None:
+        """Check a request and queue it; its events go to ``stream``.
+
+        Raises UserError, CapacityError when the queue is full, EngineError when not running.
+        """
+        self._check_accepting()
+        self._check_request(request)
+        self._check_queue()
+        self._num_encoding += 1
+        try:
+            prompt_ids = await self._prompt_ids(request)
+        finally:
+            self._num_encoding -= 1
+        self._check_accepting()
+        self._check_id(request.request_id)
+        self._check_prompt(prompt_ids)
+        self._admit(request, prompt_ids, stream)
+
+    async def generate_batches(
+        self, request: GenerationRequest
+    ) -> AsyncGenerator[list[TokenEvent], None]:
+        """A request's events, all that are ready at once; closing the generator aborts it."""
+        ready = asyncio.Event()
+        stream = EventStream(ready.set)
+        await self.open(request, stream)
+        try:
+            is_finished = False
+            while not is_finished:
+                await ready.wait()
+                ready.clear()
+                events, is_finished = stream.take()
+                if events:
+                    yield events
+        finally:
+            self.abort(request.request_id, stream)
+
+    def abort(self, request_id: str, stream: EventStream | None = None) -> None:
+        """End a request; does nothing when it has ended, or when ``stream`` isn't its own."""
+        request = self._requests.get(request_id)
+        if request is not None and stream in (None, request.stream):
+            self._delivery.abort(request)
+
+    def stats(self) -> EngineStats:
+        pool = self._runner.pool
+        totals = replace(self._totals, num_preemptions=self._scheduler.num_preemptions)
+        return EngineStats(
+            state=self.state,
+            is_healthy=self.healthy,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._num_waiting(),
+            num_blocks=pool.num_blocks,
+            num_used_blocks=pool.num_used,
+            num_cached_blocks=pool.num_cached,
+            num_free_blocks=pool.num_free,
+            totals=totals,
+        )
+
+    async def stop(self, *, drain: bool, timeout_s: float | None = None) -> None:
+        """Refuse new requests, finish or abort the open ones, wait for the step in flight, close
+        the runner. After ``timeout_s`` of draining, the rest is aborted."""
+        if self.state is LifeState.STOPPED:
+            return
+        self.state = LifeState.DRAINING
+        if not drain:
+            self._abort_all()
+        self._loop.stop()
+        try:
+            done, _ = await asyncio.wait([self._task], timeout=timeout_s)
+            if not done:
+                self._abort_all()
+                await asyncio.wait([self._task])
+        finally:
+            self._abort_all()
+            self._task.cancel()
+            self._loop.detach()
+            self._runner.close()
+            self.tokenizer.close()
+            self.state = LifeState.STOPPED
+
+    def _abort_all(self) -> None:
+        for request in list(self._requests.values()):
+            self._delivery.abort(request)
+
+    def _admit(
+        self, request: GenerationRequest, prompt_ids: list[int], stream: EventStream
+    ) -> None:
+        seed = request.params.seed
+        active = ActiveRequest(
+            request,
+            prompt_ids,
+            seed=self._derived_seed() if seed is None else seed,
+            arrival_s=time.monotonic(),
+            stream=stream,
+        )
+        active.sequences = self._sequences(active)
+        self._totals.num_requests += 1
+        self._totals.num_prompt_tokens += len(prompt_ids)
+        self._requests[request.request_id] = active
+        self._scheduler.add(active)
+        if request.echo and not active.is_scoring_prompt:
+            self._delivery.put_prompt(active)
+            stream.notify()
+        self._loop.wake()
+
+    def _sequences(self, active: ActiveRequest) -> list[Sequence]:
+        request = active.request
+        params = request.params
+        num_prompt = len(active.prompt_ids)
+        max_len = self.info.max_total_tokens
+        if params.max_new_tokens is not None:
+            max_len = min(max_len, num_prompt + params.max_new_tokens)
+        eos_ids = frozenset() if params.ignore_eos else self._eos_ids
+        hashes = self._memory.hash_prompt(active.prompt_ids, request.cache_salt)
+        stops = StopStrings(params.stop) if params.stop else None
+        return [
+            Sequence(
+                active,
+                choice,
+                key=(request.priority, self._totals.num_requests, choice),
+                max_len=max_len,
+                end_ids=eos_ids | frozenset(params.stop_token_ids),
+                hashes=hashes.copy(),
+                detokenizer=self.tokenizer.detokenizer(
+                    skip_special_tokens=params.skip_special_tokens, context=active.prompt_ids
+                ),
+                stop_matcher=StopMatcher(stops, params.include_stop) if stops else None,
+            )
+            for choice in range(params.n)
+        ]
+
+    async def _prompt_ids(self, request: GenerationRequest) -> list[int]:
+        if request.prompt_token_ids is not None:
+            return list(request.prompt_token_ids)
+        assert request.prompt is not None
+        return await self.tokenizer.encode(
+            request.prompt,
+            add_special_tokens=request.add_special_tokens,
+            max_tokens=self.info.max_prompt_tokens,
+        )
+
+    def _check_accepting(self) -> None:
+        if self.state is not LifeState.READY:
+            raise EngineError(f"the engine is {self.state}, it takes no new requests")
+        if not self.healthy:
+            raise EngineError("the engine is unhealthy after failed steps; restart it")
+
+    def _check_request(self, request: GenerationRequest) -> None:
+        if (request.prompt is None) == (request.prompt_token_ids is None):
+            raise UserError("give either prompt or prompt_token_ids", field="prompt")
+        info = self._runner.info
+        request.params.validate(vocab_size=info.vocab_size, max_logprobs=info.max_logprobs)
+        self._check_id(request.request_id)
+
+    def _check_id(self, request_id: str) -> None:
+        if request_id in self._requests:
+            raise UserError(f"request id {request_id!r} is in use", field="request_id")
+
+    def _check_prompt(self, prompt_ids: list[int]) -> None:
+        if not prompt_ids:
+            raise UserError("the prompt is empty; it needs at least one token", field="prompt")
+        if len(prompt_ids) > self.info.max_prompt_tokens:
+            raise prompt_too_long(len(prompt_ids), self.info.max_prompt_tokens)
+        vocab_size = self._runner.info.vocab_size
+        if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
+            wrong = next(i for i in prompt_ids if not 0 <= i < vocab_size)
+            raise UserError(
+                f"the prompt has token id {wrong}; allowed are 0 to {vocab_size - 1}",
+                field="prompt_token_ids",
+            )
+
+    def _check_queue(self) -> None:
+        num_waiting = self._num_waiting()
+        limit = self._config.max_queue_size
+        if num_waiting < limit + self._memory.num_free_rows:
+            return
+        raise CapacityError(
+            f"{num_waiting} requests are waiting, at most {limit} may (job_queue_size); "
+            "retry later, or raise the limit",
+            retry_after_s=self._retry_after_s(num_waiting),
+        )
+
+    def _num_waiting(self) -> int:
+        return len(self._requests) - self._scheduler.num_running_requests + self._num_encoding
+
+    def _retry_after_s(self, num_waiting: int) -> float:
+        """When the queue will have moved, at the mean pace since the start."""
+        num_finished = self._totals.num_finished_requests
+        if not num_finished:
+            return 1.0
+        seconds_each = (time.monotonic() - self._started_s) / num_finished
+        return min(max(1.0, seconds_each * num_waiting / 2), _MAX_RETRY_AFTER_S)
+
+    def _derived_seed(self) -> int:
+        """The seed of a request without one: a function of the engine's seed and its number."""
+        data = f"{self._config.seed}/{self._totals.num_requests}".encode()
+        digest = hashlib.blake2b(data, digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1
+
+
+def _check_capacities(runner: Runner) -> None:
+    info = runner.info
+    for name, value in (
+        ("max_num_batched_tokens", info.max_num_batched_tokens),
+        ("max_logit_rows", info.max_logit_rows),
+    ):
+        if value < info.max_num_seqs:
+            raise ConfigError(
+                f"{name} is {value}, but must be at least max_num_seqs ({info.max_num_seqs}): "
+                "raise it, or lower max_num_seqs",
+                field=name,
+            )
+    if info.num_blocks * info.block_size < 2:
+        raise ConfigError("the KV cache holds less than two tokens", field="kv_cache_bytes")

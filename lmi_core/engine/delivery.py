@@ -1,0 +1,220 @@
+"""From committed tokens to events: text, stop strings, log-probabilities; one wake-up a request."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from lmi_core.engine.active_request import ActiveRequest
+from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
+from lmi_core.engine.scheduler import Commit, Output, PromptChunk, Scheduler
+from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.stats import EngineObserver, EngineTotals
+from lmi_core.errors import EngineError
+from lmi_core.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lmi_core._native import Step
+
+_log = logging.getLogger(__name__)
+
+
+class Delivery:
+    """Turns a commit into events of its requests' streams, while the next step runs."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        requests: dict[str, ActiveRequest],
+        totals: EngineTotals,
+        observer: EngineObserver,
+    ) -> None:
+        """``requests``: the open requests by id, from which those that end are removed."""
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._requests = requests
+        self._totals = totals
+        self._observer = observer
+
+    def deliver(self, commit: Commit, step: Step, now_s: float) -> None:
+        """Put the events of one step; ``now_s`` is when it completed (``time.monotonic``)."""
+        for chunk in commit.prompt_chunks:
+            self._collect_prompt(chunk, step)
+        touched: dict[ActiveRequest, None] = {}
+        intervals_s: list[float] = []
+        for output in commit.outputs:
+            request = output.sequence.request
+            if request.request_id not in self._requests:
+                continue
+            touched[request] = None
+            try:
+                self._put_token(output, step, now_s, intervals_s)
+            except Exception as error:  # one request's text must not end the others
+                _log.exception("request %s failed in delivery", request.request_id)
+                self.fail(request, EngineError(f"delivering a token failed: {error}"))
+        self._observer.on_token_intervals(intervals_s)
+        for request in touched:
+            request.stream.notify()
+
+    def abort(self, request: ActiveRequest) -> None:
+        """End a request early: a last event for every open choice."""
+        if self._requests.pop(request.request_id, None) is None:
+            return
+        self._scheduler.finish_all(request.sequences)
+        for sequence in request.sequences:
+            if not sequence.is_delivered:
+                sequence.is_delivered = True
+                request.stream.put(_abort_event(sequence))
+        self._close(request, FinishReason.ABORT, None)
+
+    def fail(self, request: ActiveRequest, error: Exception) -> None:
+        """End a request with an error, after the events it has."""
+        if self._requests.pop(request.request_id, None) is None:
+            return
+        self._scheduler.finish_all(request.sequences)
+        self._close(request, None, error)
+
+    def put_prompt(self, request: ActiveRequest) -> None:
+        """The first event of a request that asked for its prompt back."""
+        first = request.sequences[0]
+        request.stream.put(
+            TokenEvent(
+                request_id=request.request_id,
+                choice=0,
+                token_id=-1,
+                text="",
+                num_prompt_tokens=first.num_prompt,
+                num_cached_tokens=request.num_cached_tokens or 0,
+                prompt=self._prompt_tokens(request),
+                seed=_reported_seed(request),
+            )
+        )
+
+    def _close(
+        self, request: ActiveRequest, reason: FinishReason | None, error: Exception | None
+    ) -> None:
+        self._totals.num_finished_requests += 1
+        self._observer.on_finish(reason)
+        request.stream.finish(error)
+        request.stream.notify()
+
+    def _put_token(
+        self, output: Output, step: Step, now_s: float, intervals_s: list[float]
+    ) -> None:
+        sequence, token_id, _, num_generated, reason = output
+        request = sequence.request
+        if token_id < 0:
+            message = "no token could be sampled: every one is banned, or logits aren't finite"
+            self.fail(request, EngineError(message))
+            return
+        if sequence.is_delivered:
+            return
+        self._observe_time(sequence, now_s, intervals_s)
+        text, reason, stop = self._show(sequence, token_id, reason)
+        event = TokenEvent(
+            request_id=request.request_id,
+            choice=sequence.choice,
+            token_id=token_id,
+            text=text,
+            special=token_id in self._tokenizer.special_ids,
+            num_prompt_tokens=sequence.num_prompt,
+            num_cached_tokens=request.num_cached_tokens or 0,
+            num_generated_tokens=num_generated,
+            finish_reason=reason,
+            stop=stop,
+            seed=_reported_seed(request),
+        )
+        num_top = request.request.params.logprobs
+        if num_top is not None:
+            event.logprob = step.logprob(output.logit_row)
+            event.top = self._top(step, output.logit_row, num_top)
+        request.stream.put(event)
+        if reason is not None:
+            self._end_choice(sequence, reason)
+
+    def _show(
+        self, sequence: Sequence, token_id: int, reason: FinishReason | None
+    ) -> tuple[str, FinishReason | None, str | int | None]:
+        """What the token adds to the text, and how the choice ends, if it does."""
+        params = sequence.request.request.params
+        stop: str | int | None = None
+        if reason is FinishReason.STOP:
+            stop = token_id
+            text = sequence.detokenizer.push(token_id) if params.include_stop else ""
+        elif reason is FinishReason.EOS and params.skip_special_tokens:
+            text = ""
+        else:
+            text = sequence.detokenizer.push(token_id)
+        if reason is not None:
+            text += sequence.detokenizer.flush()
+        matcher = sequence.stop_matcher
+        if matcher is None:
+            return text, reason, stop
+        text = matcher.push(text)
+        if matcher.matched:
+            return text, FinishReason.STOP, matcher.matched
+        return (text + matcher.flush() if reason else text), reason, stop
+
+    def _end_choice(self, sequence: Sequence, reason: FinishReason) -> None:
+        request = sequence.request
+        self._scheduler.finish(sequence)
+        sequence.is_delivered = True
+        request.num_open -= 1
+        if not request.num_open:
+            self._requests.pop(request.request_id, None)
+            self._close(request, reason, None)
+
+    def _observe_time(self, sequence: Sequence, now_s: float, intervals_s: list[float]) -> None:
+        self._totals.num_generated_tokens += 1
+        if sequence.last_token_s:
+            intervals_s.append(now_s - sequence.last_token_s)
+        elif sequence.choice == 0:
+            self._totals.num_cached_tokens += sequence.request.num_cached_tokens or 0
+            self._observer.on_first_token(now_s - sequence.request.arrival_s)
+        sequence.last_token_s = now_s
+
+    def _collect_prompt(self, chunk: PromptChunk, step: Step) -> None:
+        request = chunk.request
+        num_top = request.request.params.prompt_logprobs or 0
+        for i in range(chunk.num_tokens):
+            row = chunk.logit_row + i
+            request.prompt_scores[chunk.start + i] = (
+                step.logprob(row),
+                self._top(step, row, num_top),
+            )
+        if chunk.is_last and request.request_id in self._requests:
+            self.put_prompt(request)
+
+    def _prompt_tokens(self, request: ActiveRequest) -> tuple[PromptToken, ...]:
+        text_of = self._tokenizer.token_text
+        if not request.prompt_scores:
+            return tuple(PromptToken(i, text_of(i), None) for i in request.prompt_ids)
+        return tuple(
+            PromptToken(token_id, text_of(token_id), *(score or (None, ())))
+            for token_id, score in zip(request.prompt_ids, request.prompt_scores, strict=True)
+        )
+
+    def _top(self, step: Step, logit_row: int, num_top: int) -> tuple[TokenLogprob, ...]:
+        if not num_top:
+            return ()
+        text_of = self._tokenizer.token_text
+        top = step.top(logit_row)[:num_top]
+        return tuple(TokenLogprob(token_id, text_of(token_id), value) for token_id, value in top)
+
+
+def _reported_seed(request: ActiveRequest) -> int | None:
+    return request.seed if request.request.params.temperature > 0 else None
+
+
+def _abort_event(sequence: Sequence) -> TokenEvent:
+    return TokenEvent(
+        request_id=sequence.request.request_id,
+        choice=sequence.choice,
+        token_id=-1,
+        text="",
+        num_prompt_tokens=sequence.num_prompt,
+        num_cached_tokens=sequence.request.num_cached_tokens or 0,
+        num_generated_tokens=sequence.num_generated,
+        finish_reason=FinishReason.ABORT,
+    )

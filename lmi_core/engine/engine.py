@@ -1,0 +1,332 @@
+"""The public engine: text or token ids in, token events out, inside any asyncio program or none."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import queue
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from contextlib import aclosing, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from lmi_core.config.engine_config import EngineConfig
+from lmi_core.engine.core import EngineCore
+from lmi_core.engine.loop_thread import LoopThread
+from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.runner import Runner
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, LifeState, NullObserver
+from lmi_core.engine.stream import EventStream
+from lmi_core.errors import EngineError, UserError
+from lmi_core.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+Prompt = str | Sequence[int]
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+class Engine:
+    """Runs a model on the native engine.
+
+    ``async with Engine(path) as engine`` runs its loop inside the caller's event loop;
+    ``Engine(path, own_loop=True)`` runs it in a thread of its own, can be used from any thread or
+    event loop, and also as ``with``.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig | Path | str,
+        *,
+        runner: Runner | None = None,
+        tokenizer: Tokenizer | None = None,
+        eos_token_ids: Sequence[int] = (),
+        own_loop: bool = False,
+        observer: EngineObserver | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+        check_integrity: bool = False,
+    ) -> None:
+        """``config``: a configuration, or a model directory for the defaults. ``runner``, with its
+        ``tokenizer`` and ``eos_token_ids``, replaces the one that would be loaded. ``progress`` is
+        called with what is loading, how much is done and of how much, in the loading thread.
+        ``check_integrity`` accounts for every KV block after every step (tests).
+        """
+        if not isinstance(config, EngineConfig):
+            config = EngineConfig(model=Path(config))
+        if (runner is None) != (tokenizer is None):
+            raise UserError("give both runner and tokenizer, or neither")
+        self.config = config
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._observer = observer or NullObserver()
+        self._progress = progress
+        self._check_integrity = check_integrity
+        self._core: EngineCore | None = None
+        self._state = LifeState.CREATED
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: LoopThread | None = None
+        self._own_loop = own_loop
+        self._request_numbers = itertools.count()
+        self._is_forked = False
+        _engines.add(self)
+
+    # ------------------------------------------------------------- life
+
+    async def start(self) -> None:
+        """Load the model, in a thread, and begin to take requests."""
+        if self._state is not LifeState.CREATED:
+            raise EngineError(f"the engine is {self._state}; it can be started once")
+        self._state = LifeState.LOADING
+        try:
+            if self._own_loop:
+                self._thread = LoopThread("lmi-engine")
+                await asyncio.wrap_future(self._thread.submit(self._load()))
+            else:
+                await self._load()
+        except BaseException:
+            self._state = LifeState.STOPPED
+            if self._runner is not None:
+                self._runner.close()
+            self._close_thread()
+            raise
+
+    async def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
+        """Finish open requests (or abort them: at once without ``drain``, else after
+        ``timeout_s``), wait for the step in flight, release everything. Idempotent."""
+        if self._core is not None and not self._is_forked:
+            await self._on_loop(self._core.stop(drain=drain, timeout_s=timeout_s))
+        self._state = LifeState.STOPPED
+        self._close_thread()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop(drain=kind is None)
+
+    def __enter__(self) -> Self:
+        if not self._own_loop:
+            raise UserError("synchronous use needs Engine(..., own_loop=True)", field="own_loop")
+        asyncio.run(self.start())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        asyncio.run(self.stop(drain=kind is None))
+
+    # --------------------------------------------------------- requests
+
+    async def generate(
+        self,
+        prompt: Prompt | GenerationRequest,
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[TokenEvent, None]:
+        """Token events of a prompt (text or ids) with ``params``, or of a whole request.
+
+        ``options`` are further fields of GenerationRequest. Closing the iterator or cancelling its
+        task aborts the request. Raises UserError or CapacityError before the first event,
+        EngineError at any time.
+        """
+        request = self._request(prompt, params, options)
+        async with aclosing(self.generate_batches(request)) as batches:
+            async for events in batches:
+                for event in events:
+                    yield event
+
+    async def generate_batches(
+        self, request: GenerationRequest
+    ) -> AsyncGenerator[list[TokenEvent], None]:
+        """As ``generate``, in lists of all events that are ready: at most one list per step."""
+        core = self._usable_core()
+        if asyncio.get_running_loop() is self._loop:
+            batches = core.generate_batches(request)
+        else:
+            batches = self._generate_across(core, request)
+        async with aclosing(batches):
+            async for events in batches:
+                yield events
+
+    def generate_sync(
+        self,
+        prompt: Prompt | GenerationRequest,
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> Generator[TokenEvent, None, None]:
+        """As ``generate``, for threads without an event loop (``own_loop`` only)."""
+        core, thread = self._usable_core(), self._need_thread()
+        request = self._request(prompt, params, options)
+        ready: queue.SimpleQueue[None] = queue.SimpleQueue()
+        stream = EventStream(lambda: ready.put(None))
+        try:
+            thread.submit(core.open(request, stream)).result()
+            is_finished = False
+            while not is_finished:
+                ready.get()
+                events, is_finished = stream.take()
+                yield from events
+        finally:
+            thread.call(core.abort, request.request_id, stream)
+
+    def abort(self, request_id: str) -> None:
+        """End a request at any moment, from any thread; its reader gets a last event. Does nothing
+        when there is no such request."""
+        core = self._usable_core()
+        if self._thread is not None:
+            self._thread.call(core.abort, request_id)
+        else:
+            core.abort(request_id)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, as a request's prompt would have them."""
+        core = self._usable_core()
+        return await self._on_loop(
+            core.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    # ------------------------------------------------------------ state
+
+    @property
+    def state(self) -> LifeState:
+        return self._core.state if self._core is not None else self._state
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it takes requests and its steps succeed."""
+        core = self._core
+        return core is not None and core.healthy and core.state is LifeState.READY
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was decided at load."""
+        return self._usable_core().info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._usable_core().tokenizer
+
+    def stats(self) -> EngineStats:
+        """A snapshot of queues, blocks and totals; approximate when read from another thread."""
+        return self._usable_core().stats()
+
+    # ---------------------------------------------------------- private
+
+    async def _load(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._runner is None or self._tokenizer is None:
+            await asyncio.to_thread(self._load_model)
+        assert self._runner is not None
+        assert self._tokenizer is not None
+        self._core = EngineCore(
+            self.config,
+            self._runner,
+            self._tokenizer,
+            self._eos_token_ids,
+            self._observer,
+            check_integrity=self._check_integrity,
+        )
+
+    def _load_model(self) -> None:
+        from lmi_core.engine.native_runner import load_native_runner
+
+        self._runner, files = load_native_runner(self.config, self._progress)
+        self._eos_token_ids = files.eos_token_ids
+        self._tokenizer = Tokenizer.load(self.config.model, vocab_size=self._runner.info.vocab_size)
+
+    async def _generate_across(
+        self, core: EngineCore, request: GenerationRequest
+    ) -> AsyncGenerator[list[TokenEvent], None]:
+        """Read, in the caller's event loop, a request that runs in the engine's own thread."""
+        thread = self._need_thread()
+        caller = asyncio.get_running_loop()
+        ready = asyncio.Event()
+
+        def notify() -> None:
+            with suppress(RuntimeError):  # the caller's loop was closed without ending the request
+                caller.call_soon_threadsafe(ready.set)
+
+        stream = EventStream(notify)
+        try:
+            await asyncio.wrap_future(thread.submit(core.open(request, stream)))
+            is_finished = False
+            while not is_finished:
+                await ready.wait()
+                ready.clear()
+                events, is_finished = stream.take()
+                if events:
+                    yield events
+        finally:
+            thread.call(core.abort, request.request_id, stream)
+
+    async def _on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine of the engine's loop from whichever loop is running."""
+        if asyncio.get_running_loop() is self._loop:
+            return await coroutine
+        if self._thread is None:
+            coroutine.close()
+            self._need_thread()
+        return await asyncio.wrap_future(self._need_thread().submit(coroutine))
+
+    def _request(
+        self,
+        prompt: Prompt | GenerationRequest,
+        params: SamplingParams | None,
+        options: dict[str, Any],
+    ) -> GenerationRequest:
+        if isinstance(prompt, GenerationRequest):
+            if params is not None or options:
+                raise UserError("a GenerationRequest already holds params and options")
+            return prompt
+        options.setdefault("request_id", f"request-{next(self._request_numbers)}")
+        if isinstance(prompt, str):
+            options["prompt"] = prompt
+        else:
+            options["prompt_token_ids"] = tuple(prompt)
+        return GenerationRequest(params=params or SamplingParams(), **options)
+
+    def _usable_core(self) -> EngineCore:
+        if self._is_forked:
+            raise EngineError("the engine was started before a fork; start it in the child")
+        if self._core is None:
+            raise EngineError(f"the engine is {self._state}; start it with 'async with'")
+        return self._core
+
+    def _need_thread(self) -> LoopThread:
+        if self._thread is None:
+            raise EngineError(
+                "the engine runs in another event loop; to use it from here, make it with "
+                "own_loop=True"
+            )
+        return self._thread
+
+    def _close_thread(self) -> None:
+        if self._thread is not None and not self._is_forked:
+            self._thread.close()
+
+    def _mark_forked(self) -> None:
+        if self._state is not LifeState.CREATED:
+            self._is_forked = True
+
+
+def _mark_all_forked() -> None:
+    for engine in _engines:
+        engine._mark_forked()
+
+
+os.register_at_fork(after_in_child=_mark_all_forked)

@@ -1,0 +1,206 @@
+"""Rows and KV blocks of running sequences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from lmi_core.engine.runner import Runner
+from lmi_core.engine.sequence import Sequence, SequenceState
+
+if TYPE_CHECKING:
+    from lmi_core._native import BlockPool
+
+
+class Admission(NamedTuple):
+    """A sequence got its memory."""
+
+    copy: tuple[int, int] | None = None
+    """(source, target) of a block to copy before the step that it first runs in."""
+
+
+class KvMemory:
+    """Gives sequences a row and blocks, shares blocks between them, and takes all of it back.
+
+    Called only while no step is in flight, so whatever is freed may be used again at once.
+    """
+
+    def __init__(
+        self, runner: Runner, *, enable_prefix_caching: bool, guaranteed_no_evict: bool
+    ) -> None:
+        self.pool: BlockPool = runner.pool
+        self.block_size = runner.info.block_size
+        self._tables = runner.block_tables
+        self._sampling = runner.sampling
+        self._enable_prefix_caching = enable_prefix_caching
+        self._guaranteed_no_evict = guaranteed_no_evict
+        self._num_rows = runner.info.max_num_seqs
+        self._free_rows = list(range(self._num_rows - 1, -1, -1))
+        self._num_promised = 0
+        """Blocks that running sequences may still ask for (guaranteed_no_evict)."""
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
+
+    @property
+    def num_max_tokens(self) -> int:
+        """The longest sequence that fits into the whole pool."""
+        return self.pool.num_blocks * self.block_size
+
+    def hash_prompt(self, prompt_ids: list[int], salt: str) -> list[bytes]:
+        """Hashes of the prompt's full blocks, empty when prefixes aren't cached."""
+        if not self._enable_prefix_caching:
+            return []
+        return self.pool.hash_blocks(prompt_ids, extra=salt.encode())
+
+    def admit(self, sequence: Sequence, *, num_spare_blocks: int) -> Admission | None:
+        """Give a waiting sequence a row and blocks for all of its tokens, if that leaves
+        ``num_spare_blocks`` available; None otherwise. What is cached, or computed by a sibling,
+        is shared."""
+        if not self._free_rows:
+            return None
+        source = _fork_source(sequence)
+        if source is not None:
+            return self._admit_fork(sequence, source, num_spare_blocks)
+        shared = self._cached_prefix(sequence)
+        num_computed = len(shared) * self.block_size
+        if not self._take(sequence, shared, num_computed, num_spare_blocks):
+            return None
+        if sequence.choice == 0:
+            sequence.request.note_cached(num_computed)
+        return Admission()
+
+    def extend(self, sequence: Sequence) -> bool:
+        """One more block; False when there is none."""
+        new_ids = self.pool.allocate(1)
+        if new_ids is None:
+            return False
+        sequence.block_ids += new_ids
+        self._tables.append(sequence.row, new_ids)
+        self._num_promised -= 1
+        return True
+
+    def publish(self, sequence: Sequence) -> None:
+        """Make the full blocks that a completed step wrote hit-able."""
+        num_full = sequence.num_computed // self.block_size
+        if num_full == sequence.num_published or not self._enable_prefix_caching:
+            return
+        hashes = sequence.hashes
+        if len(hashes) < num_full:
+            filled = sequence.token_ids[len(hashes) * self.block_size : num_full * self.block_size]
+            salt = sequence.request.request.cache_salt.encode()
+            hashes += self.pool.hash_blocks(filled, hashes[-1] if hashes else b"", salt)
+        for i in range(sequence.num_published, num_full):
+            self.pool.publish(sequence.block_ids[i], hashes[i])
+        sequence.num_published = num_full
+
+    def release(self, sequence: Sequence) -> None:
+        """Take row and blocks back; published contents stay hit-able until evicted."""
+        self._num_promised -= self._num_max_blocks(sequence) - len(sequence.block_ids)
+        self.pool.free(sequence.block_ids)
+        self._tables.clear(sequence.row)
+        self._free_rows.append(sequence.row)
+        sequence.row = -1
+        sequence.block_ids = []
+        sequence.num_computed = sequence.num_published = 0
+
+    def observe(self, sequence: Sequence, token_id: int) -> None:
+        """Count an output token, for penalties and the minimum length."""
+        self._sampling.observe(sequence.row, token_id)
+
+    def check_integrity(self, running: list[Sequence]) -> None:
+        """Raise NativeError or AssertionError unless every block and row is accounted for."""
+        self.pool.check_integrity()
+        references = Counter(block for sequence in running for block in sequence.block_ids)
+        for block_id, num_references in references.items():
+            assert self.pool.ref_count(block_id) == num_references, f"block {block_id}"
+        assert self.pool.num_used == len(references), "blocks without a sequence"
+        rows = [sequence.row for sequence in running] + self._free_rows
+        assert sorted(rows) == list(range(self._num_rows)), f"rows {sorted(rows)}"
+        for sequence in running:
+            assert self._tables.row(sequence.row) == sequence.block_ids, f"row {sequence.row}"
+        promised = sum(self._num_max_blocks(s) - len(s.block_ids) for s in running)
+        assert self._num_promised == promised, f"promised {self._num_promised}, not {promised}"
+
+    def _admit_fork(
+        self, sequence: Sequence, source: Sequence, num_spare_blocks: int
+    ) -> Admission | None:
+        """Share a sibling's prompt but for its last token, which the fork computes itself for its
+        own first sample. A block that ends within the prompt is copied."""
+        num_computed = sequence.num_prompt - 1
+        num_shared, num_copied_tokens = divmod(num_computed, self.block_size)
+        shared = source.block_ids[:num_shared]
+        self.pool.add_ref(shared)
+        if not self._take(sequence, shared, num_computed, num_spare_blocks):
+            return None
+        if not num_copied_tokens:
+            return Admission()
+        copy = (source.block_ids[num_shared], sequence.block_ids[num_shared])
+        return Admission(copy)
+
+    def _take(
+        self, sequence: Sequence, shared: list[int], num_computed: int, num_spare_blocks: int
+    ) -> bool:
+        """Complete ``shared``, whose references are held, to a full table, or drop it."""
+        num_new = -(-len(sequence.token_ids) // self.block_size) - len(shared)
+        num_needed = num_new + num_spare_blocks
+        if self._guaranteed_no_evict:
+            num_needed = self._num_max_blocks(sequence) - len(shared) + self._num_promised
+        new_ids = self.pool.allocate(num_new) if num_needed <= self.pool.num_available else None
+        if new_ids is None:
+            self.pool.free(shared)
+            return False
+        sequence.row = self._free_rows.pop()
+        sequence.block_ids = shared + new_ids
+        sequence.num_published = len(shared)
+        sequence.num_computed = num_computed
+        self._num_promised += self._num_max_blocks(sequence) - len(sequence.block_ids)
+        self._tables.set(sequence.row, sequence.block_ids)
+        self._set_sampling(sequence)
+        return True
+
+    def _cached_prefix(self, sequence: Sequence) -> list[int]:
+        """Blocks of the longest cached prefix; at least one token is left to compute."""
+        if not self._enable_prefix_caching or sequence.is_scoring_prompt:
+            return []
+        num_usable = (len(sequence.token_ids) - 1) // self.block_size
+        return self.pool.acquire_prefix(sequence.hashes[:num_usable])
+
+    def _num_max_blocks(self, sequence: Sequence) -> int:
+        return -(-sequence.max_len // self.block_size)
+
+    def _set_sampling(self, sequence: Sequence) -> None:
+        request = sequence.request
+        params = request.request.params
+        self._sampling.set(
+            sequence.row,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            seed=request.seed,
+            choice=sequence.choice,
+            num_logprobs=max(params.logprobs or 0, params.prompt_logprobs or 0),
+            logit_bias=params.logit_bias,
+            banned_ids=params.banned_token_ids,
+            min_tokens=params.min_new_tokens,
+            min_tokens_banned_ids=sorted(sequence.end_ids),
+        )
+        if sequence.needs_observe:
+            self._sampling.observe_prompt(sequence.row, request.prompt_ids)
+            self._sampling.observe_many(sequence.row, sequence.token_ids[sequence.num_prompt :])
+
+
+def _fork_source(sequence: Sequence) -> Sequence | None:
+    """A running sibling that has computed the prompt, for a choice that has no output yet."""
+    if sequence.choice == 0 or sequence.num_generated:
+        return None
+    for sibling in sequence.request.sequences:
+        is_running = sibling.state is SequenceState.RUNNING
+        if is_running and sibling.num_computed >= sibling.num_prompt:
+            return sibling
+    return None

@@ -1,0 +1,200 @@
+"""The engine's loop: one step after the other, and sleep when there is nothing to do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from lmi_core.engine.active_request import ActiveRequest
+from lmi_core.engine.delivery import Delivery
+from lmi_core.engine.policy import Plan
+from lmi_core.engine.runner import Runner
+from lmi_core.engine.scheduler import Commit, Scheduler
+from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
+from lmi_core.errors import EngineError
+
+if TYPE_CHECKING:
+    from lmi_core._native import Step
+
+_log = logging.getLogger(__name__)
+
+MAX_FAILURES_IN_A_ROW = 2
+
+
+class Submitted(NamedTuple):
+    """A step that the worker has."""
+
+    plan: Plan
+    step: Step
+    submitted_s: float
+    done: asyncio.Future[None]
+
+
+class Committed(NamedTuple):
+    """A completed step whose events haven't been handed out."""
+
+    commit: Commit
+    step: Step
+    completed_s: float
+
+
+class StepLoop:
+    """Drives scheduler and runner until told to stop; ``run`` is its only task."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        delivery: Delivery,
+        requests: dict[str, ActiveRequest],
+        totals: EngineTotals,
+        observer: EngineObserver,
+        *,
+        overlap: bool,
+        check_integrity: bool = False,
+    ) -> None:
+        """``check_integrity``: account for every block after every step (tests)."""
+        self._scheduler = scheduler
+        self._runner = runner
+        self._delivery = delivery
+        self._requests = requests
+        self._totals = totals
+        self._observer = observer
+        self._overlap = overlap
+        self._check_integrity = check_integrity
+        self._next_buffer = 0
+        self._num_failures_in_a_row = 0
+        self._is_stopping = False
+        self._wake = asyncio.Event()
+        self._done: asyncio.Future[None] | None = None
+        self.is_healthy = True
+
+    def wake(self) -> None:
+        """There is work, or a reason to stop."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Let ``run`` return once there is no more work."""
+        self._is_stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Work until stopped. Whatever goes wrong here fails the open requests, never silently."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._runner.completion_fd, self._on_completion)
+        try:
+            await (self._run_overlapped() if self._overlap else self._run_plain())
+        except Exception as error:
+            _log.exception("the engine's loop failed")
+            self._die(error)
+        finally:
+            self.detach()
+
+    def detach(self) -> None:
+        """Stop watching the runner, before it is closed. Idempotent."""
+        asyncio.get_running_loop().remove_reader(self._runner.completion_fd)
+
+    async def _run_plain(self) -> None:
+        while await self._has_work():
+            submitted = self._submit_next()
+            if submitted is None:
+                continue
+            await submitted.done
+            committed = self._commit(submitted)
+            if committed is not None:
+                self._deliver(committed)
+
+    async def _run_overlapped(self) -> None:
+        """As the plain loop, but events of a step are handed out while the next one runs."""
+        committed: Committed | None = None
+        while committed is not None or await self._has_work():
+            submitted = self._submit_next()
+            if committed is not None:
+                self._deliver(committed)
+                committed = None
+            if submitted is not None:
+                await submitted.done
+                committed = self._commit(submitted)
+
+    async def _has_work(self) -> bool:
+        """Wait until something can run; False when stopped."""
+        while not self._scheduler.has_work:
+            if self._is_stopping:
+                return False
+            self._wake.clear()
+            await self._wake.wait()
+        return True
+
+    def _submit_next(self) -> Submitted | None:
+        """Plan a step and hand it to the worker; None when nothing can run, or it failed."""
+        plan = self._scheduler.plan()
+        if not plan.sequences:
+            if self._scheduler.has_work:
+                raise EngineError("sequences wait, but none can run")
+            return None
+        steps = self._runner.steps
+        step = steps[self._next_buffer]
+        self._next_buffer = (self._next_buffer + 1) % len(steps)
+        done = self._done = asyncio.get_running_loop().create_future()
+        try:
+            self._scheduler.fill(plan, step)
+            self._runner.submit(step)
+        except Exception as error:
+            _log.exception("a step couldn't be submitted")
+            self._fail(plan, str(error))
+            return None
+        return Submitted(plan, step, time.monotonic(), done)
+
+    def _on_completion(self) -> None:
+        os.eventfd_read(self._runner.completion_fd)
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+    def _commit(self, submitted: Submitted) -> Committed | None:
+        """Take over a completed step; None if it failed."""
+        plan, step, submitted_s, _ = submitted
+        completed_s = time.monotonic()
+        self._count(plan, step, completed_s - submitted_s)
+        if step.error:
+            _log.error("a step failed: %s", step.error)
+            self._fail(plan, step.error)
+            return None
+        self._num_failures_in_a_row = 0
+        commit = self._scheduler.commit(plan, step)
+        if self._check_integrity:
+            self._scheduler.check_integrity()
+        return Committed(commit, step, completed_s)
+
+    def _deliver(self, committed: Committed) -> None:
+        self._delivery.deliver(committed.commit, committed.step, committed.completed_s)
+
+    def _count(self, plan: Plan, step: Step, seconds: float) -> None:
+        totals = self._totals
+        native_seconds = step.native_ns * 1e-9
+        totals.num_steps += 1
+        totals.step_seconds += seconds
+        totals.native_seconds += native_seconds
+        self._observer.on_step(
+            StepRecord(plan.num_tokens, len(plan.sequences), seconds, native_seconds)
+        )
+
+    def _fail(self, plan: Plan, cause: str) -> None:
+        """A failed step publishes nothing and takes only its own requests with it."""
+        self._totals.num_failed_steps += 1
+        self._num_failures_in_a_row += 1
+        if self._num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
+            self.is_healthy = False
+        for request in self._scheduler.fail(plan):
+            self._delivery.fail(request, EngineError(f"the step that served the request: {cause}"))
+        self._scheduler.check_integrity()
+
+    def _die(self, error: Exception) -> None:
+        """End every request; queues and blocks may be inconsistent and aren't touched any more."""
+        self.is_healthy = False
+        for request in self._requests.values():
+            request.stream.finish(EngineError(f"the engine's loop failed: {error}"))
+            request.stream.notify()
+        self._requests.clear()

@@ -1,0 +1,112 @@
+"""Continuous batching over a paged KV cache: one token budget, no phases."""
+
+from __future__ import annotations
+
+from lmi_core.engine.kv_memory import KvMemory
+from lmi_core.engine.policy import Plan, Queues
+from lmi_core.engine.runner import RunnerInfo
+from lmi_core.engine.sequence import Sequence
+
+
+class PagedPolicy:
+    """Decode rows first, then prompts in progress, then waiting sequences, in chunks that fill the
+    budget. Without memory the newest running sequence is preempted and computed again later.
+    """
+
+    def __init__(
+        self, info: RunnerInfo, queues: Queues, memory: KvMemory, *, guaranteed_no_evict: bool
+    ) -> None:
+        self._info = info
+        self._queues = queues
+        self._memory = memory
+        self._keeps_spare = not guaranteed_no_evict
+        self._refusal: tuple[Sequence, int, int] | None = None
+        """The sequence that last found no memory; the blocks available and sequences running then:
+        while these stay as they are, it isn't tried again."""
+
+    def plan(self) -> Plan:
+        plan = Plan()
+        num_logit_rows = self._decode(plan)
+        num_logit_rows = self._continue_prompts(plan, num_logit_rows)
+        if not plan.num_preempted:
+            self._admit(plan, num_logit_rows)
+        return plan
+
+    def _decode(self, plan: Plan) -> int:
+        """Give every sequence with one pending token its row; returns the logit rows left."""
+        block_size = self._memory.block_size
+        sequences = plan.sequences
+        # A copy: preemption takes sequences off the end.
+        for sequence in self._queues.running[:]:
+            if len(sequence.token_ids) - sequence.num_computed != 1 or sequence.row < 0:
+                continue
+            if sequence.num_computed == len(sequence.block_ids) * block_size and not self._grow(
+                sequence, plan
+            ):
+                continue
+            sequence.num_scheduled = 1
+            sequences.append(sequence)
+        plan.num_tokens = len(sequences)
+        return self._info.max_logit_rows - len(sequences)
+
+    def _grow(self, sequence: Sequence, plan: Plan) -> bool:
+        """One more block, at the cost of the newest sequences; False if it was the newest."""
+        while not self._memory.extend(sequence):
+            victim = self._queues.running.pop()
+            self._memory.release(victim)
+            self._queues.wait(victim)
+            plan.num_preempted += 1
+            if victim is sequence:
+                return False
+        return True
+
+    def _continue_prompts(self, plan: Plan, num_logit_rows: int) -> int:
+        for sequence in self._queues.running:
+            if not sequence.num_scheduled:
+                num_logit_rows = self._schedule_chunk(sequence, plan, num_logit_rows)
+        return num_logit_rows
+
+    def _admit(self, plan: Plan, num_logit_rows: int) -> None:
+        queues, memory = self._queues, self._memory
+        while (
+            queues.waiting
+            and memory.num_free_rows
+            and num_logit_rows
+            and plan.num_tokens < self._info.max_num_batched_tokens
+        ):
+            sequence = queues.waiting[0]
+            state = (sequence, memory.pool.num_available, len(queues.running))
+            if state == self._refusal:
+                return
+            admission = memory.admit(sequence, num_spare_blocks=self._num_spare_blocks())
+            if admission is None:
+                self._refusal = state
+                return
+            queues.run(sequence)
+            if admission.copy is not None:
+                plan.copies.append(admission.copy)
+            num_logit_rows = self._schedule_chunk(sequence, plan, num_logit_rows)
+
+    def _num_spare_blocks(self) -> int:
+        """Blocks kept for running sequences to grow into, so that one which is admitted isn't
+        preempted a few steps later."""
+        num_running = len(self._queues.running)
+        if not self._keeps_spare or not num_running:
+            return 0
+        return max(num_running, self._memory.pool.num_blocks // 100)
+
+    def _schedule_chunk(self, sequence: Sequence, plan: Plan, num_logit_rows: int) -> int:
+        """Schedule as many pending tokens as budget and logit rows allow, maybe none."""
+        num_pending = sequence.num_pending
+        num_tokens = min(num_pending, self._info.max_num_batched_tokens - plan.num_tokens)
+        if sequence.is_scoring_prompt:
+            num_tokens = num_rows = min(num_tokens, num_logit_rows)
+        elif num_tokens == num_pending and not num_logit_rows:
+            num_tokens, num_rows = num_tokens - 1, 0
+        else:
+            num_rows = int(num_tokens == num_pending)
+        if num_tokens > 0:
+            sequence.num_scheduled = num_tokens
+            plan.sequences.append(sequence)
+            plan.num_tokens += num_tokens
+        return num_logit_rows - num_rows

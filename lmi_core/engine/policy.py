@@ -1,0 +1,50 @@
+"""The seam of scheduling policies: who runs in the next step, with how many tokens."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lmi_core.engine.sequence import Sequence, SequenceState
+
+_BY_KEY: Callable[[Sequence], tuple[int, int, int]] = lambda sequence: sequence.key  # noqa: E731
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step: ``num_scheduled`` of each sequence says how many of its tokens it computes."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """(source, target) blocks copied before the forward pass."""
+    num_tokens: int = 0
+    num_preempted: int = 0
+
+
+@dataclass(slots=True)
+class Queues:
+    """Waiting and running sequences, both in the order of their keys."""
+
+    waiting: list[Sequence] = field(default_factory=list)
+    running: list[Sequence] = field(default_factory=list)
+
+    def wait(self, sequence: Sequence) -> None:
+        """Queue a new or preempted sequence."""
+        sequence.state = SequenceState.WAITING
+        insort(self.waiting, sequence, key=_BY_KEY)
+
+    def run(self, sequence: Sequence) -> None:
+        """Move a waiting sequence, which has its memory, to the running ones."""
+        self.waiting.remove(sequence)
+        sequence.state = SequenceState.RUNNING
+        insort(self.running, sequence, key=_BY_KEY)
+
+
+class Policy(Protocol):
+    """Decides about the queues that it was made for; sequences, rows and blocks are its to move."""
+
+    def plan(self) -> Plan:
+        """The next step; empty when nothing can run. Called while no step is in flight."""
+        ...

@@ -1,0 +1,202 @@
+"""Sequences from arrival to release, around the steps that compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from lmi_core.engine.active_request import ActiveRequest
+from lmi_core.engine.kv_memory import KvMemory
+from lmi_core.engine.outputs import FinishReason
+from lmi_core.engine.policy import Plan, Policy, Queues
+from lmi_core.engine.sequence import Sequence, SequenceState
+
+if TYPE_CHECKING:
+    from lmi_core._native import Step
+
+
+class Output(NamedTuple):
+    """A token that a step sampled; ``token_id`` -1: no token was possible."""
+
+    sequence: Sequence
+    token_id: int
+    logit_row: int
+    num_generated: int
+    finish_reason: FinishReason | None
+
+
+class PromptChunk(NamedTuple):
+    """Log-probabilities of prompt tokens: logit row ``logit_row + i`` is of token ``start + i``."""
+
+    request: ActiveRequest
+    logit_row: int
+    start: int
+    num_tokens: int
+    is_last: bool
+
+
+@dataclass(slots=True)
+class Commit:
+    """What a completed step brought, to be delivered."""
+
+    outputs: list[Output] = field(default_factory=list)
+    prompt_chunks: list[PromptChunk] = field(default_factory=list)
+
+
+class Scheduler:
+    """A state machine without I/O: ``plan``, ``fill``, then ``commit`` or ``fail``, in turn."""
+
+    def __init__(self, queues: Queues, memory: KvMemory, policy: Policy) -> None:
+        self.queues = queues
+        self.memory = memory
+        self._policy = policy
+        self.num_preemptions = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self.queues.running)
+
+    @property
+    def num_running_requests(self) -> int:
+        return len({sequence.request for sequence in self.queues.running})
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.queues.running or self.queues.waiting)
+
+    def add(self, request: ActiveRequest) -> None:
+        """Queue a request's choices; all but the first are held until the prompt is computed."""
+        first, *others = request.sequences
+        self.queues.wait(first)
+        for sequence in others:
+            sequence.state = SequenceState.HELD
+
+    def plan(self) -> Plan:
+        """Decide the next step; empty when nothing can run."""
+        plan = self._policy.plan()
+        self.num_preemptions += plan.num_preempted
+        return plan
+
+    def fill(self, plan: Plan, step: Step) -> None:
+        """Write the plan into a step buffer."""
+        step.clear()
+        for source, target in plan.copies:
+            step.add_copy(source, target)
+        for sequence in plan.sequences:
+            self._fill_one(sequence, step)
+
+    def _fill_one(self, sequence: Sequence, step: Step) -> None:
+        start = sequence.num_computed
+        end = start + sequence.num_scheduled
+        row = sequence.row
+        token_ids = sequence.token_ids
+        if sequence.is_scoring_prompt:
+            logit_row = step.add(token_ids[start:end], start, row, row, "all")
+            if end < sequence.num_prompt:
+                step.set_target(logit_row + end - start - 1, token_ids[end])
+            sequence.logit_row = logit_row
+        elif end == len(token_ids):
+            sequence.logit_row = step.add(token_ids[start:end], start, row, row, "last")
+        else:
+            sequence.logit_row = step.add(token_ids[start:end], start, row, row, "none")
+
+    def commit(self, plan: Plan, step: Step) -> Commit:
+        """Take over a completed step: append tokens, publish blocks, release what ended."""
+        commit = Commit()
+        sampled = step.sampled()
+        for sequence in plan.sequences:
+            num_tokens, sequence.num_scheduled = sequence.num_scheduled, 0
+            start = sequence.num_computed
+            sequence.num_computed = start + num_tokens
+            self.memory.publish(sequence)
+            if sequence.is_ending:
+                self._release(sequence)
+            elif sequence.logit_row >= 0:
+                self._commit_rows(sequence, start, num_tokens, sampled, commit)
+        return commit
+
+    def _commit_rows(
+        self,
+        sequence: Sequence,
+        start: int,
+        num_tokens: int,
+        sampled: list[int],
+        commit: Commit,
+    ) -> None:
+        logit_row = sequence.logit_row
+        is_complete = sequence.num_computed == len(sequence.token_ids)
+        if sequence.is_scoring_prompt:
+            num_scored = num_tokens - is_complete
+            commit.prompt_chunks.append(
+                PromptChunk(sequence.request, logit_row, start + 1, num_scored, is_complete)
+            )
+            if not is_complete:
+                return
+            sequence.request.is_scoring_prompt = False
+            logit_row += num_scored
+        if sequence.num_computed == sequence.num_prompt:
+            self._release_held(sequence.request)
+        commit.outputs.append(self._append(sequence, sampled[logit_row], logit_row))
+
+    def _append(self, sequence: Sequence, token_id: int, logit_row: int) -> Output:
+        token_ids = sequence.token_ids
+        reason: FinishReason | None = None
+        if token_id < 0:
+            reason = FinishReason.ABORT
+        else:
+            token_ids.append(token_id)
+            if token_id in sequence.end_ids:
+                is_stop_id = token_id in sequence.request.request.params.stop_token_ids
+                reason = FinishReason.STOP if is_stop_id else FinishReason.EOS
+            elif len(token_ids) >= sequence.max_len:
+                reason = FinishReason.LENGTH
+        num_generated = len(token_ids) - sequence.num_prompt
+        if reason is not None:
+            self.finish(sequence)
+        elif sequence.needs_observe:
+            self.memory.observe(sequence, token_id)
+        return Output(sequence, token_id, logit_row, num_generated, reason)
+
+    def fail(self, plan: Plan) -> list[ActiveRequest]:
+        """Give up a failed step: nothing of it is published. Returns the requests it served, all of
+        whose choices are finished."""
+        requests = dict.fromkeys(sequence.request for sequence in plan.sequences)
+        for sequence in plan.sequences:
+            sequence.num_scheduled = 0
+            if sequence.is_ending:
+                self._release(sequence)
+        for request in requests:
+            self.finish_all(request.sequences)
+        return list(requests)
+
+    def finish_all(self, sequences: Iterable[Sequence]) -> None:
+        for sequence in sequences:
+            self.finish(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """End a sequence at any moment; idempotent. Memory that a step in flight refers to is
+        released when that step is committed."""
+        if sequence.state is SequenceState.WAITING:
+            self.queues.waiting.remove(sequence)
+        elif sequence.state is SequenceState.RUNNING:
+            if sequence.num_scheduled:
+                sequence.is_ending = True
+                return
+            self._release(sequence)
+        sequence.state = SequenceState.FINISHED
+
+    def check_integrity(self) -> None:
+        """Raise NativeError or AssertionError unless every block and row is accounted for."""
+        self.memory.check_integrity(self.queues.running)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.queues.running.remove(sequence)
+        self.memory.release(sequence)
+        sequence.is_ending = False
+        sequence.state = SequenceState.FINISHED
+
+    def _release_held(self, request: ActiveRequest) -> None:
+        for sequence in request.sequences:
+            if sequence.state is SequenceState.HELD:
+                self.queues.wait(sequence)

@@ -1,0 +1,109 @@
+"""One choice of a request: its tokens, and where it is in the engine."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from lmi_core.text.detokenizer import Detokenizer
+from lmi_core.text.stop import StopMatcher
+
+if TYPE_CHECKING:
+    from lmi_core.engine.active_request import ActiveRequest
+
+
+class SequenceState(IntEnum):
+    HELD = 0
+    """Waits until a sibling has computed the prompt that they share."""
+    WAITING = 1
+    RUNNING = 2
+    FINISHED = 3
+
+
+class Sequence:
+    """Tokens so far and their KV blocks. Changed only by the loop's thread."""
+
+    __slots__ = (
+        "block_ids",
+        "choice",
+        "detokenizer",
+        "end_ids",
+        "hashes",
+        "is_delivered",
+        "is_ending",
+        "key",
+        "last_token_s",
+        "logit_row",
+        "max_len",
+        "needs_observe",
+        "num_computed",
+        "num_prompt",
+        "num_published",
+        "num_scheduled",
+        "request",
+        "row",
+        "state",
+        "stop_matcher",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request: ActiveRequest,
+        choice: int,
+        *,
+        key: tuple[int, int, int],
+        max_len: int,
+        end_ids: frozenset[int],
+        hashes: list[bytes],
+        detokenizer: Detokenizer,
+        stop_matcher: StopMatcher | None,
+    ) -> None:
+        self.request = request
+        self.choice = choice
+        self.key = key
+        """Order of admission and, reversed, of preemption: (priority, arrival, choice)."""
+        self.token_ids = list(request.prompt_ids)
+        """Prompt and output."""
+        self.num_prompt = len(request.prompt_ids)
+        self.max_len = max_len
+        """Prompt and output together end here."""
+        self.end_ids = end_ids
+        """End-of-sequence and stop token ids."""
+        self.needs_observe = request.needs_observe
+        self.detokenizer = detokenizer
+        self.stop_matcher = stop_matcher
+
+        self.state = SequenceState.WAITING
+        self.row = -1
+        """Row in the block tables and the sampling table while running."""
+        self.block_ids: list[int] = []
+        self.hashes = hashes
+        """Chained hashes of the full blocks known so far."""
+        self.num_published = 0
+        """Leading blocks that the prefix index knows."""
+        self.num_computed = 0
+        """Leading tokens whose KV is in the cache, by committed steps."""
+        self.num_scheduled = 0
+        """Tokens in the step being planned or in flight; 0 when it has no part in it."""
+        self.logit_row = -1
+        """First logit row in that step."""
+        self.is_ending = False
+        """Ended while in flight: at commit, its result is dropped and its memory freed."""
+        self.is_delivered = False
+        """Its last event was handed out."""
+        self.last_token_s = 0.0
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that must be computed before the next one can be sampled."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_scoring_prompt(self) -> bool:
+        """Whether this sequence still has to report log-probabilities of the prompt."""
+        return self.choice == 0 and self.request.is_scoring_prompt

@@ -1,0 +1,114 @@
+"""Figures about a running engine: counters to read, and moments to observe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from lmi_core.engine.outputs import FinishReason
+from lmi_core.engine.runner import RunnerInfo
+
+
+class LifeState(StrEnum):
+    CREATED = "created"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+@dataclass(slots=True)
+class EngineTotals:
+    """Counts since the start."""
+
+    num_requests: int = 0
+    num_finished_requests: int = 0
+    """Completed, aborted or failed."""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV came from the prefix cache."""
+    num_generated_tokens: int = 0
+    num_steps: int = 0
+    num_failed_steps: int = 0
+    num_preemptions: int = 0
+    step_seconds: float = 0.0
+    """From submit to the loop's notice of completion, summed."""
+    native_seconds: float = 0.0
+    """By the worker's clock, summed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot; blocks are free (no content), used, or cached (unused, content hit-able)."""
+
+    state: LifeState
+    is_healthy: bool
+    num_running: int
+    """Sequences that have a row in the batch."""
+    num_waiting: int
+    """Requests of which nothing runs yet."""
+    num_blocks: int
+    num_used_blocks: int
+    num_cached_blocks: int
+    num_free_blocks: int
+    totals: EngineTotals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What was decided at load."""
+
+    model: str
+    """The name it is served under."""
+    max_prompt_tokens: int
+    """Longest prompt that leaves room for one new token."""
+    max_total_tokens: int
+    """Prompt and output together."""
+    eos_token_ids: tuple[int, ...]
+    runner: RunnerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One completed step."""
+
+    num_tokens: int
+    num_seqs: int
+    seconds: float
+    """From submit to the loop's notice of completion."""
+    native_seconds: float
+
+
+class EngineObserver(Protocol):
+    """Told about each moment as it happens, in the engine's loop thread: must be quick."""
+
+    def on_step(self, step: StepRecord) -> None: ...
+
+    def on_first_token(self, seconds: float) -> None:
+        """Time from a request's arrival to its first token."""
+        ...
+
+    def on_token_intervals(self, seconds: list[float]) -> None:
+        """Times between two tokens of a choice, for every choice in a step."""
+        ...
+
+    def on_finish(self, reason: FinishReason | None) -> None:
+        """A request ended; None: it failed."""
+        ...
+
+
+class NullObserver:
+    """Observes nothing."""
+
+    def on_step(self, step: StepRecord) -> None:
+        pass
+
+    def on_first_token(self, seconds: float) -> None:
+        pass
+
+    def on_token_intervals(self, seconds: list[float]) -> None:
+        pass
+
+    def on_finish(self, reason: FinishReason | None) -> None:
+        pass

@@ -1,0 +1,45 @@
+"""The way of a request's events from the engine's loop to whoever reads them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from lmi_core.engine.outputs import TokenEvent
+
+
+class EventStream:
+    """Events put by the engine's loop and taken by one reader, in the same thread or another.
+
+    The reader is notified once per step; one that is slow takes several steps' events at once.
+    """
+
+    __slots__ = ("_error", "_events", "_is_finished", "notify")
+
+    def __init__(self, notify: Callable[[], None]) -> None:
+        """``notify`` tells the reader that there is something to take; it may do so in vain."""
+        self.notify = notify
+        self._events: deque[TokenEvent] = deque()
+        self._is_finished = False
+        self._error: Exception | None = None
+
+    def put(self, event: TokenEvent) -> None:
+        """Add an event; the reader learns of it by the next ``notify``."""
+        self._events.append(event)
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Nothing follows; ``error`` is raised at the reader after the events before it."""
+        if not self._is_finished:
+            self._error = error
+            self._is_finished = True
+
+    def take(self) -> tuple[list[TokenEvent], bool]:
+        """Everything that is there, and whether nothing follows. Raises the stream's error."""
+        # Read first: the other thread may put the last events after the queue looked empty.
+        is_finished = self._is_finished
+        events = []
+        while self._events:
+            events.append(self._events.popleft())
+        if is_finished and not events and self._error is not None:
+            raise self._error
+        return events, is_finished and (self._error is None or not events)

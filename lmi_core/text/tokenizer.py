@@ -1,0 +1,203 @@
+"""A model directory's tokenizer: text to ids off the event loop, ids to text piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from lmi_core.errors import ModelError, UserError
+from lmi_core.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from lmi_core.text.token_bytes import TokenBytes, byte_rule
+
+_INLINE_CHARS = 2048
+"""Longer texts go to a thread, without the GIL: this many cost under half a millisecond."""
+
+
+class Tokenizer:
+    """Wraps ``tokenizer.json`` and ``tokenizer_config.json`` of a model directory."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
+        """``config``: the content of tokenizer_config.json, possibly empty."""
+        self._backend = backend
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.config = config
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.bos_token_id = self._named_id("bos_token")
+        self.eos_token_id = self._named_id("eos_token")
+        rule = byte_rule(_decoder_of(backend))
+        self._token_bytes = rule and TokenBytes(backend.id_to_token, rule)
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="lmi-encode")
+
+    @classmethod
+    def load(cls, directory: Path, *, vocab_size: int | None = None) -> Tokenizer:
+        """Read a model directory's tokenizer; ``vocab_size`` counts the model's embeddings.
+
+        Raises ModelError when files are missing or malformed, or ids don't fit the vocabulary.
+        """
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(_missing_tokenizer(directory), field="tokenizer.json")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more specific
+            raise ModelError(
+                f"{path} is not a tokenizer: {error}", field="tokenizer.json"
+            ) from None
+        if vocab_size is not None:
+            largest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+            if largest >= vocab_size:
+                raise ModelError(
+                    f"{path} has token ids up to {largest}, but the model's vocabulary has "
+                    f"{vocab_size} entries: the tokenizer belongs to another model",
+                    field="tokenizer.json",
+                )
+        return cls(backend, _read_json(directory / "tokenizer_config.json"))
+
+    def close(self) -> None:
+        """Release the encoding threads. Idempotent."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the vocabulary, added ones included."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token given as the vocabulary spells it."""
+        return self._backend.token_to_id(token)
+
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """Token ids of ``text``, without blocking the event loop when it is long.
+
+        Raises UserError above ``max_tokens`` or when the text isn't valid Unicode.
+        """
+        if len(text) <= _INLINE_CHARS:
+            return self.encode_now(
+                text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+            )
+        loop = asyncio.get_running_loop()
+        encoding = await loop.run_in_executor(self._threads, self._encode, text, add_special_tokens)
+        return self._ids(encoding, add_special_tokens, max_tokens)
+
+    def encode_now(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """As ``encode``, in the calling thread."""
+        return self._ids(self._encode(text, add_special_tokens), add_special_tokens, max_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token on its own; incomplete characters become U+FFFD."""
+        if self._token_bytes is not None:
+            return self._token_bytes[token_id].decode(errors="replace")
+        return self._backend.decode([token_id], skip_special_tokens=False)
+
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, context: Sequence[int] = ()
+    ) -> Detokenizer:
+        """A decoder for one choice; ``context`` are the tokens before its first one."""
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        if self._token_bytes is not None:
+            return ByteDetokenizer(self._token_bytes, skipped)
+        return WindowDetokenizer(
+            lambda ids: self._backend.decode(list(ids), skip_special_tokens=False), skipped, context
+        )
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+        # A batch of one: unlike a single encode, it works without the GIL.
+        try:
+            [encoding] = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        except TypeError:  # what the library makes of a lone surrogate
+            raise UserError(_not_unicode(text), field="prompt") from None
+        return encoding
+
+    def _ids(
+        self, encoding: tokenizers.Encoding, add_special_tokens: bool, max_tokens: int | None
+    ) -> list[int]:
+        if max_tokens is not None and len(encoding) > max_tokens:
+            raise prompt_too_long(len(encoding), max_tokens)
+        ids: list[int] = encoding.ids
+        return self._with_bos_eos(ids) if add_special_tokens else ids
+
+    def _with_bos_eos(self, ids: list[int]) -> list[int]:
+        """Apply add_bos_token and add_eos_token, which override what tokenizer.json adds."""
+        bos, eos = self.bos_token_id, self.eos_token_id
+        wants_bos = self.config.get("add_bos_token")
+        if wants_bos is not None and bos is not None:
+            has_bos = bool(ids) and ids[0] == bos
+            if wants_bos and not has_bos:
+                ids = [bos, *ids]
+            elif not wants_bos and has_bos:
+                ids = ids[1:]
+        wants_eos = self.config.get("add_eos_token")
+        if wants_eos and eos is not None and (not ids or ids[-1] != eos):
+            ids = [*ids, eos]
+        return ids
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.config.get(name)
+        if isinstance(token, Mapping):
+            token = token.get("content")
+        return self.token_id(token) if isinstance(token, str) else None
+
+
+def prompt_too_long(num_tokens: int, max_tokens: int) -> UserError:
+    """The error for a prompt that leaves no room for a single new token."""
+    return UserError(
+        f"the prompt has {num_tokens} tokens; at most {max_tokens} fit and leave room for one new "
+        "token: shorten it, or raise max_model_len if the model allows",
+        field="prompt",
+    )
+
+
+def _not_unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"the prompt isn't valid Unicode at character {error.start}: {error.reason}"
+    return "the prompt can't be tokenized"
+
+
+def _decoder_of(backend: tokenizers.Tokenizer) -> Mapping[str, Any] | None:
+    decoder = backend.decoder
+    if decoder is None:
+        return None
+    state: Mapping[str, Any] = json.loads(decoder.__getstate__())
+    return state
+
+
+def _missing_tokenizer(directory: Path) -> str:
+    if not (directory / "tokenizer.model").is_file():
+        return f"{directory} has no tokenizer.json"
+    return (
+        f"{directory} has tokenizer.model but no tokenizer.json; convert it once with: "
+        'python -c "from transformers import AutoTokenizer as T; '
+        f"T.from_pretrained('{directory}').save_pretrained('{directory}')\""
+    )
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}", field=path.name) from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} must hold a JSON object", field=path.name)
+    return content

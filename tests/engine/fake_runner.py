@@ -1,0 +1,221 @@
+"""A runner whose model is a hash function of what it sees through a simulated KV cache.
+
+It uses the real block pool, block tables, sampling table and step buffers. Its cache remembers
+which token and position was written to each slot, so a wrong slot, position, table, copy or order
+of steps gives wrong tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from lmi_core import _native
+from lmi_core.engine.runner import RunnerInfo
+
+VOCAB_SIZE = 256
+
+
+def next_token(context: Sequence[int], position: int, sampling: SamplingRow) -> int:
+    """The model: a function of context, position, seed, choice and observed tokens."""
+    data = repr((list(context), position, sampling.identity())).encode()
+    value = int.from_bytes(hashlib.blake2b(data, digest_size=4).digest(), "little")
+    banned = sampling.banned()
+    token = value % VOCAB_SIZE
+    while token in banned:
+        token = (token + 1) % VOCAB_SIZE
+    return token
+
+
+def logprob_of(context: Sequence[int], token_id: int) -> float:
+    """A stand-in for a log-probability, exact in float32."""
+    data = repr((list(context), token_id)).encode()
+    return -int.from_bytes(hashlib.blake2b(data, digest_size=2).digest(), "little") / 256
+
+
+class SamplingRow:
+    """What was set and observed for a row."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+        self.prompt_counts: Counter[int] = Counter()
+        self.output_counts: Counter[int] = Counter()
+
+    def identity(self) -> tuple[object, ...]:
+        counts = sorted(self.prompt_counts.items()), sorted(self.output_counts.items())
+        if self.settings["temperature"] == 0:
+            return counts
+        return (self.settings["seed"], self.settings["choice"], counts)
+
+    def banned(self) -> set[int]:
+        banned = set(self.settings["banned_ids"])
+        if self.output_counts.total() < self.settings["min_tokens"]:
+            banned.update(self.settings["min_tokens_banned_ids"])
+        return banned
+
+
+class FakeSampling:
+    """The native sampling table, with a readable copy of what it was told."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.native = _native.SamplingTable(num_rows, VOCAB_SIZE)
+        self.rows: dict[int, SamplingRow] = {}
+
+    def set(self, row: int, **settings: Any) -> None:
+        self.native.set(row, **settings)
+        self.rows[row] = SamplingRow(**settings)
+
+    def observe_prompt(self, row: int, token_ids: Sequence[int]) -> None:
+        self.native.observe_prompt(row, token_ids)
+        if self.rows[row].settings["repetition_penalty"] != 1.0:
+            self.rows[row].prompt_counts.update(token_ids)
+
+    def observe(self, row: int, token_id: int) -> None:
+        self.native.observe(row, token_id)
+        self.rows[row].output_counts[token_id] += 1
+
+    def observe_many(self, row: int, token_ids: Sequence[int]) -> None:
+        self.native.observe_many(row, token_ids)
+        self.rows[row].output_counts.update(token_ids)
+
+
+class FakeModel:
+    """The simulated cache and the execution of a step, synchronous."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 64,
+        max_logit_rows: int = 16,
+        max_model_len: int = 256,
+    ) -> None:
+        self.info = RunnerInfo(
+            vocab_size=VOCAB_SIZE,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_logit_rows=max_logit_rows,
+            max_logprobs=5,
+            num_blocks=num_blocks,
+            block_size=block_size,
+        )
+        self.pool = _native.BlockPool(num_blocks, block_size, bytes(range(16)))
+        self.block_tables = _native.BlockTables(max_num_seqs, -(-max_model_len // block_size))
+        self.fake_sampling = FakeSampling(max_num_seqs)
+        self.sampling: Any = self.fake_sampling
+        self.steps = tuple(
+            _native.Step(
+                max_tokens=max_num_batched_tokens,
+                max_seqs=max_num_seqs,
+                max_logit_rows=max_logit_rows,
+                max_logprobs=5,
+                max_copies=max_num_seqs,
+                block_size=block_size,
+                block_tables=self.block_tables,
+                sampling=self.fake_sampling.native,
+            )
+            for _ in range(2)
+        )
+        self.cached = np.full((num_blocks * block_size, 2), -1, dtype=np.int64)
+        """Per slot: token id and position."""
+        self.num_computed_tokens = 0
+
+    def execute(self, step: _native.Step) -> None:
+        """Read the step as a kernel would and write its results."""
+        block_size = self.info.block_size
+        for source, target in zip(step.view("copy_src"), step.view("copy_dst"), strict=True):
+            self.cached[target * block_size : (target + 1) * block_size] = self.cached[
+                source * block_size : (source + 1) * block_size
+            ]
+        slots = step.view("slots")
+        assert len(set(slots.tolist())) == len(slots), "two tokens in one slot"
+        self.cached[slots, 0] = step.view("token_ids")
+        self.cached[slots, 1] = step.view("positions")
+        self.num_computed_tokens += len(slots)
+        for logit_row, token_row in enumerate(step.view("logit_token_rows").tolist()):
+            self._answer(step, logit_row, token_row)
+
+    def _answer(self, step: _native.Step, logit_row: int, token_row: int) -> None:
+        context = self._context(step, token_row)
+        target = int(step.view("target_ids")[logit_row])
+        row = int(step.view("sampling_rows")[logit_row])
+        sampling = self.fake_sampling.rows[row]
+        num_top = sampling.settings["num_logprobs"]
+        top = [(i, logprob_of(context, i)) for i in range(num_top)]
+        if target >= 0:
+            step.set_result(logit_row, -1, logprob_of(context, target), top)
+            return
+        position = int(step.view("sample_positions")[logit_row])
+        token = next_token(context, position, sampling)
+        step.set_result(logit_row, token, logprob_of(context, token), top)
+
+    def _context(self, step: _native.Step, token_row: int) -> list[int]:
+        first_rows = step.view("first_rows")
+        sequence = int(np.searchsorted(first_rows, token_row, side="right")) - 1
+        position = int(step.view("positions")[token_row])
+        num_tokens = position + 1
+        kv_length = int(step.view("kv_lengths")[sequence])
+        assert kv_length >= num_tokens
+        blocks = np.array(self.block_tables.row(int(step.view("table_rows")[sequence])))
+        positions = np.arange(num_tokens)
+        block_size = self.info.block_size
+        seen = self.cached[blocks[positions // block_size] * block_size + positions % block_size]
+        assert (seen[:, 1] == positions).all(), f"stale cache: {seen[:, 1]}"
+        context: list[int] = seen[:, 0].tolist()
+        return context
+
+
+class FakeRunner(FakeModel):
+    """Executes steps in a thread and answers through an eventfd, as the native worker does."""
+
+    def __init__(self, *, step_s: float = 0.0, **capacities: int) -> None:
+        super().__init__(**capacities)
+        self.step_s = step_s
+        self.fail_step: Callable[[int], str] = lambda number: ""
+        """Called with a step's number; a text fails the step with it."""
+        self.submitted_s: list[float] = []
+        self.is_closed = False
+        self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._queue: queue.SimpleQueue[_native.Step | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._main, daemon=True)
+        self._thread.start()
+
+    def submit(self, step: _native.Step) -> None:
+        assert not self.is_closed
+        self.submitted_s.append(time.monotonic())
+        self._queue.put(step)
+
+    def close(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._queue.put(None)
+        self._thread.join()
+        os.close(self.completion_fd)
+
+    def _main(self) -> None:
+        number = 0
+        while (step := self._queue.get()) is not None:
+            if self.step_s:
+                time.sleep(self.step_s)
+            try:
+                failure = self.fail_step(number)
+                if failure:
+                    step.error = failure
+                else:
+                    self.execute(step)
+            except Exception as error:
+                step.error = repr(error)
+            number += 1
+            os.eventfd_write(self.completion_fd, 1)

@@ -1,0 +1,464 @@
+"""The engine end to end over the fake runner: tokens, text, limits, life cycle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import warnings
+from typing import Any
+
+import pytest
+
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.outputs import FinishReason
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.engine.stats import LifeState
+from lmi_core.errors import CapacityError, EngineError, UserError
+from tests.engine.fake_runner import FakeRunner, logprob_of
+from tests.engine.harness import (
+    EOS_ID,
+    assert_nothing_leaked,
+    byte_tokenizer,
+    collect,
+    make_engine,
+    run,
+    text,
+    token_ids,
+    until,
+)
+from tests.engine.oracle import expected_tokens
+
+PROMPT = list(range(40))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_generates_what_the_model_says(overlap: bool) -> None:
+    params = SamplingParams(max_new_tokens=30, ignore_eos=True)
+
+    async def main() -> None:
+        async with make_engine(overlap=overlap) as engine:
+            events = await collect(engine, PROMPT, params)
+            await assert_nothing_leaked(engine)
+        assert token_ids(events) == expected_tokens(PROMPT, params)
+        assert [event.num_generated_tokens for event in events] == list(range(1, 31))
+        assert [event.finish_reason for event in events[:-1]] == [None] * 29
+        assert events[-1].finish_reason is FinishReason.LENGTH
+        decoded = byte_tokenizer().decode(token_ids(events))
+        assert text(events) == decoded
+
+    run(main())
+
+
+def test_many_requests_share_the_batch() -> None:
+    prompts = [list(range(i, i + 5 + 7 * i)) for i in range(12)]
+    params = [SamplingParams(max_new_tokens=5 + i, temperature=1.0, seed=i) for i in range(12)]
+
+    async def main() -> None:
+        async with make_engine() as engine:
+            results = await asyncio.gather(
+                *(collect(engine, p, s) for p, s in zip(prompts, params, strict=True))
+            )
+            await assert_nothing_leaked(engine)
+            assert engine.stats().totals.num_steps < sum(s.max_new_tokens or 0 for s in params)
+        for prompt, param, events in zip(prompts, params, results, strict=True):
+            expected = expected_tokens(prompt, param, eos_ids=[EOS_ID], max_total_tokens=256)
+            assert token_ids(events) == expected
+
+    run(main())
+
+
+def test_ends_at_eos_and_at_stop_ids() -> None:
+    free = expected_tokens(PROMPT, SamplingParams(max_new_tokens=50))
+
+    async def main() -> None:
+        async with make_engine(eos_ids=(free[9],)) as engine:
+            by_eos = await collect(engine, PROMPT, SamplingParams(max_new_tokens=50))
+            by_id = await collect(
+                engine, PROMPT, SamplingParams(max_new_tokens=50, stop_token_ids=(free[4],))
+            )
+            late = await collect(
+                engine, PROMPT, SamplingParams(max_new_tokens=50, min_new_tokens=20)
+            )
+        assert token_ids(by_eos) == free[: free.index(free[9]) + 1]
+        assert by_eos[-1].finish_reason is FinishReason.EOS
+        assert by_eos[-1].stop is None
+        assert by_id[-1].finish_reason is FinishReason.STOP
+        assert by_id[-1].stop == free[4]
+        assert by_id[-1].text == ""
+        assert len(late) >= 20
+
+    run(main())
+
+
+def test_stop_string_ends_the_text_before_it() -> None:
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True)
+    full = byte_tokenizer().decode(expected_tokens(PROMPT, params))
+    stop = full[20:23]
+
+    async def main(overlap: bool, include_stop: bool) -> None:
+        async with make_engine(overlap=overlap) as engine:
+            events = await collect(
+                engine,
+                PROMPT,
+                SamplingParams(
+                    max_new_tokens=60, ignore_eos=True, stop=(stop,), include_stop=include_stop
+                ),
+            )
+            await assert_nothing_leaked(engine)
+        end = full.index(stop) + (len(stop) if include_stop else 0)
+        assert text(events) == full[:end]
+        assert events[-1].finish_reason is FinishReason.STOP
+        assert events[-1].stop == stop
+
+    for overlap in (False, True):
+        for include_stop in (False, True):
+            run(main(overlap, include_stop))
+
+
+def test_choices_share_the_prompt_and_differ() -> None:
+    params = SamplingParams(max_new_tokens=8, temperature=1.0, seed=5, n=6, ignore_eos=True)
+
+    async def main(prompt: list[int], enable_prefix_caching: bool) -> None:
+        runner = FakeRunner()
+        async with make_engine(runner, enable_prefix_caching=enable_prefix_caching) as engine:
+            events = await collect(engine, prompt, params)
+            await assert_nothing_leaked(engine)
+        for choice in range(6):
+            expected = expected_tokens(prompt, params, choice=choice)
+            assert token_ids(events, choice) == expected
+        # The prompt once, its last token again for each other choice, all outputs but the last.
+        assert runner.num_computed_tokens == len(prompt) + 5 + 6 * 7
+
+    for prompt_len in (1, 2, 16, 17, 33, 40):
+        for enable_prefix_caching in (False, True):
+            run(main(list(range(prompt_len)), enable_prefix_caching))
+
+
+def test_more_choices_than_rows() -> None:
+    params = SamplingParams(max_new_tokens=3, temperature=1.0, seed=1, n=11, ignore_eos=True)
+
+    async def main() -> None:
+        async with make_engine(FakeRunner(max_num_seqs=2)) as engine:
+            events = await collect(engine, PROMPT, params)
+            await assert_nothing_leaked(engine)
+        for choice in range(11):
+            assert token_ids(events, choice) == expected_tokens(PROMPT, params, choice=choice)
+
+    run(main())
+
+
+def test_prefix_cache_is_hit_and_reported() -> None:
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True)
+
+    async def main() -> None:
+        runner = FakeRunner()
+        async with make_engine(runner) as engine:
+            first = await collect(engine, PROMPT, params)
+            num_computed = runner.num_computed_tokens
+            again = await collect(engine, PROMPT, params)
+            salted = await collect(engine, PROMPT, params, cache_salt="other")
+        assert first[0].num_cached_tokens == 0
+        assert again[0].num_cached_tokens == 32
+        assert salted[0].num_cached_tokens == 0
+        assert runner.num_computed_tokens == 3 * num_computed - 32
+        assert token_ids(first) == token_ids(again) == token_ids(salted)
+
+    run(main())
+
+
+def test_a_full_prefix_hit_still_computes_a_token() -> None:
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True)
+    prompt = list(range(32))
+
+    async def main() -> None:
+        async with make_engine() as engine:
+            first = await collect(engine, prompt, params)
+            again = await collect(engine, prompt, params)
+        assert again[0].num_cached_tokens == 16
+        assert token_ids(first) == token_ids(again) == expected_tokens(prompt, params)
+
+    run(main())
+
+
+def test_logprobs_of_output_and_prompt() -> None:
+    params = SamplingParams(max_new_tokens=5, ignore_eos=True, logprobs=2, prompt_logprobs=3)
+
+    async def main() -> None:
+        async with make_engine() as engine:
+            await collect(engine, PROMPT, SamplingParams(max_new_tokens=1))
+            events = await collect(engine, PROMPT, params)
+            await assert_nothing_leaked(engine)
+        head, *tokens = events
+        assert head.num_cached_tokens == 0
+        assert head.prompt is not None
+        assert [token.token_id for token in head.prompt] == PROMPT
+        assert head.prompt[0].logprob is None
+        for i, token in enumerate(head.prompt[1:], start=1):
+            assert token.logprob == logprob_of(PROMPT[:i], PROMPT[i])
+            assert [(t.token_id, t.logprob) for t in token.top] == [
+                (j, logprob_of(PROMPT[:i], j)) for j in range(3)
+            ]
+        output = expected_tokens(PROMPT, params)
+        assert token_ids(tokens) == output
+        for i, event in enumerate(tokens):
+            assert event.logprob == logprob_of(PROMPT + output[:i], output[i])
+            assert len(event.top) == 2
+
+    run(main())
+
+
+def test_echo_comes_first() -> None:
+    async def main() -> None:
+        async with make_engine() as engine:
+            events = await collect(engine, "Hello", SamplingParams(max_new_tokens=2), echo=True)
+        assert events[0].prompt is not None
+        assert "".join(token.text for token in events[0].prompt) == "Hello"
+        assert [event.prompt for event in events[1:]] == [None] * (len(events) - 1)
+
+    run(main())
+
+
+def test_preemption_changes_no_token() -> None:
+    params = SamplingParams(max_new_tokens=60, temperature=1.0, repetition_penalty=1.2)
+    prompts = [[i, *range(20)] for i in range(6)]
+
+    async def main(**config: Any) -> int:
+        runner = FakeRunner(num_blocks=16, max_model_len=128)
+        async with make_engine(runner, **config) as engine:
+            results = await asyncio.gather(
+                *(
+                    collect(
+                        engine,
+                        GenerationRequest(
+                            request_id=str(i), prompt_token_ids=tuple(prompt), params=params
+                        ),
+                    )
+                    for i, prompt in enumerate(prompts)
+                )
+            )
+            await assert_nothing_leaked(engine)
+            num_preemptions = engine.stats().totals.num_preemptions
+        for prompt, events in zip(prompts, results, strict=True):
+            seed = events[0].seed
+            assert seed is not None
+            assert token_ids(events) == expected_tokens(prompt, params, seed=seed, eos_ids=[EOS_ID])
+        return num_preemptions
+
+    assert run(main()) > 0
+    assert run(main(enable_prefix_caching=False)) > 0
+    assert run(main(guaranteed_no_evict=True)) == 0
+
+
+def test_context_end_is_a_length_finish() -> None:
+    async def main() -> None:
+        async with make_engine(FakeRunner(max_model_len=48)) as engine:
+            assert engine.info.max_prompt_tokens == 47
+            events = await collect(engine, PROMPT, SamplingParams(ignore_eos=True))
+            assert len(events) == 8
+            assert events[-1].finish_reason is FinishReason.LENGTH
+
+    run(main())
+
+
+def test_a_pool_smaller_than_the_context_bounds_requests() -> None:
+    async def main() -> None:
+        async with make_engine(FakeRunner(num_blocks=3, max_model_len=256)) as engine:
+            events = await collect(engine, PROMPT, SamplingParams(ignore_eos=True, n=2))
+            assert len(token_ids(events, 0)) == len(token_ids(events, 1)) == 8
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ("", SamplingParams(), "empty"),
+        ([], SamplingParams(), "empty"),
+        ([1, 999], SamplingParams(), "token id 999; allowed are 0 to 255"),
+        (list(range(256)), SamplingParams(), "256 tokens; at most 255"),
+        ("x" * 4000, SamplingParams(), "4000 tokens; at most 255"),
+        ("a\ud800", SamplingParams(), "valid Unicode at character 1"),
+        ([1], SamplingParams(top_p=0.0), "top_p must be above 0"),
+        ([1], SamplingParams(logprobs=6), "logprobs must be between 0 and 5"),
+    ],
+)
+def test_bad_requests_are_refused(
+    prompt: str | list[int], params: SamplingParams, message: str
+) -> None:
+    async def main() -> None:
+        async with make_engine() as engine:
+            with pytest.raises(UserError, match=message):
+                await collect(engine, prompt, params)
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_queue_bound() -> None:
+    async def main() -> None:
+        runner = FakeRunner(max_num_seqs=2, step_s=0.002)
+        async with make_engine(runner, max_queue_size=3) as engine:
+            params = SamplingParams(max_new_tokens=20, ignore_eos=True)
+            tasks = [asyncio.create_task(collect(engine, [i], params)) for i in range(5)]
+            await until(lambda: engine.stats().num_running == 2)
+            assert engine.stats().num_waiting == 3
+            with pytest.raises(CapacityError, match="at most 3 may") as caught:
+                await collect(engine, [9], params)
+            assert caught.value.retry_after_s is not None
+            assert [len(events) for events in await asyncio.gather(*tasks)] == [20] * 5
+
+    run(main())
+
+
+def test_priorities_order_the_queue() -> None:
+    order: list[str] = []
+
+    async def one(engine: Engine, name: str, priority: int) -> None:
+        request = GenerationRequest(
+            request_id=name,
+            prompt_token_ids=(1, 2),
+            params=SamplingParams(max_new_tokens=3, ignore_eos=True),
+            priority=priority,
+        )
+        await collect(engine, request)
+        order.append(name)
+
+    async def main() -> None:
+        async with make_engine(FakeRunner(max_num_seqs=1, step_s=0.002)) as engine:
+            first = asyncio.create_task(one(engine, "first", 5))
+            await until(lambda: engine.stats().num_running == 1)
+            others = [
+                one(engine, name, priority)
+                for name, priority in [("low", 3), ("high", 1), ("high too", 1)]
+            ]
+            await asyncio.gather(first, *others)
+
+    run(main())
+    assert order == ["first", "high", "high too", "low"]
+
+
+def test_seeds_are_derived_and_reported() -> None:
+    params = SamplingParams(max_new_tokens=3, temperature=1.0)
+
+    async def main(seed: int) -> list[int | None]:
+        async with make_engine(seed=seed) as engine:
+            return [(await collect(engine, [1], params))[0].seed for _ in range(2)]
+
+    first, second = run(main(1)), run(main(2))
+    assert first == run(main(1))
+    assert len({*first, *second}) == 4
+
+
+def test_life_cycle() -> None:
+    async def main() -> None:
+        runner = FakeRunner(step_s=0.001)
+        engine = make_engine(runner)
+        assert engine.state.value == "created"
+        assert not engine.healthy
+        with pytest.raises(EngineError, match="start it"):
+            await collect(engine, [1])
+        async with engine:
+            assert engine.state is LifeState.READY
+            assert engine.healthy
+            task = asyncio.create_task(collect(engine, [1], SamplingParams(max_new_tokens=30)))
+            await until(lambda: engine.stats().num_running == 1)
+        assert task.done() or await asyncio.wait_for(task, 1)
+        assert task.result()[-1].finish_reason is not FinishReason.ABORT
+        assert engine.state is LifeState.STOPPED
+        assert runner.is_closed
+        with pytest.raises(EngineError, match="stopped"):
+            await collect(engine, [1])
+        await engine.stop()
+
+    run(main())
+
+
+def test_stopping_with_a_deadline_aborts_the_rest() -> None:
+    async def main() -> None:
+        engine = make_engine(FakeRunner(step_s=0.01))
+        await engine.start()
+        task = asyncio.create_task(collect(engine, [1], SamplingParams(ignore_eos=True)))
+        await until(lambda: engine.stats().num_running == 1)
+        await engine.stop(timeout_s=0.05)
+        events = await task
+        assert events[-1].finish_reason is FinishReason.ABORT
+        await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_leaving_by_an_exception_aborts() -> None:
+    async def main() -> None:
+        engine = make_engine(FakeRunner(step_s=0.005))
+        tasks = []
+
+        async def leave() -> None:
+            async with engine:
+                tasks.append(
+                    asyncio.create_task(collect(engine, [1], SamplingParams(ignore_eos=True)))
+                )
+                await until(lambda: engine.stats().num_running == 1)
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            await leave()
+        assert (await tasks[0])[-1].finish_reason is FinishReason.ABORT
+        await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_use_after_fork_is_refused() -> None:
+    async def main() -> None:
+        async with make_engine() as engine:
+            await collect(engine, [1], SamplingParams(max_new_tokens=1))
+            with warnings.catch_warnings():  # newer Pythons advise against forking with threads
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if pid == 0:
+                try:
+                    engine.stats()
+                except EngineError as error:
+                    os._exit(7 if "fork" in str(error) else 1)
+                os._exit(2)
+            _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+            assert os.waitstatus_to_exitcode(status) == 7
+            await collect(engine, [1], SamplingParams(max_new_tokens=1))
+
+    run(main())
+
+
+def test_own_loop_synchronous() -> None:
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    with make_engine(own_loop=True) as engine:
+        events = list(engine.generate_sync(PROMPT, params))
+        assert token_ids(events) == expected_tokens(PROMPT, params)
+        with pytest.raises(UserError, match="empty"):
+            list(engine.generate_sync(""))
+        iterator = engine.generate_sync(PROMPT, SamplingParams(ignore_eos=True))
+        next(iterator)
+        iterator.close()
+        list(engine.generate_sync(PROMPT, SamplingParams(max_new_tokens=1)))
+        asyncio.run(assert_nothing_leaked(engine))
+
+
+def test_own_loop_from_another_event_loop() -> None:
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+
+    async def main() -> None:
+        async with make_engine(own_loop=True) as engine:
+            results = await asyncio.gather(*(collect(engine, [i, *PROMPT], params) for i in (1, 2)))
+            for i, events in zip((1, 2), results, strict=True):
+                assert token_ids(events) == expected_tokens([i, *PROMPT], params)
+            assert await engine.encode("ab") == byte_tokenizer().encode_now("ab")
+
+    run(main())
+
+
+def test_synchronous_use_needs_an_own_loop() -> None:
+    runner = FakeRunner()
+    with pytest.raises(UserError, match="own_loop=True"), make_engine(runner):
+        pass
+    runner.close()

@@ -1,0 +1,247 @@
+"""What happens when steps fail, requests vanish, and readers are slow."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from lmi_core.engine.delivery import Delivery
+from lmi_core.engine.outputs import FinishReason
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import EngineError, UserError
+from tests.engine.fake_runner import FakeRunner
+from tests.engine.harness import (
+    assert_nothing_leaked,
+    collect,
+    make_engine,
+    run,
+    text,
+    token_ids,
+    until,
+)
+from tests.engine.oracle import expected_tokens
+
+PARAMS = SamplingParams(max_new_tokens=20, ignore_eos=True)
+
+
+def request(name: str, params: SamplingParams = PARAMS) -> GenerationRequest:
+    return GenerationRequest(request_id=name, prompt_token_ids=(1, 2, 3), params=params)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_failed_step_takes_only_its_own_requests(overlap: bool) -> None:
+    async def main() -> None:
+        runner = FakeRunner(max_num_seqs=2)
+        runner.fail_step = lambda number: "out of luck" if number == 5 else ""
+        async with make_engine(runner, overlap=overlap) as engine:
+            results = await asyncio.gather(
+                *(collect(engine, request(str(i))) for i in range(4)), return_exceptions=True
+            )
+            failed = [result for result in results if isinstance(result, EngineError)]
+            assert len(failed) == 2
+            assert "out of luck" in str(failed[0])
+            for result in results[2:]:
+                assert not isinstance(result, BaseException)
+                assert token_ids(result) == expected_tokens([1, 2, 3], PARAMS)
+            assert engine.healthy
+            assert engine.stats().totals.num_failed_steps == 1
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_a_failed_step_publishes_nothing() -> None:
+    prompt = list(range(48))
+
+    async def main() -> None:
+        runner = FakeRunner()
+        runner.fail_step = lambda number: "broken" if number == 0 else ""
+        async with make_engine(runner) as engine:
+            with pytest.raises(EngineError, match="broken"):
+                await collect(engine, prompt, PARAMS)
+            events = await collect(engine, prompt, PARAMS)
+            assert events[0].num_cached_tokens == 0
+            assert token_ids(events) == expected_tokens(prompt, PARAMS)
+
+    run(main())
+
+
+def test_two_failures_in_a_row_make_it_unhealthy() -> None:
+    async def main() -> None:
+        runner = FakeRunner()
+        runner.fail_step = lambda number: "broken" if number in (0, 2, 3) else ""
+        async with make_engine(runner) as engine:
+            one = SamplingParams(max_new_tokens=1, ignore_eos=True)
+            with pytest.raises(EngineError):
+                await collect(engine, request("0", one))
+            await collect(engine, request("1", one))
+            assert engine.healthy
+            for name in "23":
+                with pytest.raises(EngineError, match="broken"):
+                    await collect(engine, request(name, one))
+            assert not engine.healthy
+            with pytest.raises(EngineError, match="unhealthy"):
+                await collect(engine, request("4", one))
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_a_runner_that_refuses_a_step_fails_it() -> None:
+    async def main() -> None:
+        runner = FakeRunner()
+        submit = runner.submit
+
+        def refuse(step: object) -> None:
+            runner.submit = submit  # type: ignore[method-assign]
+            raise RuntimeError("no worker")
+
+        runner.submit = refuse  # type: ignore[method-assign]
+        async with make_engine(runner) as engine:
+            with pytest.raises(EngineError, match="no worker"):
+                await collect(engine, request("0"))
+            assert len(await collect(engine, request("1"))) == 20
+
+    run(main())
+
+
+def test_no_possible_token_fails_that_request() -> None:
+    async def main() -> None:
+        runner = FakeRunner()
+        execute = runner.execute
+
+        def without_first_row(step):  # type: ignore[no-untyped-def]
+            execute(step)
+            if step.num_seqs == 2:
+                step.set_result(0, -1, 0.0)
+
+        runner.execute = without_first_row  # type: ignore[method-assign]
+        async with make_engine(runner) as engine:
+            results = await asyncio.gather(
+                collect(engine, request("0")), collect(engine, request("1")), return_exceptions=True
+            )
+            assert isinstance(results[0], EngineError)
+            assert "no token could be sampled" in str(results[0])
+            assert not isinstance(results[1], BaseException)
+            assert len(results[1]) == 20
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_a_fault_in_delivery_ends_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    show = Delivery._show
+
+    def broken(self, sequence, token_id, reason):  # type: ignore[no-untyped-def]
+        if sequence.request.request_id == "0" and sequence.num_generated == 3:
+            raise ValueError("cannot show this")
+        return show(self, sequence, token_id, reason)
+
+    monkeypatch.setattr(Delivery, "_show", broken)
+
+    async def main() -> None:
+        async with make_engine() as engine:
+            results = await asyncio.gather(
+                collect(engine, request("0")), collect(engine, request("1")), return_exceptions=True
+            )
+            assert isinstance(results[0], EngineError)
+            assert not isinstance(results[1], BaseException)
+            assert len(results[1]) == 20
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_a_fault_in_the_loop_fails_everything_loudly() -> None:
+    async def main() -> None:
+        runner = FakeRunner(max_num_seqs=1)
+        async with make_engine(runner) as engine:
+            tasks = [asyncio.create_task(collect(engine, request(name))) for name in "ab"]
+            await until(lambda: engine.stats().num_running == 1)
+            runner.block_tables = None  # type: ignore[assignment]
+            core = engine._core
+            assert core is not None
+            core._scheduler.plan = None  # type: ignore[method-assign, assignment]
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(result, EngineError)
+            assert not engine.healthy
+
+    run(main())
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_abort_at_any_moment(overlap: bool) -> None:
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True, n=2, temperature=1.0)
+
+    async def main() -> None:
+        runner = FakeRunner(step_s=0.0002, max_num_batched_tokens=8)
+        async with make_engine(runner, overlap=overlap) as engine:
+            for delay in range(40):
+                other = asyncio.create_task(collect(engine, request(f"other-{delay}")))
+                task = asyncio.create_task(collect(engine, request("x", params)))
+                for _ in range(delay):
+                    await asyncio.sleep(0)
+                engine.abort("x")
+                engine.abort("x")
+                if delay > 2:
+                    events = await task
+                    assert {event.finish_reason for event in events[-2:]} == {FinishReason.ABORT}
+                else:  # not yet submitted: nothing to abort
+                    await task
+                engine.abort("x")
+                assert token_ids(await other) == expected_tokens([1, 2, 3], PARAMS)
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_closing_the_iterator_and_cancelling_the_task_abort() -> None:
+    async def main() -> None:
+        async with make_engine(FakeRunner(step_s=0.001)) as engine:
+            forever = SamplingParams(ignore_eos=True)
+            iterator = engine.generate([1], forever)
+            await anext(iterator)
+            await iterator.aclose()
+            await assert_nothing_leaked(engine)
+
+            task = asyncio.create_task(collect(engine, [1], forever))
+            await until(lambda: engine.stats().num_running == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await assert_nothing_leaked(engine)
+
+            async for _ in engine.generate([1], forever):
+                break
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_a_request_id_in_use_is_refused_and_the_first_goes_on() -> None:
+    async def main() -> None:
+        async with make_engine(FakeRunner(step_s=0.001)) as engine:
+            first = asyncio.create_task(collect(engine, request("same")))
+            await until(lambda: engine.stats().num_running == 1)
+            with pytest.raises(UserError, match="in use"):
+                await collect(engine, request("same"))
+            assert len(await first) == 20
+
+    run(main())
+
+
+def test_a_slow_reader_gets_merged_lists_and_holds_nobody_up() -> None:
+    async def main() -> None:
+        async with make_engine() as engine:
+            batches = engine.generate_batches(request("slow"))
+            first = await anext(batches)
+            assert len(await collect(engine, request("quick"))) == 20
+            await assert_nothing_leaked(engine)
+            rest = [events async for events in batches]
+            assert len(rest) == 1
+            assert token_ids(first + rest[0]) == expected_tokens([1, 2, 3], PARAMS)
+            assert text(first + rest[0])
+
+    run(main())

@@ -1,0 +1,251 @@
+"""Random histories of the scheduler as a pure state machine, checked after every step."""
+
+from __future__ import annotations
+
+import itertools
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, given, settings
+
+from lmi_core.engine.active_request import ActiveRequest
+from lmi_core.engine.kv_memory import KvMemory
+from lmi_core.engine.paged_policy import PagedPolicy
+from lmi_core.engine.policy import Queues
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.engine.scheduler import Scheduler
+from lmi_core.engine.sequence import Sequence, SequenceState
+from lmi_core.engine.stream import EventStream
+from tests.engine.fake_runner import FakeModel
+from tests.engine.harness import byte_tokenizer
+from tests.engine.oracle import expected_tokens
+
+TOKENIZER = byte_tokenizer()
+
+
+class History:
+    """A scheduler over the fake model, driven step by step."""
+
+    def __init__(
+        self,
+        *,
+        enable_prefix_caching: bool = True,
+        guaranteed_no_evict: bool = False,
+        **capacities: int,
+    ) -> None:
+        self.model = FakeModel(**capacities)
+        runner: object = self.model
+        self.memory = KvMemory(
+            runner,  # type: ignore[arg-type]
+            enable_prefix_caching=enable_prefix_caching,
+            guaranteed_no_evict=guaranteed_no_evict,
+        )
+        queues = Queues()
+        policy = PagedPolicy(
+            self.model.info, queues, self.memory, guaranteed_no_evict=guaranteed_no_evict
+        )
+        self.scheduler = Scheduler(queues, self.memory, policy)
+        self.requests: list[ActiveRequest] = []
+        self.aborted: set[ActiveRequest] = set()
+        self.failed: set[ActiveRequest] = set()
+        self._numbers = itertools.count()
+
+    def arrive(
+        self, prompt: list[int], params: SamplingParams, *, priority: int = 0, salt: str = ""
+    ) -> ActiveRequest:
+        number = next(self._numbers)
+        request = GenerationRequest(
+            request_id=str(number), params=params, priority=priority, cache_salt=salt
+        )
+        active = ActiveRequest(
+            request, prompt, seed=number, arrival_s=0.0, stream=EventStream(lambda: None)
+        )
+        hashes = self.memory.hash_prompt(prompt, salt)
+        max_len = min(self.model.info.max_model_len, self.memory.num_max_tokens)
+        active.sequences = [
+            Sequence(
+                active,
+                choice,
+                key=(priority, number, choice),
+                max_len=min(max_len, len(prompt) + (params.max_new_tokens or max_len)),
+                end_ids=frozenset(params.stop_token_ids),
+                hashes=hashes.copy(),
+                detokenizer=TOKENIZER.detokenizer(),
+                stop_matcher=None,
+            )
+            for choice in range(params.n)
+        ]
+        self.requests.append(active)
+        self.scheduler.add(active)
+        return active
+
+    def step(self, *, fails: bool = False, abort: ActiveRequest | None = None) -> bool:
+        """Plan, execute, commit; ``abort`` comes while it is in flight. False: nothing ran."""
+        plan = self.scheduler.plan()
+        if not plan.sequences:
+            return False
+        info = self.model.info
+        assert sum(sequence.num_scheduled for sequence in plan.sequences) == plan.num_tokens
+        assert plan.num_tokens <= info.max_num_batched_tokens
+        step = self.model.steps[0]
+        self.scheduler.fill(plan, step)
+        if abort is not None:
+            self.abort(abort)
+        if fails:
+            self.failed.update(self.scheduler.fail(plan))
+        else:
+            self.model.execute(step)
+            self.scheduler.commit(plan, step)
+        self.scheduler.check_integrity()
+        return True
+
+    def abort(self, request: ActiveRequest) -> None:
+        if any(s.state is not SequenceState.FINISHED for s in request.sequences):
+            self.aborted.add(request)
+        self.scheduler.finish_all(request.sequences)
+
+    def drain(self) -> None:
+        num_steps = 0
+        while self.scheduler.has_work:
+            assert self.step(), "work is left but nothing runs"
+            num_steps += 1
+            assert num_steps < 20_000
+        self.check_end()
+
+    def check_end(self) -> None:
+        pool = self.model.pool
+        assert pool.num_used == 0
+        assert pool.num_available == pool.num_blocks
+        assert self.memory.num_free_rows == self.model.info.max_num_seqs
+        for request in self.requests:
+            for sequence in request.sequences:
+                assert sequence.state is SequenceState.FINISHED
+                if request not in self.aborted and request not in self.failed:
+                    self._check_tokens(sequence)
+
+    def _check_tokens(self, sequence: Sequence) -> None:
+        request = sequence.request
+        prompt = request.prompt_ids
+        expected = expected_tokens(
+            prompt,
+            request.request.params,
+            seed=request.seed,
+            choice=sequence.choice,
+            max_total_tokens=min(self.model.info.max_model_len, self.memory.num_max_tokens),
+        )
+        assert sequence.token_ids[len(prompt) :] == expected
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    max_new_tokens=st.integers(1, 40),
+    temperature=st.sampled_from([0.0, 1.0]),
+    n=st.sampled_from([1, 1, 1, 2, 5]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    stop_token_ids=st.sampled_from([(), tuple(range(0, 256, 16))]),
+    min_new_tokens=st.sampled_from([0, 0, 1]),
+    prompt_logprobs=st.sampled_from([None, None, 1]),
+)
+# Prompts share prefixes often, and end at, before and after block boundaries.
+PROMPTS = st.builds(
+    lambda family, length: [family, *range(1, length)], st.integers(0, 2), st.integers(1, 70)
+)
+ARRIVALS = st.tuples(st.just("arrive"), PROMPTS, PARAMS, st.integers(0, 2), st.sampled_from("ab"))
+EVENTS = st.lists(
+    st.one_of(
+        ARRIVALS,
+        st.tuples(st.just("abort"), st.integers(0, 30)),
+        st.tuples(st.just("abort in flight"), st.integers(0, 30)),
+        st.tuples(st.just("fail")),
+        st.tuples(st.just("run"), st.integers(1, 12)),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+def play(history: History, events: list[tuple]) -> None:  # type: ignore[type-arg]
+    for kind, *details in events:
+        if kind == "arrive":
+            prompt, params, priority, salt = details
+            limit = min(history.model.info.max_model_len, history.memory.num_max_tokens) - 1
+            history.arrive(prompt[:limit], params, priority=priority, salt=salt)
+        elif kind == "run":
+            for _ in range(details[0]):
+                history.step()
+        elif kind == "fail":
+            history.step(fails=True)
+        elif history.requests:
+            request = history.requests[details[0] % len(history.requests)]
+            if kind == "abort":
+                history.abort(request)
+            else:
+                history.step(abort=request)
+    history.drain()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    events=EVENTS,
+    num_blocks=st.integers(3, 40),
+    max_num_seqs=st.integers(1, 6),
+    num_batched_tokens=st.integers(6, 80),
+    max_logit_rows=st.integers(6, 20),
+    enable_prefix_caching=st.booleans(),
+    guaranteed_no_evict=st.booleans(),
+)
+def test_random_histories(
+    events: list[tuple],  # type: ignore[type-arg]
+    num_blocks: int,
+    max_num_seqs: int,
+    num_batched_tokens: int,
+    max_logit_rows: int,
+    enable_prefix_caching: bool,
+    guaranteed_no_evict: bool,
+) -> None:
+    history = History(
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=num_batched_tokens,
+        max_logit_rows=max_logit_rows,
+        max_model_len=128,
+        enable_prefix_caching=enable_prefix_caching,
+        guaranteed_no_evict=guaranteed_no_evict,
+    )
+    play(history, events)
+    if guaranteed_no_evict:
+        assert history.scheduler.num_preemptions == 0
+
+
+def test_decode_rows_go_before_prompt_chunks() -> None:
+    history = History(max_num_batched_tokens=8)
+    decoding = history.arrive([1], SamplingParams(max_new_tokens=30))
+    history.step()
+    history.arrive(list(range(60)), SamplingParams(max_new_tokens=2))
+    for _ in range(8):
+        history.step()
+    assert decoding.sequences[0].num_generated == 9
+    history.drain()
+
+
+def test_the_newest_is_preempted_first() -> None:
+    history = History(num_blocks=6, max_model_len=96)
+    old = history.arrive([1, *range(30)], SamplingParams(max_new_tokens=40)).sequences[0]
+    new = history.arrive([2, *range(15)], SamplingParams(max_new_tokens=40)).sequences[0]
+    while not history.scheduler.num_preemptions:
+        history.step()
+    assert old.state is SequenceState.RUNNING
+    assert new.state is SequenceState.WAITING
+    history.drain()
+
+
+def test_a_waiting_request_too_big_for_now_holds_later_ones_back() -> None:
+    history = History(num_blocks=4, max_model_len=64)
+    history.arrive(list(range(40)), SamplingParams(max_new_tokens=20))
+    history.step()
+    big = history.arrive([7, *range(40)], SamplingParams(max_new_tokens=2))
+    small = history.arrive([8], SamplingParams(max_new_tokens=2))
+    history.step()
+    assert big.sequences[0].state is SequenceState.WAITING
+    assert small.sequences[0].state is SequenceState.WAITING
+    history.drain()

@@ -1,0 +1,61 @@
+"""Embedding, RMS norm and row gathering of every instruction set against numpy."""
+
+import numpy as np
+import pytest
+
+from lmi_core import _native
+from tests.kernels.bf16 import as_float, from_bf16, to_bf16
+
+kernels = _native.kernels
+pytestmark = pytest.mark.parametrize("level", _native.instruction_sets())
+COLUMNS = [1, 15, 16, 17, 64, 100, 768, 2049]
+
+
+@pytest.mark.parametrize("num_columns", COLUMNS)
+def test_rms_norm(level, num_columns):
+    rng = np.random.default_rng(num_columns)
+    x = rng.standard_normal((19, num_columns), dtype=np.float32) * 3
+    weight = rng.standard_normal(num_columns, dtype=np.float32)
+    y = kernels.rms_norm(level, x, weight, eps=1e-5)
+    wide = x.astype(np.float64)
+    reference = wide / np.sqrt(np.mean(wide**2, axis=1, keepdims=True) + 1e-5) * weight
+    assert np.allclose(y, reference, rtol=1e-6, atol=1e-7)
+    halves = kernels.rms_norm(level, x, weight, eps=1e-5, out_dtype="bf16")
+    assert np.array_equal(halves, to_bf16(y))
+
+
+def test_rms_norm_rows_are_independent(level):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((300, 200), dtype=np.float32)
+    weight = np.ones(200, np.float32)
+    together = kernels.rms_norm(level, x, weight, eps=1e-6, num_threads=3)
+    alone = [kernels.rms_norm(level, x[i : i + 1], weight, eps=1e-6)[0] for i in range(300)]
+    assert np.array_equal(together, alone)
+
+
+@pytest.mark.parametrize("num_columns", COLUMNS)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_embed(level, num_columns, dtype):
+    rng = np.random.default_rng(num_columns)
+    table = rng.standard_normal((50, num_columns), dtype=np.float32)
+    table = {"fp32": table, "bf16": to_bf16(table), "fp16": table.astype(np.float16)}[dtype]
+    token_ids = rng.integers(0, 50, 150).astype(np.int32)
+    y = kernels.embed(level, token_ids, table, scale=1.5)
+    assert np.array_equal(y, (as_float(table)[token_ids] * 1.5).astype(np.float32))
+
+
+def test_gather_rows(level):
+    x = np.random.default_rng(0).standard_normal((40, 33), dtype=np.float32)
+    rows = np.array([3, 3, 39, 0], np.int32)
+    assert np.array_equal(kernels.gather_rows(level, x, rows), x[rows])
+
+
+def test_bf16_rounding_of_every_kind(level):
+    """Ties, subnormals, overflow, infinities and NaN, through a kernel that stores bf16."""
+    bits = np.random.default_rng(1).integers(0, 2**32, 4096, dtype=np.uint32)
+    bits[:4] = 0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x00008000
+    x = bits.view(np.float32)
+    x = x[np.isfinite(x)].reshape(1, -1)
+    weight = kernels.pack([np.ones((1, 1), np.float32)], format="fp32")
+    y = kernels.linear(level, x.T.copy(), weight, out_dtype="bf16")[:, 0]
+    assert np.array_equal(from_bf16(y), from_bf16(to_bf16(x[0])))

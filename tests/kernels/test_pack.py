@@ -1,0 +1,58 @@
+"""Packing weight matrices into panels and back."""
+
+import numpy as np
+import pytest
+
+from lmi_core import _native
+from tests.kernels.bf16 import from_bf16, to_bf16
+
+kernels = _native.kernels
+
+
+def sources(rng, num_outputs, num_inputs):
+    x = rng.standard_normal((num_outputs, num_inputs), dtype=np.float32)
+    return {"fp32": x, "fp16": x.astype(np.float16), "bf16": to_bf16(x)}
+
+
+def widen(x):
+    return from_bf16(x) if x.dtype == np.uint16 else x.astype(np.float32)
+
+
+@pytest.mark.parametrize("target", ["fp32", "bf16"])
+@pytest.mark.parametrize("source", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("shape", [(1, 1), (16, 2), (5, 513), (33, 1025), (48, 512)])
+def test_round_trip(target, source, shape):
+    w = sources(np.random.default_rng(0), *shape)[source]
+    weight = kernels.pack([w], format=target)
+    expected = widen(w) if target == "fp32" else from_bf16(to_bf16(widen(w)))
+    assert np.array_equal(weight.unpack(), expected)
+
+
+def test_parts_of_different_dtypes_are_concatenated():
+    rng = np.random.default_rng(1)
+    parts = [sources(rng, n, 37)[name] for n, name in ((3, "fp32"), (20, "bf16"), (1, "fp16"))]
+    weight = kernels.pack(parts, format="fp32")
+    assert np.array_equal(weight.unpack(), np.concatenate([widen(part) for part in parts]))
+
+
+@pytest.mark.parametrize("num_outputs", [1, 16, 24, 50])
+def test_gated_pads_gate_and_up_apart(num_outputs):
+    rng = np.random.default_rng(2)
+    gate, up = (sources(rng, num_outputs, 9)["fp32"] for _ in range(2))
+    weight = kernels.pack([gate, up], format="fp32", gated=True)
+    assert np.array_equal(weight.unpack(), np.concatenate([gate, up]))
+    assert weight.num_bytes == 2 * -(-num_outputs // 16) * 16 * 9 * 4
+
+
+def test_special_values_survive_the_rounding():
+    values = [np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-40, 3.4e38, 1.00390625, 1.01171875]
+    weight = kernels.pack([np.array([values], np.float32)], format="bf16")
+    expected = [np.inf, -np.inf, np.nan, 0.0, -0.0, from_bf16(to_bf16(np.float32([1e-40])))[0],
+                np.inf, 1.0, 1.015625]  # fmt: skip
+    assert np.array_equal(weight.unpack()[0], np.float32(expected), equal_nan=True)
+
+
+def test_gate_and_up_must_match():
+    with pytest.raises(_native.NativeError, match="gate has 4 outputs, up has 5"):
+        kernels.pack([np.zeros((4, 2), np.float32), np.zeros((5, 2), np.float32)],
+                     format="fp32", gated=True)  # fmt: skip
