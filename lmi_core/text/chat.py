@@ -1,0 +1,234 @@
+"""Chat templates: messages to one prompt, rendered exactly as ``transformers`` renders them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from lmi_core.errors import ModelError, UserError
+
+Message = Mapping[str, Any]
+
+_TOKEN_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+_CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_HERE "
+
+
+class ChatTemplate:
+    """A model's chat templates: the default one, and others by name (such as ``tool_use``)."""
+
+    def __init__(
+        self, templates: Mapping[str, str], special_tokens: Mapping[str, str] | None = None
+    ) -> None:
+        """``special_tokens``: variables of the template, such as ``bos_token``."""
+        self._templates = dict(templates)
+        self._special_tokens = dict(special_tokens or {})
+
+    @classmethod
+    def load(cls, directory: Path) -> ChatTemplate | None:
+        """The templates of a model directory; None when it has none.
+
+        ``chat_template.jinja`` (with ``additional_chat_templates/*.jinja``) wins over
+        ``chat_template`` in ``tokenizer_config.json``. Raises ModelError for unreadable files.
+        """
+        config = _read_json(directory / "tokenizer_config.json")
+        templates = _configured(config.get("chat_template"))
+        for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
+            templates[path.stem] = _read_text(path)
+        main = directory / "chat_template.jinja"
+        if main.is_file():
+            templates["default"] = _read_text(main)
+        if not templates:
+            return None
+        older = _read_json(directory / "special_tokens_map.json")
+        return cls(templates, _special_tokens({**older, **config}))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt for ``messages``; it holds its special tokens as text.
+
+        ``continue_final_message`` leaves the last message open, for the model to go on with it.
+        Raises UserError when the template refuses the messages, ModelError when it is broken.
+        """
+        chat = [_with_reasoning(message) for message in messages]
+        final = _mark_final(chat) if continue_final_message else None
+        values = {**self._special_tokens, **variables}
+        try:
+            text = compile_template(self._choose(has_tools=tools is not None)).render(
+                messages=chat,
+                tools=tools,
+                documents=documents,
+                add_generation_prompt=add_generation_prompt and final is None,
+                **values,
+            )
+        except jinja2.TemplateSyntaxError as error:
+            message = f"The chat template is broken: line {error.lineno}: {error.message}"
+            raise ModelError(message) from None
+        except jinja2.TemplateError as error:
+            raise UserError(
+                f"The chat template refuses the messages: {error}", field="messages"
+            ) from None
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+            raise UserError(
+                f"The chat template fails on these messages: {error}", field="messages"
+            ) from None
+        return text if final is None else _cut_at_mark(text, final)
+
+    def _choose(self, *, has_tools: bool) -> str:
+        names = ("tool_use", "default") if has_tools else ("default",)
+        for name in names:
+            if name in self._templates:
+                return self._templates[name]
+        found = ", ".join(sorted(self._templates))
+        raise ModelError(f"The model has no default chat template, only {found}")
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """``{% generation %}`` marks the assistant's text for training; here it only groups."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+@lru_cache(maxsize=64)
+def compile_template(source: str) -> jinja2.Template:
+    """Compile in the environment that the ecosystem's templates are written for."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(source)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own filter: no HTML escapes, and layout is up to the template."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+def _with_reasoning(message: Message) -> dict[str, Any]:
+    """Templates read a message's reasoning under different names; fill them all in."""
+    reasoning = next((message[n] for n in _REASONING_FIELDS if message.get(n) is not None), None)
+    if reasoning is None:
+        return dict(message)
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _mark_final(chat: list[dict[str, Any]]) -> str:
+    """Append a mark to the last message's text; returns that text."""
+    content = chat[-1].get("content") if chat else None
+    if isinstance(content, str):
+        chat[-1]["content"] = content + _CONTINUE_MARK
+        return content
+    for index in range(len(content or ()) - 1, -1, -1):
+        part = (content or ())[index]
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            marked = {**part, "text": part["text"] + _CONTINUE_MARK}
+            chat[-1]["content"] = [*content[:index], marked, *content[index + 1 :]]  # type: ignore[index]
+            return str(part["text"])
+    raise UserError("There is no text in the last message to continue", field="messages")
+
+
+def _cut_at_mark(text: str, final: str) -> str:
+    position = text.rfind(_CONTINUE_MARK.strip())
+    if position < 0 or final.strip() not in text:
+        raise UserError(
+            "The chat template drops the last message, so that it can't be continued",
+            field="messages",
+        )
+    if text.startswith(_CONTINUE_MARK, position):
+        return text[:position]
+    # The template trims what it is given, so the text's own trailing blanks are gone too.
+    return text[:position].rstrip()
+
+
+def _configured(value: object) -> dict[str, str]:
+    """``chat_template`` is one template, or a list of named ones."""
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list):
+        return {entry["name"]: entry["template"] for entry in value}
+    return {}
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens = {}
+    for name in _TOKEN_NAMES:
+        value = config.get(name)
+        if isinstance(value, Mapping):
+            value = value.get("content")
+        if isinstance(value, str):
+            tokens[name] = value
+    return tokens
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_read_text(path))
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold an object, not {type(value).__name__}")
+    return value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"Can't read {path}: {error}") from None
