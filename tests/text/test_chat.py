@@ -25,7 +25,8 @@ TAGGED = """\
 ALTERNATING = """\
 {% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set messages = \
 messages[1:] %}{% endif %}{% for m in messages %}{% if (m['role'] == 'user') \
-!= (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}[{{ m['role'][0] }}] {{ m['content'] }}
+!= (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}\
+[{{ m['role'][0] }}] {{ m['content'] }}
 {% endfor %}{{ system }}"""
 TOOLS = """\
 {% if tools %}
@@ -62,7 +63,8 @@ NAMESPACE = """\
 {% if loop.index0 == ns.last %}!{% break %}{% endif %}{% endfor %}"""
 PARTS = """\
 {% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}\
-{% for p in m.content %}{{ p.text if p.type == 'text' else '<image>' }}{% endfor %}{% endif %}|{% endfor %}"""
+{% for p in m.content %}{{ p.text if p.type == 'text' else '<image>' }}{% endfor %}{% endif %}\
+|{% endfor %}"""
 DATED = "{{ strftime_now('%Y') }} {{ messages | length }} {{ messages[0] | items | list }}"
 
 CHAT = [
