@@ -76,7 +76,7 @@ class CMakeBuild(build_ext):
 
 setup(
     version=runpy.run_path("lmi_core/version.py")["__version__"],
-    packages=[*find_packages(include=["lmi_core*"]), "lmi_server"],
+    packages=[*find_packages(include=["lmi_core*"]), "lmi_server", "lmi_server.protocols"],
     package_dir={"lmi_server": "server"},
     package_data={"lmi_core": ["py.typed", "*.pyi", "demo/*"], "lmi_server": ["py.typed"]},
     ext_modules=[Extension("lmi_core._native", sources=[])],

@@ -44,7 +44,11 @@ _HTTP_ERRORS = {
 
 
 def build_app(
-    backend: Backend, options: ServerOptions, *, watch: ConnectionWatch | None = None
+    backend: Backend,
+    options: ServerOptions,
+    metrics: Metrics,
+    *,
+    watch: ConnectionWatch | None = None,
 ) -> web.Application:
     """An application that serves ``backend``; ``watch`` is told about requests that arrive."""
     admission = Admission(
@@ -52,7 +56,7 @@ def build_app(
         max_request_bytes=options.max_request_bytes,
         receive_timeout_s=options.receive_timeout_s,
     )
-    metrics = Metrics(options.model_name)
+    metrics.engine.read_from(backend.stats)
     metrics.in_flight.set_function(lambda: admission.num_in_flight)
     service = Service(
         options=options,
@@ -81,7 +85,7 @@ def _front(service: Service, protocol: Protocol, watch: ConnectionWatch | None) 
     async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
         if watch is not None:
             watch.request_arrived(request.protocol)
-        meter = request[METER] = RequestMeter(service.metrics, _request_id(request))
+        meter = request[METER] = RequestMeter(_request_id(request))
         status = _CLIENT_CLOSED
         try:
             response = await handler(request)
@@ -92,14 +96,15 @@ def _front(service: Service, protocol: Protocol, watch: ConnectionWatch | None) 
             response = _reply(protocol.error(_explain(error, request, meter.request_id)))
             status = response.status
         finally:
-            _finish(request, meter, status)
+            _finish(service, request, meter, status)
         return response
 
     return front
 
 
-def _finish(request: web.Request, meter: RequestMeter, status: int) -> None:
-    seconds = meter.finish(status)
+def _finish(service: Service, request: web.Request, meter: RequestMeter, status: int) -> None:
+    seconds = meter.seconds
+    service.metrics.count_answer(status, seconds)
     log_access(
         id=meter.request_id,
         method=request.method,

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.stats import EngineStats
 
 
 class Backend(Protocol):
@@ -23,6 +24,8 @@ class Backend(Protocol):
         Raises UserError or CapacityError before the first event, EngineError at any time.
         """
         ...
+
+    def stats(self) -> EngineStats: ...
 
     async def encode(self, text: str) -> Sequence[int]:
         """Token ids of a prompt, special tokens included."""

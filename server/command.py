@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 
 from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.engine import Engine

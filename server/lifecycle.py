@@ -17,6 +17,7 @@ from lmi_server.app import ROUTES, SERVICE, build_app
 from lmi_server.backend import Backend
 from lmi_server.banner import banner
 from lmi_server.connections import ConnectionWatch
+from lmi_server.metrics import Metrics
 from lmi_server.options import ServerOptions
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ _LINGERING_S = 1.0
 async def run_server(
     engine: AbstractAsyncContextManager[Backend],
     options: ServerOptions,
+    metrics: Metrics,
     *,
     announce: Callable[[str], None],
 ) -> None:
@@ -41,7 +43,7 @@ async def run_server(
     stop = _StopSignal()
     with bind(options.host, options.port) as listener:
         async with engine as backend:
-            server = HttpServer(backend, options)
+            server = HttpServer(backend, options, metrics)
             await server.start(listener)
             announce(banner(server.app[ROUTES], options.host, listener.getsockname()[1]))
             await stop.requested.wait()
@@ -52,10 +54,10 @@ async def run_server(
 class HttpServer:
     """The application on a listening socket."""
 
-    def __init__(self, backend: Backend, options: ServerOptions) -> None:
+    def __init__(self, backend: Backend, options: ServerOptions, metrics: Metrics) -> None:
         self._options = options
         self._watch = ConnectionWatch(options.receive_timeout_s)
-        self.app = build_app(backend, options, watch=self._watch)
+        self.app = build_app(backend, options, metrics, watch=self._watch)
         self._runner = web.AppRunner(
             self.app,
             access_log=None,

@@ -9,6 +9,7 @@ from typing import Self
 
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.stats import EngineStats, EngineTotals, LifeState
 from lmi_core.errors import CapacityError, EngineError, UserError
 
 VOCAB_SIZE = 1000
@@ -41,6 +42,25 @@ class FakeEngine:
 
     async def __aexit__(self, *exc_info: object) -> None:
         assert not self.running
+
+    def stats(self) -> EngineStats:
+        num_running = len(self.running)
+        return EngineStats(
+            state=LifeState.READY,
+            is_healthy=self.healthy,
+            num_running=num_running,
+            num_waiting=2,
+            num_blocks=100,
+            num_used_blocks=num_running,
+            num_cached_blocks=7,
+            num_free_blocks=93 - num_running,
+            totals=EngineTotals(
+                num_requests=len(self.requests),
+                num_prompt_tokens=11,
+                num_cached_tokens=5,
+                num_generated_tokens=self.num_tokens,
+            ),
+        )
 
     async def encode(self, text: str) -> Sequence[int]:
         return range(1, 1 + len(text.split()))

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 
 from lmi_server.lifecycle import HttpServer, bind
+from lmi_server.metrics import Metrics
 from lmi_server.options import ServerOptions
 from tests.server.fake_engine import FakeEngine
 
@@ -19,6 +20,7 @@ from tests.server.fake_engine import FakeEngine
 class Served:
     engine: FakeEngine
     server: HttpServer
+    metrics: Metrics
     client: aiohttp.ClientSession
     port: int
 
@@ -50,12 +52,13 @@ async def serving(engine: FakeEngine | None = None, **options: Any) -> AsyncIter
     """Leaving stops the server and requires that nothing runs in the engine any more."""
     engine = engine or FakeEngine()
     options = {"drain_timeout_s": 0.2, **options}
-    server = HttpServer(engine, ServerOptions(port=0, **options))
+    metrics = Metrics("model")
+    server = HttpServer(engine, ServerOptions(port=0, **options), metrics)
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         await server.start(listener)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
-            yield Served(engine, server, client, port)
+            yield Served(engine, server, metrics, client, port)
         await server.stop(asyncio.Event())
     assert not engine.running
 

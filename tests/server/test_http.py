@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from lmi_core.engine.outputs import FinishReason
+from lmi_core.engine.stats import StepRecord
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import serving
 
@@ -290,15 +292,33 @@ def test_metrics() -> None:
             await served.post(BODY)
             await served.post({**BODY, "stream": True})
             await served.post(b"{")
+            observer = served.metrics.engine
+            observer.on_first_token(0.02)
+            observer.on_token_intervals([0.002, 0.003])
+            observer.on_step(
+                StepRecord(num_tokens=9, num_seqs=2, seconds=0.004, native_seconds=0.003)
+            )
+            observer.on_finish(FinishReason.LENGTH)
+            observer.on_finish(None)
             async with served.client.get("/metrics") as response:
                 text = await response.text()
                 assert response.headers["Content-Type"].startswith("text/plain; version=")
-        assert 'lmi_requests_total{status="200"} 2.0' in text
-        assert 'lmi_requests_total{status="424"} 1.0' in text
-        assert 'lmi_prompt_tokens_total{model_name="model"} 4.0' in text
-        assert 'lmi_generated_tokens_total{model_name="model"} 4.0' in text
-        assert 'lmi_cached_prompt_tokens_total{model_name="model"} 2.0' in text
-        assert 'lmi_time_to_first_token_seconds_count{model_name="model"} 2.0' in text
-        assert 'lmi_inter_token_latency_seconds_count{model_name="model"} 2.0' in text
+        for line in (
+            'lmi_http_requests_total{status="200"} 2.0',
+            'lmi_http_requests_total{status="424"} 1.0',
+            'lmi_running_sequences{model_name="model"} 0.0',
+            'lmi_waiting_requests{model_name="model"} 2.0',
+            'lmi_kv_blocks{model_name="model",state="used"} 0.0',
+            'lmi_kv_blocks{model_name="model",state="cached"} 7.0',
+            'lmi_prompt_tokens_total{model_name="model"} 11.0',
+            'lmi_cached_prompt_tokens_total{model_name="model"} 5.0',
+            'lmi_generated_tokens_total{model_name="model"} 4.0',
+            'lmi_time_to_first_token_seconds_count{model_name="model"} 1.0',
+            'lmi_inter_token_latency_seconds_count{model_name="model"} 2.0',
+            'lmi_step_seconds_sum{model_name="model"} 0.004',
+            'lmi_finished_requests_total{model_name="model",reason="length"} 1.0',
+            'lmi_finished_requests_total{model_name="model",reason="error"} 1.0',
+        ):
+            assert line in text.splitlines()
 
     asyncio.run(run())

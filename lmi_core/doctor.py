@@ -1,0 +1,144 @@
+"""``lmi doctor``: what this machine offers and what the engine makes of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+from lmi_core.version import __version__
+
+_OPTIONAL = (
+    ("torch", "GPU memory, reference kernels, Transformers models"),
+    ("triton", "Triton kernels"),
+    ("flash_attn", "flash attention kernels"),
+    ("transformers", "models without a native family"),
+    ("huggingface_hub", "models from the Hugging Face hub"),
+    ("boto3", "models from S3"),
+    ("vllm", "the vLLM backend"),
+    ("tensorrt_llm", "the TensorRT-LLM backend"),
+    ("ray", "replicas over several machines"),
+    ("llguidance", "structured output"),
+    ("xgrammar", "structured output"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was looked at, what was found, and whether it hinders serving."""
+
+    topic: str
+    text: str
+    is_problem: bool = False
+
+
+def main(*, as_json: bool = False) -> int:
+    """Print the findings; exit code 1 when the engine can't run here."""
+    findings = examine()
+    if as_json:
+        print(json.dumps({finding.topic: finding.text for finding in findings}, indent=2))
+    else:
+        width = max(len(finding.topic) for finding in findings)
+        for finding in findings:
+            mark = "!" if finding.is_problem else " "
+            print(f"{mark} {finding.topic:<{width}}  {finding.text}")
+    return 1 if any(finding.is_problem for finding in findings) else 0
+
+
+def examine() -> list[Finding]:
+    return [
+        Finding("lmi", f"{__version__}, Python {platform.python_version()}, {platform.system()}"),
+        *_native(),
+        _gpu(),
+        *_packages(),
+    ]
+
+
+def _native() -> list[Finding]:
+    try:
+        from lmi_core import _native as native
+    except ImportError as error:
+        text = f"the extension can't be loaded ({error}); build it with: pip install -e ."
+        return [Finding("native engine", text, is_problem=True)]
+    info = native.cpu_info()
+    levels = native.instruction_sets()
+    others = ", ".join(levels[:-1])
+    return [
+        Finding("processor", _processor(info)),
+        Finding("kernels", f"{levels[-1]}" + (f" (also built: {others})" if others else "")),
+        Finding(
+            "threads",
+            f"{native.num_physical_cores()} (physical cores within affinity and quota; "
+            f"{info['num_logical_cores']} logical ones in the machine)",
+        ),
+        _memory(info),
+    ]
+
+
+def _processor(info: dict[str, Any]) -> str:
+    caches = [f"{level} {_bytes(count)}" for level, count in info["cache_bytes"].items() if count]
+    return ", ".join([info["model"] or "unknown", *caches])
+
+
+def _memory(info: dict[str, Any]) -> Finding:
+    total, limit = info["memory_bytes"], info["memory_limit_bytes"]
+    unused = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    text = f"{_bytes(total)}, {_bytes(unused)} unused"
+    if limit < total:
+        text += f"; the control group allows {_bytes(limit)}"
+    return Finding("memory", text)
+
+
+def _gpu() -> Finding:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return Finding("GPU", "none found (no nvidia-smi)")
+    try:
+        result = subprocess.run(
+            [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("GPU", f"nvidia-smi failed: {error}")
+    lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
+    if result.returncode != 0 or not lines:
+        return Finding("GPU", "none found (nvidia-smi lists none)")
+    return Finding("GPU", "; ".join(lines))
+
+
+def _packages() -> list[Finding]:
+    """Versions without importing anything: some of these take seconds to import."""
+    findings = []
+    for name, purpose in _OPTIONAL:
+        if importlib.util.find_spec(name) is None:
+            text = f"not installed ({purpose})"
+        else:
+            text = f"{_version(name)} ({purpose})"
+        findings.append(Finding(name, text))
+    return findings
+
+
+def _version(name: str) -> str:
+    for distribution in (name, name.replace("_", "-")):
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "installed"
+
+
+def _bytes(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError

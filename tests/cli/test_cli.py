@@ -1,0 +1,192 @@
+"""The command line: parsing, one-line errors, exit codes, cheap starts."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmi_core import __version__
+from lmi_core.cli import DEMO_MODEL, build_engine_config, build_parser, main
+from lmi_core.errors import ConfigError, UserError
+from lmi_core.progress import TerminalProgress
+
+
+def lmi(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lmi_core", *args],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": "/usr/bin:/bin", **environ} if environ else None,
+    )
+
+
+def test_version() -> None:
+    result = lmi("--version")
+    assert (result.returncode, result.stdout) == (0, f"lmi {__version__}\n")
+
+
+def test_version_is_cheap() -> None:
+    """Neither numerics nor HTTP may be imported before a command needs them."""
+    code = (
+        "import sys\n"
+        "from lmi_core.cli import build_parser\n"
+        "build_parser()\n"
+        "heavy = {'numpy', 'asyncio', 'aiohttp', 'jinja2', 'tokenizers', 'torch', 'msgspec'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "[]\n"
+
+
+def test_server_needs_no_torch() -> None:
+    code = "import sys, lmi_server.command; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "False\n"
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["doctor"]])
+def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--help"])
+    assert caught.value.code == 0
+    assert "usage: lmi" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "required: COMMAND; see lmi --help"),
+        (["bake"], "invalid choice: 'bake'"),
+        (["serve", "--port", "70000"], "must be between 0 and 65535, got 70000"),
+        (["serve", "--port", "x"], "--port"),
+        (["serve", "--threads", "0"], "must be at least 1, got 0"),
+        (["serve", "--dtype", "fp8"], "invalid choice: 'fp8'"),
+        (["serve", "--kv-cache-bytes", "lots"], "must be bytes such as"),
+        (["serve", "--drain-timeout", "-1"], "must be above 0"),
+        (["serve", "--no-such"], "--no-such"),
+        (["generate", "x", "--chat", "--raw"], "not allowed with argument"),
+    ],
+)
+def test_bad_arguments_are_one_line(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("lmi: ")
+    assert stderr.count("\n") == 1
+    assert words in stderr
+
+
+def test_engine_config() -> None:
+    options = (
+        "--threads 3 --dtype fp32 --max-model-len 512 --max-num-seqs 4 --kv-cache-bytes 64M "
+        "--no-prefix-caching --no-overlap"
+    )
+    args = build_parser().parse_args(["serve", "/models/tiny-llama", *options.split()])
+    config = build_engine_config(args)
+    assert config.model == Path("/models/tiny-llama")
+    assert config.served_model_name == "tiny-llama"
+    assert (config.num_threads, config.dtype, config.max_model_len) == (3, "fp32", 512)
+    assert (config.max_num_seqs, config.kv_cache_bytes) == (4, 64 << 20)
+    assert (config.enable_prefix_caching, config.overlap) == (False, False)
+
+
+def test_defaults_are_the_engines_own() -> None:
+    from lmi_core.config.engine_config import EngineConfig
+
+    config = build_engine_config(build_parser().parse_args(["serve"]))
+    assert config == EngineConfig(model=DEMO_MODEL)
+
+
+def test_odd_directory_names_do_not_become_route_names() -> None:
+    args = build_parser().parse_args(["serve", "/models/my model"])
+    assert build_engine_config(args).served_model_name == "model"
+
+
+def test_port_in_use_is_reported_before_anything_loads() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = lmi("serve", "/no/such/model", "--port", str(port))
+    assert result.returncode == 2
+    assert re.fullmatch(rf"lmi: Port {port} on 127\.0\.0\.1 is in use; .*\n", result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "line"),
+    [
+        (UserError("x is\n wrong"), 2, "lmi: x is wrong\n"),
+        (ConfigError("bad", problems=("a: 1", "b: 2")), 2, "lmi: a: 1; b: 2\n"),
+        (
+            RuntimeError("boom"),
+            70,
+            "lmi: internal error: RuntimeError: boom (LMI_DEBUG=1 shows where)\n",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_exit_codes(
+    error: BaseException,
+    exit_code: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    monkeypatch.delenv("LMI_DEBUG", raising=False)
+    monkeypatch.setattr("lmi_core.cli._run", fail)
+    assert main([]) == exit_code
+    assert capsys.readouterr().err == line
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMI_DEBUG", "1")
+    with pytest.raises(UserError):
+        main(["bake"])
+
+
+def test_output_to_a_closed_pipe_is_no_error() -> None:
+    script = f"{sys.executable} -m lmi_core doctor | head -c 1 >/dev/null"
+    result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
+    assert result.stderr == ""
+
+
+class Terminal:
+    def __init__(self, *, is_terminal: bool) -> None:
+        self.text = ""
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_progress_on_a_terminal_is_one_line_that_goes_away() -> None:
+    terminal = Terminal(is_terminal=True)
+    progress = TerminalProgress(terminal)  # type: ignore[arg-type]
+    progress("weights", 10, 10)
+    progress.finish()
+    assert terminal.text == "\rLoading weights 100 %\r" + " " * 21 + "\r"
+
+
+def test_progress_is_silent_elsewhere() -> None:
+    pipe = Terminal(is_terminal=False)
+    progress = TerminalProgress(pipe)  # type: ignore[arg-type]
+    progress("weights", 10, 10)
+    progress.finish()
+    assert pipe.text == ""

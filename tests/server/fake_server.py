@@ -1,0 +1,39 @@
+"""A server process around the scripted engine: ``python -m tests.server.fake_server OPTIONS``.
+
+OPTIONS is a JSON object of FakeEngine's fields and, under "server", of ServerOptions'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+from lmi_core.errors import LmiError
+from lmi_server.lifecycle import run_server
+from lmi_server.logging import setup_logging
+from lmi_server.metrics import Metrics
+from lmi_server.options import ServerOptions
+from tests.server.fake_engine import FakeEngine
+
+
+def main() -> int:
+    settings = json.loads(sys.argv[1])
+    options = ServerOptions(**settings.pop("server", {}))
+    setup_logging(options.log_format)
+
+    def announce(text: str) -> None:
+        print(text, flush=True)
+
+    try:
+        asyncio.run(
+            run_server(FakeEngine(**settings), options, Metrics("model"), announce=announce)
+        )
+    except LmiError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""A server as a process: banner, signals, a busy port, logs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+STREAM = {"inputs": "a secret prompt", "parameters": {"max_new_tokens": 50}, "stream": True}
+
+
+class Process:
+    def __init__(self, **settings: Any) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "tests.server.fake_server", json.dumps(settings)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.banner: list[str] = []
+
+    @property
+    def port(self) -> int:
+        match = re.search(r":(\d+)$", self.banner[0])
+        assert match is not None
+        return int(match[1])
+
+    def wait_until_ready(self) -> None:
+        assert self.popen.stdout is not None
+        while not self.banner or "-d '" not in self.banner[-1]:
+            line = self.popen.stdout.readline()
+            assert line, "the server ended before it listened"
+            self.banner.append(line.rstrip("\n"))
+
+    def finish(self, timeout_s: float = 10.0) -> tuple[int, str]:
+        """Exit code and stderr."""
+        _, stderr = self.popen.communicate(timeout=timeout_s)
+        return self.popen.returncode, stderr
+
+
+@contextmanager
+def running(**settings: Any) -> Iterator[Process]:
+    settings.setdefault("server", {}).setdefault("port", 0)
+    process = Process(**settings)
+    try:
+        process.wait_until_ready()
+        yield process
+    finally:
+        process.popen.kill()
+        process.popen.communicate()
+
+
+def open_stream(port: int) -> socket.socket:
+    """Send a streaming request and wait for the first bytes of its answer."""
+    body = json.dumps(STREAM).encode()
+    client = socket.create_connection(("127.0.0.1", port), timeout=10)
+    head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    client.sendall(head.encode() + body)
+    assert client.recv(1, socket.MSG_PEEK)
+    return client
+
+
+def read_all(client: socket.socket) -> bytes:
+    pieces = []
+    while piece := client.recv(65536):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def test_banner_has_routes_and_a_curl_line_that_works() -> None:
+    with running() as process:
+        text = "\n".join(process.banner)
+        for path in ("/invocations", "/predictions/{model}", "/ping", "/metrics"):
+            assert path in text
+        curl = text[text.index("curl") :].replace("\\\n", " ")
+        if shutil.which("curl") is None:
+            pytest.skip("curl is not installed")
+        result = subprocess.run(shlex.split(curl), capture_output=True, timeout=10)
+        assert result.returncode == 0
+        assert len(result.stdout.splitlines()) == 64
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_drains_and_exits_0(number: int) -> None:
+    with running(delay_s=0.02) as process:
+        client = open_stream(process.port)
+        process.popen.send_signal(number)
+        time.sleep(0.2)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", process.port), timeout=1)
+        answer = read_all(client)
+        client.close()
+        assert answer.count(b'{"token"') == 50
+        assert answer.endswith(b"0\r\n\r\n")
+        exit_code, stderr = process.finish()
+        assert exit_code == 0
+        assert "Traceback" not in stderr
+
+
+def test_drain_timeout_cuts_off_and_exits_0() -> None:
+    with running(delay_s=1.0, server={"drain_timeout_s": 0.2}) as process:
+        client = open_stream(process.port)
+        process.popen.terminate()
+        exit_code, stderr = process.finish(timeout_s=5)
+        client.close()
+        assert exit_code == 0
+        assert "1 requests did not finish" in stderr
+
+
+def test_second_signal_hurries() -> None:
+    with running(delay_s=1.0) as process:
+        client = open_stream(process.port)
+        process.popen.terminate()
+        time.sleep(0.2)
+        process.popen.terminate()
+        assert process.finish(timeout_s=5)[0] == 0
+        client.close()
+
+
+def test_idle_keep_alive_connection_does_not_hold_up_the_end() -> None:
+    with running() as process, socket.create_connection(("127.0.0.1", process.port)) as client:
+        client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        process.popen.terminate()
+        assert process.finish(timeout_s=5)[0] == 0
+
+
+def test_port_in_use() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        exit_code, stderr = Process(server={"port": port}).finish()
+        assert exit_code == 2
+        assert stderr == (
+            f"Port {port} on 127.0.0.1 is in use; stop what listens there or choose another "
+            "--port\n"
+        )
+
+
+def test_unknown_host() -> None:
+    exit_code, stderr = Process(server={"host": "192.0.2.1", "port": 0}).finish()
+    assert exit_code == 2
+    assert stderr.startswith("Can't listen on 192.0.2.1 port 0: ")
+    assert stderr.count("\n") == 1
+
+
+def test_json_logs_name_requests_but_never_show_prompts() -> None:
+    with running(server={"log_format": "json"}) as process:
+        client = open_stream(process.port)
+        client.close()
+        time.sleep(0.2)
+        process.popen.terminate()
+        _, stderr = process.finish()
+    entries = [json.loads(line) for line in stderr.splitlines()]
+    access = [entry for entry in entries if entry["logger"] == "lmi_server.access"]
+    assert len(access) == 1
+    assert access[0]["path"] == "/invocations"
+    assert access[0]["id"]
+    assert access[0]["status"] in (200, 499)
+    assert "secret" not in stderr
