@@ -6,6 +6,7 @@ Imports are inside the commands, so that each pays only for what it uses.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import sys
@@ -199,10 +200,10 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _explain(argv: list[str]) -> int:
     try:
-        from lmi_core.config.explain import main as explain
+        module = importlib.import_module("lmi_core.config.explain")
     except ModuleNotFoundError:
-        raise UserError("explain is not available in this build") from None
-    return explain(argv)
+        raise UserError("explain is not available in this version") from None
+    return int(module.main(argv))
 
 
 def _positive(text: str) -> int:
