@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -65,6 +66,7 @@ class InferenceHandler:
     def __init__(self, service: Service, protocol: Protocol) -> None:
         self._service = service
         self._protocol = protocol
+        self._call_numbers = itertools.count()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         service = self._service
@@ -80,7 +82,8 @@ class InferenceHandler:
             service.loop_lag.wake()
             meter = request[METER]
             call = Call(
-                request_id=meter.request_id,
+                # Clients may reuse their ids at the same time; the engine's must be unique.
+                request_id=f"{meter.request_id}#{next(self._call_numbers)}",
                 body=await service.admission.read_body(request),
                 content_type=request.headers.get("Content-Type", ""),
                 headers=properties,

@@ -49,7 +49,7 @@ class FakeEngine:
             state=LifeState.READY,
             is_healthy=self.healthy,
             num_running=num_running,
-            num_waiting=2,
+            num_waiting=0,
             num_blocks=100,
             num_used_blocks=num_running,
             num_cached_blocks=7,

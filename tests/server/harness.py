@@ -51,16 +51,21 @@ class Answer:
 async def serving(engine: FakeEngine | None = None, **options: Any) -> AsyncIterator[Served]:
     """Leaving stops the server and requires that nothing runs in the engine any more."""
     engine = engine or FakeEngine()
+    async with serving_backend(engine, Metrics("model"), **options) as served:
+        yield served
+    assert not engine.running
+
+
+@asynccontextmanager
+async def serving_backend(backend: Any, metrics: Metrics, **options: Any) -> AsyncIterator[Served]:
     options = {"drain_timeout_s": 0.2, **options}
-    metrics = Metrics("model")
-    server = HttpServer(engine, ServerOptions(port=0, **options), metrics)
+    server = HttpServer(backend, ServerOptions(port=0, **options), metrics)
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         await server.start(listener)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
-            yield Served(engine, server, metrics, client, port)
+            yield Served(backend, server, metrics, client, port)
         await server.stop(asyncio.Event())
-    assert not engine.running
 
 
 def http_request(body: bytes, *headers: str, path: str = "/invocations") -> bytes:

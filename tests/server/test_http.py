@@ -152,12 +152,22 @@ def test_ping() -> None:
     asyncio.run(run())
 
 
+def test_request_ids_may_repeat() -> None:
+    async def run() -> None:
+        async with serving(FakeEngine(delay_s=0.02)) as served:
+            calls = [served.post(BODY, headers={"x-request-id": "same"}) for _ in range(3)]
+            assert [answer.status for answer in await asyncio.gather(*calls)] == [200, 200, 200]
+            assert len({request.request_id for request in served.engine.requests}) == 3
+
+    asyncio.run(run())
+
+
 def test_request_id_is_echoed_when_plain() -> None:
     async def run() -> None:
         async with serving() as served:
             answer = await served.post(BODY, headers={"x-request-id": "abc-1"})
             assert answer.headers["x-request-id"] == "abc-1"
-            assert served.engine.requests[0].request_id == "abc-1"
+            assert served.engine.requests[0].request_id.startswith("abc-1#")
             answer = await served.post(BODY, headers={"x-request-id": "a b"})
             assert answer.headers["x-request-id"] != "a b"
 
@@ -307,7 +317,7 @@ def test_metrics() -> None:
             'lmi_http_requests_total{status="200"} 2.0',
             'lmi_http_requests_total{status="424"} 1.0',
             'lmi_running_sequences{model_name="model"} 0.0',
-            'lmi_waiting_requests{model_name="model"} 2.0',
+            'lmi_waiting_requests{model_name="model"} 0.0',
             'lmi_kv_blocks{model_name="model",state="used"} 0.0',
             'lmi_kv_blocks{model_name="model",state="cached"} 7.0',
             'lmi_prompt_tokens_total{model_name="model"} 11.0',
