@@ -8,13 +8,14 @@ import sys
 
 from tests.server.test_process import running
 
+OPTIONS = "--concurrency 20 --seconds 1 --abort 0.4 --max-new-tokens 8"
+
 
 def test_load_with_aborts() -> None:
     with running(delay_s=0.002) as process:
         url = f"http://127.0.0.1:{process.port}"
         result = subprocess.run(
-            [sys.executable, "bench/serving.py", "--url", url, "--json"]
-            + ["--concurrency", "20", "--seconds", "1", "--abort", "0.4", "--max-new-tokens", "8"],
+            [sys.executable, "bench/serving.py", "--url", url, "--json", *OPTIONS.split()],
             capture_output=True,
             text=True,
             timeout=60,
