@@ -108,8 +108,6 @@ class Delivery:
             message = "no token could be sampled: every one is banned, or logits aren't finite"
             self.fail(request, EngineError(message))
             return
-        if sequence.is_delivered:
-            return
         self._observe_time(sequence, now_s, intervals_s)
         text, reason, stop = self._show(sequence, token_id, reason)
         event = TokenEvent(

@@ -97,7 +97,8 @@ def test_stop_string_ends_the_text_before_it() -> None:
     stop = full[20:23]
 
     async def main(overlap: bool, include_stop: bool) -> None:
-        async with make_engine(overlap=overlap) as engine:
+        runner = FakeRunner()
+        async with make_engine(runner, overlap=overlap) as engine:
             events = await collect(
                 engine,
                 PROMPT,
@@ -106,6 +107,9 @@ def test_stop_string_ends_the_text_before_it() -> None:
                 ),
             )
             await assert_nothing_leaked(engine)
+            # Found while the next step ran, so it cost at most one row more.
+            num_tokens = len(PROMPT) + len(token_ids(events))
+            assert num_tokens - 1 <= runner.num_computed_tokens <= num_tokens - 1 + overlap
         end = full.index(stop) + (len(stop) if include_stop else 0)
         assert text(events) == full[:end]
         assert events[-1].finish_reason is FinishReason.STOP
@@ -133,6 +137,19 @@ def test_choices_share_the_prompt_and_differ() -> None:
     for prompt_len in (1, 2, 16, 17, 33, 40):
         for enable_prefix_caching in (False, True):
             run(main(list(range(prompt_len)), enable_prefix_caching))
+
+
+def test_choices_whose_sibling_is_gone_compute_the_prompt_themselves() -> None:
+    params = SamplingParams(max_new_tokens=1, temperature=1.0, seed=5, n=4)
+
+    async def main() -> None:
+        async with make_engine(enable_prefix_caching=False) as engine:
+            events = await collect(engine, PROMPT, params)
+            await assert_nothing_leaked(engine)
+        for choice in range(4):
+            assert token_ids(events, choice) == expected_tokens(PROMPT, params, choice=choice)
+
+    run(main())
 
 
 def test_more_choices_than_rows() -> None:
@@ -163,6 +180,21 @@ def test_prefix_cache_is_hit_and_reported() -> None:
         assert salted[0].num_cached_tokens == 0
         assert runner.num_computed_tokens == 3 * num_computed - 32
         assert token_ids(first) == token_ids(again) == token_ids(salted)
+
+    run(main())
+
+
+def test_a_salt_also_guards_blocks_filled_by_output() -> None:
+    params = SamplingParams(max_new_tokens=30, ignore_eos=True)
+
+    async def main() -> None:
+        async with make_engine() as engine:
+            events = await collect(engine, [1, 2], params, cache_salt="secret")
+            known = [1, 2, *token_ids(events)]
+            other = await collect(engine, known, params)
+            same = await collect(engine, known, params, cache_salt="secret")
+        assert other[0].num_cached_tokens == 0
+        assert same[0].num_cached_tokens == 16
 
     run(main())
 
