@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lmi_core import _native
 from lmi_core.engine.runner import RunnerInfo
@@ -87,6 +88,24 @@ class FakeSampling:
         self.rows[row].output_counts.update(token_ids)
 
 
+class PoisoningPool:
+    """The native block pool; what it allocates holds nothing that a step may read unwritten."""
+
+    def __init__(self, pool: _native.BlockPool, cached: npt.NDArray[np.int64]) -> None:
+        self._pool = pool
+        self._cached = cached
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def allocate(self, num_blocks: int) -> list[int] | None:
+        block_ids = self._pool.allocate(num_blocks)
+        for block_id in block_ids or ():
+            start = block_id * self._pool.block_size
+            self._cached[start : start + self._pool.block_size] = -1
+        return block_ids
+
+
 class FakeModel:
     """The simulated cache and the execution of a step, synchronous."""
 
@@ -110,7 +129,10 @@ class FakeModel:
             num_blocks=num_blocks,
             block_size=block_size,
         )
-        self.pool = _native.BlockPool(num_blocks, block_size, bytes(range(16)))
+        self.cached = np.full((num_blocks * block_size, 2), -1, dtype=np.int64)
+        """Per slot: token id and position."""
+        pool = _native.BlockPool(num_blocks, block_size, bytes(range(16)))
+        self.pool: Any = PoisoningPool(pool, self.cached)
         self.block_tables = _native.BlockTables(max_num_seqs, -(-max_model_len // block_size))
         self.fake_sampling = FakeSampling(max_num_seqs)
         self.sampling: Any = self.fake_sampling
@@ -127,8 +149,6 @@ class FakeModel:
             )
             for _ in range(2)
         )
-        self.cached = np.full((num_blocks * block_size, 2), -1, dtype=np.int64)
-        """Per slot: token id and position."""
         self.num_computed_tokens = 0
 
     def execute(self, step: _native.Step) -> None:
