@@ -78,6 +78,10 @@ class InferenceHandler:
             raise HttpError(
                 400, "BadRequestException", "The handler can't be overridden in a request"
             )
+        if not service.backend.healthy:
+            raise HttpError(
+                503, "WlmException", f"Model is not ready: {service.options.model_name}"
+            )
         with service.admission.enter():
             service.loop_lag.wake()
             meter = request[METER]

@@ -148,6 +148,9 @@ def test_ping() -> None:
             async with served.client.get("/ping") as response:
                 assert response.status == 500
                 assert (await response.json())["model"]["status"] == "FAILED"
+            answer = await served.post(BODY)
+            assert answer.status == 503
+            assert json.loads(answer.body)["message"] == "Model is not ready: model"
 
     asyncio.run(run())
 

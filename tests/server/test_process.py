@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,14 @@ def open_stream(port: int) -> socket.socket:
     client.sendall(head.encode() + body)
     assert client.recv(1, socket.MSG_PEEK)
     return client
+
+
+def read_until_end(client: socket.socket) -> bytes:
+    """Up to the last chunk; the connection stays open."""
+    answer = b""
+    while not answer.endswith(b"\r\n0\r\n\r\n"):
+        answer += client.recv(65536)
+    return answer
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -134,6 +143,21 @@ def test_idle_keep_alive_connection_does_not_hold_up_the_end() -> None:
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
         process.popen.terminate()
         assert process.finish(timeout_s=5)[0] == 0
+
+
+def test_idle_server_uses_no_processor_time() -> None:
+    def ticks(pid: int) -> int:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
+
+    with running() as process:
+        client = open_stream(process.port)
+        read_until_end(client)
+        time.sleep(0.3)
+        before = ticks(process.popen.pid)
+        time.sleep(1.0)
+        assert ticks(process.popen.pid) - before <= 1
+        client.close()
 
 
 def test_port_in_use() -> None:
