@@ -65,7 +65,7 @@ def build_app(
         metrics=metrics,
         loop_lag=LoopLag(metrics, busy=lambda: admission.num_in_flight > 0),
     )
-    protocol = LmiProtocol(options.model_name, options.lmi)
+    protocol = LmiProtocol(options.model_name, options.lmi, options.chat_template)
     app = web.Application(
         middlewares=[_front(service, protocol, watch)],
         client_max_size=options.max_request_bytes,

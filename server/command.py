@@ -8,6 +8,7 @@ import asyncio
 from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.engine import Engine
 from lmi_core.progress import TerminalProgress
+from lmi_core.text.chat import ChatTemplate
 from lmi_server.lifecycle import run_server
 from lmi_server.logging import setup_logging
 from lmi_server.metrics import Metrics
@@ -42,4 +43,5 @@ def build_options(args: argparse.Namespace, config: EngineConfig) -> ServerOptio
         receive_timeout_s=args.request_timeout,
         drain_timeout_s=args.drain_timeout,
         lmi=LmiOptions(output_formatter=args.output_formatter, tgi_compat=args.tgi_compat),
+        chat_template=ChatTemplate.load(config.model),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lmi_core.text.chat import ChatTemplate
 from lmi_server.protocols.lmi import LmiOptions
 
 
@@ -27,3 +28,5 @@ class ServerOptions:
     """How long a stopping server lets running requests finish."""
     log_format: Literal["console", "json"] = "console"
     lmi: LmiOptions = field(default_factory=LmiOptions)
+    chat_template: ChatTemplate | None = None
+    """The model's; None: chat bodies are refused."""

@@ -87,7 +87,7 @@ class InferenceHandler:
             meter = request[METER]
             call = Call(
                 # Clients may reuse their ids at the same time; the engine's must be unique.
-                request_id=f"{meter.request_id}#{next(self._call_numbers)}",
+                request_id=f"{meter.request_id}-{next(self._call_numbers)}",
                 body=await service.admission.read_body(request),
                 content_type=request.headers.get("Content-Type", ""),
                 headers=properties,

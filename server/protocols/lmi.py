@@ -13,9 +13,16 @@ import re
 from dataclasses import dataclass
 
 from lmi_core.engine.request import GenerationRequest
-from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import CapacityError, EngineError, UserError
+from lmi_core.text.chat import ChatTemplate
 from lmi_server.protocols.base import Call, HttpError, Plan, Protocol, Renderer, Reply
+from lmi_server.protocols.chat_output import (
+    ChatAnswer,
+    ChatLinesRenderer,
+    ChatRenderer,
+    ChatSseRenderer,
+)
+from lmi_server.protocols.chat_schema import chat_sampling_params, decode_chat, plain_messages
 from lmi_server.protocols.lmi_output import (
     Answer,
     JsonLinesRenderer,
@@ -23,6 +30,7 @@ from lmi_server.protocols.lmi_output import (
     SseRenderer,
     error_body,
 )
+from lmi_server.protocols.lmi_sampling import num_choices, sampling_params, truncate
 from lmi_server.protocols.lmi_schema import (
     LmiBody,
     LmiParameters,
@@ -51,12 +59,20 @@ class LmiOptions:
 class LmiProtocol(Protocol):
     name = "lmi"
 
-    def __init__(self, model_name: str, options: LmiOptions | None = None) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        options: LmiOptions | None = None,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
         self._model_name = model_name
         self._options = options or LmiOptions()
+        self._chat_template = chat_template
 
     def parse(self, call: Call) -> Plan:
         body = _decode(call)
+        if body.messages is not None:
+            return self._parse_chat(call)
         prompts = _prompts(body)
         parameters, unknown = decode_parameters(body.parameters or {})
         _refuse_adapters(body)
@@ -64,7 +80,7 @@ class LmiProtocol(Protocol):
         answer = self._answer(body, parameters, prompts)
         if formatter != "json":
             _refuse_streamed(answer)
-        params = _sampling_params(
+        params = sampling_params(
             parameters, answer, shows_tokens=answer.details or formatter != "json"
         )
         return Plan(
@@ -78,7 +94,7 @@ class LmiProtocol(Protocol):
                 for i, prompt in enumerate(prompts)
             ),
             renderer=_renderer(formatter, answer),
-            truncate_prompt_tokens=_truncate(parameters),
+            truncate_prompt_tokens=truncate(parameters),
             headers=_report_unknown(call.request_id, unknown),
         )
 
@@ -100,6 +116,32 @@ class LmiProtocol(Protocol):
             case _:
                 body = server_error(500, "InternalServerException", str(error))
                 return Reply(status=500, body=body)
+
+    def _parse_chat(self, call: Call) -> Plan:
+        """Chat bodies: OpenAI's objects, in lines unless the client accepts events."""
+        chat = decode_chat(call.body)
+        if self._chat_template is None:
+            raise UserError(
+                f"The model {self._model_name} has no chat template; send inputs instead",
+                field="messages",
+            )
+        prompt = self._chat_template.render(plain_messages(chat.messages))
+        params = chat_sampling_params(chat)
+        answer = ChatAnswer(
+            id=f"chatcmpl-{call.request_id}",
+            model=self._model_name,
+            num_choices=params.n,
+            logprobs=bool(chat.logprobs),
+            usage=chat.includes_usage,
+        )
+        renderer: Renderer = ChatRenderer(answer)
+        if chat.stream:
+            accepts_events = "text/event-stream" in call.headers.get("accept", "")
+            renderer = ChatSseRenderer(answer) if accepts_events else ChatLinesRenderer(answer)
+        request = GenerationRequest(
+            request_id=call.request_id, prompt=prompt, add_special_tokens=False, params=params
+        )
+        return Plan(requests=(request,), renderer=renderer)
 
     def _capacity(self, error: CapacityError) -> Reply:
         message = f"Worker queue capacity exceeded for model: {self._model_name} ({error})"
@@ -125,14 +167,14 @@ class LmiProtocol(Protocol):
         return "sse" if self._options.tgi_compat else "jsonlines"
 
     def _answer(self, body: LmiBody, parameters: LmiParameters, prompts: tuple[str, ...]) -> Answer:
-        num_choices = _num_choices(parameters)
+        choices = num_choices(parameters)
         tgi_compat = self._options.tgi_compat
         details = tgi_compat if parameters.details is None else parameters.details
         return Answer(
             prompts=prompts,
             as_list=tgi_compat or isinstance(body.inputs, list),
-            num_choices=num_choices,
-            details=details or num_choices > 1,
+            num_choices=choices,
+            details=details or choices > 1,
             full_text=parameters.return_full_text,
             prompt_tokens=parameters.decoder_input_details
             or parameters.prompt_logprobs is not None,
@@ -175,11 +217,6 @@ def _text(body: bytes) -> str:
 
 
 def _prompts(body: LmiBody) -> tuple[str, ...]:
-    if body.messages is not None:
-        raise UserError(
-            "messages are not available on this route in this version; send inputs",
-            field="messages",
-        )
     if body.inputs is None:
         raise UserError(
             'The body needs the field inputs, for example {"inputs": "Once upon a time"}',
@@ -226,83 +263,6 @@ def _refuse_streamed(answer: Answer) -> None:
             "send n: 1 or stream: false",
             field="parameters.n",
         )
-
-
-def _num_choices(parameters: LmiParameters) -> int:
-    n, best_of = parameters.n, parameters.best_of
-    if n is not None and best_of is not None and n != best_of:
-        raise UserError(
-            f"best_of is {best_of} and n is {n}; every sequence is returned, so send one of them",
-            field="parameters.best_of",
-        )
-    num_choices = next((value for value in (n, best_of) if value is not None), 1)
-    if not 1 <= num_choices <= 128:
-        raise UserError(f"n must be between 1 and 128, got {num_choices}", field="parameters.n")
-    return num_choices
-
-
-def _sampling_params(
-    parameters: LmiParameters, answer: Answer, *, shows_tokens: bool
-) -> SamplingParams:
-    stop = (parameters.stop,) if isinstance(parameters.stop, str) else tuple(parameters.stop)
-    logprobs = max(parameters.top_n_tokens or 0, parameters.logprobs or 0)
-    prompt_logprobs = parameters.prompt_logprobs
-    if answer.prompt_tokens and prompt_logprobs is None:
-        prompt_logprobs = 0
-    return SamplingParams(
-        max_new_tokens=parameters.max_new_tokens,
-        min_new_tokens=parameters.min_tokens,
-        temperature=_temperature(parameters),
-        top_k=0 if parameters.top_k in (None, -1) else parameters.top_k or 0,
-        top_p=1.0 if parameters.top_p is None else parameters.top_p,
-        min_p=parameters.min_p or 0.0,
-        repetition_penalty=parameters.repetition_penalty,
-        presence_penalty=parameters.presence_penalty,
-        frequency_penalty=parameters.frequency_penalty,
-        seed=_seed(parameters.seed),
-        n=answer.num_choices,
-        stop=(*parameters.stop_sequences, *stop),
-        include_stop=parameters.include_stop_str_in_output,
-        stop_token_ids=tuple(parameters.stop_token_ids),
-        ignore_eos=parameters.ignore_eos_token or parameters.ignore_eos,
-        logprobs=logprobs if shows_tokens else None,
-        prompt_logprobs=prompt_logprobs,
-        skip_special_tokens=parameters.skip_special_tokens,
-    )
-
-
-def _temperature(parameters: LmiParameters) -> float:
-    """0 unless the request samples; without do_sample, sampling values ask for it."""
-    temperature = parameters.temperature
-    if temperature is not None and temperature < 0:
-        raise UserError(
-            f"parameters.temperature must be at least 0, got {temperature:g}",
-            field="parameters.temperature",
-        )
-    sampling_values = (temperature, parameters.top_k, parameters.top_p, parameters.min_p)
-    do_sample = parameters.do_sample
-    if do_sample is None:
-        do_sample = any(value is not None for value in sampling_values)
-    if not do_sample:
-        return 0.0
-    return 1.0 if temperature is None else temperature
-
-
-def _seed(seed: int | str | None) -> int | None:
-    if seed is None or isinstance(seed, int):
-        return seed
-    if seed.isdecimal() and len(seed) <= 20:
-        return int(seed)
-    raise UserError(f"parameters.seed must be an integer, got {seed[:40]!r}", field="seed")
-
-
-def _truncate(parameters: LmiParameters) -> int | None:
-    if parameters.truncate is not None and parameters.truncate < 1:
-        raise UserError(
-            f"parameters.truncate must be at least 1, got {parameters.truncate}",
-            field="parameters.truncate",
-        )
-    return parameters.truncate
 
 
 def _renderer(formatter: str, answer: Answer) -> Renderer:

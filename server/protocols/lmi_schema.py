@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
 
 from lmi_core.errors import UserError
-
-_MSGSPEC_ERROR = re.compile(r"^(?P<reason>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
-_WRONG_TYPE = re.compile(r"^Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`$")
+from lmi_server.protocols.decode import convert, decode_json
 
 
 class LmiBody(msgspec.Struct, frozen=True):
@@ -86,10 +83,7 @@ _BODY = msgspec.json.Decoder(LmiBody)
 
 def decode_body(body: bytes) -> LmiBody:
     """Decode a JSON body; UserError names the byte or the field at fault."""
-    try:
-        return _BODY.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise _user_error(error, prefix="") from None
+    return decode_json(_BODY, body)
 
 
 def decode_parameters(raw: dict[str, Any]) -> tuple[LmiParameters, tuple[str, ...]]:
@@ -98,10 +92,7 @@ def decode_parameters(raw: dict[str, Any]) -> tuple[LmiParameters, tuple[str, ..
     Raises UserError for a wrong type and for a parameter whose mechanism isn't available.
     """
     given = {name: value for name, value in raw.items() if value is not None}
-    try:
-        parameters = msgspec.convert(given, LmiParameters)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise _user_error(error, prefix="parameters") from None
+    parameters = convert(given, LmiParameters, name="parameters")
     for name, neutral in _NEUTRAL.items():
         value = getattr(parameters, name)
         if value != neutral:
@@ -111,17 +102,3 @@ def decode_parameters(raw: dict[str, Any]) -> tuple[LmiParameters, tuple[str, ..
                 field=f"parameters.{name}",
             )
     return parameters, tuple(name for name in given if name not in _KNOWN)
-
-
-def _user_error(error: Exception, *, prefix: str) -> UserError:
-    if not isinstance(error, msgspec.ValidationError):
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        return UserError(f"The body is not valid JSON: {reason}")
-    match = _MSGSPEC_ERROR.match(str(error))
-    reason, path = (match["reason"], match["path"] or "$") if match else (str(error), "$")
-    path = (prefix + path.removeprefix("$")).lstrip(".") or "the body"
-    wrong_type = _WRONG_TYPE.match(reason)
-    if wrong_type:
-        reason = f"must be {wrong_type['expected']}, got {wrong_type['got']}"
-        return UserError(f"{path} {reason}", field=path)
-    return UserError(f"{path}: {reason}", field=path)

@@ -299,7 +299,8 @@ def test_unknown_parameters_are_dropped_and_named() -> None:
         ({"inputs": ["a", "b"], "stream": True}, "only one can be streamed"),
         ({"inputs": "a", "adapters": "french"}, "'french'"),
         ({"inputs": "a", "cached_prompt": "x"}, "cached_prompt is not available"),
-        ({"messages": []}, "messages are not available"),
+        ({"messages": []}, "messages is empty"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "has no chat template"),
     ],
 )
 def test_bad_bodies(body: dict[str, Any] | bytes, words: str) -> None:

@@ -1,0 +1,88 @@
+"""LMI's generation parameters as the engine's sampling parameters (format reference, 4.2, 4.3)."""
+
+from __future__ import annotations
+
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import UserError
+from lmi_server.protocols.lmi_output import Answer
+from lmi_server.protocols.lmi_schema import LmiParameters
+
+
+def num_choices(parameters: LmiParameters) -> int:
+    """How many sequences to return; ``best_of`` returns all of them, as LMI 0.29 does."""
+    n, best_of = parameters.n, parameters.best_of
+    if n is not None and best_of is not None and n != best_of:
+        raise UserError(
+            f"best_of is {best_of} and n is {n}; every sequence is returned, so send one of them",
+            field="parameters.best_of",
+        )
+    choices = next((value for value in (n, best_of) if value is not None), 1)
+    if not 1 <= choices <= 128:
+        raise UserError(f"n must be between 1 and 128, got {choices}", field="parameters.n")
+    return choices
+
+
+def sampling_params(
+    parameters: LmiParameters, answer: Answer, *, shows_tokens: bool
+) -> SamplingParams:
+    """``shows_tokens``: the response names tokens, so that their log-probabilities are needed."""
+    stop = (parameters.stop,) if isinstance(parameters.stop, str) else tuple(parameters.stop)
+    logprobs = max(parameters.top_n_tokens or 0, parameters.logprobs or 0)
+    prompt_logprobs = parameters.prompt_logprobs
+    if answer.prompt_tokens and prompt_logprobs is None:
+        prompt_logprobs = 0
+    return SamplingParams(
+        max_new_tokens=parameters.max_new_tokens,
+        min_new_tokens=parameters.min_tokens,
+        temperature=_temperature(parameters),
+        top_k=0 if parameters.top_k in (None, -1) else parameters.top_k or 0,
+        top_p=1.0 if parameters.top_p is None else parameters.top_p,
+        min_p=parameters.min_p or 0.0,
+        repetition_penalty=parameters.repetition_penalty,
+        presence_penalty=parameters.presence_penalty,
+        frequency_penalty=parameters.frequency_penalty,
+        seed=_seed(parameters.seed),
+        n=answer.num_choices,
+        stop=(*parameters.stop_sequences, *stop),
+        include_stop=parameters.include_stop_str_in_output,
+        stop_token_ids=tuple(parameters.stop_token_ids),
+        ignore_eos=parameters.ignore_eos_token or parameters.ignore_eos,
+        logprobs=logprobs if shows_tokens else None,
+        prompt_logprobs=prompt_logprobs,
+        skip_special_tokens=parameters.skip_special_tokens,
+    )
+
+
+def _temperature(parameters: LmiParameters) -> float:
+    """0 unless the request samples; without do_sample, sampling values ask for it."""
+    temperature = parameters.temperature
+    if temperature is not None and temperature < 0:
+        raise UserError(
+            f"parameters.temperature must be at least 0, got {temperature:g}",
+            field="parameters.temperature",
+        )
+    sampling_values = (temperature, parameters.top_k, parameters.top_p, parameters.min_p)
+    do_sample = parameters.do_sample
+    if do_sample is None:
+        do_sample = any(value is not None for value in sampling_values)
+    if not do_sample:
+        return 0.0
+    return 1.0 if temperature is None else temperature
+
+
+def _seed(seed: int | str | None) -> int | None:
+    if seed is None or isinstance(seed, int):
+        return seed
+    if seed.isdecimal() and len(seed) <= 20:
+        return int(seed)
+    raise UserError(f"parameters.seed must be an integer, got {seed[:40]!r}", field="seed")
+
+
+def truncate(parameters: LmiParameters) -> int | None:
+    """How many of the prompt's last tokens to keep; None: all."""
+    if parameters.truncate is not None and parameters.truncate < 1:
+        raise UserError(
+            f"parameters.truncate must be at least 1, got {parameters.truncate}",
+            field="parameters.truncate",
+        )
+    return parameters.truncate
