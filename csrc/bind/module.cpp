@@ -4,6 +4,7 @@
 PYBIND11_MODULE(_native, m) {
   lmi::bind_common(m);
   lmi::bind_cpu(m);
+  lmi::bind_cpu_paged(m);
   lmi::bind_kv(m);
   lmi::bind_step(m);
 }

@@ -110,6 +110,10 @@ struct RopeCacheArgs {
 // reduced on its own and merged in position order, the same for prefill and decode.
 constexpr int32_t kAttentionPartition = 256;
 
+// The workspace starts with a counter for each tile whose partitions are handed out separately.
+constexpr int64_t kMaxSplitTiles = 256;
+constexpr int64_t kAttentionCounterBytes = kMaxSplitTiles * 4;
+
 struct AttentionArgs {
   const void* q = nullptr;  // [T, hq * d], rotated
   DType q_dtype = DType::kF32;
@@ -125,10 +129,13 @@ struct AttentionArgs {
   uint8_t* workspace = nullptr;  // shared, attention_workspace_bytes(), zero before the first step
 };
 
+// The sample kernel keeps a row's copy and its candidates in the scratch memory.
+constexpr int64_t kMaxVocabSize = 320 * 1024;
+
 struct SampleArgs {
   const float* logits = nullptr;  // [L, vocab]
   int64_t logits_stride = 0;
-  int64_t vocab_size = 0;
+  int64_t vocab_size = 0;  // at most kMaxVocabSize
   const StepView* step = nullptr;
 };
 

@@ -1,0 +1,36 @@
+// A row of the sampling table as plain pointers, so that code compiled per instruction set touches
+// no standard containers (the linker may keep any one copy of an inline function).
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "graph/sampling_table.h"
+
+namespace lmi::cpu {
+
+struct SamplingRowView {
+  float temperature = 0.0f;
+  int32_t top_k = 0;
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  float repetition_penalty = 1.0f;
+  float presence_penalty = 0.0f;
+  float frequency_penalty = 0.0f;
+  uint64_t seed = 0;
+  int32_t choice = 0;
+  int32_t num_logprobs = 0;
+
+  const std::pair<int32_t, float>* logit_bias = nullptr;
+  int64_t num_logit_bias = 0;
+  const int32_t* banned_ids = nullptr;
+  int64_t num_banned_ids = 0;
+  const int32_t* min_tokens_banned_ids = nullptr;  // none once min_tokens were generated
+  int64_t num_min_tokens_banned_ids = 0;
+  const SeenToken* seen = nullptr;  // none when no penalty is on
+  int64_t num_seen = 0;
+};
+
+SamplingRowView view_sampling_row(const SamplingTable& table, int32_t row);
+
+}  // namespace lmi::cpu

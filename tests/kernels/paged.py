@@ -1,0 +1,137 @@
+"""Float64 references and helpers for the kernels around the paged cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lmi_core import _native
+
+KEY_GROUP = 16
+
+LEVELS = ["scalar", "avx2", "avx512", "avx512_bf16"]
+
+
+def to_bf16(x: npt.NDArray[np.floating]) -> npt.NDArray[np.uint16]:
+    """Nearest bf16, ties to even, as uint16."""
+    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(x: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def as_float(x: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    return from_bf16(x) if x.dtype == np.uint16 else x.astype(np.float32)
+
+
+@dataclass
+class CacheShape:
+    """A cache and what its memory means, by the description in kv_layout.h."""
+
+    num_layers: int = 1
+    num_blocks: int = 8
+    block_size: int = 16
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    dtype: str = "fp32"
+
+    def __post_init__(self) -> None:
+        self.native = _native.paged_kernels.Cache(
+            num_layers=self.num_layers,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            dtype=self.dtype,
+        )
+        memory = self.native.memory
+        element = np.uint16 if self.dtype == "bf16" else np.float32
+        elements = memory.view(element)
+        self.raw = elements.reshape(
+            self.num_layers,
+            self.num_blocks,
+            2,
+            self.num_kv_heads,
+            self.block_size * self.head_dim,
+        )
+
+    def keys(self) -> npt.NDArray[np.generic]:
+        """[layers, blocks, heads, block, dim], a copy."""
+        step = 2 if self.dtype == "bf16" else 1
+        groups = self.block_size // KEY_GROUP
+        k = self.raw[:, :, 0].reshape(
+            *self.raw.shape[:2],
+            self.num_kv_heads,
+            groups,
+            self.head_dim // step,
+            KEY_GROUP,
+            step,
+        )
+        k = np.moveaxis(k, 4, 5)  # layers, blocks, heads, groups, token, dim / step, step
+        return k.reshape(
+            *self.raw.shape[:2], self.num_kv_heads, self.block_size, self.head_dim
+        ).copy()
+
+    def values(self) -> npt.NDArray[np.generic]:
+        """[layers, blocks, heads, block, dim], a copy."""
+        step = 2 if self.dtype == "bf16" else 1
+        v = self.raw[:, :, 1].reshape(
+            *self.raw.shape[:2], self.num_kv_heads, self.block_size // step, self.head_dim, step
+        )
+        v = np.moveaxis(v, 5, 4)
+        return v.reshape(
+            *self.raw.shape[:2], self.num_kv_heads, self.block_size, self.head_dim
+        ).copy()
+
+    def write(self, k: npt.NDArray[np.float32], v: npt.NDArray[np.float32]) -> None:
+        """Set everything from [layers, blocks, heads, block, dim] arrays."""
+        step = 2 if self.dtype == "bf16" else 1
+        convert = to_bf16 if self.dtype == "bf16" else np.asarray
+        shape = self.raw.shape[:2]
+        k = convert(k).reshape(
+            *shape,
+            self.num_kv_heads,
+            self.block_size // KEY_GROUP,
+            KEY_GROUP,
+            self.head_dim // step,
+            step,
+        )
+        v = convert(v).reshape(
+            *shape, self.num_kv_heads, self.block_size // step, step, self.head_dim
+        )
+        flat = (*shape, self.num_kv_heads, self.block_size * self.head_dim)
+        self.raw[:, :, 0] = np.moveaxis(k, 4, 5).reshape(flat)
+        self.raw[:, :, 1] = np.moveaxis(v, 4, 5).reshape(flat)
+
+
+def reference_attention(
+    q: npt.NDArray[np.floating],
+    k: npt.NDArray[np.floating],
+    v: npt.NDArray[np.floating],
+    *,
+    start: int,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> npt.NDArray[np.float64]:
+    """q [rows, hq, d] at positions start, start + 1, ...; k, v [tokens, hkv, d] -> [rows, hq, d]."""
+    rows, num_q_heads, _ = q.shape
+    group = num_q_heads // k.shape[1]
+    k = np.repeat(k.astype(np.float64), group, axis=1)
+    v = np.repeat(v.astype(np.float64), group, axis=1)
+    scores = np.einsum("rhd,thd->hrt", q.astype(np.float64), k) * scale
+    if soft_cap > 0:
+        scores = soft_cap * np.tanh(scores / soft_cap)
+    position = start + np.arange(rows)[:, None]
+    token = np.arange(k.shape[0])[None, :]
+    seen = token <= position
+    if window > 0:
+        seen &= token > position - window
+    scores = np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("hrt,thd->rhd", weights, v)
