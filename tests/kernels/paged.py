@@ -118,7 +118,7 @@ def reference_attention(
     window: int = 0,
     soft_cap: float = 0.0,
 ) -> npt.NDArray[np.float64]:
-    """q [rows, hq, d] at positions start, start + 1, ...; k, v [tokens, hkv, d] -> [rows, hq, d]."""
+    """q [rows, hq, d] at positions from start; k, v [tokens, hkv, d] -> [rows, hq, d]."""
     rows, num_q_heads, _ = q.shape
     group = num_q_heads // k.shape[1]
     k = np.repeat(k.astype(np.float64), group, axis=1)

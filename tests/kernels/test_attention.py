@@ -85,7 +85,14 @@ class Context:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     ("head_dim", "num_q_heads", "num_kv_heads", "block_size"),
-    [(64, 14, 2, 16), (80, 4, 4, 32), (96, 3, 1, 16), (128, 8, 2, 48), (256, 2, 1, 16), (6, 5, 1, 16)],
+    [
+        (64, 14, 2, 16),
+        (80, 4, 4, 32),
+        (96, 3, 1, 16),
+        (128, 8, 2, 48),
+        (256, 2, 1, 16),
+        (6, 5, 1, 16),
+    ],
 )
 def test_matches_reference(
     level: str, dtype: str, head_dim: int, num_q_heads: int, num_kv_heads: int, block_size: int
@@ -109,7 +116,9 @@ def test_matches_reference(
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize(("window", "soft_cap"), [(1, 0.0), (40, 0.0), (300, 0.0), (0, 5.0), (257, 3.0)])
+@pytest.mark.parametrize(
+    ("window", "soft_cap"), [(1, 0.0), (40, 0.0), (300, 0.0), (0, 5.0), (257, 3.0)]
+)
 def test_window_and_soft_cap(level: str, dtype: str, window: int, soft_cap: float) -> None:
     context = Context([700], num_q_heads=4, dtype=dtype, head_dim=32)
     options = {"window": window, "soft_cap": soft_cap}
@@ -141,7 +150,9 @@ def test_bits_do_not_depend_on_chunking(
     )
     rng = np.random.default_rng(5)
     (alone,) = context.run(Runner(level), [(0, 0, length)], window=window)
-    runners = [Runner(level, num_threads=t, stride=s) for t, s in [(1, 1), (2, 1), (5, 3), (64, 11)]]
+    runners = [
+        Runner(level, num_threads=t, stride=s) for t, s in [(1, 1), (2, 1), (5, 3), (64, 11)]
+    ]
     runners.append(Runner(level, num_threads=2, stride=0))
 
     for runner in runners:
@@ -186,9 +197,7 @@ def test_many_sequences(level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("q_dtype", "cache_dtype"), [("fp32", "bf16"), ("bf16", "fp32")])
-def test_queries_of_another_dtype_are_converted(
-    level: str, q_dtype: str, cache_dtype: str
-) -> None:
+def test_queries_of_another_dtype_are_converted(level: str, q_dtype: str, cache_dtype: str) -> None:
     context = Context([90], num_q_heads=2, num_kv_heads=2, head_dim=10, dtype=cache_dtype)
     rounded = as_float(to_bf16(as_float(context.q[0])))
     context.q[0] = to_bf16(rounded) if cache_dtype == "bf16" else rounded
