@@ -11,7 +11,7 @@ from lmi_core import _native
 
 KEY_GROUP = 16
 
-LEVELS = ["scalar", "avx2", "avx512", "avx512_bf16"]
+LEVELS = _native.instruction_sets()
 
 
 def to_bf16(x: npt.NDArray[np.floating]) -> npt.NDArray[np.uint16]:
