@@ -10,5 +10,6 @@ void bind_cpu(pybind11::module_& m);
 void bind_cpu_paged(pybind11::module_& m);
 void bind_kv(pybind11::module_& m);
 void bind_step(pybind11::module_& m);
+void bind_graph(pybind11::module_& m);
 
 }  // namespace lmi

@@ -1,0 +1,212 @@
+"""The runner of the native CPU engine: weights, KV cache and step graph on one worker thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lmi_core import _native
+from lmi_core.engine.runner import RunnerInfo
+from lmi_core.errors import UserError
+
+if TYPE_CHECKING:
+    from lmi_core.config.engine_config import EngineConfig
+    from lmi_core.models.loader import LoadedModel
+
+Progress = Callable[[str, int, int], None]
+
+NUM_STEPS = 2
+"""One step runs while the results of the last one are delivered."""
+MAX_LOGIT_ROWS = 256
+"""Rows whose logits one step computes; prompt log-probabilities go in chunks of at most this."""
+DEFAULT_CONTEXT_TOKENS = 4096
+"""The default pool has room for max_num_seqs sequences of this length (or the model's)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The size of the block pool and why it has that size."""
+
+    num_blocks: int
+    block_bytes: int
+    reason: str
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+
+def plan_kv_cache(config: EngineConfig, *, block_bytes: int, max_model_len: int) -> MemoryPlan:
+    """Decide how many blocks the pool has.
+
+    Raises UserError if the memory given can't hold one sequence of ``max_model_len`` tokens; the
+    message names the values that would work.
+    """
+    blocks_per_seq = -(-max_model_len // config.block_size)
+    if config.kv_cache_bytes is not None:
+        budget, reason = config.kv_cache_bytes, "kv_cache_bytes"
+    else:
+        budget = _native.cpu_info()["memory_limit_bytes"] // 4
+        reason = "a quarter of the memory limit"
+    num_blocks = budget // block_bytes
+    if config.kv_cache_bytes is None:
+        tokens = min(max_model_len, DEFAULT_CONTEXT_TOKENS)
+        wanted = config.max_num_seqs * -(-tokens // config.block_size)
+        if wanted <= num_blocks:
+            num_blocks, reason = wanted, f"{config.max_num_seqs} sequences of {tokens} tokens"
+    if num_blocks < blocks_per_seq:
+        fitting = num_blocks * config.block_size
+        needed = blocks_per_seq * block_bytes
+        raise UserError(
+            f"the KV cache of {budget / 2**20:.1f} MiB ({reason}) holds {fitting} tokens, but one"
+            f" sequence of max_model_len={max_model_len} needs {needed / 2**20:.1f} MiB: set"
+            f" max_model_len to at most {fitting}, or kv_cache_bytes to at least {needed}",
+            field="kv_cache_bytes",
+        )
+    return MemoryPlan(num_blocks, block_bytes, reason)
+
+
+class SharedWorker:
+    """The process's one worker, counted by its users; the last one to leave joins its threads."""
+
+    _lock = threading.Lock()
+    _worker: _native.Worker | None = None
+    _num_users = 0
+
+    @classmethod
+    def acquire(cls, num_threads: int) -> _native.Worker:
+        """The running worker (whatever its thread count), or a new one."""
+        with cls._lock:
+            if cls._worker is None:
+                cls._worker = _native.Worker(num_threads)
+            cls._num_users += 1
+            return cls._worker
+
+    @classmethod
+    def release(cls) -> None:
+        with cls._lock:
+            cls._num_users -= 1
+            if cls._num_users == 0 and cls._worker is not None:
+                worker, cls._worker = cls._worker, None
+                worker.close()
+
+
+class NativeRunner:
+    """Implements ``Runner`` on the CPU kernels."""
+
+    def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
+        from lmi_core.models.loader import record
+        from lmi_core.ops.native import NativeRecorder
+
+        spec = model.spec
+        kv_dtype = model.dtype if config.kv_dtype == "auto" else config.kv_dtype
+        max_model_len = config.max_model_len or spec.max_position_embeddings
+        max_num_tokens = config.max_num_batched_tokens or 2048
+        attention = spec.attention
+        block_bytes = _native.KvCache.block_bytes(
+            num_layers=spec.num_layers,
+            block_size=config.block_size,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=kv_dtype,
+        )
+        self.memory = plan_kv_cache(config, block_bytes=block_bytes, max_model_len=max_model_len)
+        max_logit_rows = max(MAX_LOGIT_ROWS, config.max_num_seqs)
+        max_blocks_per_seq = -(-max_model_len // config.block_size)
+
+        self.pool = _native.BlockPool(self.memory.num_blocks, config.block_size, os.urandom(16))
+        self.block_tables = _native.BlockTables(config.max_num_seqs, max_blocks_per_seq)
+        self.sampling = _native.SamplingTable(config.max_num_seqs, spec.vocab_size)
+        self.steps = tuple(
+            _native.Step(
+                max_tokens=max_num_tokens,
+                max_seqs=config.max_num_seqs,
+                max_logit_rows=max_logit_rows,
+                max_logprobs=config.max_logprobs,
+                max_copies=config.max_num_seqs,
+                block_size=config.block_size,
+                block_tables=self.block_tables,
+                sampling=self.sampling,
+            )
+            for _ in range(NUM_STEPS)
+        )
+        self.cache = _native.KvCache(
+            num_layers=spec.num_layers,
+            num_blocks=self.memory.num_blocks,
+            block_size=config.block_size,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=kv_dtype,
+        )
+        self.graph = _native.Graph(
+            max_tokens=max_num_tokens,
+            max_seqs=config.max_num_seqs,
+            max_logit_rows=max_logit_rows,
+            max_blocks_per_seq=max_blocks_per_seq,
+            block_size=config.block_size,
+            act_dtype=model.dtype,
+            instruction_set=config.instruction_set,
+        )
+        record(model, NativeRecorder(self.graph, self.cache), max_model_len)
+        self.graph.finish()
+
+        self._worker: _native.Worker | None = SharedWorker.acquire(
+            config.num_threads or _native.num_physical_cores()
+        )
+        self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.info = RunnerInfo(
+            vocab_size=spec.vocab_size,
+            max_model_len=max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=max_num_tokens,
+            max_logit_rows=max_logit_rows,
+            max_logprobs=config.max_logprobs,
+            num_blocks=self.memory.num_blocks,
+            block_size=config.block_size,
+            weight_bytes=model.num_bytes,
+            kv_cache_bytes=self.memory.num_bytes,
+            arena_bytes=self.graph.arena_bytes,
+            num_threads=self._worker.num_threads,
+            instruction_set=config.instruction_set or _native.default_instruction_set(),
+            dtype=model.dtype,
+            kv_dtype=kv_dtype,
+        )
+
+    def submit(self, step: _native.Step) -> None:
+        assert self._worker is not None, "submit after close"
+        self._worker.submit(self.graph, step, self.completion_fd)
+
+    def close(self) -> None:
+        if self._worker is None:
+            return
+        self._worker.drain()
+        self._worker = None
+        SharedWorker.release()
+        os.close(self.completion_fd)
+
+
+def load_native_runner(
+    config: EngineConfig, progress: Progress | None = None
+) -> tuple[NativeRunner, LoadedModel]:
+    """Load the model's weights and build its runner.
+
+    Raises ModelError for files that can't be served, UserError for sizes that don't fit.
+    """
+    from lmi_core.models.loader import load_model
+
+    model = load_model(
+        config.model,
+        dtype=config.dtype,
+        num_threads=config.num_threads or _native.num_physical_cores(),
+        progress=progress,
+    )
+    limit = model.spec.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise UserError(
+            f"max_model_len={config.max_model_len} is longer than the model's {limit} positions",
+            field="max_model_len",
+        )
+    return NativeRunner(config, model), model

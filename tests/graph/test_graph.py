@@ -1,0 +1,224 @@
+"""Recording and replaying step graphs on the worker."""
+
+import os
+import select
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from lmi_core import _native
+
+VOCAB, HIDDEN, BLOCK = 50, 32, 16
+
+
+class Tiny:
+    """Embedding, one gated MLP with residual, head: everything but attention."""
+
+    def __init__(self, act_dtype="fp32", max_tokens=64, seed=0):
+        rng = np.random.default_rng(seed)
+
+        def normal(*shape):
+            return rng.normal(size=shape).astype(np.float32) / np.sqrt(shape[-1])
+
+        self.table = normal(VOCAB, HIDDEN) * np.float32(np.sqrt(HIDDEN))
+        self.norm = (1 + 0.1 * rng.normal(size=HIDDEN)).astype(np.float32)
+        self.gate, self.up = normal(48, HIDDEN), normal(48, HIDDEN)
+        self.down, self.head = normal(HIDDEN, 48), normal(VOCAB, HIDDEN)
+        self.tables = _native.BlockTables(4, 8)
+        for row in range(4):
+            self.tables.set(row, [2 * row, 2 * row + 1])
+        self.sampling = _native.SamplingTable(4, VOCAB)
+        self.graph = _native.Graph(
+            max_tokens=max_tokens,
+            max_seqs=4,
+            max_logit_rows=8,
+            max_blocks_per_seq=8,
+            block_size=BLOCK,
+            act_dtype=act_dtype,
+        )
+        self.step = _native.Step(
+            max_tokens=max_tokens,
+            max_seqs=4,
+            max_logit_rows=8,
+            max_logprobs=2,
+            max_copies=1,
+            block_size=BLOCK,
+            block_tables=self.tables,
+            sampling=self.sampling,
+        )
+
+        def pack(*parts, gated=False):
+            return _native.LinearWeight.pack(parts, format=act_dtype, gated=gated)
+
+        graph = self.graph
+        self.hidden = graph.embed(self.table)
+        normed = graph.rms_norm(self.hidden, self.norm, 1e-5)
+        gated = graph.linear(normed, pack(self.gate, self.up, gated=True), activation="silu")
+        self.hidden = graph.linear(gated, pack(self.down), residual=self.hidden)
+        last = graph.rms_norm(graph.gather_logit_rows(self.hidden), self.norm, 1e-5)
+        self.logits = graph.linear(last, pack(self.head))
+        graph.sample(self.logits)
+        graph.output(self.logits)
+        graph.finish()
+
+    def expected_logits(self, token_ids):
+        def norm(x):
+            return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * self.norm
+
+        x = self.table[token_ids].astype(np.float64)
+        gate, up = norm(x) @ self.gate.T, norm(x) @ self.up.T
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ self.down.T
+        return norm(x) @ self.head.T
+
+
+@pytest.fixture
+def worker():
+    worker = _native.Worker(2)
+    yield worker
+    worker.close()
+
+
+def test_replay_computes_what_was_recorded(worker):
+    tiny = Tiny()
+    tiny.step.add([3, 1, 4], 0, 0, 0, "last")
+    tiny.step.add([7], 5, 1, 1, "last")
+    worker.run(tiny.graph, tiny.step)
+    logits = tiny.graph.read(tiny.logits, 2)
+    expected = tiny.expected_logits([4, 7])
+    np.testing.assert_allclose(logits, expected, atol=2e-5)
+    assert tiny.step.sampled() == expected.argmax(-1).tolist()
+    logprobs = expected.max(-1) - np.log(np.exp(expected).sum(-1))
+    np.testing.assert_allclose(tiny.step.logprobs(), logprobs, atol=2e-5)
+    assert tiny.step.native_ns > 0
+
+
+def test_one_recording_serves_every_batch(worker):
+    tiny = Tiny()
+    for token_ids in ([1], list(range(40)), [5, 6], [9] * 64):
+        tiny.step.clear()
+        tiny.tables.set(0, [0, 1, 2, 3])
+        tiny.step.add(token_ids, 0, 0, 0, "last")
+        worker.run(tiny.graph, tiny.step)
+        logits = tiny.graph.read(tiny.logits, 1)
+        np.testing.assert_allclose(logits, tiny.expected_logits(token_ids[-1:]), atol=2e-5)
+
+
+def test_submit_signals_the_eventfd_once_per_step(worker):
+    first, second = Tiny(seed=1), Tiny(seed=2)
+    fd = os.eventfd(0, os.EFD_NONBLOCK)
+    try:
+        for tiny in (first, second):
+            tiny.step.add([1, 2], 0, 0, 0, "last")
+            worker.submit(tiny.graph, tiny.step, fd)
+        worker.drain()
+        assert select.select([fd], [], [], 5)[0]
+        assert os.eventfd_read(fd) == 2
+    finally:
+        os.close(fd)
+    assert first.step.finished_ns <= second.step.started_ns  # in order
+
+
+def test_thread_count_does_not_change_a_bit():
+    results = []
+    for num_threads in (1, 2, 3):
+        worker = _native.Worker(num_threads)
+        tiny = Tiny("bf16")
+        tiny.tables.set(0, [0, 1, 2, 3])
+        tiny.step.add(list(range(50)), 0, 0, 0, "last")
+        worker.run(tiny.graph, tiny.step)
+        results.append(tiny.graph.read(tiny.logits, 1).tobytes())
+        worker.close()
+    assert len(set(results)) == 1
+
+
+def test_values_that_are_dead_share_memory():
+    tiny = Tiny(max_tokens=1024)
+    # alive at once at most: hidden (fp32), norm and gated output, plus logit rows
+    assert tiny.graph.arena_bytes < 1024 * 4 * (HIDDEN + HIDDEN + 48) + 65536
+
+
+def test_describe_names_every_node():
+    ops = [line.split()[0] for line in Tiny().graph.describe()]
+    assert ops == [
+        "embed",
+        "rms_norm",
+        "linear",
+        "linear",
+        "gather_rows",
+        "rms_norm",
+        "linear",
+        "sample",
+    ]
+
+
+def test_a_handle_has_no_truth_value():
+    with pytest.raises(TypeError, match="no truth value"):
+        bool(Tiny().hidden)
+
+
+def test_recording_checks_operands():
+    graph = Tiny().graph
+    with pytest.raises(_native.NativeError, match="finished"):
+        graph.embed(np.zeros((4, 4), np.float32))
+    graph = _native.Graph(
+        max_tokens=8,
+        max_seqs=2,
+        max_logit_rows=2,
+        max_blocks_per_seq=2,
+        block_size=16,
+        act_dtype="fp32",
+    )
+    hidden = graph.embed(np.zeros((10, 32), np.float32))
+    with pytest.raises(_native.NativeError, match="takes 16 columns"):
+        graph.rms_norm(hidden, np.ones(16, np.float32), 1e-5)
+    weight = _native.LinearWeight.pack([np.zeros((4, 16), np.float32)], format="fp32")
+    with pytest.raises(_native.NativeError, match="takes 16 columns"):
+        graph.linear(hidden, weight)
+    with pytest.raises(_native.NativeError, match="takes logit rows"):
+        graph.sample(hidden)
+    with pytest.raises(_native.NativeError, match="dtype float64"):
+        graph.embed(np.zeros((10, 32)))
+
+
+def test_an_idle_worker_uses_no_cpu():
+    script = textwrap.dedent(
+        """
+        import time
+        from lmi_core import _native
+        worker = _native.Worker(2)
+        time.sleep(0.1)
+        before = time.process_time()
+        time.sleep(1.0)
+        print(time.process_time() - before)
+        worker.close()
+        """
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 0.02
+
+
+def test_a_closed_worker_refuses_steps():
+    worker = _native.Worker(1)
+    worker.close()
+    worker.close()
+    tiny = Tiny()
+    tiny.step.add([1], 0, 0, 0, "last")
+    with pytest.raises(_native.NativeError, match="closed"):
+        worker.submit(tiny.graph, tiny.step, -1)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_packing_keeps_every_weight(dtype, gated):
+    rng = np.random.default_rng(3)
+    parts = [rng.normal(size=(32, 33)).astype(np.float32) for _ in range(2)]
+    weight = _native.LinearWeight.pack(parts, format=dtype, gated=gated, num_threads=2)
+    assert (weight.num_outputs, weight.num_inputs, weight.format) == (64, 33, dtype)
+    expected = np.concatenate(parts)
+    if dtype == "bf16":
+        np.testing.assert_allclose(weight.unpack(), expected, rtol=2**-8)
+    else:
+        np.testing.assert_array_equal(weight.unpack(), expected)
