@@ -329,6 +329,8 @@ void bind_worker(py::module_& m) {
 }  // namespace
 
 void bind_graph(py::module_& m) {
+  m.def("default_instruction_set",
+        [] { return cpu::instruction_set_name(cpu::default_instruction_set()); });
   bind_linear_weight(m);
   bind_kv_cache(m);
   bind_handle(m);

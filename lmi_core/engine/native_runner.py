@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
@@ -98,12 +99,12 @@ class NativeRunner:
     """Implements ``Runner`` on the CPU kernels."""
 
     def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
-        from lmi_core.models.loader import record
+        from lmi_core.models.decoder import record
         from lmi_core.ops.native import NativeRecorder
 
         spec = model.spec
         kv_dtype = model.dtype if config.kv_dtype == "auto" else config.kv_dtype
-        max_model_len = config.max_model_len or spec.max_position_embeddings
+        max_model_len = config.max_model_len or spec.max_positions
         max_num_tokens = config.max_num_batched_tokens or 2048
         attention = spec.attention
         block_bytes = _native.KvCache.block_bytes(
@@ -150,7 +151,7 @@ class NativeRunner:
             act_dtype=model.dtype,
             instruction_set=config.instruction_set,
         )
-        record(model, NativeRecorder(self.graph, self.cache), max_model_len)
+        record(model, NativeRecorder(self.graph), self.cache, max_model_len)
         self.graph.finish()
 
         self._worker: _native.Worker | None = SharedWorker.acquire(
@@ -166,7 +167,7 @@ class NativeRunner:
             max_logprobs=config.max_logprobs,
             num_blocks=self.memory.num_blocks,
             block_size=config.block_size,
-            weight_bytes=model.num_bytes,
+            weight_bytes=model.weights.num_bytes,
             kv_cache_bytes=self.memory.num_bytes,
             arena_bytes=self.graph.arena_bytes,
             num_threads=self._worker.num_threads,
@@ -196,14 +197,16 @@ def load_native_runner(
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
     from lmi_core.models.loader import load_model
+    from lmi_core.ops.native import NativeWeights
 
+    num_threads = config.num_threads or _native.num_physical_cores()
     model = load_model(
         config.model,
-        dtype=config.dtype,
-        num_threads=config.num_threads or _native.num_physical_cores(),
-        progress=progress,
+        config.dtype,
+        backend=NativeWeights(config.instruction_set, num_threads),
+        progress=None if progress is None else partial(progress, "weights"),
     )
-    limit = model.spec.max_position_embeddings
+    limit = model.spec.max_positions
     if config.max_model_len is not None and config.max_model_len > limit:
         raise UserError(
             f"max_model_len={config.max_model_len} is longer than the model's {limit} positions",

@@ -21,9 +21,9 @@ class Tiny:
         rng = np.random.default_rng(seed)
 
         def normal(*shape):
-            return rng.normal(size=shape).astype(np.float32) / np.sqrt(shape[-1])
+            return (rng.normal(size=shape) / np.sqrt(shape[-1])).astype(np.float32)
 
-        self.table = normal(VOCAB, HIDDEN) * np.float32(np.sqrt(HIDDEN))
+        self.table = rng.normal(size=(VOCAB, HIDDEN)).astype(np.float32)
         self.norm = (1 + 0.1 * rng.normal(size=HIDDEN)).astype(np.float32)
         self.gate, self.up = normal(48, HIDDEN), normal(48, HIDDEN)
         self.down, self.head = normal(HIDDEN, 48), normal(VOCAB, HIDDEN)
