@@ -59,7 +59,7 @@ build: $(VENV)/.installed-test
 
 # What users need: no torch, no build tools left behind.
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e .
+	$(BIN)/python -m pip install --quiet --no-compile -e .
 	touch $@
 
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
@@ -73,6 +73,8 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 
 $(BIN)/python: | check-tools
 	$(PYTHON) -m venv $(VENV)
+	# Python 3.11 brings one, which nothing here uses.
+	$(BIN)/python -m pip uninstall --quiet --yes setuptools 2>/dev/null
 
 check-tools:
 	@command -v $(PYTHON) >/dev/null || { echo 'error: $(PYTHON) not found: apt install python3'; exit 1; }
