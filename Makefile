@@ -57,23 +57,24 @@ build: $(VENV)/.installed-test
 	cmake --build build/native --target lmi_tests
 	touch $(VENV)/.installed
 
-# What users need: no torch, no build tools left behind.
+# What users need: no torch, no build tools left behind, no bytecode of modules never imported.
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-compile -e .
+	find $(VENV) -name __pycache__ -prune -exec rm -r {} +
 	touch $@
 
+# The link is for mypy, which doesn't follow the import hooks of editable installs.
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	$(BIN)/python -m pip install --quiet 'setuptools>=77' 'pybind11>=2.12' 'cmake>=3.22' ninja
 	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[test,lint]'
-	# For mypy, which doesn't follow the import hooks of editable installs.
 	ln -sfn $(CURDIR)/server "$$($(BIN)/python -c 'import sysconfig; \
 	  print(sysconfig.get_path("purelib"))')/lmi_server"
 	touch $@ $(VENV)/.installed
 
+# Python 3.11's environments bring setuptools, which nothing here uses.
 $(BIN)/python: | check-tools
 	$(PYTHON) -m venv $(VENV)
-	# Python 3.11 brings one, which nothing here uses.
 	$(BIN)/python -m pip uninstall --quiet --yes setuptools 2>/dev/null
 
 check-tools:
