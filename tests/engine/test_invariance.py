@@ -1,0 +1,161 @@
+"""Same request, same tokens: a request's tokens and log-probabilities are equal to the bit whatever
+else the engine is doing, however its prompt is cut into chunks, and whatever the cache holds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lmi_core import _native
+from lmi_core.config.engine_config import EngineConfig
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.sampling_params import SamplingParams
+from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+
+MAX_MODEL_LEN = 480
+BLOCK_SIZE = 16
+NUM_REQUESTS = 32
+
+Outcome = tuple[tuple[int, float | None, tuple[tuple[int, float], ...]], ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+
+def make_requests(seed: int) -> list[Request]:
+    """Short and long prompts, some with a common prefix; greedy and sampled."""
+    rng = random.Random(seed)
+    prefix = [rng.randrange(4, VOCAB_SIZE) for _ in range(150)]
+    requests = []
+    for i in range(NUM_REQUESTS):
+        length = rng.choice([1, 2, 15, 16, 17, 40, 100, 255, 256, 257, 300])
+        prompt = [rng.randrange(4, VOCAB_SIZE) for _ in range(length)]
+        if i % 3 == 0:
+            prompt = prefix + prompt[:60]
+        sampled = i % 2 == 1
+        params = SamplingParams(
+            max_new_tokens=rng.choice([1, 5, 24, 40, 120]),
+            temperature=rng.choice([0.7, 1.3]) if sampled else 0.0,
+            top_k=rng.choice([0, 20]) if sampled else 0,
+            top_p=rng.choice([1.0, 0.9]) if sampled else 1.0,
+            seed=1000 + i,
+            repetition_penalty=1.2 if i % 5 == 0 else 1.0,
+            frequency_penalty=0.3 if i % 7 == 0 else 0.0,
+            ignore_eos=True,
+            logprobs=3,
+        )
+        requests.append(Request(tuple(prompt), params))
+    return requests
+
+
+async def outcome(engine: Engine, request: Request) -> Outcome:
+    events = [event async for event in engine.generate(request.prompt, request.params)]
+    return tuple(
+        (event.token_id, event.logprob, tuple((top.token_id, top.logprob) for top in event.top))
+        for event in events
+    )
+
+
+def config_of(model: Path, dtype: str, **changes: object) -> EngineConfig:
+    settings = {
+        "model": model,
+        "dtype": dtype,
+        "max_model_len": MAX_MODEL_LEN,
+        "block_size": BLOCK_SIZE,
+        "max_num_seqs": 32,
+        "kv_cache_bytes": 64 << 20,
+        "num_threads": 1,
+        **changes,
+    }
+    return EngineConfig(**settings)  # type: ignore[arg-type]
+
+
+async def alone(model: Path, dtype: str, requests: list[Request]) -> list[Outcome]:
+    """Every request by itself: whole prompts, one thread, no cache."""
+    config = config_of(model, dtype, max_num_seqs=1, enable_prefix_caching=False)
+    async with Engine(config) as engine:
+        return [await outcome(engine, request) for request in requests]
+
+
+async def together(
+    config: EngineConfig, requests: list[Request], seed: int
+) -> tuple[list[Outcome], Engine]:
+    """All requests with random arrivals, beside others that are aborted at random."""
+    rng = random.Random(seed)
+
+    async def arrive(request: Request) -> Outcome:
+        await asyncio.sleep(rng.random() * 0.05)
+        return await outcome(engine, request)
+
+    async def disturb() -> None:
+        prompt = [rng.randrange(4, VOCAB_SIZE) for _ in range(rng.randrange(1, 200))]
+        params = SamplingParams(max_new_tokens=60, temperature=1.0, ignore_eos=True)
+        async for event in engine.generate(prompt, params):
+            if event.num_generated_tokens > rng.randrange(1, 40):
+                break
+
+    async with Engine(config, check_integrity=True) as engine:
+        order = requests[:]
+        rng.shuffle(order)
+        disturbances = [asyncio.create_task(disturb()) for _ in range(6)]
+        results = dict(zip(order, await asyncio.gather(*map(arrive, order)), strict=True))
+        await asyncio.gather(*disturbances)
+    return [results[request] for request in requests], engine
+
+
+def block_bytes(variant_config: dict[str, int], dtype: str) -> int:
+    return _native.KvCache.block_bytes(block_size=BLOCK_SIZE, dtype=dtype, **variant_config)
+
+
+CONDITIONS = {
+    "many at once": {},
+    "two threads": {"num_threads": 2},
+    "chunks of 1": {"max_num_batched_tokens": 1, "max_num_seqs": 1},
+    "chunks of 7": {"max_num_batched_tokens": 7, "max_num_seqs": 5, "num_threads": 2},
+    "chunks of 64": {"max_num_batched_tokens": 64},
+    "chunks of 512, no prefix cache": {
+        "max_num_batched_tokens": 512,
+        "enable_prefix_caching": False,
+    },
+    "plain loop": {"overlap": False, "max_num_batched_tokens": 100},
+    "few blocks": {"kv_cache_bytes": None, "max_num_batched_tokens": 300, "num_threads": 2},
+}
+
+# variant -> sizes of its KV cache
+MODELS = {
+    "llama3": {"num_layers": 3, "num_kv_heads": 2, "head_dim": 16},
+    "mistral": {"num_layers": 3, "num_kv_heads": 2, "head_dim": 32},
+    "qwen3": {"num_layers": 3, "num_kv_heads": 2, "head_dim": 32},
+}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("variant", sorted(MODELS))
+def test_bits_do_not_depend_on_company(variant, dtype):
+    stored = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
+    model = cached_checkpoint(variant, dtype=stored)
+    requests = make_requests(seed=7)
+    expected = asyncio.run(alone(model, dtype, requests))
+    for number, (name, changes) in enumerate(CONDITIONS.items()):
+        if name == "few blocks":  # a bit more than one longest sequence
+            num_blocks = MAX_MODEL_LEN // BLOCK_SIZE + 4
+            changes = {
+                **changes,
+                "kv_cache_bytes": num_blocks * block_bytes(MODELS[variant], dtype),
+            }
+        config = config_of(model, dtype, **changes)
+        got, engine = asyncio.run(together(config, requests, seed=number))
+        for i, request in enumerate(requests):
+            assert got[i] == expected[i], (name, i, len(request.prompt))
+        totals = engine.stats().totals
+        if name == "few blocks":
+            assert totals.num_preemptions > 0
+        if name == "many at once":
+            assert totals.num_cached_tokens > 0
