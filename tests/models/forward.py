@@ -82,7 +82,12 @@ class NativeForward:
             dtype=dtype,
         )
         capacity = {"max_tokens": MAX_TOKENS, "max_seqs": MAX_SEQS, "max_logit_rows": MAX_TOKENS}
-        self.graph = _native.Graph(**capacity, act_dtype=dtype)
+        self.graph = _native.Graph(
+            **capacity,
+            max_blocks_per_seq=table.shape[1],
+            block_size=BLOCK_SIZE,
+            act_dtype=dtype,
+        )
         self.logits = record(model, NativeRecorder(self.graph), self.cache, max_model_len).value
         self.graph.output(self.logits)
         self.graph.finish()
