@@ -67,6 +67,26 @@ def test_fused_weights_hold_the_checkpoints_rows(dtype: str, sharded: bool) -> N
     np.testing.assert_array_equal(model.weights.final_norm, tensors["model.norm.weight"].numpy())
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_native_engine_packs_the_same_matrices(sharded: bool) -> None:
+    path = cached_checkpoint("llama_tied", dtype="bfloat16", sharded=sharded)
+    model, tensors = load_model(path), stored(path)
+    assert model.dtype == "bf16"
+    prefix = "model.layers.2."
+    for linear, names in (
+        (model.weights.layers[2].qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+        (model.weights.layers[2].gate_up, ("mlp.gate_proj", "mlp.up_proj")),
+    ):
+        expected = torch.cat([tensors[f"{prefix}{name}.weight"] for name in names]).float()
+        weight = linear.weight
+        np.testing.assert_array_equal(weight.unpack(), expected.numpy())  # type: ignore[attr-defined]
+    table = tensors["model.embed_tokens.weight"]
+    np.testing.assert_array_equal(model.weights.embedding, table.view(torch.uint16).numpy())
+    head = model.weights.head.weight
+    np.testing.assert_array_equal(head.unpack(), table.float().numpy())  # type: ignore[attr-defined]
+    assert not model.weights.embedding.flags.owndata
+
+
 @pytest.mark.parametrize(
     ("stored_dtype", "expected", "table"),
     [

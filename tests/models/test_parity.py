@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lmi_core import _native
 from lmi_core.models.loader import load_model
 from tests.checkpoints import VARIANTS, cached_checkpoint
 from tests.models.forward import Forward, NativeForward, TorchForward, all_logits
@@ -20,13 +19,7 @@ transformers = pytest.importorskip("transformers")
 NUM_SEQUENCES = 16
 NUM_NEW_TOKENS = 64
 MAX_MODEL_LEN = 512
-BACKENDS = (
-    "torch",
-    pytest.param(
-        "native",
-        marks=pytest.mark.skipif(not hasattr(_native, "Graph"), reason="no native step graph"),
-    ),
-)
+BACKENDS = ("torch", "native")
 
 
 def make_forward(
