@@ -15,6 +15,10 @@ class _NativeStep(Protocol):
     def view(self, name: str) -> npt.NDArray[np.generic]: ...
 
 
+class _BlockTables(Protocol):
+    def row(self, row: int) -> list[int]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepArrays:
     """The inputs of a step, int32, named as in ``csrc/graph/step.h``."""
@@ -35,9 +39,16 @@ class StepArrays:
     copy_dst: IntArray
 
     @classmethod
-    def of(cls, step: _NativeStep) -> StepArrays:
-        """A copy of a native step's inputs."""
-        return cls(**{f.name: np.array(step.view(f.name), dtype=np.int32) for f in fields(cls)})
+    def of(cls, step: _NativeStep, block_tables: _BlockTables) -> StepArrays:
+        """A copy of a native step's inputs, with the block tables of its sequences only."""
+        names = {field.name for field in fields(cls)} - {"block_tables", "table_rows"}
+        arrays = {name: np.array(step.view(name), dtype=np.int32) for name in names}
+        tables = [block_tables.row(int(row)) for row in step.view("table_rows")]
+        rows = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
+        for row, block_ids in zip(rows, tables, strict=True):
+            row[: len(block_ids)] = block_ids
+        table_rows = np.arange(len(tables), dtype=np.int32)
+        return cls(**arrays, block_tables=rows, table_rows=table_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,13 +114,13 @@ class NativeForward:
 
 
 def step_arrays(batch: Sequence[Rows], table: npt.NDArray[np.int32]) -> StepArrays:
-    """A step that wants the logits of every token."""
+    """A step that wants the logits of every token, as ``Step.add`` with "all" makes it."""
     counts = [len(rows.token_ids) for rows in batch]
     positions = [rows.start + i for rows in batch for i in range(len(rows.token_ids))]
     seq_of_row = np.repeat([rows.seq_id for rows in batch], counts)
     blocks = table[seq_of_row, np.array(positions) // BLOCK_SIZE]
     num_tokens = len(positions)
-    nothing = np.full(num_tokens, -1)
+    following = [token_id for rows in batch for token_id in (*rows.token_ids[1:], -1)]
     arrays = {
         "token_ids": [token_id for rows in batch for token_id in rows.token_ids],
         "positions": positions,
@@ -131,8 +131,8 @@ def step_arrays(batch: Sequence[Rows], table: npt.NDArray[np.int32]) -> StepArra
         "table_rows": [rows.seq_id for rows in batch],
         "block_tables": table,
         "logit_token_rows": np.arange(num_tokens),
-        "sampling_rows": nothing,
-        "target_ids": nothing,
+        "sampling_rows": np.full(num_tokens, -1),
+        "target_ids": following,
         "copy_src": [],
         "copy_dst": [],
     }

@@ -73,13 +73,14 @@ def test_a_native_step_reads_as_the_same_arrays() -> None:
     for rows in batch:
         step.add(rows.token_ids, rows.start, rows.seq_id, -1, "all")
     step.add_copy(2, 9)
-    native, plain = StepArrays.of(step), step_arrays(batch, table)
+    native, plain = StepArrays.of(step, tables), step_arrays(batch, table)
     assert (native.copy_src.tolist(), native.copy_dst.tolist()) == ([2], [9])
-    for field in fields(StepArrays):
-        if field.name not in ("copy_src", "copy_dst"):
-            np.testing.assert_array_equal(
-                getattr(native, field.name), getattr(plain, field.name), err_msg=field.name
-            )
+    np.testing.assert_array_equal(native.block_tables, table[[3, 1, 0]])
+    assert native.table_rows.tolist() == [0, 1, 2]
+    for name in {field.name for field in fields(StepArrays)} - {
+        "copy_src", "copy_dst", "block_tables", "table_rows"
+    }:  # fmt: skip
+        np.testing.assert_array_equal(getattr(native, name), getattr(plain, name), err_msg=name)
 
 
 def test_reading_what_was_never_written_shows(model: LoadedModel) -> None:
