@@ -157,6 +157,7 @@ def build_engine_config(args: argparse.Namespace) -> EngineConfig:
     """The engine's configuration from parsed arguments."""
     from lmi_core.config.engine_config import EngineConfig
 
+    _check_instruction_set(args.instruction_set)
     model: Path = args.model or DEMO_MODEL
     name = model.resolve().name
     return EngineConfig(
@@ -178,6 +179,19 @@ def build_engine_config(args: argparse.Namespace) -> EngineConfig:
         seed=args.seed,
         instruction_set=args.instruction_set,
     )
+
+
+def _check_instruction_set(name: str) -> None:
+    if not name:
+        return
+    from lmi_core._native import instruction_sets
+
+    if name not in instruction_sets():
+        allowed = ", ".join(instruction_sets())
+        raise UserError(
+            f"--instruction-set {name} is not available here; this machine runs {allowed}",
+            field="instruction_set",
+        )
 
 
 def _serve(args: argparse.Namespace) -> int:

@@ -1,0 +1,150 @@
+"""The commands on the native engine, with a tiny random model: what a user runs, as processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import cached_checkpoint
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def lmi(*args: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lmi_core", *args],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        input=text,
+    )
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    return str(cached_checkpoint("llama2"))
+
+
+@contextmanager
+def serving(model: str, *args: str) -> Iterator[str]:
+    """The URL of a server process; it must end cleanly on SIGTERM."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lmi_core", "serve", model, "--port", "0", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        match = re.fullmatch(r"Listening on (http://127\.0\.0\.1:\d+)\n", first)
+        assert match, first
+        yield match[1]
+        process.terminate()
+        _, stderr = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert "Traceback" not in stderr
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def post(url: str, body: object) -> tuple[int, str]:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_generate_is_repeatable(model: str) -> None:
+    results = [lmi("generate", "hello", "--model", model, "--max-new-tokens", "6") for _ in "ab"]
+    assert [result.returncode for result in results] == [0, 0]
+    assert results[0].stdout == results[1].stdout != "\n"
+    assert results[0].stderr == ""
+
+
+def test_generate_reads_standard_input_and_samples(model: str) -> None:
+    options = ["--model", model, "--raw", "--temperature", "1", "--max-new-tokens", "6", "--stats"]
+    texts = {
+        seed: lmi("generate", "-", *options, "--seed", seed, text="hello") for seed in ("1", "2")
+    }
+    assert texts["1"].stdout != texts["2"].stdout
+    assert re.search(r"\d+ prompt tokens, first token after .* s; 6 tokens", texts["1"].stderr)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["x", "--max-new-tokens", "0"], "max_new_tokens must be at least 1"),
+        (["x", "--top-p", "3"], "top_p must be above 0"),
+        (["x" * 5000], "tokens"),
+        (["x", "--raw", "--system", "be brief"], "--system needs a chat template"),
+        (["x", "--instruction-set", "vax"], "vax"),
+    ],
+)
+def test_generate_errors_are_one_line(model: str, args: list[str], words: str) -> None:
+    result = lmi("generate", *args, "--model", model)
+    assert result.returncode == 2
+    assert result.stderr.startswith("lmi: ")
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize("command", [["serve"], ["generate", "x", "--model"]])
+def test_missing_model_is_one_line(command: list[str], tmp_path: Path) -> None:
+    for directory in (tmp_path / "none", tmp_path):
+        result = lmi(*command, str(directory))
+        assert result.returncode == 2
+        assert str(directory) in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_serve(model: str) -> None:
+    body = {"inputs": "hello", "parameters": {"max_new_tokens": 5, "details": True}}
+    with serving(model, "--threads", "1") as url:
+        status, whole = post(f"{url}/invocations", body)
+        assert status == 200
+        status, lines = post(f"{url}/invocations", {**body, "stream": True})
+        last = json.loads(lines.splitlines()[-1])
+        assert last["generated_text"] == json.loads(whole)["generated_text"]
+        chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+        status, answer = post(f"{url}/predictions/{Path(model).name}", chat)
+        assert (status, json.loads(answer)["usage"]["completion_tokens"]) == (200, 3)
+        too_long = {"inputs": "x" * 5000}
+        status, answer = post(f"{url}/invocations", too_long)
+        assert (status, json.loads(answer)["code"]) == (424, 424)
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+            metrics = response.read().decode()
+        name = Path(model).name
+        assert f'lmi_kv_blocks{{model_name="{name}",state="used"}} 0.0' in metrics
+        assert f'lmi_generated_tokens_total{{model_name="{name}"}} 13.0' in metrics
+
+
+def test_load_with_aborts_leaves_nothing(model: str) -> None:
+    with serving(model) as url:
+        options = "--concurrency 60 --seconds 2 --abort 0.4 --max-new-tokens 16 --prompt-words 8"
+        result = subprocess.run(
+            [sys.executable, "bench/serving.py", "--url", url, "--json", *options.split()],
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout)
+    assert figures["completed"] > 0
+    assert figures["aborted"] > 0
+    assert set(figures["left_over"].values()) == {0.0}
