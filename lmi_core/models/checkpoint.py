@@ -17,10 +17,6 @@ _CONVERT_GGUF = (
     'python -c "from transformers import AutoModelForCausalLM as M; '
     "M.from_pretrained('{path}', gguf_file='{file}').save_pretrained('{path}')\""
 )
-_CONVERT_TOKENIZER = (
-    'python -c "from transformers import AutoTokenizer as T; '
-    "T.from_pretrained('{path}').save_pretrained('{path}')\""
-)
 
 
 def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:
@@ -45,19 +41,6 @@ def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:
             field=INDEX_NAME,
         )
     return read_header(files[0])
-
-
-def find_tokenizer(directory: Path) -> Path:
-    """The path of tokenizer.json, or ModelError, with the conversion for a lone tokenizer.model."""
-    path = directory / "tokenizer.json"
-    if path.exists():
-        return path
-    if (directory / "tokenizer.model").exists():
-        hint = "tokenizer.model can't be read, convert it: "
-        hint += _CONVERT_TOKENIZER.format(path=directory)
-    else:
-        hint = "the model directory needs it"
-    raise ModelError(f"{path} is missing; {hint}", field="tokenizer.json")
 
 
 def _read_sharded(index: Path) -> dict[str, TensorInfo]:

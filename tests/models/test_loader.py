@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from lmi_core.errors import ModelError
-from lmi_core.models.checkpoint import find_tokenizer
 from lmi_core.models.loader import LoadedModel, load_model
 from tests.checkpoints import cached_checkpoint
 
@@ -240,13 +239,3 @@ def test_other_formats_name_the_conversion(
         load(path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_tokenizer_files(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"tokenizer\.json is missing; the model directory"):
-        find_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.model").write_bytes(b"")
-    with pytest.raises(ModelError, match=r"convert it: python -c .*AutoTokenizer"):
-        find_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    assert find_tokenizer(tmp_path) == tmp_path / "tokenizer.json"
