@@ -1,0 +1,122 @@
+"""What the backends of this version can do, as data (the design's contract ``capability``).
+
+An option or request parameter names the capability it needs. Turning a feature on is adding its
+name to a backend here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CAPABILITIES = {
+    "batch.chunked_prefill": "prompts split over steps",
+    "batch.invariant": "tokens that don't depend on the rest of the batch",
+    "batch.paged": "continuous batching over a paged KV cache",
+    "cache.prefix": "reuse of the KV cache of equal prefixes",
+    "chat.content_format": "message contents in OpenAI's list form",
+    "chat.reasoning": "splitting reasoning from the answer",
+    "chat.template_override": "a chat template other than the model's own",
+    "chat.tools": "tool calls",
+    "device.cuda": "CUDA devices",
+    "dtype.bf16": "bf16 weights",
+    "dtype.fp32": "fp32 weights",
+    "format.json": "json answers",
+    "format.jsonlines": "jsonlines answers",
+    "format.sse": "server-sent events on LMI routes",
+    "format.tgi_compat": "TGI's answer format on LMI routes",
+    "graph.eager": "running kernel by kernel",
+    "handler.custom": "running a custom model.py",
+    "handler.formatter": "running a custom output formatter",
+    "kv.fp8": "an fp8 KV cache",
+    "kv.int8": "an int8 KV cache",
+    "lora": "LoRA adapters",
+    "parallel.cluster": "one model over several hosts",
+    "parallel.pipeline": "pipeline parallelism",
+    "quant.int4": "int4 weights quantised at load",
+    "quant.int8": "int8 weights quantised at load",
+    "request.default_stop": "stop texts set in the configuration",
+    "request.default_strategy": "a decoding strategy set in the configuration",
+    "request.sampling": "sampling parameters",
+    "request.stop": "stop texts",
+    "request.watermark": "watermarking",
+    "rope.override": "rotary scaling other than the model's own",
+    "scheduler.max_batch_total_tokens": "a token budget of the whole batch",
+    "scheduler.max_sparsity": "padded batches split by max-sparsity",
+    "scheduler.max_waiting_tokens": "letting waiting requests in by decode steps",
+    "scheduler.waiting_served_ratio": "prefill by waiting to served ratio",
+    "scheduler.waiting_steps": "holding requests back for some steps",
+    "server.api_key": "an API key",
+    "server.chunked_read_timeout": "a time limit between pieces of an answer",
+    "server.cors": "CORS headers",
+    "server.error_rate": "health by failure rate",
+    "server.load_on_demand": "loading models on demand",
+    "server.loading_timeout": "a time limit for loading",
+    "server.management_address": "a separate management address",
+    "server.multi_status": "207 answers of /ping",
+    "server.predict_timeout": "a time limit per step",
+    "server.prometheus": "metrics at /server/metrics",
+    "server.request_id": "a request id header of another name",
+    "server.sessions": "stateful sessions",
+    "server.status_override": "other HTTP statuses for failures",
+    "server.tls": "TLS",
+    "server.wait_model_loading": "opening the port before models are loaded",
+    "speculation.draft_model": "speculative decoding with a draft model",
+    "speculation.ngram": "speculative decoding by n-gram",
+    "task.other": "tasks other than text generation",
+    "weights.awq": "AWQ checkpoints",
+    "weights.dummy": "random weights",
+    "weights.gptq": "GPTQ checkpoints",
+    "weights.pickle": "weights in PyTorch's pickle format",
+}
+"""Every capability that the option table names, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What serves a model: its title, the capabilities it has, and what must be installed.
+
+    ``available`` is False while this version has no adapter for it.
+    """
+
+    name: str
+    title: str
+    available: bool
+    capabilities: frozenset[str] = frozenset()
+    package: str | None = None
+    extra: str | None = None
+
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend(
+            "native",
+            "native engine",
+            True,
+            frozenset(
+                {
+                    "batch.chunked_prefill",
+                    "batch.invariant",
+                    "batch.paged",
+                    "cache.prefix",
+                    "dtype.bf16",
+                    "dtype.fp32",
+                    "format.json",
+                    "format.jsonlines",
+                    "request.sampling",
+                    "request.stop",
+                }
+            ),
+        ),
+        Backend("transformers", "Transformers", False, frozenset(), "transformers", "transformers"),
+        Backend("vllm", "vLLM", False, frozenset(), "vllm", "vllm"),
+        Backend("trtllm", "TensorRT-LLM", False, frozenset(), "tensorrt_llm", "trtllm"),
+        Backend("neuron", "Neuron", False, frozenset(), "optimum.neuron", "neuron"),
+        Backend("handler", "custom handler", False),
+        Backend("server", "server", True),
+    )
+}
+"""The backends of this version by name; ``server`` takes the keys of the server as a whole."""
+
+NATIVE_ARCHITECTURES = frozenset({"LlamaForCausalLM"})
+"""Architectures, as config.json names them, that the native engine has a description of."""

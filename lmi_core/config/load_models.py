@@ -1,0 +1,128 @@
+"""The ``load_models`` grammar: which models to serve, under which names.
+
+Source: LMI format reference, ``load_models`` grammar and scan of the model store.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi_core.config.problem import Problems
+
+_SEPARATORS = re.compile(r"[, ]+")
+_ITEM = re.compile(r"(\[?([^?]+?)\]?=)?(.+)", re.DOTALL)
+_NOT_WORD = re.compile(r"(\W|^_)")
+_ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.z", ".jar")
+_DEVICE = re.compile(r"-1|cpu|gpu\d+|nc\d+|\d+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One model to serve: its URL or path, and what its endpoint says; None where it is silent."""
+
+    url: str
+    name: str
+    where: str
+    version: str | None = None
+    engine: str | None = None
+    devices: tuple[str, ...] = ()
+
+
+def parse_load_models(text: str, where: str, problems: Problems) -> list[ModelEntry] | None:
+    """Return the models that ``text`` lists, or None where it asks for a scan of the store.
+
+    A name and version given twice is an error.
+    """
+    word = text.strip()
+    if word.upper() == "NONE":
+        return []
+    if not word or word.upper() == "ALL":
+        return None
+    entries: list[ModelEntry] = []
+    for item in filter(None, _SEPARATORS.split(word)):
+        entry = _parse_item(item, where, problems)
+        if entry is None:
+            continue
+        if any((e.name, e.version) == (entry.name, entry.version) for e in entries):
+            problems.error(where, f"load_models lists the model {entry.name!r} twice")
+        else:
+            entries.append(entry)
+    return entries
+
+
+def _parse_item(item: str, where: str, problems: Problems) -> ModelEntry | None:
+    match = _ITEM.fullmatch(item)
+    if match is None:
+        problems.error(where, f"load_models item {item[:80]!r} names no model")
+        return None
+    endpoint, url = match[2], match[3]
+    name, version, engine, devices = (*(endpoint or "").split(":"), "", "", "")[:4]
+    if engine and engine not in ("Python", "MPI", "DeepSpeed", "FasterTransformer"):
+        problems.error(where, f"engine {engine!r} of {item[:80]!r} is not Python or MPI")
+        engine = ""
+    return ModelEntry(
+        url=url,
+        name=name or name_of(url),
+        where=where,
+        version=version or None,
+        engine=engine or None,
+        devices=_parse_devices(devices, item, where, problems),
+    )
+
+
+def _parse_devices(text: str, item: str, where: str, problems: Problems) -> tuple[str, ...]:
+    if text in ("", "*"):
+        return ()
+    devices = tuple(part.strip() for part in text.split(";"))
+    for device in devices:
+        if not _DEVICE.fullmatch(device):
+            problems.error(where, f"device {device!r} of {item[:80]!r} is not like gpu0, nc0, cpu")
+    return tuple(f"gpu{device}" if device.isdigit() else device for device in devices)
+
+
+def name_of(url: str) -> str:
+    """Return the name that a model gets from its path or URL."""
+    path = url.split("?")[0]
+    if not path.endswith("/"):
+        for suffix in sorted(_ARCHIVES, key=len, reverse=True):
+            if path.lower().endswith(suffix):
+                path = path[: -len(suffix)]
+                break
+    segment = path.rstrip("/").rpartition("/")[2]
+    return _NOT_WORD.sub("_", segment) or "model"
+
+
+def name_of_hub_id(model_id: str) -> str:
+    """Return the name that a model named by ``HF_MODEL_ID`` gets: the whole id, made a word."""
+    return re.sub(r"\W", "_", model_id) or "model"
+
+
+def scan_store(store: Path, where: str, problems: Problems) -> list[ModelEntry]:
+    """Return the models of a store: each directory or archive, or the store itself as one."""
+    try:
+        entries = sorted(e for e in store.iterdir() if not e.name.startswith("."))
+    except OSError as error:
+        problems.error(where, f"model store {store} can't be read ({error.strerror or error})")
+        return []
+    if not entries:
+        return []
+    if not all(e.is_dir() or e.name.lower().endswith(_ARCHIVES) for e in entries):
+        return [ModelEntry(url=str(store), name=name_of(str(store)), where=where)]
+    models = []
+    for entry in entries:
+        directory = _descend(entry)
+        if directory is not None:
+            models.append(ModelEntry(url=str(directory), name=name_of(entry.name), where=where))
+    return models
+
+
+def _descend(entry: Path) -> Path | None:
+    """Skip an empty directory; step into the only directory of one."""
+    if not entry.is_dir():
+        return entry
+    inner = [e for e in entry.iterdir() if not e.name.startswith(".")]
+    if len(inner) == 1 and inner[0].is_dir():
+        return inner[0]
+    return entry if inner else None

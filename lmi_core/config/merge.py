@@ -1,0 +1,105 @@
+"""Settings of all sources merged by precedence into typed values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from lmi_core.config.option import Option
+from lmi_core.config.origin import Rank, Setting
+from lmi_core.config.problem import Problems
+from lmi_core.config.table import BY_KEY, suggest
+
+SECRET = "********"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The typed value of an option, where it was written, and what it overrides."""
+
+    option: Option
+    value: object
+    setting: Setting
+    overridden: tuple[Setting, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """The value as text for a message; secrets are masked."""
+        return SECRET if self.option.secret else self.setting.shown
+
+
+@dataclass(slots=True)
+class Values:
+    """Values by key, and the settings of unknown keys."""
+
+    known: dict[str, Value] = field(default_factory=dict)
+    unknown: dict[str, Setting] = field(default_factory=dict)
+
+    def get(self, key: str) -> object:
+        """Return the value given for ``key``, or None."""
+        value = self.known.get(key)
+        return None if value is None else value.value
+
+    def where(self, key: str) -> str:
+        """Return where ``key`` was given, or an empty text."""
+        value = self.known.get(key)
+        return "" if value is None else value.setting.where
+
+    def rank(self, key: str) -> Rank:
+        """Return how strong the source of ``key`` is."""
+        value = self.known.get(key)
+        return Rank.DEFAULT if value is None else value.setting.rank
+
+
+def merge(settings: Iterable[Setting], problems: Problems, *, strict: bool = False) -> Values:
+    """Return the strongest setting of every key, parsed; faults go to ``problems``.
+
+    Of equally strong settings the regular spelling wins over others (un-prefixed over prefixed),
+    else the first variable and the last line.
+    """
+    by_key: dict[str, list[Setting]] = {}
+    values = Values()
+    for setting in settings:
+        option = BY_KEY.get(setting.key)
+        if option is None:
+            _unknown(setting, values, problems, strict)
+        elif not setting.text.strip():
+            problems.warn(setting.where, f"{setting.key} has no value; it is not used", setting.key)
+        else:
+            by_key.setdefault(option.key, []).append(setting)
+    for key, candidates in by_key.items():
+        _choose(BY_KEY[key], candidates, values, problems)
+    return values
+
+
+def _choose(option: Option, candidates: list[Setting], values: Values, problems: Problems) -> None:
+    ordered = sorted(candidates, key=lambda s: (s.rank, s.key == option.key), reverse=True)
+    parsed: list[tuple[Setting, object]] = []
+    for setting in ordered:
+        try:
+            parsed.append((setting, option.type.parse(setting.text)))
+        except ValueError as error:
+            problems.value_error(setting, error, SECRET if option.secret else None)
+    if not parsed or parsed[0][0] is not ordered[0]:
+        return
+    winner, value = parsed[0]
+    values.known[option.key] = Value(option, value, winner, tuple(ordered[1:]))
+    for setting, other in parsed[1:]:
+        if setting.rank == winner.rank and setting.key != winner.key and other != value:
+            _conflict(winner, setting, problems)
+
+
+def _conflict(winner: Setting, other: Setting, problems: Problems) -> None:
+    message = (
+        f"{winner.key}={winner.shown!r} and {other.key}={other.shown!r} ({other.where}) are two "
+        "spellings of one option with different values; keep one"
+    )
+    problems.error(winner.where, message, winner.key)
+
+
+def _unknown(setting: Setting, values: Values, problems: Problems, strict: bool) -> None:
+    near = suggest(setting.key, BY_KEY)
+    hint = f"did you mean {near}?" if near else "it is passed on as it is"
+    report = problems.error if strict else problems.warn
+    report(setting.where, f"unknown key {setting.key[:80]!r}; {hint}", setting.key)
+    values.unknown[setting.key] = setting

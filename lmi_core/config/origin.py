@@ -1,0 +1,36 @@
+"""Where a setting was written, and how strong that place is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Rank(IntEnum):
+    """Precedence of sources, weakest first (LMI format reference, sources of configuration)."""
+
+    DEFAULT = 0
+    SERVER_FILE = 1
+    SERVER_FLAG = 2
+    TGI_VARIABLE = 3
+    ALIAS_VARIABLE = 4
+    VARIABLE = 5
+    FILE = 6
+    ENDPOINT = 7
+    FLAG = 8
+    OVERRIDE = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key with the text written for it; ``where`` names file and line, variable or flag."""
+
+    key: str
+    text: str
+    rank: Rank
+    where: str
+
+    @property
+    def shown(self) -> str:
+        """The text, cut so that it fits into a message."""
+        return self.text if len(self.text) <= 80 else self.text[:77] + "..."

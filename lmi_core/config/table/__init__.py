@@ -1,0 +1,72 @@
+"""The option table: every key, variable and flag that is understood, one record each."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+
+from lmi_core.config.option import Option
+from lmi_core.config.table import (
+    accelerate,
+    batching,
+    common,
+    deepspeed,
+    lmi_dist,
+    native,
+    neuronx,
+    scheduler,
+    server,
+    stable_diffusion,
+    tgi,
+    trtllm,
+    vllm,
+)
+
+OPTIONS: tuple[Option, ...] = (
+    common.OPTIONS
+    + batching.OPTIONS
+    + accelerate.OPTIONS
+    + scheduler.OPTIONS
+    + lmi_dist.OPTIONS
+    + vllm.OPTIONS
+    + deepspeed.OPTIONS
+    + neuronx.OPTIONS
+    + trtllm.OPTIONS
+    + tgi.OPTIONS
+    + native.OPTIONS
+    + stable_diffusion.OPTIONS
+    + server.OPTIONS
+)
+
+BY_KEY: dict[str, Option] = {
+    spelling: option for option in OPTIONS for spelling in (option.key, *option.spellings)
+}
+"""Every spelling of a properties key to its option."""
+
+BY_FLAG: dict[str, Option] = {
+    name: option
+    for option in OPTIONS
+    if option.flag
+    for name in (option.flag.name, *option.flag.aliases)
+}
+"""Every command line flag to its option."""
+
+
+@cache
+def _keys_by_lower_case() -> dict[str, str]:
+    return {key.lower(): key for key in BY_KEY}
+
+
+def key_of(text: str) -> str | None:
+    """Return the table's spelling of a key written in any case, if there is one."""
+    return _keys_by_lower_case().get(text.lower())
+
+
+def suggest(text: str, known: dict[str, Option]) -> str | None:
+    """Return the known name nearest to a misspelled one."""
+    exact = {name.lower(): name for name in known}
+    normal = text.lower().replace("-", "_")
+    if (same := next((n for n in exact if n.replace("-", "_") == normal), None)) is not None:
+        return exact[same]
+    near = difflib.get_close_matches(text.lower()[:80], exact, n=1, cutoff=0.75)
+    return exact[near[0]] if near else None

@@ -1,0 +1,175 @@
+"""Hugging Face Accelerate keys."""
+
+from lmi_core.config.option import Flag, Option, mapped, needs, no_effect, refused
+from lmi_core.config.value_type import Bool, Int, StopList, Text
+
+_SYSTEMS = ("accelerate",)
+_INT8 = needs("quant.int8", "weights quantised to int8 at load", setting="quantize=int8")
+_INT4 = needs("quant.int4", "weights quantised to int4 at load", setting="quantize=int4")
+_PAGED = no_effect("the native engine has its own attention kernels")
+
+
+QUANTIZE = {
+    "int8": _INT8,
+    "bitsandbytes8": _INT8,
+    "bitsandbytes": _INT8,
+    "dynamic_int8": _INT8,
+    "static_int8": _INT8,
+    "smoothquant": _INT8,
+    "eetq": _INT8,
+    "int4": _INT4,
+    "bitsandbytes4": _INT4,
+    "bitsandbytes-nf4": _INT4,
+    "bitsandbytes-fp4": _INT4,
+    "awq": needs("weights.awq", "AWQ checkpoint", setting="quantize=awq"),
+    "gptq": needs("weights.gptq", "GPTQ checkpoint", setting="quantize=gptq"),
+}
+"""What the native engine does with each value of ``option.quantize``."""
+
+TGI_QUANTIZE = (
+    "awq",
+    "eetq",
+    "exl2",
+    "gptq",
+    "bitsandbytes",
+    "bitsandbytes-nf4",
+    "bitsandbytes-fp4",
+    "fp8",
+    "marlin",
+    "compressed-tensors",
+)
+_ACCELERATE = (
+    "bitsandbytes4",
+    "bitsandbytes8",
+    "bitsandbytes",
+    "gptq",
+    "awq",
+    "deepspeedfp",
+)
+
+OPTIONS = (
+    Option(
+        key="option.quantize",
+        type=Text("name of a quantisation"),
+        doc="Quantisation of the weights, at load or as found in the checkpoint.",
+        systems=(
+            "accelerate",
+            "lmi_dist",
+            "vllm",
+            "deepspeed",
+            "neuronx",
+            "trtllm",
+            "tgi",
+            "native",
+        ),
+        spellings=("option.quantization",),
+        env=("HF_MODEL_QUANTIZE",),
+        flag=Flag("--quantize", "QUANTIZE", choices=TGI_QUANTIZE),
+        choices={
+            "accelerate": _ACCELERATE,
+            "scheduler": _ACCELERATE,
+            "lmi_dist": (
+                "awq",
+                "gptq",
+                "squeezellm",
+                "deepspeedfp",
+                "bitsandbytes8",
+                "bitsandbytes",
+            ),
+            "neuronx": ("static_int8", "bitsandbytes8"),
+            "trtllm": ("smoothquant", "awq"),
+            "tgi": TGI_QUANTIZE,
+            "common": (
+                *QUANTIZE,
+                "exl2",
+                "fp8",
+                "marlin",
+                "compressed-tensors",
+                "squeezellm",
+                "deepspeedfp",
+            ),
+        },
+        actions={
+            "native": refused(
+                "the native engine has no such format: leave option.quantize out, or write "
+                "bitsandbytes8 or bitsandbytes4",
+                by_value=QUANTIZE,
+            ),
+            "transformers": mapped("quantization_config"),
+            "vllm": mapped("quantization"),
+            "trtllm": mapped("quantization"),
+            "neuron": mapped("quant"),
+        },
+    ),
+    Option(
+        key="option.load_in_4bit",
+        type=Bool(),
+        doc="Quantise weights to 4 bits at load.",
+        systems=_SYSTEMS,
+        deprecated="since 0.25",
+        replaced_by="option.quantize",
+        actions={"native": mapped("option.quantize", convert={True: "bitsandbytes4"})},
+    ),
+    Option(
+        key="option.load_in_8bit",
+        type=Bool(),
+        doc="Quantise weights to 8 bits at load.",
+        systems=("accelerate", "neuronx"),
+        default=False,
+        deprecated="since 0.25",
+        replaced_by="option.quantize",
+        actions={"native": mapped("option.quantize", convert={True: "bitsandbytes8"})},
+    ),
+    Option(
+        key="option.device_id",
+        type=Int(-1),
+        doc="CUDA device of the model; -1 leaves the choice open.",
+        systems=_SYSTEMS,
+        default=-1,
+        actions={
+            "native": needs("device.cuda", tuning=True, idle=(-1,)),
+            "transformers": mapped("device"),
+        },
+    ),
+    Option(
+        key="option.device_map",
+        type=Text("auto, balanced, balanced_low_0, sequential or a device"),
+        doc="Spread of the layers over devices.",
+        systems=_SYSTEMS,
+        actions={
+            "native": no_effect("the CPU engine keeps the model on one device"),
+            "transformers": mapped("device_map"),
+        },
+    ),
+    Option(
+        key="option.low_cpu_mem_usage",
+        type=Bool(),
+        doc="Load weights without a second copy in memory.",
+        systems=("accelerate", "deepspeed", "neuronx"),
+        default=False,
+        defaults={"deepspeed": True},
+        actions={
+            "native": no_effect("weights are always mapped from the file"),
+            "transformers": mapped("low_cpu_mem_usage"),
+            "neuron": mapped("low_cpu_mem_usage"),
+        },
+    ),
+    Option(
+        key="option.disable_flash_attn",
+        type=Bool(),
+        doc="Don't use Flash Attention 2.",
+        systems=("accelerate", "scheduler"),
+        default=True,
+        actions={"native": _PAGED, "transformers": mapped("attn_implementation")},
+    ),
+    Option(
+        key="option.stop_sequence",
+        type=StopList(),
+        doc="Texts that end every answer, in pipeline mode.",
+        systems=_SYSTEMS,
+        actions={
+            "native": needs("request.default_stop", idle=()),
+            "transformers": mapped("stopping_criteria"),
+        },
+    ),
+)

@@ -1,0 +1,149 @@
+"""Dynamic batching, queues and workers: keys that the model server reads itself."""
+
+from lmi_core.config.option import Flag, Option, mapped, needs, no_effect
+from lmi_core.config.value_type import Bool, Int, Text
+
+_SYSTEMS = ("batching",)
+_ONE_ENGINE = no_effect("one engine serves the model; it takes as many requests as its batch holds")
+_CONTINUOUS = no_effect("the native engine batches continuously and never waits to fill a batch")
+_ENGINE_MEMORY = no_effect("memory is planned by the engine; set option.kv_cache_bytes")
+
+
+def _workers(key: str, *env: str) -> Option:
+    return Option(
+        key=key,
+        type=Int(0),
+        doc=f"{'Fewest' if key.endswith('minWorkers') else 'Most'} workers of a model.",
+        systems=_SYSTEMS,
+        env=env,
+        actions={"native": _ONE_ENGINE},
+    )
+
+
+OPTIONS = (
+    Option(
+        key="job_queue_size",
+        type=Int(1),
+        doc="Requests that may wait; more are refused at once.",
+        systems=("common", "batching", "tgi"),
+        default=1000,
+        defaults={"tgi": 128},
+        spellings=("option.job_queue_size",),
+        env=("MAX_CONCURRENT_REQUESTS",),
+        flag=Flag("--max-concurrent-requests", "MAX_CONCURRENT_REQUESTS"),
+        actions={"native": mapped("max_queue_size")},
+    ),
+    Option(
+        key="batch_size",
+        type=Int(1),
+        doc="Requests that dynamic batching collects into one call.",
+        systems=_SYSTEMS,
+        default=1,
+        spellings=("option.batch_size", "max_dynamic_batch_size"),
+        actions={
+            "native": _CONTINUOUS,
+            "transformers": mapped("batch_size"),
+            "neuron": mapped("batch_size"),
+        },
+    ),
+    Option(
+        key="max_batch_delay",
+        type=Int(0),
+        doc="Milliseconds to wait for a dynamic batch to fill.",
+        systems=_SYSTEMS,
+        default=100,
+        spellings=("option.max_batch_delay",),
+        actions={"native": _CONTINUOUS, "transformers": mapped("max_batch_delay_ms")},
+    ),
+    Option(
+        key="max_idle_time",
+        type=Int(0),
+        doc="Seconds until an idle extra worker ends.",
+        systems=_SYSTEMS,
+        default=60,
+        spellings=("option.max_idle_time",),
+        actions={"native": _ONE_ENGINE},
+    ),
+    Option(
+        key="load_on_devices",
+        type=Text("*, or device names separated by ';'"),
+        doc="Devices that hold a copy of the model.",
+        systems=("common", "batching"),
+        default="*",
+        spellings=("option.load_on_devices",),
+        actions={"native": needs("device.cuda", tuning=True, idle=("*", "cpu", "-1"))},
+    ),
+    _workers("minWorkers", "SERVING_MIN_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS"),
+    _workers("maxWorkers", "SERVING_MAX_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS"),
+    _workers("gpu.minWorkers"),
+    _workers("gpu.maxWorkers"),
+    _workers("cpu.minWorkers"),
+    _workers("cpu.maxWorkers"),
+    Option(
+        key="required_memory_mb",
+        type=Int(0),
+        doc="Memory in MiB that must be free before the model loads.",
+        systems=_SYSTEMS,
+        actions={"native": _ENGINE_MEMORY},
+    ),
+    Option(
+        key="gpu.required_memory_mb",
+        type=Int(0),
+        doc="Device memory in MiB that must be free before the model loads.",
+        systems=_SYSTEMS,
+        actions={"native": _ENGINE_MEMORY},
+    ),
+    Option(
+        key="reserved_memory_mb",
+        type=Int(0),
+        doc="Memory in MiB to leave free.",
+        systems=_SYSTEMS,
+        default=500,
+        actions={"native": _ENGINE_MEMORY},
+    ),
+    Option(
+        key="gpu.reserved_memory_mb",
+        type=Int(0),
+        doc="Device memory in MiB to leave free.",
+        systems=_SYSTEMS,
+        actions={"native": _ENGINE_MEMORY},
+    ),
+    Option(
+        key="translatorFactory",
+        type=Text("Java class"),
+        doc="Java translator of the reference server.",
+        systems=_SYSTEMS,
+        actions={"native": no_effect("no Java runs here")},
+    ),
+    Option(
+        key="retry_threshold",
+        type=Int(0),
+        doc="Worker failures until a model counts as failed.",
+        systems=_SYSTEMS,
+        default=10,
+        actions={"native": no_effect("a second failed step in a row marks the engine unhealthy")},
+    ),
+    Option(
+        key="log_request_metric",
+        type=Bool(),
+        doc="Log metrics of every request.",
+        systems=_SYSTEMS,
+        actions={"native": no_effect("metrics are read from /metrics")},
+    ),
+    Option(
+        key="metrics_aggregation",
+        type=Int(1),
+        doc="Requests summed up in one logged metric.",
+        systems=_SYSTEMS,
+        default=1000,
+        actions={"native": no_effect("metrics are read from /metrics")},
+    ),
+    Option(
+        key="metric_dimension",
+        type=Text("name"),
+        doc="Dimension name of logged metrics.",
+        systems=_SYSTEMS,
+        default="model",
+        actions={"native": no_effect("metrics are read from /metrics")},
+    ),
+)

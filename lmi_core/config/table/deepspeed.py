@@ -1,0 +1,91 @@
+"""DeepSpeed keys (removed from LMI in 0.28); the native engine stands in for them."""
+
+from lmi_core.config.option import Option, mapped, no_effect, refused
+from lmi_core.config.value_type import Bool, Float, Int, Text
+
+_SYSTEMS = ("deepspeed",)
+_KERNELS = no_effect("chooses a DeepSpeed kernel; the native engine has its own")
+
+OPTIONS = (
+    Option(
+        key="option.max_tokens",
+        type=Int(1),
+        doc="Most tokens of one sequence, prompt and answer together.",
+        systems=_SYSTEMS,
+        default=1024,
+        actions={"native": mapped("max_model_len"), "vllm": mapped("max_model_len")},
+    ),
+    Option(
+        key="option.enable_cuda_graph",
+        type=Bool(),
+        doc="Capture the forward pass as a CUDA graph.",
+        systems=_SYSTEMS,
+        default=False,
+        actions={"native": no_effect("the CPU engine replays its own recorded graph")},
+    ),
+    Option(
+        key="option.triangular_masking",
+        type=Bool(),
+        doc="Causal attention mask.",
+        systems=_SYSTEMS,
+        default=True,
+        actions={
+            "native": no_effect(
+                "decoder models are always causal",
+                by_value={False: refused("decoder models are always causal; remove the key")},
+            )
+        },
+    ),
+    Option(
+        key="option.return_tuple",
+        type=Bool(),
+        doc="Layers return tuples.",
+        systems=_SYSTEMS,
+        default=True,
+        actions={"native": _KERNELS},
+    ),
+    Option(
+        key="option.training_mp_size",
+        type=Int(1),
+        doc="Tensor parallel degree the checkpoint was trained with.",
+        systems=_SYSTEMS,
+        default=1,
+        actions={
+            "native": refused(
+                "give a checkpoint in safetensors, as saved by Transformers", idle=(1,)
+            )
+        },
+    ),
+    Option(
+        key="option.checkpoint",
+        type=Text("path"),
+        doc="DeepSpeed checkpoint file, relative to the model.",
+        systems=_SYSTEMS,
+        actions={"native": refused("give a checkpoint in safetensors, as saved by Transformers")},
+    ),
+    Option(
+        key="option.smoothquant_alpha",
+        type=Float(0, 1),
+        doc="Balance between activations and weights in SmoothQuant.",
+        systems=("deepspeed", "trtllm"),
+        defaults={"trtllm": 0.8},
+        actions={
+            "native": no_effect("native int8 needs no smoothing factor"),
+            "trtllm": mapped("smoothquant_val"),
+        },
+    ),
+    Option(
+        key="option.save_mp_checkpoint_path",
+        type=Text("path"),
+        doc="Where to save sharded weights.",
+        systems=("deepspeed", "neuronx"),
+        actions={"native": no_effect("weights are not sharded"), "neuron": mapped("save_path")},
+    ),
+    Option(
+        key="option.deepspeed_config_path",
+        type=Text("path"),
+        doc="JSON that replaces the generated DeepSpeed configuration.",
+        systems=_SYSTEMS,
+        actions={"native": refused("write its settings as options; DeepSpeed doesn't run here")},
+    ),
+)

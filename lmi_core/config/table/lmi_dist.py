@@ -1,0 +1,137 @@
+"""LMI-Dist keys; most are shared with vLLM."""
+
+from lmi_core.config.option import Flag, Option, mapped, needs, no_effect
+from lmi_core.config.value_type import Bool, Choice, Float, Int, Text
+
+_BOTH = ("lmi_dist", "vllm")
+_SYSTEMS = ("lmi_dist",)
+_DRAFT = "speculation.draft_model"
+
+OPTIONS = (
+    Option(
+        key="option.max_rolling_batch_prefill_tokens",
+        type=Int(1),
+        doc="Tokens that one step may process.",
+        systems=(*_BOTH, "tgi"),
+        spellings=("option.max_num_batched_tokens",),
+        env=("MAX_BATCH_PREFILL_TOKENS",),
+        flag=Flag("--max-batch-prefill-tokens", "MAX_BATCH_PREFILL_TOKENS"),
+        actions={
+            "native": mapped("max_num_batched_tokens"),
+            "vllm": mapped("max_num_batched_tokens"),
+            "trtllm": mapped("max_num_tokens"),
+        },
+    ),
+    Option(
+        key="option.paged_attention",
+        type=Bool(),
+        doc="Keep the KV cache in blocks.",
+        systems=_SYSTEMS,
+        default=True,
+        deprecated="since 0.26: attention is always paged",
+        actions={"native": no_effect("attention is always paged")},
+    ),
+    Option(
+        key="option.max_model_len",
+        type=Int(1),
+        doc="Most tokens of one sequence, prompt and answer together.",
+        systems=(*_BOTH, "native"),
+        actions={
+            "native": mapped("max_model_len"),
+            "transformers": mapped("max_length"),
+            "vllm": mapped("max_model_len"),
+            "trtllm": mapped("max_seq_len"),
+            "neuron": mapped("n_positions"),
+        },
+    ),
+    Option(
+        key="option.load_format",
+        type=Text("auto, safetensors, pt, ..."),
+        doc="Format of the weight files.",
+        systems=_BOTH,
+        default="auto",
+        actions={
+            "native": no_effect(
+                "safetensors is the only format read",
+                by_value={
+                    "pt": needs("weights.pickle", "convert the weights to safetensors", idle=()),
+                    "dummy": needs("weights.dummy", idle=()),
+                },
+            ),
+            "vllm": mapped("load_format"),
+        },
+    ),
+    Option(
+        key="option.enforce_eager",
+        type=Bool(),
+        doc="Run kernel by kernel instead of replaying a recorded graph.",
+        systems=_BOTH,
+        default=False,
+        env=("ENABLE_CUDA_GRAPHS",),
+        actions={
+            "native": needs("graph.eager", "tokens are the same either way", tuning=True),
+            "vllm": mapped("enforce_eager"),
+        },
+    ),
+    Option(
+        key="option.gpu_memory_utilization",
+        type=Float(0, 1, above=True),
+        doc="Share of device memory for weights and KV cache.",
+        systems=(*_BOTH, "tgi"),
+        default=0.9,
+        env=("CUDA_MEMORY_FRACTION",),
+        flag=Flag("--cuda-memory-fraction", "CUDA_MEMORY_FRACTION"),
+        actions={
+            "native": no_effect("the CPU engine sizes its cache by option.kv_cache_bytes"),
+            "vllm": mapped("gpu_memory_utilization"),
+            "trtllm": mapped("kv_cache_config.free_gpu_memory_fraction"),
+        },
+    ),
+    Option(
+        key="option.speculative_draft_model",
+        type=Text("hub id, s3:// prefix or path"),
+        doc="Draft model of speculative decoding.",
+        systems=_SYSTEMS,
+        actions={
+            "native": needs(_DRAFT, "greedy tokens are the same without it", tuning=True, idle=()),
+            "vllm": mapped("speculative_config.model"),
+        },
+    ),
+    Option(
+        key="option.speculative_length",
+        type=Int(1),
+        doc="Tokens drafted per step.",
+        systems=_SYSTEMS,
+        default=5,
+        actions={
+            "native": needs(_DRAFT, tuning=True, idle=()),
+            "vllm": mapped("speculative_config.num_speculative_tokens"),
+        },
+    ),
+    Option(
+        key="option.draft_model_tp_size",
+        type=Int(1),
+        doc="Tensor parallel degree of the draft model.",
+        systems=_SYSTEMS,
+        default=1,
+        actions={
+            "native": needs(_DRAFT, tuning=True, idle=(1,)),
+            "vllm": mapped("speculative_config.draft_tensor_parallel_size"),
+        },
+    ),
+    Option(
+        key="option.record_acceptance_rate",
+        type=Bool(),
+        doc="Report the share of drafted tokens that were accepted.",
+        systems=_SYSTEMS,
+        default=False,
+        actions={"native": needs(_DRAFT, tuning=True)},
+    ),
+    Option(
+        key="option.lora_dtype",
+        type=Choice(("auto", "fp16", "bf16", "fp32", "float16", "bfloat16", "float32")),
+        doc="Data type of LoRA weights.",
+        systems=_BOTH,
+        actions={"native": needs("lora", idle=("auto",)), "vllm": mapped("lora_dtype")},
+    ),
+)

@@ -1,0 +1,67 @@
+"""Keys of the native engine that no other system has."""
+
+from lmi_core.config.option import Action, Flag, Option, mapped, needs
+from lmi_core.config.value_type import Bool, Choice, Int, ValueType
+
+
+def _native(
+    name: str,
+    kind: ValueType,
+    doc: str,
+    default: object = None,
+    native: Action | None = None,
+    flag: Flag | None = None,
+) -> Option:
+    return Option(
+        key=f"option.{name}",
+        type=kind,
+        doc=doc,
+        systems=("native", "tgi") if flag else ("native",),
+        default=default,
+        flag=flag,
+        actions={"native": native or mapped(name)},
+    )
+
+
+OPTIONS = (
+    _native(
+        "block_size", Int(16, 4096), "Tokens in a block of the KV cache, a multiple of 16.", 32
+    ),
+    _native("kv_cache_bytes", Int(1), "Bytes of the KV cache."),
+    _native(
+        "kv_cache_dtype",
+        Choice(("auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2")),
+        "Data type of the KV cache.",
+        "auto",
+        mapped(
+            "kv_dtype",
+            by_value={
+                "int8": needs("kv.int8", "KV cache in int8", setting="kv_dtype=int8", idle=()),
+                "fp8_e4m3fn": needs("kv.fp8", "write int8 or bf16", idle=()),
+                "fp8_e5m2": needs("kv.fp8", "write int8 or bf16", idle=()),
+            },
+        ),
+        Flag("--kv-cache-dtype", "KV_CACHE_DTYPE", choices=("fp8_e4m3fn", "fp8_e5m2")),
+    ),
+    _native("num_threads", Int(1, 4096), "Threads of the CPU engine."),
+    _native("seed", Int(0), "Seed of requests that bring none.", 0),
+    _native("overlap", Bool(), "Deliver a step's tokens while the next step runs.", True),
+    _native(
+        "instruction_set",
+        Choice(("auto", "scalar", "avx2", "avx512", "avx512_bf16")),
+        "Instruction set of the kernels.",
+        "auto",
+    ),
+    _native(
+        "deterministic",
+        Bool(),
+        "The same tokens whatever else is in the batch.",
+        None,
+        mapped(
+            "invariant kernels",
+            "always on for the CPU engine",
+            capability="batch.invariant",
+            idle=(False,),
+        ),
+    ),
+)

@@ -1,0 +1,61 @@
+"""Transformers-NeuronX keys (and Optimum Neuron)."""
+
+from lmi_core.config.option import Action, Option, mapped, no_effect
+from lmi_core.config.value_type import Bool, Choice, Int, Items, Text, ValueType
+
+_SYSTEMS = ("neuronx",)
+_COMPILER = no_effect("chooses how Neuron compiles; the native engine isn't compiled per model")
+
+
+def _neuron(
+    name: str, kind: ValueType, doc: str, default: object = None, native: Action = _COMPILER
+) -> Option:
+    return Option(
+        key=f"option.{name}",
+        type=kind,
+        doc=doc,
+        systems=_SYSTEMS,
+        default=default,
+        actions={"native": native, "neuron": mapped(name)},
+    )
+
+
+OPTIONS = (
+    _neuron(
+        "n_positions",
+        Int(1),
+        "Most tokens of one sequence, prompt and answer together.",
+        128,
+        mapped("max_model_len"),
+    ),
+    _neuron("unroll", Text("None or a number"), "Layers unrolled in the compiled graph."),
+    _neuron("neuron_optimize_level", Int(1, 3), "Compiler optimisation level."),
+    _neuron("context_length_estimate", Items(Int(1)), "Prompt lengths to compile for."),
+    _neuron("load_split_model", Bool(), "The weights are split for Neuron already.", False),
+    _neuron("compiled_graph_path", Text("s3:// prefix or directory"), "Compiled graphs to use."),
+    _neuron(
+        "group_query_attention",
+        Choice(
+            ("shard-over-heads", "shard-over-batch", "replicated-heads", "all-gather-heads"),
+            exact=True,
+        ),
+        "Sharding of the KV cache.",
+    ),
+    _neuron("enable_mixed_precision_accumulation", Bool(), "Accumulate in fp32.", False),
+    _neuron("enable_saturate_infinity", Bool(), "Saturate instead of infinity.", False),
+    _neuron("amp", Text("dtype"), "Set from option.dtype; a written value is overwritten."),
+    _neuron("model_loader", Choice(("tnx", "optimum", "vllm")), "Library that loads the model."),
+    _neuron(
+        "rolling_batch_strategy",
+        Choice(("continuous_batching", "naive_rolling_batch")),
+        "Batching of the Neuron handler.",
+    ),
+    _neuron("fuse_qkv", Bool(), "Fuse the QKV projections.", False),
+    _neuron("on_device_embedding", Bool(), "Embed on the device.", False),
+    _neuron("collectives_layout", Choice(("BSH", "HSB", "SBH")), "Layout of collectives."),
+    _neuron(
+        "partition_schema",
+        Choice(("legacy", "optimum", "safetensors", "compile_only")),
+        "Form in which compiled artefacts are saved.",
+    ),
+)

@@ -1,0 +1,62 @@
+"""Keys of the scheduler rolling batch (padded execution bounded by max-sparsity)."""
+
+from lmi_core.config.option import Option, mapped, needs, refused
+from lmi_core.config.value_type import Choice, Float, Int, Text
+
+_SYSTEMS = ("scheduler",)
+
+OPTIONS = (
+    Option(
+        key="option.decoding_strategy",
+        type=Choice(("greedy", "sample", "contrastive")),
+        doc="Decoding of requests that don't choose one.",
+        systems=_SYSTEMS,
+        default="greedy",
+        actions={
+            "native": needs("request.default_strategy", idle=("greedy",)),
+            "transformers": mapped("decoding_strategy"),
+        },
+    ),
+    Option(
+        key="option.max_sparsity",
+        type=Float(0, 1),
+        doc="Largest share of padding in a split of the batch.",
+        systems=_SYSTEMS,
+        default=0.33,
+        actions={
+            "native": needs(
+                "scheduler.max_sparsity",
+                "paged batches have no padding",
+                setting="max_sparsity",
+                tuning=True,
+                idle=(),
+            ),
+            "transformers": mapped("max_sparsity"),
+        },
+    ),
+    Option(
+        key="option.max_splits",
+        type=Int(1),
+        doc="Most splits of the batch, each with its own forward call.",
+        systems=_SYSTEMS,
+        default=3,
+        actions={
+            "native": needs(
+                "scheduler.max_sparsity",
+                "paged batches are never split",
+                setting="max_splits",
+                tuning=True,
+                idle=(),
+            ),
+            "transformers": mapped("max_splits"),
+        },
+    ),
+    Option(
+        key="option.multi_gpu",
+        type=Text("lmi_dist_sharding"),
+        doc="Sharding of gpt-neox in the scheduler.",
+        systems=_SYSTEMS,
+        deprecated="since 0.25: use option.tensor_parallel_degree",
+        actions={"native": refused("use option.tensor_parallel_degree")},
+    ),
+)

@@ -1,0 +1,152 @@
+"""Keys of the server as a whole: ``config.properties`` and ``SERVING_*`` variables."""
+
+from lmi_core.config.option import Action, Option, mapped, needs, no_effect
+from lmi_core.config.value_type import Bool, Int, Text, ValueType
+
+_JAVA = no_effect("belongs to the Java server; none runs here")
+_TLS = needs("server.tls", "put a TLS proxy in front", idle=())
+_CORS = needs("server.cors", "answer CORS in a proxy", tuning=True, idle=())
+_ERROR_RATE = needs("server.error_rate", tuning=True, idle=())
+
+
+def _server(
+    key: str,
+    kind: ValueType,
+    doc: str,
+    action: Action,
+    default: object = None,
+    *env: str,
+    secret: bool = False,
+) -> Option:
+    return Option(
+        key=key,
+        type=kind,
+        doc=doc,
+        systems=("server",),
+        default=default,
+        env=env,
+        scope="server",
+        secret=secret,
+        actions={"server": action},
+    )
+
+
+def _status(key: str, default: int) -> Option:
+    return _server(
+        key,
+        Int(200, 599),
+        "HTTP status of this kind of failure.",
+        needs("server.status_override", tuning=True, idle=(default,)),
+        default,
+    )
+
+
+OPTIONS = (
+    _server(
+        "inference_address",
+        Text("http://host:port or unix:/path"),
+        "Address of the inference routes.",
+        mapped("host and port"),
+        "http://0.0.0.0:8080",
+    ),
+    _server(
+        "management_address",
+        Text("http://host:port or unix:/path"),
+        "Address of the management routes.",
+        needs("server.management_address", tuning=True, idle=("http://0.0.0.0:8080",)),
+        "http://0.0.0.0:8080",
+    ),
+    _server("load_models", Text("list of models"), "Models to load at start.", mapped("models")),
+    _server("model_store", Text("path"), "Directory of models.", mapped("models")),
+    _server(
+        "model_url_pattern",
+        Text("regular expression"),
+        "URLs that may be loaded on demand.",
+        needs("server.load_on_demand", idle=()),
+    ),
+    _server(
+        "wait_model_loading",
+        Bool(),
+        "Open the port only after the models are loaded.",
+        needs("server.wait_model_loading", tuning=True, idle=(True,)),
+        True,
+    ),
+    _server(
+        "allow_multi_status",
+        Bool(),
+        "Answer 207 to /ping while models load.",
+        needs("server.multi_status", tuning=True, idle=(False,)),
+        False,
+    ),
+    _server("number_of_netty_threads", Int(0), "I/O threads.", _JAVA, 0),
+    _server(
+        "max_request_size",
+        Int(1),
+        "Largest request body in bytes.",
+        mapped("max_request_size"),
+        67108864,
+        "SAGEMAKER_MAX_REQUEST_SIZE",
+        "SAGEMAKER_MAX_PAYLOAD_IN_MB",
+    ),
+    _server(
+        "chunked_read_timeout",
+        Int(1),
+        "Seconds between two pieces of an answer.",
+        needs("server.chunked_read_timeout", tuning=True, idle=()),
+        60,
+    ),
+    _server("cors_allowed_origin", Text("origin"), "Access-Control-Allow-Origin.", _CORS),
+    _server("cors_allowed_methods", Text("methods"), "Access-Control-Allow-Methods.", _CORS),
+    _server("cors_allowed_headers", Text("headers"), "Access-Control-Allow-Headers.", _CORS),
+    _server("keystore", Text("path"), "Key store of TLS.", _TLS),
+    _server("keystore_pass", Text("password"), "Password of it.", _TLS, "changeit", secret=True),
+    _server("keystore_type", Text("type"), "Type of it.", _TLS, "PKCS12"),
+    _server("certificate_file", Text("path"), "Certificate of TLS.", _TLS),
+    _server("private_key_file", Text("path"), "Private key of TLS.", _TLS),
+    _server("plugin_folder", Text("path"), "Directory of Java plug-ins.", _JAVA, "plugins"),
+    _server("error_rate_wlm", Text("N or N/duration"), "Failures until unhealthy.", _ERROR_RATE),
+    _server("error_rate_server", Text("N or N/duration"), "Failures until unhealthy.", _ERROR_RATE),
+    _server("error_rate_model", Text("N or N/duration"), "Failures until unhealthy.", _ERROR_RATE),
+    _server("error_rate_any", Text("N or N/duration"), "Failures until unhealthy.", _ERROR_RATE),
+    _status("bad_request_http_code", 400),
+    _status("wlm_error_http_code", 503),
+    _status("throttle_error_http_code", 503),
+    _status("timeout_http_code", 400),
+    _status("server_error_http_code", 500),
+    _server(
+        "request_id_header_key",
+        Text("header"),
+        "Header that carries the request id.",
+        needs("server.request_id", tuning=True, idle=("x-request-id",)),
+        "x-request-id",
+    ),
+    _server(
+        "cluster_address",
+        Text("http://host:port"),
+        "Address of the multi-host protocol.",
+        needs("parallel.cluster", tuning=True, idle=("http://0.0.0.0:8888",)),
+        "http://0.0.0.0:8888",
+    ),
+    _server(
+        "prometheus",
+        Bool(),
+        "Serve metrics in Prometheus' format.",
+        needs("server.prometheus", tuning=True, idle=(False,)),
+    ),
+    _server("download_dir", Text("path"), "Directory of downloads.", mapped("download_dir")),
+    _server(
+        "features",
+        Text("list of libraries"),
+        "Libraries of the container image.",
+        no_effect("the packages installed here decide"),
+    ),
+    _server(
+        "offline",
+        Bool(),
+        "Download nothing.",
+        mapped("offline"),
+        False,
+        "DJL_OFFLINE",
+        "HF_HUB_OFFLINE",
+    ),
+)

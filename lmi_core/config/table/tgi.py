@@ -1,0 +1,240 @@
+"""Flags and variables of the text-generation-inference launcher that have no LMI key."""
+
+from lmi_core.config.option import Action, Flag, Option, mapped, needs, no_effect, refused
+from lmi_core.config.value_type import Bool, Choice, Float, Int, Items, Text, ValueType
+
+_ROPE = needs("rope.override", idle=())
+_INTERNAL = no_effect("no shard processes are started")
+
+
+def _tgi(
+    flag: str,
+    kind: ValueType,
+    doc: str,
+    native: Action,
+    default: object = None,
+    *,
+    aliases: tuple[str, ...] = (),
+    switch: bool = False,
+    secret: bool = False,
+    env: str | None = None,
+) -> Option:
+    name = flag.removeprefix("--").replace("-", "_")
+    return Option(
+        key=f"option.{name}",
+        type=kind,
+        doc=doc,
+        systems=("tgi",),
+        default=default,
+        flag=Flag(flag, env or name.upper(), aliases, switch),
+        actions={"native": native},
+        secret=secret,
+    )
+
+
+def _later(flag: str, kind: ValueType, doc: str, why: str, *, switch: bool = False) -> Option:
+    return _tgi(flag, kind, doc, no_effect(why), switch=switch)
+
+
+OPTIONS = (
+    _tgi(
+        "--sharded",
+        Choice(("true", "false"), exact=True),
+        "Shard the model over all visible devices.",
+        no_effect("the CPU engine runs one unsharded copy"),
+    ),
+    _tgi(
+        "--speculate",
+        Int(0),
+        "Tokens drafted per step by n-gram or the model's extra heads.",
+        needs("speculation.ngram", "tokens are the same without", tuning=True, idle=(0,)),
+    ),
+    _tgi(
+        "--max-best-of", Int(1), "Most candidates a request may ask for.", mapped("max_best_of"), 2
+    ),
+    _tgi(
+        "--max-stop-sequences",
+        Int(0),
+        "Most stop texts in a request.",
+        mapped("max_stop_sequences"),
+        4,
+    ),
+    _tgi(
+        "--max-top-n-tokens",
+        Int(0),
+        "Most alternative tokens a request may ask for.",
+        mapped("max_top_n_tokens"),
+        5,
+    ),
+    _tgi(
+        "--max-input-tokens",
+        Int(1),
+        "Most tokens of a prompt.",
+        mapped("max_input_tokens"),
+        aliases=("--max-input-length",),
+    ),
+    _tgi(
+        "--max-total-tokens",
+        Int(1),
+        "Most tokens of one sequence, prompt and answer together.",
+        mapped("max_model_len"),
+    ),
+    _tgi(
+        "--waiting-served-ratio",
+        Float(0),
+        "Waiting to running ratio at which prefill interrupts decoding.",
+        needs("scheduler.waiting_served_ratio", tuning=True, idle=()),
+        0.3,
+    ),
+    _tgi(
+        "--max-batch-total-tokens",
+        Int(1),
+        "Token budget of the running batch.",
+        needs("scheduler.max_batch_total_tokens", tuning=True, idle=()),
+    ),
+    _tgi(
+        "--max-waiting-tokens",
+        Int(0),
+        "Decode steps until waiting requests are let in.",
+        needs("scheduler.max_waiting_tokens", tuning=True, idle=()),
+        20,
+    ),
+    _tgi(
+        "--disable-custom-kernels",
+        Bool(),
+        "Avoid custom CUDA kernels.",
+        no_effect("there are no such kernels; option.enforce_eager runs the plain path"),
+        False,
+        switch=True,
+    ),
+    _tgi("--rope-scaling", Choice(("linear", "dynamic"), exact=True), "Rotary scaling.", _ROPE),
+    _tgi("--rope-factor", Float(0, above=True), "Factor of rotary scaling.", _ROPE),
+    _tgi(
+        "--tokenizer-config-path",
+        Text("path"),
+        "File that supplies the chat template and special tokens.",
+        needs("chat.template_override", idle=()),
+    ),
+    _tgi(
+        "--lora-adapters",
+        Items(Text("id, id=path, id@revision or id=path@revision")),
+        "LoRA adapters to load.",
+        needs("lora", idle=()),
+    ),
+    _tgi(
+        "--validation-workers",
+        Int(0),
+        "Tokenizer threads.",
+        no_effect("tokenising uses the server's own threads"),
+        2,
+    ),
+    _tgi(
+        "--cuda-graphs",
+        Items(Int(0)),
+        "Batch sizes captured as CUDA graphs; 0 for none.",
+        no_effect("the CPU engine replays its own recorded graph"),
+    ),
+    _tgi(
+        "--hostname",
+        Text("address"),
+        "Address to listen on.",
+        mapped("host"),
+        "0.0.0.0",
+    ),
+    _tgi("--port", Int(0, 65535), "Port to listen on.", mapped("port"), 3000, aliases=("-p",)),
+    _tgi("--shard-uds-path", Text("path"), "Socket of the shards.", _INTERNAL),
+    _tgi("--master-addr", Text("host"), "Address of the first shard.", _INTERNAL),
+    _tgi("--master-port", Int(0, 65535), "Port of the first shard.", _INTERNAL),
+    _tgi(
+        "--huggingface-hub-cache",
+        Text("path"),
+        "Directory of the hub cache.",
+        mapped("hub_cache"),
+    ),
+    _tgi(
+        "--weights-cache-override",
+        Text("path"),
+        "Directory of the hub cache, for weights only.",
+        no_effect("set --huggingface-hub-cache"),
+    ),
+    _later("--json-output", Bool(), "Log as JSON.", "logs are plain text", switch=True),
+    _later("--otlp-endpoint", Text("URL"), "Where traces go.", "no traces are sent"),
+    _later("--otlp-service-name", Text("name"), "Name in traces.", "no traces are sent"),
+    _tgi(
+        "--cors-allow-origin",
+        Text("origin"),
+        "Origin that browsers may call from.",
+        needs("server.cors", tuning=True, idle=()),
+    ),
+    _tgi(
+        "--watermark-gamma",
+        Float(0, 1),
+        "Share of the vocabulary favoured by the watermark.",
+        needs("request.watermark", idle=()),
+    ),
+    _tgi(
+        "--watermark-delta",
+        Float(),
+        "Bias of the watermark.",
+        needs("request.watermark", idle=()),
+    ),
+    _tgi("--ngrok", Bool(), "Open a tunnel.", refused("use a proxy", idle=(False,)), switch=True),
+    _tgi(
+        "--ngrok-authtoken",
+        Text("token"),
+        "Token of the tunnel.",
+        no_effect("no tunnel is opened"),
+        secret=True,
+    ),
+    _tgi("--ngrok-edge", Text("name"), "Edge of the tunnel.", no_effect("no tunnel is opened")),
+    _tgi(
+        "--disable-grammar-support",
+        Bool(),
+        "Refuse requests with a grammar.",
+        no_effect("grammars are not available in this version"),
+        False,
+        switch=True,
+    ),
+    _tgi(
+        "--max-client-batch-size",
+        Int(1),
+        "Most prompts in one request.",
+        mapped("max_client_batch_size"),
+        4,
+    ),
+    _later("--disable-usage-stats", Bool(), "No statistics.", "nothing is sent", switch=True),
+    _later("--disable-crash-reports", Bool(), "No crash reports.", "nothing is sent", switch=True),
+    _later("--usage-stats", Choice(("on", "off", "no-stack")), "Statistics.", "nothing is sent"),
+    _tgi(
+        "--api-key",
+        Text("key"),
+        "Key that every request must bring.",
+        needs("server.api_key", idle=()),
+        secret=True,
+    ),
+    _tgi(
+        "--payload-limit",
+        Int(1),
+        "Largest request body in bytes.",
+        mapped("max_request_size"),
+        2_000_000,
+    ),
+    _later(
+        "--enable-prefill-logprobs",
+        Bool(),
+        "Allow log probabilities of the prompt.",
+        "requests may always ask for them",
+        switch=True,
+    ),
+    _tgi(
+        "--graceful-termination-timeout",
+        Int(0),
+        "Seconds that running requests have to end.",
+        mapped("drain_timeout_s"),
+        90,
+        aliases=("-g",),
+    ),
+    _later(
+        "--prometheus-port", Int(0, 65535), "Port of metrics.", "metrics share the server's port"
+    ),
+)

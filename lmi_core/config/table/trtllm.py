@@ -1,0 +1,174 @@
+"""TensorRT-LLM keys, with SmoothQuant and AWQ."""
+
+from lmi_core.config.option import Action, Option, mapped, needs, no_effect, refused
+from lmi_core.config.value_type import Bool, Choice, Float, Int, ValueType
+
+_SYSTEMS = ("trtllm",)
+_BUILD = no_effect("chooses how TensorRT-LLM builds its engine; nothing is built here")
+_MODEL_CONFIG = no_effect("the native engine reads it from the model's config.json")
+
+
+def _trt(
+    name: str,
+    kind: ValueType,
+    doc: str,
+    default: object = None,
+    native: Action = _BUILD,
+    setting: str | None = None,
+) -> Option:
+    return Option(
+        key=f"option.{name}",
+        type=kind,
+        doc=doc,
+        systems=_SYSTEMS,
+        default=default,
+        actions={"native": native, "trtllm": mapped(setting or name)},
+    )
+
+
+OPTIONS = (
+    _trt(
+        "max_input_len",
+        Int(1),
+        "Most tokens of a prompt.",
+        1024,
+        mapped("max_input_tokens", "also adds to max_model_len"),
+    ),
+    _trt(
+        "max_output_len",
+        Int(1),
+        "Most tokens of an answer.",
+        512,
+        mapped("max_model_len", "adds to option.max_input_len"),
+    ),
+    _trt("max_num_tokens", Int(1), "Tokens in a step.", None, mapped("max_num_batched_tokens")),
+    _trt("use_custom_all_reduce", Bool(), "All-reduce kernel for NVLink.", False),
+    _trt(
+        "tokens_per_block",
+        Int(1),
+        "Tokens in a block of the KV cache.",
+        64,
+        mapped("block_size"),
+        "kv_cache_config.tokens_per_block",
+    ),
+    _trt(
+        "batch_scheduler_policy",
+        Choice(("max_utilization", "guaranteed_no_evict")),
+        "Whether running sequences may be preempted.",
+        "max_utilization",
+        mapped(
+            "guaranteed_no_evict", convert={"max_utilization": False, "guaranteed_no_evict": True}
+        ),
+        "scheduler_config.capacity_scheduler_policy",
+    ),
+    _trt(
+        "kv_cache_free_gpu_mem_fraction",
+        Float(0, 1),
+        "Share of free device memory for the KV cache.",
+        0.95,
+        no_effect("the CPU engine sizes its cache by option.kv_cache_bytes"),
+        "kv_cache_config.free_gpu_memory_fraction",
+    ),
+    _trt(
+        "max_num_sequences",
+        Int(1),
+        "Sequences in the running batch; option.max_rolling_batch_size if absent.",
+        None,
+        mapped("max_num_seqs"),
+        "max_batch_size",
+    ),
+    _trt(
+        "enable_trt_overlap",
+        Bool(),
+        "Overlap the execution of batches.",
+        False,
+        mapped("overlap"),
+    ),
+    _trt(
+        "enable_kv_cache_reuse",
+        Bool(),
+        "Reuse the KV cache of equal prefixes.",
+        False,
+        mapped("enable_prefix_caching", capability="cache.prefix", idle=(False,)),
+        "kv_cache_config.enable_block_reuse",
+    ),
+    _trt(
+        "baichuan_model_version",
+        Choice(("v1_7b", "v1_13b", "v2_7b", "v2_13b")),
+        "Version of a Baichuan model.",
+        "v1_13b",
+        _MODEL_CONFIG,
+    ),
+    _trt(
+        "chatglm_model_version",
+        Choice(
+            (
+                "chatglm_6b",
+                "chatglm2_6b",
+                "chatglm2_6b_32k",
+                "chatglm3_6b",
+                "chatglm3_6b_base",
+                "chatglm3_6b_32k",
+                "glm_10b",
+            )
+        ),
+        "Version of a ChatGLM model, required for one.",
+        None,
+        _MODEL_CONFIG,
+    ),
+    _trt(
+        "gpt_model_version",
+        Choice(("gpt2", "santacoder", "starcoder")),
+        "Version of a GPT-2 model.",
+        "gpt2",
+        _MODEL_CONFIG,
+    ),
+    _trt("multi_block_mode", Bool(), "Split long KV sequences over blocks.", False),
+    _trt("use_fused_mlp", Bool(), "Fuse the gated MLP.", False),
+    _trt(
+        "rotary_base",
+        Float(0, above=True),
+        "Base of the rotary embedding.",
+        10000.0,
+        needs("rope.override", idle=()),
+    ),
+    _trt(
+        "rotary_dim",
+        Int(1),
+        "Rotary dimensions of gptj.",
+        64,
+        needs("rope.override", idle=()),
+    ),
+    Option(
+        key="option.rotary_scaling_type",
+        type=Choice(("linear", "dynamic")),
+        doc="Kind of rotary scaling.",
+        systems=("trtllm",),
+        actions={
+            "native": needs("rope.override", idle=()),
+            "trtllm": mapped("rotary_scaling.type"),
+        },
+    ),
+    Option(
+        key="option.rotary_scaling_factor",
+        type=Float(1, above=True),
+        doc="Factor of rotary scaling.",
+        systems=("trtllm",),
+        actions={
+            "native": needs("rope.override", idle=()),
+            "trtllm": mapped("rotary_scaling.factor"),
+        },
+    ),
+    _trt("smoothquant_per_token", Bool(), "A SmoothQuant factor per token.", False),
+    _trt("smoothquant_per_channel", Bool(), "A SmoothQuant factor per channel.", False),
+    _trt("multi_query_mode", Bool(), "SmoothQuant of a multi-query model.", False),
+    _trt("awq_format", Choice(("int4_awq",)), "AWQ format of the build.", "int4_awq"),
+    _trt("awq_calib_size", Int(1), "Calibration samples of AWQ.", 32),
+    _trt(
+        "trtllm_python_backend",
+        Bool(),
+        "Run through TensorRT-LLM's Python session; set by detection for T5.",
+        False,
+        refused("encoder-decoder models are not served by the native engine", idle=(False,)),
+    ),
+)

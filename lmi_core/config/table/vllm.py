@@ -1,0 +1,192 @@
+"""vLLM keys, with those that came after 0.27."""
+
+from lmi_core.config.option import Action, Option, mapped, needs, no_effect, refused
+from lmi_core.config.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
+
+_SYSTEMS = ("vllm",)
+_LORA_SYSTEMS = ("vllm", "lmi_dist")
+
+
+def _lora(
+    name: str, kind: ValueType, doc: str, default: object, idle: tuple[object, ...]
+) -> Option:
+    return Option(
+        key=f"option.{name}",
+        type=kind,
+        doc=doc,
+        systems=_LORA_SYSTEMS,
+        default=default,
+        actions={"native": needs("lora", idle=idle), "vllm": mapped(name)},
+    )
+
+
+def _vllm(
+    name: str, kind: ValueType, doc: str, native: Action, default: object = None, *env: str
+) -> Option:
+    return Option(
+        key=f"option.{name}",
+        type=kind,
+        doc=doc,
+        systems=_SYSTEMS,
+        default=default,
+        env=env,
+        actions={"native": native, "vllm": mapped(name)},
+    )
+
+
+_SESSIONS = needs("server.sessions", idle=(False,))
+_SESSION_DETAIL = needs("server.sessions", tuning=True, idle=())
+
+OPTIONS = (
+    _lora("enable_lora", Bool(), "Serve LoRA adapters.", False, (False,)),
+    _lora("max_loras", Int(1), "Adapters in one batch.", 4, (4,)),
+    _lora("max_lora_rank", Int(1), "Largest rank of an adapter.", 16, (16,)),
+    _lora("lora_extra_vocab_size", Int(0), "Tokens an adapter may add.", 256, (0, 256)),
+    _lora("max_cpu_loras", Int(1), "Adapters kept in host memory.", None, ()),
+    _lora("fully_sharded_loras", Bool(), "Shard adapters fully.", False, (False,)),
+    _lora("long_lora_scaling_factors", Text("numbers"), "Scaling of long LoRA.", None, ()),
+    _vllm(
+        "enable_prefix_caching",
+        Bool(),
+        "Reuse the KV cache of equal prefixes.",
+        mapped("enable_prefix_caching", capability="cache.prefix", idle=(False,)),
+    ),
+    _vllm(
+        "enable_chunked_prefill",
+        Bool(),
+        "Split long prompts over steps and mix them with decoding.",
+        mapped(
+            "chunked prefill",
+            "always on; tokens are the same either way",
+            capability="batch.chunked_prefill",
+            tuning=True,
+            by_value={False: no_effect("prompts are always chunked; tokens are the same")},
+        ),
+    ),
+    _vllm(
+        "max_logprobs",
+        Int(0),
+        "Most log probabilities a request may ask for per token.",
+        mapped("max_logprobs"),
+        20,
+    ),
+    Option(
+        key="option.cpu_offload_gb_per_gpu",
+        type=Float(0),
+        doc="GiB of weights kept in host memory per device.",
+        systems=(*_SYSTEMS, "lmi_dist"),
+        default=0.0,
+        spellings=("option.cpu_offload_gb",),
+        actions={
+            "native": no_effect("the CPU engine holds all weights in host memory"),
+            "vllm": mapped("cpu_offload_gb"),
+        },
+    ),
+    _vllm(
+        "speculative_config",
+        Json(),
+        "Speculative decoding as vLLM's JSON.",
+        needs(
+            "speculation.draft_model", "greedy tokens are the same without", tuning=True, idle=()
+        ),
+    ),
+    _vllm(
+        "limit_mm_per_prompt",
+        Json(),
+        "Images, videos and audio clips allowed in a prompt.",
+        no_effect("the native engine takes text only"),
+    ),
+    _vllm(
+        "enable_auto_tool_choice",
+        Bool(),
+        "Let the model call tools.",
+        needs("chat.tools"),
+        False,
+    ),
+    _vllm(
+        "tool_call_parser",
+        Text("parser name"),
+        "Parser of tool calls in the model's text.",
+        needs("chat.tools", idle=()),
+    ),
+    _vllm(
+        "enable_reasoning",
+        Bool(),
+        "Split reasoning from the answer.",
+        needs("chat.reasoning"),
+        False,
+    ),
+    _vllm(
+        "reasoning_parser",
+        Text("parser name"),
+        "Parser of reasoning in the model's text.",
+        needs("chat.reasoning", idle=()),
+    ),
+    _vllm(
+        "chat_template",
+        Text("path or Jinja text"),
+        "Chat template used instead of the model's own.",
+        needs("chat.template_override", idle=()),
+    ),
+    _vllm(
+        "chat_template_content_format",
+        Choice(("auto", "string", "openai")),
+        "Shape of message contents handed to the chat template.",
+        needs("chat.content_format", idle=("auto", "string")),
+        "auto",
+    ),
+    _vllm(
+        "normalize",
+        Bool(),
+        "Normalise embeddings.",
+        no_effect("the native engine generates text; it has no embeddings"),
+        True,
+    ),
+    Option(
+        key="option.enable_stateful_sessions",
+        type=Bool(),
+        doc="Sticky sessions with a directory each.",
+        systems=_SYSTEMS,
+        default=False,
+        actions={"native": _SESSIONS},
+    ),
+    Option(
+        key="option.sessions_path",
+        type=Text("path"),
+        doc="Directory of session files.",
+        systems=_SYSTEMS,
+        default="/dev/shm/djl_sessions",
+        actions={"native": _SESSION_DETAIL},
+    ),
+    Option(
+        key="option.sessions_expiration",
+        type=Int(1),
+        doc="Seconds a session lives.",
+        systems=_SYSTEMS,
+        default=1200,
+        actions={"native": _SESSION_DETAIL},
+    ),
+    Option(
+        key="option.sessions_s3url",
+        type=Text("s3:// prefix"),
+        doc="Where sessions are kept across restarts.",
+        systems=_SYSTEMS,
+        actions={"native": needs("server.sessions", idle=())},
+    ),
+    Option(
+        key="option.lmcache_auto_config",
+        type=Bool(),
+        doc="Configure LMCache for the model.",
+        systems=_SYSTEMS,
+        default=False,
+        actions={"native": no_effect("the native engine has its own prefix cache")},
+    ),
+    Option(
+        key="option.is_peft_model",
+        type=Bool(),
+        doc="The model directory is a LoRA adapter; set by detection.",
+        systems=_SYSTEMS,
+        default=False,
+        actions={"native": refused("merge the adapter into its base model first", idle=(False,))},
+    ),
+)

@@ -1,0 +1,191 @@
+"""Types of option values: how each is written in a text source, parsed and described."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+TRUE_WORDS = frozenset({"true", "1", "yes", "on", "t", "y"})
+FALSE_WORDS = frozenset({"false", "0", "no", "off", "f", "n"})
+INT64_MAX = 2**63 - 1
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,40}", re.ASCII)
+
+
+class ValueType(Protocol):
+    """Parses the text of one value; ``parse`` raises ValueError that says what is allowed."""
+
+    def parse(self, text: str) -> object:
+        """Return the typed value of ``text``."""
+        ...
+
+    def describe(self) -> str:
+        """Name what is allowed, for help and the reference page."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Any text; ``what`` says of which kind (path, hub id, name)."""
+
+    what: str = "text"
+
+    def parse(self, text: str) -> str:
+        if not text:
+            raise ValueError(f"must not be empty, allowed is a {self.what}")
+        if "\0" in text:
+            raise ValueError("must not contain a NUL character")
+        return text
+
+    def describe(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True, slots=True)
+class Bool:
+    """A truth value in the spellings that pydantic accepts."""
+
+    def parse(self, text: str) -> bool:
+        word = text.strip().lower()
+        if word in TRUE_WORDS:
+            return True
+        if word in FALSE_WORDS:
+            return False
+        raise ValueError("is not a truth value, write true or false")
+
+    def describe(self) -> str:
+        return "true, false"
+
+
+@dataclass(frozen=True, slots=True)
+class Int:
+    """An integer in a closed range, or one of a few ``words`` such as ``max``."""
+
+    minimum: int | None = None
+    maximum: int = INT64_MAX
+    words: tuple[str, ...] = ()
+
+    def parse(self, text: str) -> int | str:
+        word = text.strip()
+        if word.lower() in self.words:
+            return word.lower()
+        if not _INTEGER.fullmatch(word):
+            raise ValueError(f"is not {self.describe()}")
+        value = int(word)
+        if value > self.maximum or (self.minimum is not None and value < self.minimum):
+            raise ValueError(f"is out of range, allowed is {self.describe()}")
+        return value
+
+    def describe(self) -> str:
+        if self.minimum is not None and self.maximum < INT64_MAX:
+            span = f"integer {self.minimum} to {self.maximum}"
+        elif self.minimum is not None:
+            span = f"integer >= {self.minimum}"
+        else:
+            span = "integer"
+        return " or ".join((span, *self.words))
+
+
+@dataclass(frozen=True, slots=True)
+class Float:
+    """A finite number in a range whose lower end may be excluded."""
+
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    above: bool = False
+
+    def parse(self, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"is not a {self.describe()}") from None
+        low_ok = value > self.minimum if self.above else value >= self.minimum
+        if not (math.isfinite(value) and low_ok and value <= self.maximum):
+            raise ValueError(f"is out of range, allowed is a {self.describe()}")
+        return value
+
+    def describe(self) -> str:
+        if math.isfinite(self.minimum) and math.isfinite(self.maximum):
+            low = f"above {self.minimum:g} to" if self.above else f"{self.minimum:g} to"
+            return f"number {low} {self.maximum:g}"
+        if math.isfinite(self.minimum):
+            return f"number {'>' if self.above else '>='} {self.minimum:g}"
+        return "number"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few words; matched without regard to case unless ``exact``."""
+
+    choices: tuple[str, ...]
+    exact: bool = False
+
+    def parse(self, text: str) -> str:
+        word = text.strip()
+        for choice in self.choices:
+            if word == choice or (not self.exact and word.lower() == choice.lower()):
+                return choice
+        raise ValueError(f"is not one of {', '.join(self.choices)}")
+
+    def describe(self) -> str:
+        return ", ".join(self.choices)
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list of values separated by one character; empty items are errors."""
+
+    item: ValueType
+    separator: str = ","
+
+    def parse(self, text: str) -> tuple[object, ...]:
+        return tuple(self.item.parse(part.strip()) for part in text.split(self.separator))
+
+    def describe(self) -> str:
+        return f"list of {self.item.describe()}, separated by '{self.separator}'"
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """A JSON document, kept as the text it was written as."""
+
+    def parse(self, text: str) -> str:
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"is not valid JSON ({error})") from None
+        return text
+
+    def describe(self) -> str:
+        return "JSON"
+
+
+@dataclass(frozen=True, slots=True)
+class StopList:
+    """The literal ``["a", "b"]`` of ``option.stop_sequence``, read as JSON or with plain quotes.
+
+    The reference splits the text on every comma; a comma inside quotes is kept here.
+    """
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        body = text.strip()
+        if not (body.startswith("[") and body.endswith("]")):
+            raise ValueError('is not a list in brackets, write ["a", "b"]')
+        try:
+            items = json.loads(body)
+        except (ValueError, RecursionError):
+            items = self._single_quoted(body[1:-1])
+        if not all(isinstance(item, str) and item for item in items):
+            raise ValueError('is not a list of non-empty quoted texts, write ["a", "b"]')
+        return tuple(items)
+
+    def _single_quoted(self, body: str) -> list[str]:
+        if not re.fullmatch(r"\s*('[^']*'\s*(,\s*'[^']*'\s*)*)?", body):
+            raise ValueError('is not a list of quoted texts, write ["a", "b"]')
+        return re.findall(r"'([^']*)'", body)
+
+    def describe(self) -> str:
+        return 'list such as ["a", "b"]'

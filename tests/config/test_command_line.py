@@ -1,0 +1,70 @@
+"""Launcher flags and our own arguments."""
+
+import pytest
+
+from lmi_core.config.command_line import parse_command_line
+from lmi_core.config.merge import merge
+from lmi_core.config.problem import Problems
+
+
+def parse(*argv):
+    problems = Problems()
+    invocation = parse_command_line(argv, problems)
+    return invocation, merge(invocation.settings, problems), problems
+
+
+def test_launcher_flags():
+    invocation, values, problems = parse(
+        *("--model-id", "gpt2", "--num-shard=2", "--quantize", "bitsandbytes-nf4"),
+        *("--trust-remote-code", "--max-input-length", "7", "-p", "8080"),
+    )
+    assert invocation.tgi
+    assert not problems.items
+    assert {key: value.value for key, value in values.known.items()} == {
+        "option.model_id": "gpt2",
+        "option.tensor_parallel_degree": 2,
+        "option.quantize": "bitsandbytes-nf4",
+        "option.trust_remote_code": True,
+        "option.max_input_tokens": 7,
+        "option.port": 8080,
+    }
+    assert values.where("option.tensor_parallel_degree") == "--num-shard"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--num_shard", "2"], "--num_shard: unknown flag; did you mean --num-shard?"),
+        (["--zzz"], "unknown flag; see lmi explain --help"),
+        (["--num-shard"], "--num-shard needs a value"),
+        (["--num-shard", "--port", "1"], "--num-shard needs a value"),
+        (["--num-shard", "two"], "option.tensor_parallel_degree='two' is not integer"),
+        (["--trust-remote-code=true"], "takes no value"),
+        (["--quantize", "AWQ"], "'AWQ' is not one of awq"),
+        (["--option", "x"], "'x' is not key=value"),
+    ],
+)
+def test_faults(argv, message):
+    _, _, problems = parse(*argv)
+    assert message in " ".join(map(str, problems.errors))
+
+
+def test_own_arguments():
+    invocation, values, problems = parse(
+        *("dir", "--option", "option.dtype=fp32", "-o", "seed=3", "--strict", "--json"),
+        *("-f", "c.properties", "-s", "/store", "-m", "a=/m/a", "b=/m/b", "--prefer-native"),
+    )
+    assert not problems.items
+    assert invocation.models == ["dir"]
+    assert invocation.config_file == "c.properties"
+    assert (invocation.strict, invocation.json, invocation.prefer_native) == (True, True, True)
+    assert not invocation.tgi
+    assert values.get("option.dtype") == "fp32"
+    assert values.get("option.seed") == 3
+    assert values.get("load_models") == "a=/m/a,b=/m/b"
+    assert values.get("model_store") == "/store"
+    assert values.where("option.dtype") == "--option option.dtype"
+
+
+def test_everything_after_two_dashes_is_a_model():
+    assert parse("--", "--strict", "x")[0].models == ["--strict", "x"]

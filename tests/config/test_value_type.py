@@ -1,0 +1,67 @@
+"""Types of values accept what the reference accepts and say what they allow."""
+
+import pytest
+
+from lmi_core.config.value_type import Bool, Choice, Float, Int, Items, Json, StopList, Text
+
+
+@pytest.mark.parametrize("word", ["true", "TRUE", "1", "yes", "on", "t", "Y"])
+def test_true_words(word):
+    assert Bool().parse(word) is True
+
+
+@pytest.mark.parametrize("word", ["false", "False", "0", "no", "OFF", "f", "n"])
+def test_false_words(word):
+    assert Bool().parse(word) is False
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (Int(), "3", 3),
+        (Int(), " -7 ", -7),
+        (Int(1, words=("max",)), "MAX", "max"),
+        (Float(0, 1), "0.33", 0.33),
+        (Float(0, 1), "1e-2", 0.01),
+        (Choice(("auto", "lmi-dist")), "LMI-Dist", "lmi-dist"),
+        (Items(Int(1)), "256, 512,1024", (256, 512, 1024)),
+        (Json(), '{"a": 1}', '{"a": 1}'),
+        (Text(), "a b", "a b"),
+        (StopList(), '["a, b", "c"]', ("a, b", "c")),
+        (StopList(), "['x', 'y']", ("x", "y")),
+        (StopList(), "[]", ()),
+    ],
+)
+def test_possible_values(kind, text, value):
+    assert kind.parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "allowed"),
+    [
+        (Bool(), "maybe", "true or false"),
+        (Int(), "3.0", "integer"),
+        (Int(), "\u0663", "integer"),
+        (Int(), "9" * 5000, "integer"),
+        (Int(1), "0", ">= 1"),
+        (Int(1, 3), "4", "1 to 3"),
+        (Float(0, 1), "1.5", "0 to 1"),
+        (Float(0, 1), "nan", "0 to 1"),
+        (Float(1, above=True), "1.0", "> 1"),
+        (Float(), "inf", "number"),
+        (Float(), "x", "number"),
+        (Choice(("a", "b")), "c", "a, b"),
+        (Choice(("Python",), exact=True), "python", "Python"),
+        (Items(Int(1)), "1,,2", "integer"),
+        (Json(), "{", "JSON"),
+        (Json(), "[" * 100_000, "JSON"),
+        (Text(), "a\0b", "NUL"),
+        (Text("path"), "", "path"),
+        (StopList(), "a, b", "brackets"),
+        (StopList(), "[a, b]", "quoted"),
+        (StopList(), "[1]", "quoted"),
+    ],
+)
+def test_impossible_values_name_what_is_allowed(kind, text, allowed):
+    with pytest.raises(ValueError, match=allowed):
+        kind.parse(text)
