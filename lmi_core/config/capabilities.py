@@ -111,7 +111,7 @@ BACKENDS = {
         Backend("transformers", "Transformers", False, frozenset(), "transformers", "transformers"),
         Backend("vllm", "vLLM", False, frozenset(), "vllm", "vllm"),
         Backend("trtllm", "TensorRT-LLM", False, frozenset(), "tensorrt_llm", "trtllm"),
-        Backend("neuron", "Neuron", False, frozenset(), "optimum.neuron", "neuron"),
+        Backend("neuron", "Neuron", False, frozenset(), "optimum", "neuron"),
         Backend("handler", "custom handler", False),
         Backend("server", "server", True),
     )

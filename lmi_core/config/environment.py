@@ -101,7 +101,9 @@ def _tgi(environ: Mapping[str, str], problems: Problems, tgi: bool) -> Iterator[
                 continue  # A shell sets it to the host's name, which TGI doesn't use either.
             setting = Setting(option.key, text, Rank.TGI_VARIABLE, variable)
             if flag.switch and text not in ("true", "false"):
-                problems.value_error(setting, "must be exactly true or false in a TGI variable")
+                problems.value_error(
+                    setting, "must be exactly true or false in a TGI variable", text
+                )
             else:
                 yield setting
 

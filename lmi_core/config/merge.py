@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lmi_core.config.option import Option
 from lmi_core.config.origin import Rank, Setting
@@ -30,15 +30,25 @@ class Value:
 
 @dataclass(slots=True)
 class Values:
-    """Values by key, and the settings of unknown keys."""
+    """Values by key, the settings of unknown keys, and those whose value is impossible.
+
+    ``ignored`` says of keys that are given, but don't count, why they don't.
+    """
 
     known: dict[str, Value] = field(default_factory=dict)
+    ignored: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, Setting] = field(default_factory=dict)
+    impossible: list[tuple[Setting, str]] = field(default_factory=list)
 
     def get(self, key: str) -> object:
         """Return the value given for ``key``, or None."""
         value = self.known.get(key)
-        return None if value is None else value.value
+        return None if value is None or key in self.ignored else value.value
+
+    def used(self) -> list[Value]:
+        """Return the values that count, the strongest source first."""
+        values = [value for key, value in self.known.items() if key not in self.ignored]
+        return sorted(values, key=lambda value: value.setting.rank, reverse=True)
 
     def where(self, key: str) -> str:
         """Return where ``key`` was given, or an empty text."""
@@ -79,7 +89,9 @@ def _choose(option: Option, candidates: list[Setting], values: Values, problems:
         try:
             parsed.append((setting, option.type.parse(setting.text)))
         except ValueError as error:
-            problems.value_error(setting, error, SECRET if option.secret else None)
+            shown = SECRET if option.secret else setting.shown
+            problems.value_error(setting, error, shown)
+            values.impossible.append((replace(setting, text=shown), str(error)))
     if not parsed or parsed[0][0] is not ordered[0]:
         return
     winner, value = parsed[0]

@@ -68,7 +68,7 @@ def honoured(text: str, *, test: str, capability: str | None = None) -> Action:
 
 
 def mapped(
-    setting: str,
+    setting: str | None,
     text: str = "",
     *,
     capability: str | None = None,
@@ -77,7 +77,7 @@ def mapped(
     convert: Mapping[Any, object] | None = None,
     by_value: Mapping[Any, Action] | None = None,
 ) -> Action:
-    """Say that the value becomes ``setting`` of the backend."""
+    """Say that the value becomes ``setting`` of the backend, or what ``text`` says."""
     return Action(
         Outcome.MAPPED, text, setting, capability, tuning, idle, convert, by_value=by_value
     )

@@ -43,10 +43,9 @@ class Problems:
         """Note a fault that the configuration survives."""
         self._add(Problem(Severity.WARNING, where, key, message))
 
-    def value_error(self, setting: Setting, reason: object, shown: str | None = None) -> None:
+    def value_error(self, setting: Setting, reason: object, shown: str) -> None:
         """Note that a setting's value is impossible."""
-        text = setting.shown if shown is None else shown
-        self.error(setting.where, f"{setting.key}={text!r} {reason}", setting.key)
+        self.error(setting.where, f"{setting.key}={shown!r} {reason}", setting.key)
 
     def _add(self, problem: Problem) -> None:
         if problem not in self.items:

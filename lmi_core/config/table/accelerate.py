@@ -4,8 +4,9 @@ from lmi_core.config.option import Flag, Option, mapped, needs, no_effect, refus
 from lmi_core.config.value_type import Bool, Int, StopList, Text
 
 _SYSTEMS = ("accelerate",)
-_INT8 = needs("quant.int8", "weights quantised to int8 at load", setting="quantize=int8")
-_INT4 = needs("quant.int4", "weights quantised to int4 at load", setting="quantize=int4")
+_INT8 = needs("quant.int8", "leave it out to serve the model in bf16", setting="quantize=int8")
+_INT4 = needs("quant.int4", "leave it out to serve the model in bf16", setting="quantize=int4")
+_OFF = no_effect("asks for what happens anyway")
 _PAGED = no_effect("the native engine has its own attention kernels")
 
 
@@ -21,8 +22,8 @@ QUANTIZE = {
     "bitsandbytes4": _INT4,
     "bitsandbytes-nf4": _INT4,
     "bitsandbytes-fp4": _INT4,
-    "awq": needs("weights.awq", "AWQ checkpoint", setting="quantize=awq"),
-    "gptq": needs("weights.gptq", "GPTQ checkpoint", setting="quantize=gptq"),
+    "awq": needs("weights.awq", "give an unquantised checkpoint", setting="quantize=awq"),
+    "gptq": needs("weights.gptq", "give an unquantised checkpoint", setting="quantize=gptq"),
 }
 """What the native engine does with each value of ``option.quantize``."""
 
@@ -108,7 +109,13 @@ OPTIONS = (
         systems=_SYSTEMS,
         deprecated="since 0.25",
         replaced_by="option.quantize",
-        actions={"native": mapped("option.quantize", convert={True: "bitsandbytes4"})},
+        actions={
+            "native": mapped(
+                "option.quantize",
+                convert={True: "bitsandbytes4"},
+                by_value={False: _OFF},
+            )
+        },
     ),
     Option(
         key="option.load_in_8bit",
@@ -118,7 +125,13 @@ OPTIONS = (
         default=False,
         deprecated="since 0.25",
         replaced_by="option.quantize",
-        actions={"native": mapped("option.quantize", convert={True: "bitsandbytes8"})},
+        actions={
+            "native": mapped(
+                "option.quantize",
+                convert={True: "bitsandbytes8"},
+                by_value={False: _OFF},
+            )
+        },
     ),
     Option(
         key="option.device_id",

@@ -31,7 +31,10 @@ OPTIONS = (
         spellings=("option.job_queue_size",),
         env=("MAX_CONCURRENT_REQUESTS",),
         flag=Flag("--max-concurrent-requests", "MAX_CONCURRENT_REQUESTS"),
-        actions={"native": mapped("max_queue_size")},
+        actions={
+            name: mapped("max_queue_size")
+            for name in ("native", "transformers", "vllm", "trtllm", "neuron")
+        },
     ),
     Option(
         key="batch_size",

@@ -4,7 +4,8 @@ from lmi_core.config.option import Flag, Option, mapped, needs, no_effect, refus
 from lmi_core.config.value_type import Bool, Choice, Int, Items, Text
 
 _COMMON = ("common",)
-_INT8 = needs("quant.int8", "weights quantised to int8 at load", setting="quantize=int8")
+_CHOICE = mapped(None, "takes part in the choice of the backend")
+_INT8 = needs("quant.int8", "leave it out to serve the model in bf16", setting="quantize=int8")
 
 DTYPES = {
     "auto": "auto",
@@ -39,9 +40,9 @@ OPTIONS = (
         systems=_COMMON,
         env=("OPTION_ENGINE",),
         actions={
-            "native": mapped("backend", "takes part in the choice of the backend; no MPI is run"),
-            "vllm": mapped("backend", "takes part in the choice of the backend"),
-            "trtllm": mapped("backend", "takes part in the choice of the backend"),
+            "native": _CHOICE,
+            "vllm": _CHOICE,
+            "trtllm": _CHOICE,
         },
     ),
     Option(
@@ -167,7 +168,7 @@ OPTIONS = (
         },
         actions={
             "native": mapped(
-                "scheduler",
+                None,
                 "the native engine always batches continuously",
                 by_value={
                     "scheduler": needs(
@@ -181,10 +182,10 @@ OPTIONS = (
                     ),
                 },
             ),
-            "transformers": mapped("scheduler"),
-            "vllm": mapped("backend"),
-            "trtllm": mapped("backend"),
-            "neuron": mapped("backend"),
+            "transformers": mapped(None, "max-sparsity scheduler"),
+            "vllm": _CHOICE,
+            "trtllm": _CHOICE,
+            "neuron": _CHOICE,
         },
     ),
     Option(
@@ -243,11 +244,11 @@ OPTIONS = (
         systems=_COMMON,
         env=("OPTION_ENTRYPOINT", "DJL_ENTRY_POINT"),
         actions={
-            "native": mapped("backend", "takes part in the choice of the backend"),
-            "vllm": mapped("backend"),
-            "trtllm": mapped("backend"),
-            "neuron": mapped("backend"),
-            "transformers": mapped("backend"),
+            "native": _CHOICE,
+            "vllm": _CHOICE,
+            "trtllm": _CHOICE,
+            "neuron": _CHOICE,
+            "transformers": _CHOICE,
         },
     ),
     Option(

@@ -58,8 +58,8 @@ OPTIONS = (
         "The same tokens whatever else is in the batch.",
         None,
         mapped(
-            "invariant kernels",
-            "always on for the CPU engine",
+            None,
+            "always so on the CPU engine",
             capability="batch.invariant",
             idle=(False,),
         ),

@@ -1,6 +1,6 @@
 """Keys of the server as a whole: ``config.properties`` and ``SERVING_*`` variables."""
 
-from lmi_core.config.option import Action, Option, mapped, needs, no_effect
+from lmi_core.config.option import Action, Option, honoured, mapped, needs, no_effect
 from lmi_core.config.value_type import Bool, Int, Text, ValueType
 
 _JAVA = no_effect("belongs to the Java server; none runs here")
@@ -46,7 +46,7 @@ OPTIONS = (
         "inference_address",
         Text("http://host:port or unix:/path"),
         "Address of the inference routes.",
-        mapped("host and port"),
+        mapped(None, "address to listen on"),
         "http://0.0.0.0:8080",
     ),
     _server(
@@ -56,8 +56,24 @@ OPTIONS = (
         needs("server.management_address", tuning=True, idle=("http://0.0.0.0:8080",)),
         "http://0.0.0.0:8080",
     ),
-    _server("load_models", Text("list of models"), "Models to load at start.", mapped("models")),
-    _server("model_store", Text("path"), "Directory of models.", mapped("models")),
+    _server(
+        "load_models",
+        Text("list of models"),
+        "Models to load at start.",
+        honoured(
+            "names the models to serve",
+            test="tests/config/test_resolve.py::test_load_models_names_the_models",
+        ),
+    ),
+    _server(
+        "model_store",
+        Text("path"),
+        "Directory of models.",
+        honoured(
+            "scanned for models to serve",
+            test="tests/config/test_resolve.py::test_model_store_is_scanned",
+        ),
+    ),
     _server(
         "model_url_pattern",
         Text("regular expression"),

@@ -39,7 +39,7 @@ OPTIONS = (
         Int(1),
         "Most tokens of an answer.",
         512,
-        mapped("max_model_len", "adds to option.max_input_len"),
+        mapped(None, "adds to option.max_input_len to give max_model_len"),
     ),
     _trt("max_num_tokens", Int(1), "Tokens in a step.", None, mapped("max_num_batched_tokens")),
     _trt("use_custom_all_reduce", Bool(), "All-reduce kernel for NVLink.", False),

@@ -56,8 +56,8 @@ OPTIONS = (
         Bool(),
         "Split long prompts over steps and mix them with decoding.",
         mapped(
-            "chunked prefill",
-            "always on; tokens are the same either way",
+            None,
+            "prompts are always chunked; tokens are the same either way",
             capability="batch.chunked_prefill",
             tuning=True,
             by_value={False: no_effect("prompts are always chunked; tokens are the same")},

@@ -1,0 +1,133 @@
+"""Which backend serves a model, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmi_core.config.capabilities import BACKENDS, NATIVE_ARCHITECTURES
+from lmi_core.config.host import Host
+from lmi_core.config.merge import Values
+from lmi_core.config.model_files import ModelFiles
+from lmi_core.config.problem import Problems
+from lmi_core.config.system import WrittenFor
+
+_RETIRED = {
+    "deepspeed": "DeepSpeed",
+    "fastertransformer": "FasterTransformer",
+    "lmi_dist": "LMI-Dist",
+    "neuronx": "Transformers-NeuronX",
+}
+_WANTED = {"vllm": "vllm", "trtllm": "trtllm"}
+_TEXT_TASKS = ("text-generation", "generate", "auto", "conversational")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The backend's name and the reason in words."""
+
+    backend: str
+    reason: str
+
+
+def dispatch(
+    written: WrittenFor,
+    values: Values,
+    files: ModelFiles,
+    host: Host,
+    problems: Problems,
+    *,
+    prefer_native: bool = False,
+) -> Decision:
+    """Choose the backend; a wanted one that can't be had is an error that names the way out."""
+    if written.handler is not None:
+        return _handler(written, values, problems)
+    if written.system == "stable_diffusion":
+        problems.error(
+            values.where("option.entryPoint"),
+            "image generation is not served here; use another server for diffusion models",
+            "option.entryPoint",
+        )
+        return Decision("native", written.reason)
+    wanted = _wanted(written, values, files, host)
+    if wanted.backend == "native":
+        return wanted
+    if prefer_native and _can_be_native(values, files):
+        return Decision("native", f"--prefer-native instead of {BACKENDS[wanted.backend].title}")
+    _require(wanted, written, values, files, host, problems)
+    return wanted
+
+
+def _handler(written: WrittenFor, values: Values, problems: Problems) -> Decision:
+    problems.error(
+        values.where("option.entryPoint") or written.handler or "",
+        f"the handler {written.handler} would answer the requests, but running custom handlers is "
+        "not available in this version; option.entryPoint=djl_python.huggingface serves the model "
+        "with the native engine",
+        "option.entryPoint",
+    )
+    return Decision("handler", written.reason)
+
+
+def _wanted(written: WrittenFor, values: Values, files: ModelFiles, host: Host) -> Decision:
+    system = written.system
+    if system in _WANTED:
+        return Decision(_WANTED[system], written.reason)
+    if system == "neuronx" and host.num_neuron_cores:
+        return Decision("neuron", f"{written.reason} on {host.num_neuron_cores} Neuron cores")
+    task = values.get("option.task")
+    if task is not None and task not in _TEXT_TASKS:
+        return Decision("transformers", f"option.task={task}")
+    if files.architecture is not None and files.architecture not in NATIVE_ARCHITECTURES:
+        reason = f"the native engine has no description of {files.architecture}"
+        return Decision("transformers", reason)
+    return Decision("native", _native_reason(written, files))
+
+
+def _native_reason(written: WrittenFor, files: ModelFiles) -> str:
+    parts = [written.reason]
+    if written.system in _RETIRED:
+        parts.append(f"{_RETIRED[written.system]} is retired, its keys map onto the native engine")
+    elif written.system == "scheduler":
+        parts.append("the native engine batches without padding")
+    if files.architecture is None:
+        parts.append("the architecture is checked once the model is here")
+    else:
+        parts.append(files.architecture)
+    return "; ".join(parts)
+
+
+def _can_be_native(values: Values, files: ModelFiles) -> bool:
+    task = values.get("option.task")
+    known = files.architecture is None or files.architecture in NATIVE_ARCHITECTURES
+    return known and (task is None or task in _TEXT_TASKS)
+
+
+def _require(
+    wanted: Decision,
+    written: WrittenFor,
+    values: Values,
+    files: ModelFiles,
+    host: Host,
+    problems: Problems,
+) -> None:
+    backend = BACKENDS[wanted.backend]
+    key = _deciding_key(written, values)
+    if not backend.available:
+        missing = f"this version has no adapter for {backend.title}"
+    elif backend.package and backend.package not in host.packages:
+        missing = f"{backend.title} is not installed: pip install 'lmi-core[{backend.extra}]'"
+    else:
+        return
+    way_out = (
+        "; --prefer-native serves it with the native engine"
+        if _can_be_native(values, files)
+        else ""
+    )
+    problems.error(values.where(key) if key else "", f"{wanted.reason}: {missing}{way_out}", key)
+
+
+def _deciding_key(written: WrittenFor, values: Values) -> str | None:
+    for key in ("option.entryPoint", "option.rolling_batch", "engine", "option.task"):
+        if key in values.known and f"{key}={values.get(key)}" in written.reason:
+            return key
+    return None

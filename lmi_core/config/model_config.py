@@ -1,0 +1,69 @@
+"""The frozen configuration of one model: all that the engine and the adapters see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lmi_core.config.engine_config import EngineConfig
+from lmi_core.config.merge import Value
+from lmi_core.config.model_files import ModelFiles
+from lmi_core.config.native_settings import engine_config
+from lmi_core.config.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where the model's files are: a directory, a hub id (with revision) or an S3 prefix."""
+
+    kind: Literal["local", "hub", "s3", "none"]
+    location: str
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One model as resolved: names, source, backend and its settings, with provenance.
+
+    ``values`` maps each given key to its typed value, place and what it overrides;
+    ``settings`` are the native engine's fields; ``adapter_settings`` those of another backend;
+    ``passed_on`` are the unknown keys, as text.
+    """
+
+    name: str
+    version: str | None
+    source: ModelSource
+    directory: Path | None
+    system: str
+    backend: str
+    reason: str
+    entry_point: str
+    handler: str | None
+    mpi_mode: bool
+    placement: Placement
+    files: ModelFiles
+    output_formatter: str | None
+    trust_remote_code: bool
+    max_input_tokens: int | None
+    settings: Mapping[str, Any]
+    adapter_settings: Mapping[str, object]
+    passed_on: Mapping[str, str]
+    values: Mapping[str, Value]
+
+    def engine_config(self, model: Path | None = None) -> EngineConfig:
+        """Return the native engine's configuration; ``model`` is where the files are by now.
+
+        Raises ValueError if the model isn't local and ``model`` is not given.
+        """
+        if model is None:
+            if self.source.kind != "local":
+                raise ValueError(f"{self.source.location} must be fetched before it is loaded")
+            model = Path(self.source.location)
+        return engine_config(model, self.name, dict(self.settings))
+
+    def where(self, key: str) -> str:
+        """Return where ``key`` was given, or "default"."""
+        value = self.values.get(key)
+        return "default" if value is None else value.setting.where

@@ -1,0 +1,90 @@
+"""What a model's own files say: architecture, lengths, checkpoint format, custom code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi_core.config.problem import Problems
+
+MAX_CONFIG_BYTES = 16 << 20
+
+_GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Facts read from a model directory; None where the files don't say or aren't here yet."""
+
+    architecture: str | None = None
+    model_type: str | None = None
+    max_position_embeddings: int | None = None
+    quant_method: str | None = None
+    is_encoder_decoder: bool = False
+    is_diffusion: bool = False
+    is_adapter: bool = False
+    handler: Path | None = None
+    requirements: Path | None = None
+    known: bool = False
+
+    @property
+    def is_generative(self) -> bool:
+        """Whether the architecture generates text, as far as its name tells."""
+        return self.architecture is None or self.architecture.endswith(_GENERATIVE)
+
+
+def read_model_files(directory: Path | None, problems: Problems) -> ModelFiles:
+    """Read what ``directory`` holds; a broken config.json is an error."""
+    if directory is None or not directory.is_dir():
+        return ModelFiles()
+    handler, requirements = directory / "model.py", directory / "requirements.txt"
+    config = _read_config(directory / "config.json", problems)
+    facts = config or {}
+    architectures = facts.get("architectures")
+    quantization = facts.get("quantization_config")
+    return ModelFiles(
+        architecture=_first_text(architectures),
+        model_type=_text(facts.get("model_type")),
+        max_position_embeddings=_max_positions(facts),
+        quant_method=_text(quantization.get("quant_method"))
+        if isinstance(quantization, dict)
+        else None,
+        is_encoder_decoder=facts.get("is_encoder_decoder") is True,
+        is_diffusion=(directory / "model_index.json").is_file(),
+        is_adapter=config is None and (directory / "adapter_config.json").is_file(),
+        handler=handler if handler.is_file() else None,
+        requirements=requirements if requirements.is_file() else None,
+        known=config is not None,
+    )
+
+
+def _read_config(path: Path, problems: Problems) -> dict[str, object] | None:
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            config = json.loads(file.read(MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        problems.error(str(path), f"is not readable JSON ({str(error)[:120]})")
+        return None
+    if not isinstance(config, dict):
+        problems.error(str(path), "is not a JSON object")
+        return None
+    return config
+
+
+def _max_positions(facts: dict[str, object]) -> int | None:
+    for key in ("max_position_embeddings", "max_seq_len", "n_positions"):
+        value = facts.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _first_text(value: object) -> str | None:
+    return _text(value[0]) if isinstance(value, list) and value else None

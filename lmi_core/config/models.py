@@ -1,0 +1,151 @@
+"""The list of models to serve, from the command line, the server's keys and the environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi_core.config.command_line import Invocation
+from lmi_core.config.load_models import (
+    ModelEntry,
+    name_of,
+    name_of_hub_id,
+    parse_load_models,
+    scan_store,
+)
+from lmi_core.config.merge import Values
+from lmi_core.config.origin import Rank, Setting
+from lmi_core.config.problem import Problems
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
+PROPERTIES = "serving.properties"
+
+_HUB_VARIABLES = {
+    "HF_MODEL_ID": "option.model_id",
+    "HF_REVISION": "option.revision",
+    "HF_MODEL_REVISION": "option.revision",
+    "HF_TASK": "option.task",
+}
+HUB_ONLY = frozenset(_HUB_VARIABLES)
+"""Variables that describe the model named by ``HF_MODEL_ID`` and no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A model to serve: its entry, its directory if it is local, and settings that come with it."""
+
+    entry: ModelEntry
+    directory: Path | None
+    settings: tuple[Setting, ...] = ()
+    from_hub_variable: bool = False
+
+
+def list_models(
+    invocation: Invocation,
+    server: Values,
+    shared: Values,
+    environ: Mapping[str, str],
+    problems: Problems,
+) -> list[Listed]:
+    """Return the models to serve; none at all is an error."""
+    if invocation.models:
+        named = [_named(text, problems) for text in invocation.models]
+        return [model for model in named if model is not None]
+    entries = _entries(server, problems)
+    listed = [m for e in entries or () if (m := _entry(e, problems)) is not None]
+    if environ.get("HF_MODEL_ID"):
+        listed.append(_from_hub_variable(environ))
+    if not listed and "option.model_id" in shared.known:
+        listed.append(_from_model_id(shared))
+    if not listed and entries is None and not problems.errors:
+        problems.error(
+            "",
+            "no model is named: give a directory with serving.properties, --model-id, or set "
+            "HF_MODEL_ID or SERVING_LOAD_MODELS",
+        )
+    return listed
+
+
+def _entries(server: Values, problems: Problems) -> list[ModelEntry] | None:
+    """Return what ``load_models`` and ``model_store`` list; None if neither says anything."""
+    text = server.get("load_models")
+    entries = None
+    if isinstance(text, str):
+        entries = parse_load_models(text, server.where("load_models"), problems)
+    store = server.get("model_store")
+    if entries is None and isinstance(store, str):
+        return scan_store(Path(store), server.where("model_store"), problems)
+    if entries is None and isinstance(text, str):
+        problems.error(server.where("load_models"), "load_models=ALL needs a model_store")
+    return entries
+
+
+def _named(text: str, problems: Problems) -> Listed | None:
+    """A model named on the command line: a directory, a properties file, a URL or a hub id."""
+    path = Path(text)
+    if "\0" not in text and _exists(path):
+        if path.is_file() and path.suffix != ".properties":
+            problems.error(text, "is a file; give a directory or a serving.properties")
+            return None
+        directory = path.parent if path.is_file() else path
+        name = name_of(str(directory.absolute()))
+        return Listed(ModelEntry(str(directory), name, text), directory)
+    if text.startswith("s3://") or (HUB_ID.fullmatch(text) and not text.startswith(".")):
+        setting = Setting("option.model_id", text, Rank.FLAG, "command line")
+        return Listed(ModelEntry(text, name_of_hub_id(text), text), None, (setting,))
+    problems.error(text[:200], "is neither a path that exists, a hub id, nor an s3:// prefix")
+    return None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _entry(entry: ModelEntry, problems: Problems) -> Listed | None:
+    """A model of ``load_models``: what its endpoint says is stronger than its file."""
+    settings = []
+    if entry.engine:
+        settings.append(Setting("engine", entry.engine, Rank.ENDPOINT, entry.where))
+    if entry.devices:
+        devices = ";".join(entry.devices)
+        settings.append(Setting("load_on_devices", devices, Rank.ENDPOINT, entry.where))
+    url = entry.url.removeprefix("file://")
+    if "://" not in url:
+        directory = Path(url)
+        if "\0" in url or not _exists(directory):
+            problems.error(entry.where, f"model {url[:200]!r} doesn't exist")
+            return None
+        if not directory.is_dir():
+            problems.error(entry.where, f"model {url[:200]!r} is not a directory; unpack archives")
+            return None
+        return Listed(entry, directory, tuple(settings))
+    if url.startswith("s3://"):
+        settings.append(Setting("option.model_id", url, Rank.ENDPOINT, entry.where))
+        return Listed(entry, None, tuple(settings))
+    problems.error(
+        entry.where,
+        f"model URL {url[:200]!r} is not supported; give a directory, a hub id or an s3:// prefix",
+    )
+    return None
+
+
+def _from_hub_variable(environ: Mapping[str, str]) -> Listed:
+    """``HF_MODEL_ID`` adds a model as if a properties file of its own had been written."""
+    settings = {}
+    for variable, key in _HUB_VARIABLES.items():
+        if environ.get(variable) and key not in settings:
+            settings[key] = Setting(key, environ[variable], Rank.FILE, variable)
+    model_id = environ["HF_MODEL_ID"]
+    entry = ModelEntry(model_id, name_of_hub_id(model_id), "HF_MODEL_ID")
+    return Listed(entry, None, tuple(settings.values()), from_hub_variable=True)
+
+
+def _from_model_id(shared: Values) -> Listed:
+    model_id, where = str(shared.get("option.model_id")), shared.where("option.model_id")
+    name = "model" if where.startswith("OPTION_") else name_of_hub_id(model_id)
+    return Listed(ModelEntry(model_id, name, where), None)

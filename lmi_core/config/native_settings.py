@@ -1,0 +1,113 @@
+"""Values of every system turned into the native engine's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from lmi_core.config.effect import converted, effect_of_value
+from lmi_core.config.engine_config import EngineConfig
+from lmi_core.config.merge import Value, Values
+from lmi_core.config.option import Outcome
+from lmi_core.config.problem import Problems
+from lmi_core.config.table import BY_KEY
+
+_FIELDS = frozenset(field.name for field in fields(EngineConfig)) - {"model", "served_model_name"}
+_BLOCK_MULTIPLE = 16
+
+
+def native_settings(values: Values, system: str, problems: Problems) -> dict[str, Any]:
+    """Return the fields of EngineConfig that ``values`` set, with the defaults of ``system``.
+
+    Of several keys for one field the strongest source wins; two of one source that disagree are
+    an error.
+    """
+    settings: dict[str, Any] = {
+        "max_num_seqs": BY_KEY["option.max_rolling_batch_size"].default_for(system),
+        "max_queue_size": BY_KEY["job_queue_size"].default_for(system),
+    }
+    chosen: dict[str, Value] = {}
+    for value in values.used():
+        action = value.option.actions.get("native")
+        if action is None:
+            continue
+        action = action.for_value(value.value)
+        field = action.setting
+        if field not in _FIELDS or effect_of_value(value, "native").outcome not in (
+            Outcome.HONOURED,
+            Outcome.MAPPED,
+        ):
+            continue
+        target = converted(action, value.value)
+        if field not in chosen:
+            chosen[field] = value
+            settings[field] = target
+        elif settings[field] != target and chosen[field].setting.rank == value.setting.rank:
+            _conflict(chosen[field], value, field, problems)
+    _sum_of_lengths(values, settings)
+    if settings.get("instruction_set") == "auto":
+        settings["instruction_set"] = ""
+    return settings
+
+
+def _conflict(first: Value, second: Value, field: str, problems: Problems) -> None:
+    problems.error(
+        first.setting.where,
+        f"{first.option.key}={first.shown} and {second.option.key}={second.shown} "
+        f"({second.setting.where}) both set {field} of the native engine, to different values; "
+        "keep one",
+        first.option.key,
+    )
+
+
+def _sum_of_lengths(values: Values, settings: dict[str, Any]) -> None:
+    """TensorRT-LLM bounds prompt and answer apart; their sum bounds the sequence."""
+    prompt, answer = values.get("option.max_input_len"), values.get("option.max_output_len")
+    if "max_model_len" in settings or (prompt is None and answer is None):
+        return
+    prompt = prompt or BY_KEY["option.max_input_len"].default
+    answer = answer or BY_KEY["option.max_output_len"].default
+    assert isinstance(prompt, int)
+    assert isinstance(answer, int)
+    settings["max_model_len"] = prompt + answer
+
+
+def check_native(
+    settings: dict[str, Any], values: Values, max_positions: int | None, problems: Problems
+) -> None:
+    """Note settings that the native engine can't run with."""
+    block_size = settings.get("block_size", _BLOCK_MULTIPLE)
+    if block_size % _BLOCK_MULTIPLE:
+        key = "option.block_size"
+        key = key if key in values.known else "option.tokens_per_block"
+        problems.error(
+            values.where(key), f"{key}={block_size} is not a multiple of {_BLOCK_MULTIPLE}", key
+        )
+    length = settings.get("max_model_len")
+    if length is not None and max_positions is not None and length > max_positions:
+        key = _length_key(values)
+        problems.error(
+            values.where(key),
+            f"{key}: {length} tokens are more than the model's {max_positions} positions; write at "
+            f"most {max_positions}",
+            key,
+        )
+
+
+def _length_key(values: Values) -> str:
+    for key in (
+        "option.max_model_len",
+        "option.max_tokens",
+        "option.max_total_tokens",
+        "option.n_positions",
+        "option.max_output_len",
+    ):
+        if key in values.known:
+            return key
+    return "option.max_input_len"
+
+
+def engine_config(model: Path, name: str, settings: dict[str, Any]) -> EngineConfig:
+    """Return the frozen configuration of the native engine for a model that is here."""
+    return EngineConfig(model=model, served_model_name=name, **settings)

@@ -1,0 +1,73 @@
+"""How many devices share a copy of the model and how many copies that makes.
+
+Source: LMI format reference, number of workers and devices; TGI format reference, launcher.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmi_core.config.capabilities import BACKENDS
+from lmi_core.config.host import Host
+from lmi_core.config.merge import Values
+from lmi_core.config.problem import Problems
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Devices per copy and copies; one copy on the CPU is (1, 1)."""
+
+    tensor_parallel_degree: int = 1
+    num_copies: int = 1
+
+
+def placement_for(
+    backend: str,
+    values: Values,
+    host: Host,
+    system: str,
+    *,
+    mpi_mode: bool,
+    problems: Problems,
+) -> Placement:
+    """Return the placement on ``backend``; the native engine without CUDA is one copy."""
+    placement = place(values, host, system, mpi_mode=mpi_mode, problems=problems)
+    if backend != "native" or "device.cuda" in BACKENDS["native"].capabilities:
+        return placement
+    if host.num_gpus:
+        problems.warn(
+            "",
+            f"{host.num_gpus} GPUs are visible, but the native engine runs on the CPU in this "
+            "version",
+        )
+    return Placement()
+
+
+def place(
+    values: Values, host: Host, system: str, *, mpi_mode: bool, problems: Problems
+) -> Placement:
+    """Return the placement the reference would choose; too few devices are an error."""
+    key = "option.tensor_parallel_degree"
+    degree = values.get(key)
+    devices = host.num_devices
+    if devices == 0:
+        return Placement()
+    if degree is None:
+        degree = "max" if system in ("tgi", "trtllm", "vllm", "lmi_dist", "common") else -1
+        degree = 1 if system in ("deepspeed", "neuronx") else degree
+    if degree == "max":
+        return Placement(devices, 1)
+    assert isinstance(degree, int)
+    if degree <= 0:
+        return Placement(devices, 1) if mpi_mode else Placement(1, devices)
+    stages = values.get("option.pipeline_parallel_degree")
+    needed = degree * (stages if isinstance(stages, int) else 1)
+    if needed > devices:
+        problems.error(
+            values.where(key),
+            f"{key}={degree} needs {needed} devices, but {devices} are visible: write max, or at "
+            f"most {devices}",
+            key,
+        )
+        return Placement(degree, 0)
+    return Placement(degree, 1 if system == "tgi" else devices // needed)

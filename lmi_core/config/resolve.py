@@ -1,0 +1,275 @@
+"""From sources to frozen configurations: the one pipeline behind ``serve`` and ``explain``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from lmi_core.config.checks import Subject, check
+from lmi_core.config.command_line import Invocation, parse_command_line
+from lmi_core.config.dispatch import Decision, dispatch
+from lmi_core.config.environment import is_tgi, read_environment
+from lmi_core.config.host import Host, detect_host
+from lmi_core.config.merge import Values, merge
+from lmi_core.config.model_config import ModelConfig, ModelSource
+from lmi_core.config.model_files import ModelFiles, read_model_files
+from lmi_core.config.models import HUB_ID, HUB_ONLY, PROPERTIES, Listed, list_models
+from lmi_core.config.native_settings import check_native, native_settings
+from lmi_core.config.origin import Rank, Setting
+from lmi_core.config.placement import placement_for
+from lmi_core.config.problem import Problem, Problems
+from lmi_core.config.properties import read_properties
+from lmi_core.config.rewrites import rewrite
+from lmi_core.config.rows import Row, model_rows, server_rows
+from lmi_core.config.server_config import ServerConfig, server_config
+from lmi_core.config.system import WrittenFor, written_for
+from lmi_core.config.table import BY_KEY
+from lmi_core.config.tgi_checks import check_tgi
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that is known about a configuration, whether it can be used or not."""
+
+    server: ServerConfig
+    server_rows: tuple[Row, ...]
+    models: tuple[ModelConfig, ...]
+    rows: tuple[tuple[Row, ...], ...]
+    problems: tuple[Problem, ...]
+    errors: tuple[Problem, ...]
+    warnings: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A configuration that can be used: the server's and each model's."""
+
+    server: ServerConfig
+    models: tuple[ModelConfig, ...]
+    warnings: tuple[str, ...]
+
+
+def resolve(
+    argv: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    host: Host | None = None,
+) -> Deployment:
+    """Resolve a command line and environment; raises ConfigError with every fault at once."""
+    problems = Problems()
+    report = examine(argv, environ, host, problems)
+    problems.raise_errors()
+    return Deployment(report.server, report.models, tuple(map(str, report.warnings)))
+
+
+def examine(
+    argv: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    host: Host | None = None,
+    problems: Problems | None = None,
+) -> Report:
+    """Resolve as far as possible and report everything, faults included, without raising."""
+    environ = os.environ if environ is None else environ
+    host = detect_host(environ) if host is None else host
+    problems = Problems() if problems is None else problems
+    invocation = parse_command_line(argv, problems)
+    return _Examination(invocation, environ, host, problems).run()
+
+
+class _Examination:
+    def __init__(
+        self, invocation: Invocation, environ: Mapping[str, str], host: Host, problems: Problems
+    ) -> None:
+        self.invocation = invocation
+        self.environ = environ
+        self.host = host
+        self.problems = problems
+        self.tgi = invocation.tgi or is_tgi(environ)
+
+    def run(self) -> Report:
+        settings = [
+            *_server_file(self.invocation, self.environ, self.problems),
+            *read_environment(self.environ, self.problems, tgi=self.tgi),
+            *self.invocation.settings,
+        ]
+        server_settings, self.shared = _split(settings)
+        strict = self.invocation.strict
+        server = merge(server_settings, self.problems, strict=strict)
+        shared = merge(self.shared, self.problems, strict=strict)
+        listed = list_models(self.invocation, server, shared, self.environ, self.problems)
+        examined = [self._model(model) for model in listed]
+        config = server_config(server, shared, self.problems, tgi=self.tgi)
+        rows = server_rows(server, self.problems)
+        return Report(
+            config,
+            rows,
+            tuple(model for model, _ in examined),
+            tuple(lines for _, lines in examined),
+            tuple(self.problems.items),
+            self.problems.errors,
+            self.problems.warnings,
+        )
+
+    def _model(self, listed: Listed) -> tuple[ModelConfig, tuple[Row, ...]]:
+        values = self._values(listed)
+        rewrite(values, self.problems)
+        source = _source(values, listed, self.problems)
+        directory = Path(source.location) if source.kind == "local" else listed.directory
+        files = read_model_files(directory, self.problems)
+        written = written_for(values, files, tgi=self.tgi and listed.directory is None)
+        subject = Subject(values, written, files, self.problems)
+        check(subject)
+        if written.system == "tgi":
+            check_tgi(subject, self.host)
+        decision = dispatch(
+            written,
+            values,
+            files,
+            self.host,
+            self.problems,
+            prefer_native=self.invocation.prefer_native,
+        )
+        rows = model_rows(values, decision.backend, written.system, self.problems)
+        model = self._config(listed, values, source, files, written, decision)
+        return model, rows
+
+    def _values(self, listed: Listed) -> Values:
+        own = list(listed.settings)
+        if listed.directory is not None:
+            path = listed.directory / PROPERTIES
+            if path.is_file():
+                own += self._own(path)
+        shared = [s for s in self.shared if s.where not in HUB_ONLY]
+        if listed.from_hub_variable:
+            shared = [s for s in shared if s.key != "option.model_id" or s.rank >= Rank.FLAG]
+        return merge((*shared, *own), self.problems, strict=self.invocation.strict)
+
+    def _own(self, path: Path) -> list[Setting]:
+        settings = []
+        for setting in read_properties(path, Rank.FILE, self.problems):
+            option = BY_KEY.get(setting.key)
+            if option is not None and option.scope == "server":
+                self.problems.warn(
+                    setting.where,
+                    f"{setting.key} is a key of the server; it has no effect in {PROPERTIES}, set "
+                    f"{option.variable}",
+                    setting.key,
+                )
+            else:
+                settings.append(setting)
+        return settings
+
+    def _config(
+        self,
+        listed: Listed,
+        values: Values,
+        source: ModelSource,
+        files: ModelFiles,
+        written: WrittenFor,
+        decision: Decision,
+    ) -> ModelConfig:
+        settings: dict[str, Any] = {}
+        if decision.backend == "native":
+            settings = native_settings(values, written.system, self.problems)
+            check_native(settings, values, files.max_position_embeddings, self.problems)
+        formatter = values.get("option.output_formatter")
+        max_input = values.get("option.max_input_tokens") or values.get("option.max_input_len")
+        return ModelConfig(
+            name=str(values.get("option.modelName") or listed.entry.name),
+            version=listed.entry.version,
+            source=source,
+            directory=listed.directory,
+            system=written.system,
+            backend=decision.backend,
+            reason=decision.reason,
+            entry_point=written.entry_point,
+            handler=written.handler,
+            mpi_mode=written.mpi_mode,
+            placement=placement_for(
+                decision.backend,
+                values,
+                self.host,
+                written.system,
+                mpi_mode=written.mpi_mode,
+                problems=self.problems,
+            ),
+            files=files,
+            output_formatter=formatter if isinstance(formatter, str) else None,
+            trust_remote_code=values.get("option.trust_remote_code") is True,
+            max_input_tokens=max_input if isinstance(max_input, int) else None,
+            settings=MappingProxyType(settings),
+            adapter_settings=MappingProxyType(_adapter_settings(values, decision.backend)),
+            passed_on=MappingProxyType({k: s.text for k, s in values.unknown.items()}),
+            values=MappingProxyType(dict(values.known)),
+        )
+
+
+def _server_file(
+    invocation: Invocation, environ: Mapping[str, str], problems: Problems
+) -> list[Setting]:
+    """Read the server's config.properties: the one named, or the first of the usual places."""
+    if invocation.config_file is not None:
+        path = Path(invocation.config_file)
+        if not path.is_file():
+            problems.error(invocation.config_file, "there is no such file")
+            return []
+        return read_properties(path, Rank.SERVER_FILE, problems)
+    home = environ.get("MODEL_SERVER_HOME")
+    usual = [Path(home) / "conf" / "config.properties"] if home else []
+    for path in (*usual, Path("config.properties")):
+        if path.is_file():
+            return read_properties(path, Rank.SERVER_FILE, problems)
+    return []
+
+
+def _split(settings: Sequence[Setting]) -> tuple[list[Setting], list[Setting]]:
+    """Part the settings into those of server keys and the rest."""
+    server: list[Setting] = []
+    rest: list[Setting] = []
+    for setting in settings:
+        option = BY_KEY.get(setting.key)
+        (server if option is not None and option.scope == "server" else rest).append(setting)
+    return server, rest
+
+
+def _source(values: Values, listed: Listed, problems: Problems) -> ModelSource:
+    """Say where the model's files are; ``option.model_id`` wins over the model's directory."""
+    model_id = values.get("option.model_id")
+    revision = values.get("option.revision")
+    if model_id is None:
+        directory = listed.directory or values.get("option.model_dir")
+        if directory is None:
+            problems.error(listed.entry.where, f"model {listed.entry.name} has no option.model_id")
+            return ModelSource("none", "")
+        return ModelSource("local", str(directory))
+    text = str(model_id)
+    if text.startswith("s3://"):
+        return ModelSource("s3", text)
+    path = Path(text) if listed.directory is None else listed.directory / text
+    for candidate in (Path(text), path):
+        if candidate.is_dir():
+            return ModelSource("local", str(candidate))
+    if HUB_ID.fullmatch(text):
+        return ModelSource("hub", text, str(revision) if revision else None)
+    problems.error(
+        values.where("option.model_id"),
+        f"option.model_id={text[:200]!r} is neither a directory, a hub id, nor an s3:// prefix",
+        "option.model_id",
+    )
+    return ModelSource("none", text)
+
+
+def _adapter_settings(values: Values, backend: str) -> dict[str, object]:
+    """Return the settings of a backend other than the native engine, by its own names."""
+    settings: dict[str, object] = {}
+    if backend in ("native", "handler"):
+        return settings
+    for value in reversed(values.used()):
+        action = value.option.actions.get(backend)
+        if action is not None and action.setting is not None:
+            action = action.for_value(value.value)
+            settings[str(action.setting)] = (action.convert or {}).get(value.value, value.value)
+    return settings

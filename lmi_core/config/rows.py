@@ -1,0 +1,94 @@
+"""The lines of an explanation: each key, its place, and what the chosen backend does with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmi_core.config.effect import Effect, effect_of, effect_of_value, show
+from lmi_core.config.merge import Value, Values
+from lmi_core.config.option import Option, Outcome
+from lmi_core.config.origin import Setting
+from lmi_core.config.problem import Problems
+from lmi_core.config.table import BY_KEY
+
+SHOWN_DEFAULTS = (
+    "option.dtype",
+    "option.tensor_parallel_degree",
+    "option.rolling_batch",
+    "option.max_rolling_batch_size",
+    "job_queue_size",
+    "option.trust_remote_code",
+)
+"""Keys whose defaults an explanation shows when they aren't given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of an explanation; ``where`` is "default" for a key that wasn't given."""
+
+    key: str
+    value: str
+    where: str
+    outcome: Outcome
+    text: str
+    overridden: tuple[str, ...] = ()
+
+
+def server_rows(values: Values, problems: Problems) -> tuple[Row, ...]:
+    """Return a row for every server key given."""
+    return tuple(_given(value, "server", problems) for value in values.known.values())
+
+
+def model_rows(values: Values, backend: str, system: str, problems: Problems) -> tuple[Row, ...]:
+    """Return a row for every key given to a model and for the defaults that matter.
+
+    Values that the backend refuses are errors.
+    """
+    rows = [
+        _ignored(value, values.ignored[key])
+        if key in values.ignored
+        else _given(value, backend, problems)
+        for key, value in values.known.items()
+    ]
+    rows += [
+        Row(setting.key, setting.shown, setting.where, Outcome.REFUSED, reason)
+        for setting, reason in values.impossible
+    ]
+    rows += [_unknown(setting, backend) for setting in values.unknown.values()]
+    given = {*values.known, *(BY_KEY[setting.key].key for setting, _ in values.impossible)}
+    for key in SHOWN_DEFAULTS:
+        row = None if key in given else _default(BY_KEY[key], system, backend)
+        if row is not None:
+            rows.append(row)
+    return tuple(rows)
+
+
+def _given(value: Value, backend: str, problems: Problems) -> Row:
+    effect = effect_of_value(value, backend)
+    key, where = value.option.key, value.setting.where
+    if effect.outcome is Outcome.REFUSED:
+        problems.error(where, f"{key}={value.shown}: {effect.text}", key)
+    overridden = tuple(
+        s.where if value.option.secret else f"{s.where}: {s.shown}" for s in value.overridden
+    )
+    return Row(key, value.shown, where, effect.outcome, effect.text, overridden)
+
+
+def _ignored(value: Value, why: str) -> Row:
+    return Row(value.option.key, value.shown, value.setting.where, Outcome.NO_EFFECT, why)
+
+
+def _unknown(setting: Setting, backend: str) -> Row:
+    effect = Effect(Outcome.NO_EFFECT, "unknown key")
+    if backend == "vllm" and setting.key.startswith("option."):
+        name = setting.key.removeprefix("option.")
+        effect = Effect(Outcome.MAPPED, f"{name}={setting.shown}; passed on under its own name")
+    return Row(setting.key, setting.shown, setting.where, effect.outcome, effect.text)
+
+
+def _default(option: Option, system: str, backend: str) -> Row | None:
+    default = option.default_for(system)
+    if default is None:
+        return None
+    effect = effect_of(option, default, backend)
+    return Row(option.key, show(default), "default", effect.outcome, effect.text)

@@ -1,0 +1,100 @@
+"""The frozen configuration of the server as a whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from lmi_core.config.merge import Values
+from lmi_core.config.problem import Problems
+from lmi_core.config.table import BY_KEY
+
+_ADDRESS = re.compile(
+    r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^:/\[\]]+)(:(?P<port>\d+))?/?"
+)
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_DRAIN_TIMEOUT_S = 90
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Address, limits and directories of the server; ``values`` holds every server key given."""
+
+    host: str = "0.0.0.0"
+    port: int = 8080
+    unix_path: Path | None = None
+    max_request_size_bytes: int = 64 << 20
+    drain_timeout_s: int = _DRAIN_TIMEOUT_S
+    download_dir: Path | None = None
+    hub_cache: Path | None = None
+    offline: bool = False
+    max_best_of: int | None = None
+    max_stop_sequences: int | None = None
+    max_top_n_tokens: int | None = None
+    max_client_batch_size: int | None = None
+    values: Mapping[str, object]
+
+
+def server_config(server: Values, shared: Values, problems: Problems, *, tgi: bool) -> ServerConfig:
+    """Build the server's configuration; ``shared`` holds the launcher's flags and variables."""
+    host, port, unix_path = _address(server, problems, tgi)
+    host = str(shared.get("option.hostname") or host)
+    given_port = shared.get("option.port")
+    limit = shared.get("option.payload_limit") or server.get("max_request_size")
+    drain = shared.get("option.graceful_termination_timeout")
+    return ServerConfig(
+        host=host,
+        port=given_port if isinstance(given_port, int) else port,
+        unix_path=unix_path,
+        max_request_size_bytes=limit if isinstance(limit, int) else 64 << 20,
+        drain_timeout_s=drain if isinstance(drain, int) else _DRAIN_TIMEOUT_S,
+        download_dir=_path(server.get("download_dir")),
+        hub_cache=_path(shared.get("option.huggingface_hub_cache")),
+        offline=server.get("offline") is True,
+        max_best_of=_limit(shared, "max_best_of", tgi),
+        max_stop_sequences=_limit(shared, "max_stop_sequences", tgi),
+        max_top_n_tokens=_limit(shared, "max_top_n_tokens", tgi),
+        max_client_batch_size=_limit(shared, "max_client_batch_size", tgi),
+        values=MappingProxyType({key: value.value for key, value in server.known.items()}),
+    )
+
+
+def _limit(shared: Values, name: str, tgi: bool) -> int | None:
+    """A launcher's limit on requests; its default counts only for a launcher."""
+    key = f"option.{name}"
+    value = shared.get(key)
+    if value is None and tgi:
+        value = BY_KEY[key].default
+    return value if isinstance(value, int) else None
+
+
+def _path(value: object) -> Path | None:
+    return Path(value) if isinstance(value, str) else None
+
+
+def _address(server: Values, problems: Problems, tgi: bool) -> tuple[str, int, Path | None]:
+    key = "inference_address"
+    text = server.get(key)
+    if text is None:
+        return "0.0.0.0", 3000 if tgi else 8080, None
+    address = str(text)
+    if address.startswith("unix:"):
+        return "0.0.0.0", 8080, Path(address.removeprefix("unix:"))
+    match = _ADDRESS.fullmatch(address if "://" in address else f"http://{address}")
+    port = int(match["port"] or _DEFAULT_PORTS[match["scheme"]]) if match else -1
+    if match is None or port > 65535:
+        problems.error(
+            server.where(key), f"{key}={address[:80]!r} is not http://host:port or unix:/path", key
+        )
+        return "0.0.0.0", 8080, None
+    if match["scheme"] == "https":
+        problems.error(
+            server.where(key),
+            f"{key}={address}: TLS is not available in this version; write http:// and put a TLS "
+            "proxy in front",
+            key,
+        )
+    return match["host"].strip("[]"), port, None

@@ -1,0 +1,85 @@
+"""Which LMI system a configuration is written for: from engine, entry point and rolling batch.
+
+Source: LMI format reference, aliases of ``engine``, auto-detection, entry point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmi_core.config.merge import Values
+from lmi_core.config.model_files import ModelFiles
+
+_BY_ENTRY_POINT = {
+    "djl_python.deepspeed": "deepspeed",
+    "djl_python.fastertransformer": "fastertransformer",
+    "djl_python.transformers_neuronx": "neuronx",
+    "djl_python.transformers-neuronx": "neuronx",
+    "djl_python.tensorrt_llm": "trtllm",
+    "djl_python.stable_diffusion": "stable_diffusion",
+    "djl_python.stable-diffusion": "stable_diffusion",
+    "djl_python.lmi_vllm.vllm_async_service": "vllm",
+    "djl_python.lmi_trtllm.trtllm_async_service": "trtllm",
+}
+_BY_ROLLING_BATCH = {
+    "scheduler": "scheduler",
+    "lmi-dist": "lmi_dist",
+    "vllm": "vllm",
+    "trtllm": "trtllm",
+    "deepspeed": "deepspeed",
+    "tnx": "neuronx",
+    "neuron": "neuronx",
+}
+_ALIASES = {
+    "DeepSpeed": "djl_python.deepspeed",
+    "FasterTransformer": "djl_python.fastertransformer",
+}
+HUGGING_FACE = "djl_python.huggingface"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFor:
+    """The system, why, and what the engine's alias expands to."""
+
+    system: str
+    reason: str
+    entry_point: str
+    mpi_mode: bool
+    handler: str | None = None
+
+
+def written_for(values: Values, files: ModelFiles, *, tgi: bool) -> WrittenFor:
+    """Tell which system's rules and defaults a configuration follows."""
+    engine = values.get("engine")
+    given = values.get("option.entryPoint")
+    mpi_mode = values.get("option.mpi_mode") is True or engine in ("MPI", *_ALIASES)
+    if given is None and files.handler is not None:
+        given = files.handler.name
+    entry_point = str(given or _ALIASES.get(str(engine), HUGGING_FACE))
+    if entry_point.endswith(".py") or entry_point.startswith(("http://", "https://")):
+        reason = "a custom handler answers the requests"
+        return WrittenFor("common", reason, entry_point, mpi_mode, handler=entry_point)
+    system, reason = _system(values, files, entry_point, engine, tgi)
+    return WrittenFor(system, reason, entry_point, mpi_mode)
+
+
+def _system(
+    values: Values, files: ModelFiles, entry_point: str, engine: object, tgi: bool
+) -> tuple[str, str]:
+    rolling_batch = values.get("option.rolling_batch")
+    if entry_point in _BY_ENTRY_POINT:
+        cause = f"engine={engine}" if engine in _ALIASES else f"option.entryPoint={entry_point}"
+        return _BY_ENTRY_POINT[entry_point], cause
+    if files.is_diffusion:
+        return "stable_diffusion", "the model is a diffusion pipeline"
+    if rolling_batch in _BY_ROLLING_BATCH:
+        return _BY_ROLLING_BATCH[str(rolling_batch)], f"option.rolling_batch={rolling_batch}"
+    if tgi:
+        return "tgi", "launcher flags or variables"
+    if rolling_batch == "disable":
+        return "accelerate", "option.rolling_batch=disable"
+    if engine == "MPI" and rolling_batch == "auto":
+        return "lmi_dist", "engine=MPI with option.rolling_batch=auto"
+    if "option.entryPoint" in values.known or "option.device_map" in values.known:
+        return "accelerate", f"option.entryPoint={entry_point}"
+    return "common", "no key names another engine"

@@ -1,0 +1,229 @@
+"""Realistic configurations, one or more for every system; their explanations are golden files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lmi_core.config.host import Host
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "max_position_embeddings": 4096,
+}
+
+CPU = Host()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model directory ``model`` (if there are properties), arguments and environment."""
+
+    properties: str | None = None
+    argv: tuple[str, ...] = ("model",)
+    environ: dict[str, str] = field(default_factory=dict)
+    config: dict[str, object] | None = None
+    host: Host = CPU
+    exit_code: int = 0
+
+
+_VLLM = """\
+engine=Python
+option.model_id=mistralai/Mistral-7B-Instruct-v0.2
+option.revision=b70aa86578567ba3301b21c8a27bea4e8f6d6d61
+option.rolling_batch=vllm
+option.tensor_parallel_degree=max
+option.max_rolling_batch_size=64
+option.max_model_len=8192
+option.gpu_memory_utilization=0.9
+option.enforce_eager=false
+option.enable_chunked_prefill=true
+option.enable_prefix_caching=true
+option.max_rolling_batch_prefill_tokens=4096
+option.kv_transfer_config={"kv_role":"kv_both"}
+"""
+_TRTLLM = """\
+engine=MPI
+option.model_id=s3://my-bucket/llama-2-13b-chat
+option.tensor_parallel_degree=4
+option.rolling_batch=trtllm
+option.max_rolling_batch_size=32
+option.max_input_len=2048
+option.max_output_len=1024
+option.dtype=fp16
+option.tokens_per_block=64
+option.batch_scheduler_policy=guaranteed_no_evict
+option.kv_cache_free_gpu_mem_fraction=0.9
+option.enable_kv_cache_reuse=true
+option.use_custom_all_reduce=true
+option.multi_block_mode=false
+"""
+_DEEPSPEED = """\
+engine=DeepSpeed
+option.task=text-generation
+option.dtype=fp16
+option.tensor_parallel_degree=4
+option.max_tokens=2048
+option.triangular_masking=true
+option.return_tuple=true
+option.enable_cuda_graph=false
+option.low_cpu_mem_usage=true
+option.parallel_loading=true
+batch_size=4
+max_batch_delay=50
+"""
+
+CASES: dict[str, Case] = {
+    "common": Case(
+        "engine=Python\n"
+        "option.dtype=bf16\n"
+        "option.rolling_batch=auto\n"
+        "option.max_rolling_batch_size=16\n"
+        "option.output_formatter=jsonlines\n"
+        "option.trust_remote_code=false\n"
+        "option.model_loading_timeout=3600\n"
+        "job_queue_size=500\n",
+        config=LLAMA,
+    ),
+    "environment": Case(
+        argv=(),
+        environ={
+            "HF_MODEL_ID": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+            "OPTION_ROLLING_BATCH": "auto",
+            "OPTION_MAX_MODEL_LEN": "2048",
+            "TENSOR_PARALLEL_DEGREE": "max",
+            "MAX_CONCURRENT_REQUESTS": "200",
+            "SERVING_JOB_QUEUE_SIZE": "300",
+            "SERVING_INFERENCE_ADDRESS": "http://0.0.0.0:8080",
+            "OPTION_MAX_ROLLING_BATCHSIZE": "8",
+        },
+    ),
+    "accelerate": Case(
+        "engine=Python\n"
+        "option.entryPoint=djl_python.huggingface\n"
+        "option.task=text-generation\n"
+        "option.device_map=auto\n"
+        "option.low_cpu_mem_usage=true\n"
+        "option.dtype=fp16\n"
+        "option.load_in_8bit=true\n"
+        "option.rolling_batch=disable\n"
+        "option.batch_size=4\n",
+        config=LLAMA,
+        exit_code=2,
+    ),
+    "scheduler": Case(
+        "engine=Python\n"
+        "option.rolling_batch=scheduler\n"
+        "option.max_rolling_batch_size=8\n"
+        "option.decoding_strategy=greedy\n"
+        "option.max_sparsity=0.33\n"
+        "option.max_splits=3\n"
+        "option.disable_flash_attn=true\n",
+        config=LLAMA,
+    ),
+    "lmi_dist": Case(
+        "engine=MPI\n"
+        "option.model_id=meta-llama/Llama-2-13b-hf\n"
+        "option.rolling_batch=lmi-dist\n"
+        "option.tensor_parallel_degree=4\n"
+        "option.max_rolling_batch_prefill_tokens=1088\n"
+        "option.paged_attention=true\n"
+        "option.dtype=fp16\n"
+        "option.speculative_draft_model=JackFram/llama-68m\n"
+        "option.speculative_length=4\n",
+    ),
+    "vllm": Case(_VLLM, exit_code=2),
+    "vllm_prefer_native": Case(_VLLM, ("model", "--prefer-native")),
+    "deepspeed": Case(_DEEPSPEED, config=LLAMA),
+    "deepspeed_smoothquant": Case(
+        "engine=DeepSpeed\noption.quantize=smoothquant\noption.smoothquant_alpha=0.65\n",
+        config=LLAMA,
+        exit_code=2,
+    ),
+    "fastertransformer": Case(
+        "engine=FasterTransformer\n"
+        "option.tensor_parallel_degree=1\n"
+        "option.pipeline_parallel_degree=1\n"
+        "option.dtype=fp32\n",
+        config=LLAMA,
+    ),
+    "neuronx": Case(
+        "engine=Python\n"
+        "option.entryPoint=djl_python.transformers_neuronx\n"
+        "option.tensor_parallel_degree=8\n"
+        "option.n_positions=2048\n"
+        "option.dtype=fp16\n"
+        "option.rolling_batch=auto\n"
+        "option.max_rolling_batch_size=8\n"
+        "option.neuron_optimize_level=2\n"
+        "option.context_length_estimate=256,512,1024\n"
+        "option.group_query_attention=shard-over-heads\n",
+        config=LLAMA,
+    ),
+    "trtllm": Case(_TRTLLM, exit_code=2),
+    "trtllm_prefer_native": Case(_TRTLLM, ("model", "--prefer-native")),
+    "trtllm_smoothquant": Case(
+        "engine=MPI\n"
+        "option.rolling_batch=trtllm\n"
+        "option.quantize=smoothquant\n"
+        "option.smoothquant_alpha=0.8\n"
+        "option.smoothquant_per_token=true\n"
+        "option.smoothquant_per_channel=true\n"
+        "option.multi_query_mode=false\n",
+        config=LLAMA,
+        exit_code=2,
+    ),
+    "trtllm_awq": Case(
+        "engine=MPI\n"
+        "option.rolling_batch=trtllm\n"
+        "option.quantize=awq\n"
+        "option.awq_format=int4_awq\n"
+        "option.awq_calib_size=32\n",
+        config=LLAMA,
+        exit_code=2,
+    ),
+    "batching": Case(
+        "engine=Python\n"
+        "option.rolling_batch=disable\n"
+        "option.enable_streaming=true\n"
+        "batch_size=8\n"
+        "max_batch_delay=20\n"
+        "max_idle_time=30\n"
+        "minWorkers=1\n"
+        "maxWorkers=2\n",
+        config=LLAMA,
+        exit_code=2,
+    ),
+    "tgi": Case(
+        argv=(
+            *("--model-id", "HuggingFaceH4/zephyr-7b-beta", "--num-shard", "2"),
+            *("--max-input-tokens", "3072", "--max-total-tokens", "4096"),
+            *("--max-batch-prefill-tokens", "4096", "--max-concurrent-requests", "64"),
+            *("--waiting-served-ratio", "1.2", "--max-waiting-tokens", "20"),
+            *("--trust-remote-code", "--port", "8080"),
+        ),
+        host=Host(num_gpus=2),
+    ),
+    "tgi_environment": Case(
+        argv=(),
+        environ={
+            "MODEL_ID": "bigscience/bloom-560m",
+            "QUANTIZE": "bitsandbytes-nf4",
+            "NUM_SHARD": "1",
+            "MAX_INPUT_LENGTH": "1024",
+            "MAX_TOTAL_TOKENS": "1024",
+            "PORT": "80",
+            "API_KEY": "hunter2",
+        },
+        exit_code=2,
+    ),
+    "mistakes": Case(
+        "option.model_id=org/model\n"
+        "option.dtype=fp17\n"
+        "option.rolling_bach=auto\n"
+        "option.max_sparsity=1.5\n"
+        "option.decoding_strategy=contrastive # or sample, greedy\n"
+        "option.tensor_parallel_degree=two\n",
+        exit_code=2,
+    ),
+}

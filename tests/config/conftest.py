@@ -1,0 +1,51 @@
+"""Helpers shared by the tests of the configuration."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lmi_core.config.host import Host
+from lmi_core.config.resolve import examine, resolve
+
+CPU = Host()
+
+
+@pytest.fixture
+def model_dir(tmp_path, monkeypatch):
+    """Return a function that writes a model directory under a temporary working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(properties=None, *, name="model", config=None, **files):
+        directory = tmp_path / name
+        directory.mkdir(parents=True, exist_ok=True)
+        if properties is not None:
+            (directory / "serving.properties").write_text(properties)
+        if config is not None:
+            (directory / "config.json").write_text(json.dumps(config))
+        for file, text in files.items():
+            (directory / file.replace("__", ".")).write_text(text)
+        return name
+
+    return write
+
+
+@pytest.fixture
+def explained():
+    """Return a function that examines a command line on a machine without devices."""
+
+    def run(*argv, environ=None, host=CPU):
+        return examine(argv, environ or {}, host)
+
+    return run
+
+
+@pytest.fixture
+def resolved():
+    """Return a function that resolves a command line on a machine without devices."""
+
+    def run(*argv, environ=None, host=CPU):
+        return resolve(argv, environ or {}, host)
+
+    return run

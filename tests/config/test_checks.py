@@ -1,0 +1,166 @@
+"""Rules that tie several keys together."""
+
+import pytest
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
+
+
+def texts(problems):
+    return "\n".join(map(str, problems))
+
+
+@pytest.mark.parametrize(
+    ("properties", "message"),
+    [
+        (
+            "batch_size=2\noption.rolling_batch=disable\noption.enable_streaming=true",
+            "batch_size=2 can't stream",
+        ),
+        (
+            "option.rolling_batch=scheduler\noption.quantize=squeezellm",
+            "option.quantize=squeezellm is not one of bitsandbytes4",
+        ),
+        ("engine=DeepSpeed\noption.rolling_batch=vllm", "rolling_batch=vllm is not one of auto"),
+        (
+            "engine=DeepSpeed\noption.quantize=smoothquant\noption.dtype=bf16",
+            "option.dtype=bf16 can't be used with option.quantize=smoothquant",
+        ),
+        ("engine=DeepSpeed\noption.checkpoint=c.json", "option.checkpoint needs option.dtype"),
+        (
+            "engine=DeepSpeed\noption.checkpoint=c\noption.dtype=fp16\n"
+            "option.quantize=dynamic_int8",
+            "can't be combined",
+        ),
+        (
+            "option.rolling_batch=lmi-dist\noption.enable_lora=true\n"
+            "option.speculative_draft_model=d",
+            "can't be used together",
+        ),
+        (
+            "option.rolling_batch=lmi-dist\noption.dtype=int8\noption.quantize=gptq",
+            "remove one",
+        ),
+        (
+            "option.entryPoint=djl_python.transformers_neuronx\nbatch_size=4\n"
+            "option.rolling_batch=auto",
+            "exclude each other",
+        ),
+        (
+            "option.entryPoint=djl_python.transformers_neuronx\noption.model_loader=tnx\n"
+            "option.partition_schema=optimum",
+            "needs loader optimum",
+        ),
+        (
+            "option.entryPoint=djl_python.transformers_neuronx\noption.model_loader=optimum\n"
+            "option.partition_schema=legacy",
+            "needs model_loader=tnx",
+        ),
+        (
+            "option.entryPoint=djl_python.transformers_neuronx\noption.compiled_graph_path=absent",
+            "neither s3://bucket/key nor a directory",
+        ),
+        (
+            "option.rolling_batch=trtllm\noption.rotary_scaling_type=linear",
+            "must be set together",
+        ),
+        ("option.max_model_len=4096", "more than the model's 2048 positions"),
+        ("option.tokens_per_block=40", "not a multiple of 16"),
+        ("option.max_input_tokens=9\noption.max_model_len=9", "leaves no room for an answer"),
+    ],
+)
+def test_errors(model_dir, explained, properties, message):
+    report = explained(model_dir(properties, config=LLAMA))
+    assert message in texts(report.errors)
+
+
+@pytest.mark.parametrize(
+    ("properties", "message"),
+    [
+        ("engine=DeepSpeed\noption.quantize=awq", "treats option.quantize=awq as unset"),
+        ("job_queue_size=4\noption.max_rolling_batch_size=8", "is below"),
+        ("engine=Python\noption.rolling_batch=lmi-dist", "nothing here needs MPI"),
+        ("option.load_in_8bit=false", "deprecated since 0.25; write option.quantize"),
+        ("option.enable_streaming=true", "deprecated since 0.25"),
+        (
+            "option.entryPoint=djl_python.transformers_neuronx\noption.rolling_batch=vllm",
+            "takes option.rolling_batch=vllm as auto",
+        ),
+    ],
+)
+def test_warnings(model_dir, explained, properties, message):
+    report = explained(model_dir(properties, config=LLAMA))
+    assert message in texts(report.warnings)
+    assert not report.errors
+
+
+def test_chatglm_needs_its_version(model_dir, explained):
+    config = {"architectures": ["ChatGLMModel"], "model_type": "chatglm"}
+    report = explained(model_dir("option.rolling_batch=trtllm", config=config))
+    assert "chatglm needs option.chatglm_model_version" in texts(report.errors)
+
+
+def test_encoder_decoder_models_have_no_scheduler(model_dir, explained):
+    config = {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
+    report = explained(model_dir("option.rolling_batch=scheduler", config=config))
+    assert "decoder models only" in texts(report.errors)
+
+
+def test_an_adapter_alone_cannot_be_served(model_dir, explained):
+    report = explained(model_dir("", adapter_config__json="{}"))
+    assert "LoRA adapter without its base model" in texts(report.errors)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"x"', "[" * 10_000])
+def test_a_broken_config_json_is_an_error(model_dir, explained, text):
+    report = explained(model_dir("", config__json=text))
+    assert "config.json" in texts(report.errors)
+
+
+@pytest.mark.parametrize(
+    ("old", "expected"),
+    [
+        ("option.s3url=s3://b/m", ("option.model_id", "s3://b/m")),
+        ("option.data_type=fp32", ("option.dtype", "fp32")),
+        ("option.data_type=fp32\noption.dtype=bf16", ("option.dtype", "bf16")),
+        ("option.load_in_8bit=true", ("option.quantize", "bitsandbytes8")),
+        ("option.load_in_4bit=1\noption.load_in_8bit=1", ("option.quantize", "bitsandbytes4")),
+        ("option.load_in_8bit=true\noption.quantize=awq", ("option.quantize", "bitsandbytes8")),
+    ],
+)
+def test_deprecated_keys_turn_into_their_replacement(model_dir, explained, old, expected):
+    model = explained(model_dir(old)).models[0]
+    key, value = expected
+    assert model.values[key].value == value
+
+
+BOTH = "both set"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--max-input-tokens", "5", "--max-input-length", "6"], BOTH),
+        (["--max-input-tokens", "10", "--max-total-tokens", "10"], "must be below"),
+        (["--max-total-tokens", "10", "--max-batch-total-tokens", "9"], "must be at most"),
+        (
+            ["--max-batch-prefill-tokens", "10", "--max-batch-total-tokens", "9"],
+            "must be at most",
+        ),
+        (["--validation-workers", "0"], "at least 1"),
+        (["--num-shard", "0"], "--num-shard must be at least 1"),
+        (["--sharded", "true", "--num-shard", "1"], "needs --num-shard above 1"),
+        (["--sharded", "true"], "at least 2 devices, found 0"),
+        (["--quantize", "exl2", "--num-shard", "2"], "can't be sharded"),
+        (["--ngrok", "--ngrok-edge", "e"], "--ngrok needs --ngrok-authtoken"),
+        (["--lora-adapters", "a@b@c"], "is not id, id=path"),
+        (["--dtype", "bfloat16", "--quantize", "gptq"], "keep one"),
+    ],
+)
+def test_launcher_rules(explained, argv, message):
+    report = explained("--model-id", "org/m", *argv)
+    assert message in texts(report.errors)
+
+
+def test_both_names_of_the_input_length_count_in_the_environment(explained):
+    environ = {"MODEL_ID": "org/m", "MAX_INPUT_TOKENS": "5", "MAX_INPUT_LENGTH": "5"}
+    assert BOTH in texts(explained(environ=environ).errors)

@@ -1,0 +1,142 @@
+"""Which backend serves a configuration, with what reason and what way out."""
+
+import pytest
+
+from lmi_core.config.host import Host
+from lmi_core.errors import ConfigError
+
+LLAMA = {"architectures": ["LlamaForCausalLM"]}
+
+
+def model_of(report):
+    (model,) = report.models
+    return model
+
+
+@pytest.mark.parametrize(
+    ("properties", "system", "entry_point", "mpi_mode"),
+    [
+        ("", "common", "djl_python.huggingface", False),
+        ("engine=Python", "common", "djl_python.huggingface", False),
+        ("engine=DeepSpeed", "deepspeed", "djl_python.deepspeed", True),
+        ("engine=FasterTransformer", "fastertransformer", "djl_python.fastertransformer", True),
+        ("engine=MPI", "common", "djl_python.huggingface", True),
+        ("engine=MPI\noption.rolling_batch=auto", "lmi_dist", "djl_python.huggingface", True),
+        (
+            "engine=DeepSpeed\noption.entryPoint=djl_python.huggingface\n"
+            "option.rolling_batch=scheduler",
+            "scheduler",
+            "djl_python.huggingface",
+            True,
+        ),
+        ("option.rolling_batch=lmi-dist", "lmi_dist", "djl_python.huggingface", False),
+        ("option.rolling_batch=scheduler", "scheduler", "djl_python.huggingface", False),
+        ("option.rolling_batch=disable", "accelerate", "djl_python.huggingface", False),
+        (
+            "option.entryPoint=djl_python.huggingface",
+            "accelerate",
+            "djl_python.huggingface",
+            False,
+        ),
+        (
+            "option.entryPoint=djl_python.transformers_neuronx",
+            "neuronx",
+            "djl_python.transformers_neuronx",
+            False,
+        ),
+        ("option.rolling_batch=tnx", "neuronx", "djl_python.huggingface", False),
+    ],
+)
+def test_written_for_and_served_natively(
+    model_dir, explained, properties, system, entry_point, mpi_mode
+):
+    report = explained(model_dir(properties, config=LLAMA))
+    model = model_of(report)
+    assert not report.errors
+    assert (model.system, model.backend) == (system, "native")
+    assert (model.entry_point, model.mpi_mode) == (entry_point, mpi_mode)
+
+
+@pytest.mark.parametrize(
+    ("properties", "backend", "title"),
+    [
+        ("option.rolling_batch=vllm", "vllm", "vLLM"),
+        ("option.rolling_batch=trtllm\nengine=MPI", "trtllm", "TensorRT-LLM"),
+        ("option.entryPoint=djl_python.tensorrt_llm", "trtllm", "TensorRT-LLM"),
+        ("option.entryPoint=djl_python.lmi_vllm.vllm_async_service", "vllm", "vLLM"),
+    ],
+)
+def test_a_wanted_engine_that_is_missing_names_the_way_out(
+    model_dir, explained, properties, backend, title
+):
+    name = model_dir(properties, config=LLAMA)
+    report = explained(name)
+    assert model_of(report).backend == backend
+    (error,) = report.errors
+    assert f"no adapter for {title}" in str(error)
+    assert "--prefer-native serves it with the native engine" in str(error)
+    assert str(error).startswith("model/serving.properties:1: ")
+    preferred = explained(name, "--prefer-native")
+    assert model_of(preferred).backend == "native"
+    assert not preferred.errors
+
+
+def test_an_installed_engine_without_package_names_the_extra(model_dir, explained, monkeypatch):
+    from dataclasses import replace
+
+    from lmi_core.config import capabilities
+
+    vllm = replace(capabilities.BACKENDS["vllm"], available=True)
+    monkeypatch.setitem(capabilities.BACKENDS, "vllm", vllm)
+    name = model_dir("option.rolling_batch=vllm\noption.dtype=fp16", config=LLAMA)
+    (error,) = explained(name).errors
+    assert "pip install 'lmi-core[vllm]'" in str(error)
+    report = explained(name, host=Host(packages=frozenset({"vllm"})))
+    assert not report.errors
+    assert dict(model_of(report).adapter_settings) == {"dtype": "float16"}
+
+
+def test_neuron_devices_choose_neuron(model_dir, explained):
+    name = model_dir("option.rolling_batch=tnx", config=LLAMA)
+    report = explained(name, host=Host(num_neuron_cores=2))
+    assert model_of(report).backend == "neuron"
+    assert "2 Neuron cores" in model_of(report).reason
+
+
+def test_other_architectures_and_tasks_need_transformers(model_dir, explained):
+    other = model_dir("", name="other", config={"architectures": ["OtherForCausalLM"]})
+    report = explained(other, "--prefer-native")
+    assert model_of(report).backend == "transformers"
+    assert "no description of OtherForCausalLM" in str(report.errors[0])
+    assert "--prefer-native" not in str(report.errors[0])
+    task = model_dir("option.task=fill-mask", name="task", config=LLAMA)
+    assert model_of(explained(task)).backend == "transformers"
+
+
+def test_a_handler_takes_over_unless_an_entry_point_is_given(model_dir, explained):
+    name = model_dir("", config=LLAMA, model__py="def handle(inputs): ...")
+    report = explained(name)
+    assert (model_of(report).backend, model_of(report).handler) == ("handler", "model.py")
+    assert "option.entryPoint=djl_python.huggingface serves the model" in str(report.errors[0])
+    again = explained(name, "-o", "entryPoint=djl_python.huggingface")
+    assert model_of(again).backend == "native"
+    assert not again.errors
+
+
+def test_diffusion_is_refused(model_dir, resolved):
+    with pytest.raises(ConfigError, match="image generation"):
+        resolved(model_dir("option.entryPoint=djl_python.stable_diffusion"))
+
+
+def test_quantisation_that_does_not_exist_yet_is_refused(model_dir, resolved):
+    name = model_dir("option.quantize=bitsandbytes8", config=LLAMA)
+    with pytest.raises(ConfigError, match="not available in this version"):
+        resolved(name)
+
+
+def test_speculation_only_tunes(model_dir, explained):
+    name = model_dir("option.rolling_batch=lmi-dist\noption.speculative_length=3", config=LLAMA)
+    report = explained(name)
+    row = next(row for row in report.rows[0] if row.key == "option.speculative_length")
+    assert row.outcome == "no effect"
+    assert not report.errors

@@ -1,0 +1,125 @@
+"""``lmi explain``: golden files, exit codes, JSON, colours, and that "honoured" is shown."""
+
+import ast
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmi_core.config.explain import main
+from lmi_core.config.host import Host
+from lmi_core.config.option import Outcome
+from lmi_core.config.table import OPTIONS
+
+from .cases import CASES
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).parent / "golden"
+UPDATE = os.environ.get("LMI_UPDATE_GOLDEN") == "1"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def run(case, out=None, *extra):
+    out = io.StringIO() if out is None else out
+    code = main([*case.argv, *extra], environ=case.environ, host=case.host, out=out)
+    return code, out.getvalue()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_explanation_is_the_golden_one(name, model_dir):
+    case = CASES[name]
+    if case.properties is not None:
+        model_dir(case.properties, config=case.config)
+    code, text = run(case)
+    path = GOLDEN / f"{name}.txt"
+    if UPDATE:
+        path.write_text(text)
+    assert text == path.read_text()
+    assert code == case.exit_code
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_json_says_the_same(name, model_dir):
+    case = CASES[name]
+    if case.properties is not None:
+        model_dir(case.properties, config=case.config)
+    code, text = run(case, None, "--json")
+    report = json.loads(text)
+    assert code == case.exit_code
+    assert report["usable"] == (code != 2)
+    assert report["models"]
+    golden = (GOLDEN / f"{name}.txt").read_text()
+    for row in report["models"][0]["rows"]:
+        assert row["key"] in golden
+        assert row["outcome"] in ("honoured", "mapped", "no effect", "refused")
+
+
+def test_strict_turns_warnings_into_exit_code_1_and_unknown_keys_into_2(model_dir):
+    model_dir("option.enable_streaming=false", config={"architectures": ["LlamaForCausalLM"]})
+    out = io.StringIO()
+    assert main(["model"], environ={}, host=Host(), out=out) == 0
+    assert main(["model", "--strict"], environ={}, host=Host(), out=out) == 1
+    assert main(["model", "--strict", "-o", "option.zzz=1"], environ={}, host=Host(), out=out) == 2
+
+
+def test_colours_only_on_a_terminal():
+    case = CASES["tgi"]
+    assert "\033[" not in run(case)[1]
+    assert "\033[36mmapped" in run(case, Terminal())[1]
+    out = Terminal()
+    main(case.argv, environ={"NO_COLOR": "1"}, host=case.host, out=out)
+    assert "\033[" not in out.getvalue()
+
+
+def test_help_is_usage():
+    out = io.StringIO()
+    assert main(["--help"], out=out) == 0
+    assert out.getvalue().startswith("usage: lmi explain")
+
+
+def test_secrets_are_not_shown():
+    assert "hunter2" not in run(CASES["tgi_environment"])[1]
+    assert "hunter2" not in run(CASES["tgi_environment"], None, "--json")[1]
+
+
+def functions_of(path):
+    tree = ast.parse((ROOT / path).read_text())
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+
+
+def honoured_actions():
+    for option in OPTIONS:
+        for backend, action in option.actions.items():
+            for each in (action, *(action.by_value or {}).values()):
+                if each.outcome is Outcome.HONOURED:
+                    yield f"{option.key}-{backend}", each.test
+
+
+@pytest.mark.parametrize(("row", "test"), list(honoured_actions()))
+def test_a_row_says_honoured_only_if_its_behaviour_test_exists(row, test):
+    path, _, name = test.partition("::")
+    assert (ROOT / path).is_file(), f"{row}: {path} doesn't exist"
+    assert name.split("[")[0] in functions_of(path), f"{row}: {test} doesn't exist"
+
+
+def test_explaining_imports_no_heavy_package():
+    code = (
+        "import sys, io; from lmi_core.config.explain import main; "
+        "main(['--model-id', 'gpt2'], environ={}, out=io.StringIO()); "
+        "heavy = {'torch', 'numpy', 'aiohttp', 'transformers', 'huggingface_hub', 'boto3', "
+        "'msgspec', 'jinja2', 'safetensors', 'tokenizers', 'asyncio'}; "
+        "print(sorted(heavy & set(sys.modules)), len(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy, _, count = done.stdout.strip().rpartition(" ")
+    assert heavy == "[]"
+    assert int(count) < 250

@@ -1,0 +1,283 @@
+"""From sources to frozen objects: models, names, settings, provenance."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from lmi_core.config.engine_config import EngineConfig
+from lmi_core.config.host import Host
+from lmi_core.config.placement import Placement
+from lmi_core.errors import ConfigError
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+
+
+def settings_of(deployment):
+    (model,) = deployment.models
+    return dict(model.settings)
+
+
+def test_a_directory_becomes_an_engine_configuration(model_dir, resolved):
+    name = model_dir(
+        "option.dtype=fp16\noption.max_rolling_batch_size=8\njob_queue_size=9\n"
+        "option.max_model_len=512\n",
+        config=LLAMA,
+    )
+    (model,) = resolved(name).models
+    assert model.engine_config() == EngineConfig(
+        model=Path(name),
+        served_model_name="model",
+        dtype="bf16",
+        max_num_seqs=8,
+        max_queue_size=9,
+        max_model_len=512,
+    )
+    assert model.where("option.dtype") == "model/serving.properties:1"
+    assert model.where("option.revision") == "default"
+
+
+def test_the_result_is_frozen(model_dir, resolved):
+    deployment = resolved(model_dir("", config=LLAMA))
+    (model,) = deployment.models
+    for frozen in (deployment, deployment.server, model):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(frozen, dataclasses.fields(frozen)[0].name, "other")
+    with pytest.raises(TypeError):
+        model.settings["seed"] = 1
+    with pytest.raises(TypeError):
+        model.values["option.seed"] = 1
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        ("option.max_tokens=300", {"max_model_len": 300}),
+        ("option.n_positions=300", {"max_model_len": 300}),
+        ("option.max_input_len=200\noption.max_output_len=100", {"max_model_len": 300}),
+        ("option.max_output_len=100", {"max_model_len": 1124}),
+        ("option.max_input_len=9\noption.max_model_len=300", {"max_model_len": 300}),
+        ("option.max_rolling_batch_prefill_tokens=64", {"max_num_batched_tokens": 64}),
+        ("option.max_num_batched_tokens=64", {"max_num_batched_tokens": 64}),
+        ("option.max_num_tokens=64", {"max_num_batched_tokens": 64}),
+        ("option.max_num_sequences=3", {"max_num_seqs": 3}),
+        ("option.tokens_per_block=64", {"block_size": 64}),
+        ("option.enable_kv_cache_reuse=false", {"enable_prefix_caching": False}),
+        ("option.enable_prefix_caching=true", {"enable_prefix_caching": True}),
+        (
+            "option.batch_scheduler_policy=guaranteed_no_evict",
+            {"guaranteed_no_evict": True},
+        ),
+        ("option.batch_scheduler_policy=max_utilization", {"guaranteed_no_evict": False}),
+        ("option.enable_trt_overlap=true", {"overlap": True}),
+        ("option.kv_cache_dtype=bf16", {"kv_dtype": "bf16"}),
+        ("option.instruction_set=auto", {"instruction_set": ""}),
+        ("option.instruction_set=avx2", {"instruction_set": "avx2"}),
+        ("option.seed=7", {"seed": 7}),
+        ("option.num_threads=2", {"num_threads": 2}),
+        ("option.kv_cache_bytes=4096", {"kv_cache_bytes": 4096}),
+        ("option.max_logprobs=5", {"max_logprobs": 5}),
+        ("option.dtype=float32", {"dtype": "fp32"}),
+    ],
+)
+def test_keys_of_every_system_reach_the_native_engine(model_dir, resolved, properties, expected):
+    settings = settings_of(resolved(model_dir(properties, config=LLAMA)))
+    assert {key: settings[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("properties", "size"),
+    [
+        ("", 32),
+        ("engine=DeepSpeed", 4),
+        ("option.rolling_batch=lmi-dist", 256),
+        ("option.rolling_batch=scheduler", 32),
+        ("option.rolling_batch=lmi-dist\noption.max_rolling_batch_size=2", 2),
+    ],
+)
+def test_the_batch_size_defaults_by_system(model_dir, resolved, properties, size):
+    assert settings_of(resolved(model_dir(properties, config=LLAMA)))["max_num_seqs"] == size
+
+
+def test_two_keys_for_one_setting_conflict_only_at_equal_rank(model_dir, resolved):
+    name = model_dir("option.max_model_len=100\noption.max_tokens=200", config=LLAMA)
+    with pytest.raises(ConfigError, match="both set max_model_len"):
+        resolved(name)
+    name = model_dir("option.max_model_len=100", config=LLAMA)
+    deployment = resolved(name, environ={"OPTION_MAX_TOKENS": "200"})
+    assert settings_of(deployment)["max_model_len"] == 100
+
+
+def test_files_win_over_variables_and_overrides_over_files(model_dir, resolved):
+    name = model_dir("option.max_rolling_batch_size=8", config=LLAMA)
+    environ = {"OPTION_MAX_ROLLING_BATCH_SIZE": "4", "OPTION_SEED": "5"}
+    settings = settings_of(resolved(name, environ=environ))
+    assert (settings["max_num_seqs"], settings["seed"]) == (8, 5)
+    settings = settings_of(
+        resolved(name, "--option", "option.max_rolling_batch_size=2", environ=environ)
+    )
+    assert settings["max_num_seqs"] == 2
+
+
+def test_load_models_names_the_models(model_dir, resolved):
+    model_dir("option.seed=1", name="a", config=LLAMA)
+    model_dir("option.seed=2\nengine=Python", name="b", config=LLAMA)
+    environ = {"SERVING_LOAD_MODELS": "x:v1=a,y::MPI=b", "OPTION_MAX_MODEL_LEN": "64"}
+    first, second = resolved(environ=environ).models
+    assert (first.name, first.version, first.settings["seed"]) == ("x", "v1", 1)
+    assert (second.name, second.version, second.settings["seed"]) == ("y", None, 2)
+    assert first.settings["max_model_len"] == second.settings["max_model_len"] == 64
+    assert second.mpi_mode
+    assert second.where("engine") == "SERVING_LOAD_MODELS"
+
+
+def test_model_store_is_scanned(model_dir, resolved):
+    model_dir("", name="store/a", config=LLAMA)
+    model_dir("", name="store/b", config=LLAMA)
+    environ = {"SERVING_MODEL_STORE": "store", "SERVING_LOAD_MODELS": "ALL"}
+    assert [model.name for model in resolved(environ=environ).models] == ["a", "b"]
+
+
+def test_hub_variable_adds_a_model_of_its_own(model_dir, resolved):
+    model_dir("", name="a", config=LLAMA)
+    environ = {
+        "SERVING_LOAD_MODELS": "a=a",
+        "HF_MODEL_ID": "org/some-model",
+        "HF_REVISION": "abc",
+    }
+    local, hub = resolved(environ=environ).models
+    assert (local.source.kind, local.source.location) == ("local", "a")
+    assert (hub.name, hub.source.kind) == ("org_some_model", "hub")
+    assert (hub.source.location, hub.source.revision) == ("org/some-model", "abc")
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "name", "kind"),
+    [
+        (["org/m"], {}, "org_m", "hub"),
+        (["--model-id", "org/m"], {}, "org_m", "hub"),
+        (["s3://bucket/m"], {}, "s3___bucket_m", "s3"),
+        ([], {"MODEL_ID": "org/m"}, "org_m", "hub"),
+        ([], {"OPTION_MODEL_ID": "org/m"}, "model", "hub"),
+        ([], {"OPTION_MODEL_ID": "s3://b/m", "OPTION_MODELNAME": "mine"}, "mine", "s3"),
+    ],
+)
+def test_models_without_a_directory(resolved, argv, environ, name, kind):
+    (model,) = resolved(*argv, environ=environ).models
+    assert (model.name, model.source.kind) == (name, kind)
+    with pytest.raises(ValueError, match="must be fetched"):
+        model.engine_config()
+    assert model.engine_config(Path("/fetched")).model == Path("/fetched")
+
+
+def test_a_model_id_may_be_a_directory_inside_the_model(model_dir, resolved):
+    model_dir(None, name="model/weights", config=LLAMA)
+    (model,) = resolved(model_dir("option.model_id=weights")).models
+    assert model.source.kind == "local"
+    assert model.files.architecture == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "message"),
+    [
+        ([], {}, "no model is named"),
+        (["/absent/dir"], {}, "neither a path that exists"),
+        ([], {"SERVING_LOAD_MODELS": "a=/absent"}, "doesn't exist"),
+        ([], {"SERVING_LOAD_MODELS": "a=https://h/m.zip"}, "not supported"),
+        ([], {"SERVING_LOAD_MODELS": "ALL"}, "needs a model_store"),
+        (["-f", "absent.properties", "org/m"], {}, "no such file"),
+        (["--model-id", "/absent/dir"], {}, "neither a directory"),
+    ],
+)
+def test_models_that_cannot_be_found(resolved, argv, environ, message):
+    with pytest.raises(ConfigError, match=message):
+        resolved(*argv, environ=environ)
+
+
+def test_the_servers_file_is_weaker_than_variables(model_dir, resolved, tmp_path):
+    name = model_dir("", config=LLAMA)
+    Path("config.properties").write_text(
+        "inference_address=http://127.0.0.1:9000\nmax_request_size=10\njob_queue_size=5\n"
+    )
+    deployment = resolved(name, environ={"SERVING_MAX_REQUEST_SIZE": "20"})
+    server = deployment.server
+    assert (server.host, server.port) == ("127.0.0.1", 9000)
+    assert server.max_request_size_bytes == 20
+    assert settings_of(deployment)["max_queue_size"] == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("http://0.0.0.0:8081", ("0.0.0.0", 8081, None)),
+        ("http://localhost", ("localhost", 80, None)),
+        ("http://[::1]:90", ("::1", 90, None)),
+        ("127.0.0.1:7", ("127.0.0.1", 7, None)),
+        ("unix:/tmp/s", ("0.0.0.0", 8080, Path("/tmp/s"))),
+    ],
+)
+def test_addresses(resolved, text, expected):
+    server = resolved("org/m", environ={"SERVING_INFERENCE_ADDRESS": text}).server
+    assert (server.host, server.port, server.unix_path) == expected
+
+
+@pytest.mark.parametrize("text", ["https://h:1", "ftp://h", "http://h:99999", "http://h:1/x"])
+def test_impossible_addresses(resolved, text):
+    with pytest.raises(ConfigError, match="inference_address"):
+        resolved("org/m", environ={"SERVING_INFERENCE_ADDRESS": text})
+
+
+def test_launcher_defaults_count_only_for_a_launcher(resolved):
+    tgi = resolved("--model-id", "org/m").server
+    assert (tgi.port, tgi.max_best_of, tgi.max_stop_sequences) == (3000, 2, 4)
+    lmi = resolved("org/m").server
+    assert (lmi.port, lmi.max_best_of, lmi.max_stop_sequences) == (8080, None, None)
+
+
+def test_a_server_key_in_a_model_file_is_a_warning(model_dir, explained):
+    report = explained(model_dir("max_request_size=10", config=LLAMA))
+    assert "is a key of the server" in str(report.warnings[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "expected"),
+    [
+        ("max", Host(num_gpus=4), Placement(4, 1)),
+        ("2", Host(num_gpus=4), Placement(2, 2)),
+        ("3", Host(num_gpus=4), Placement(3, 1)),
+        ("-1", Host(num_gpus=4), Placement(1, 4)),
+        ("max", Host(), Placement(1, 1)),
+        ("8", Host(), Placement(1, 1)),
+        ("max", Host(num_neuron_cores=2), Placement(2, 1)),
+    ],
+)
+def test_copies_follow_from_the_tensor_parallel_degree(explained, text, host, expected):
+    argv = ["org/m", "-o", "rolling_batch=vllm", "-o", f"tensor_parallel_degree={text}"]
+    assert explained(*argv, host=host).models[0].placement == expected
+
+
+def test_a_launcher_makes_one_copy(explained):
+    report = explained("--model-id", "org/m", "--num-shard", "2", host=Host(num_gpus=4))
+    assert report.models[0].placement == Placement(1, 1)
+    assert "4 GPUs are visible" in str(report.warnings[0])
+
+
+def test_too_few_devices_are_an_error(resolved):
+    with pytest.raises(ConfigError, match="needs 8 devices, but 4 are visible"):
+        resolved("org/m", "-o", "tensor_parallel_degree=8", host=Host(num_gpus=4))
+
+
+def test_all_faults_of_a_configuration_come_together(model_dir, resolved):
+    name = model_dir("option.dtype=fp17\noption.block_size=24\noption.lora_adapters=a\n")
+    with pytest.raises(ConfigError) as caught:
+        resolved(name, "--port", "x", environ={"OPTION_SEED": "-1"})
+    text = str(caught.value)
+    for part in (
+        "model/serving.properties:1: option.dtype='fp17'",
+        "model/serving.properties:2: option.block_size=24 is not a multiple of 16",
+        "model/serving.properties:3: option.lora_adapters=a: not available in this version",
+        "--port: option.port='x'",
+        "OPTION_SEED: option.seed='-1'",
+    ):
+        assert part in text
+    assert len(caught.value.problems) == 5
