@@ -103,6 +103,8 @@ BACKENDS = {
                     "dtype.fp32",
                     "format.json",
                     "format.jsonlines",
+                    "format.sse",
+                    "format.tgi_compat",
                     "request.sampling",
                     "request.stop",
                 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmi_core.config.artefacts.handler import Handler
 from lmi_core.config.capabilities import BACKENDS, NATIVE_ARCHITECTURES
 from lmi_core.config.host import Host
 from lmi_core.config.merge import Values
@@ -40,7 +41,7 @@ def dispatch(
 ) -> Decision:
     """Choose the backend; a wanted one that can't be had is an error that names the way out."""
     if written.handler is not None:
-        return _handler(written, values, problems)
+        return _handler(written.handler, written, values, problems)
     if written.system == "stable_diffusion":
         problems.error(
             values.where("option.entryPoint"),
@@ -57,12 +58,13 @@ def dispatch(
     return wanted
 
 
-def _handler(written: WrittenFor, values: Values, problems: Problems) -> Decision:
+def _handler(handler: Handler, written: WrittenFor, values: Values, problems: Problems) -> Decision:
+    does = "answer the requests" if handler.handle else "format requests or answers"
     problems.error(
-        values.where("option.entryPoint") or written.handler or "",
-        f"the handler {written.handler} would answer the requests, but running custom handlers is "
-        "not available in this version; option.entryPoint=djl_python.huggingface serves the model "
-        "with the native engine",
+        values.where("option.entryPoint") or str(handler.path),
+        f"{handler.path.name} would {does}, but running custom code of a model is not available in "
+        "this version; option.entryPoint=djl_python.huggingface serves the model without it, with "
+        "the native engine",
         "option.entryPoint",
     )
     return Decision("handler", written.reason)

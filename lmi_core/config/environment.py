@@ -121,7 +121,8 @@ _ALIAS_VARIABLES = frozenset(variable for option in OPTIONS for variable in opti
 
 def variables_of(option: Option) -> tuple[str, ...]:
     """Return every variable that sets ``option``, the strongest first."""
-    names = [option.variable, *option.env]
+    regular = () if "." in option.name else (option.variable,)
+    names = [*regular, *option.env]
     if option.flag and option.flag.env:
         names.append(option.flag.env)
     return tuple(dict.fromkeys(names))

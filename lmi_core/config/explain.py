@@ -48,7 +48,9 @@ def main(
     out = sys.stdout if out is None else out
     environ = os.environ if environ is None else environ
     if "-h" in argv or "--help" in argv:
-        out.write(_USAGE)
+        from lmi_core.config.reference import flags_help
+
+        out.write(f"{_USAGE}\nFlags of the text-generation-inference launcher:\n{flags_help()}")
         return EXIT_USABLE
     report = examine(argv, environ, host)
     if "--json" in argv:

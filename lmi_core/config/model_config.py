@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lmi_core.config.artefacts.handler import Handler
 from lmi_core.config.engine_config import EngineConfig
 from lmi_core.config.merge import Value
 from lmi_core.config.model_files import ModelFiles
@@ -40,7 +41,7 @@ class ModelConfig:
     backend: str
     reason: str
     entry_point: str
-    handler: str | None
+    handler: Handler | None
     mpi_mode: bool
     placement: Placement
     files: ModelFiles

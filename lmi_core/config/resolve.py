@@ -12,6 +12,7 @@ from typing import Any
 from lmi_core.config.checks import Subject, check
 from lmi_core.config.command_line import Invocation, parse_command_line
 from lmi_core.config.dispatch import Decision, dispatch
+from lmi_core.config.entry_point import find_handler
 from lmi_core.config.environment import is_tgi, read_environment
 from lmi_core.config.host import Host, detect_host
 from lmi_core.config.merge import Values, merge
@@ -119,7 +120,8 @@ class _Examination:
         source = _source(values, listed, self.problems)
         directory = Path(source.location) if source.kind == "local" else listed.directory
         files = read_model_files(directory, self.problems)
-        written = written_for(values, files, tgi=self.tgi and listed.directory is None)
+        handler = find_handler(values, files, directory, self.problems)
+        written = written_for(values, files, handler, tgi=self.tgi and listed.directory is None)
         subject = Subject(values, written, files, self.problems)
         check(subject)
         if written.system == "tgi":
@@ -133,6 +135,11 @@ class _Examination:
             prefer_native=self.invocation.prefer_native,
         )
         rows = model_rows(values, decision.backend, written.system, self.problems)
+        if files.requirements is not None and decision.backend == "native":
+            self.problems.warn(
+                str(files.requirements),
+                "is not installed: the native engine runs no code of the model",
+            )
         model = self._config(listed, values, source, files, written, decision)
         return model, rows
 

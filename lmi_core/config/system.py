@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmi_core.config.artefacts.handler import Handler
 from lmi_core.config.merge import Values
 from lmi_core.config.model_files import ModelFiles
 
@@ -45,22 +46,25 @@ class WrittenFor:
     reason: str
     entry_point: str
     mpi_mode: bool
-    handler: str | None = None
+    handler: Handler | None = None
 
 
-def written_for(values: Values, files: ModelFiles, *, tgi: bool) -> WrittenFor:
-    """Tell which system's rules and defaults a configuration follows."""
+def written_for(
+    values: Values, files: ModelFiles, handler: Handler | None, *, tgi: bool
+) -> WrittenFor:
+    """Tell which system's rules and defaults a configuration follows.
+
+    A ``handler`` that has formatters only leaves the requests to the built-in one.
+    """
     engine = values.get("engine")
     given = values.get("option.entryPoint")
     mpi_mode = values.get("option.mpi_mode") is True or engine in ("MPI", *_ALIASES)
-    if given is None and files.handler is not None:
-        given = files.handler.name
+    if handler is not None and handler.handle is not None:
+        reason = f"{handler.path.name} answers the requests"
+        return WrittenFor("common", reason, handler.path.name, mpi_mode, handler)
     entry_point = str(given or _ALIASES.get(str(engine), HUGGING_FACE))
-    if entry_point.endswith(".py") or entry_point.startswith(("http://", "https://")):
-        reason = "a custom handler answers the requests"
-        return WrittenFor("common", reason, entry_point, mpi_mode, handler=entry_point)
     system, reason = _system(values, files, entry_point, engine, tgi)
-    return WrittenFor(system, reason, entry_point, mpi_mode)
+    return WrittenFor(system, reason, entry_point, mpi_mode, handler)
 
 
 def _system(

@@ -116,11 +116,34 @@ def test_other_architectures_and_tasks_need_transformers(model_dir, explained):
 def test_a_handler_takes_over_unless_an_entry_point_is_given(model_dir, explained):
     name = model_dir("", config=LLAMA, model__py="def handle(inputs): ...")
     report = explained(name)
-    assert (model_of(report).backend, model_of(report).handler) == ("handler", "model.py")
+    model = model_of(report)
+    assert (model.backend, model.handler.handle) == ("handler", "handle")
     assert "option.entryPoint=djl_python.huggingface serves the model" in str(report.errors[0])
     again = explained(name, "-o", "entryPoint=djl_python.huggingface")
     assert model_of(again).backend == "native"
     assert not again.errors
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "text", "message"),
+    [
+        (None, "def handle(", "model/model.py: model/model.py:1: "),
+        (None, "def other(): ...", "defines other, but not handle"),
+        ("other.py", "def handle(inputs): ...", "handler model/other.py can't be read"),
+        ("https://h/model.py", "", "code is not fetched from the network"),
+        (None, "@output_formatter\ndef f(output): ...", "model.py would format requests or"),
+    ],
+)
+def test_handlers_are_checked(model_dir, explained, entry_point, text, message):
+    properties = f"option.entryPoint={entry_point}" if entry_point else ""
+    report = explained(model_dir(properties, config=LLAMA, model__py=text))
+    assert message in "\n".join(map(str, report.errors))
+
+
+def test_requirements_are_not_needed_natively(model_dir, explained):
+    report = explained(model_dir("", config=LLAMA, requirements__txt="x"))
+    assert not report.errors
+    assert "the native engine runs no code of the model" in str(report.warnings[0])
 
 
 def test_diffusion_is_refused(model_dir, resolved):

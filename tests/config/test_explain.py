@@ -83,6 +83,7 @@ def test_help_is_usage():
     out = io.StringIO()
     assert main(["--help"], out=out) == 0
     assert out.getvalue().startswith("usage: lmi explain")
+    assert "--num-shard" in out.getvalue()
 
 
 def test_secrets_are_not_shown():

@@ -350,7 +350,7 @@ OPTIONS = (
         doc="Answer in the shape of text-generation-inference.",
         systems=_COMMON,
         default=False,
-        actions={"native": needs("format.tgi_compat")},
+        actions={"native": needs("format.tgi_compat", setting="tgi_compat")},
     ),
     Option(
         key="option.bedrock_compat",

@@ -1,0 +1,1 @@
+"""Model artefacts: local directories, the hub, S3, requirements and handlers."""

@@ -1,0 +1,58 @@
+"""A model's files, wherever the configuration says they are, as a checked local directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from lmi_core.config.artefacts.hub import fetch_from_hub
+from lmi_core.config.artefacts.local import check_directory
+from lmi_core.config.artefacts.progress import Progress
+from lmi_core.config.artefacts.s3 import fetch_from_s3
+from lmi_core.config.model_config import ModelSource
+from lmi_core.config.server_config import ServerConfig
+from lmi_core.errors import ModelError
+
+
+def fetch(
+    source: ModelSource,
+    server: ServerConfig,
+    *,
+    environ: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Return a local directory with the model's files, complete as far as their headers tell.
+
+    Raises ModelError if they can't be had or are broken, MissingExtraError if a client library
+    is needed for it. Blocking: call it from a thread.
+    """
+    environ = os.environ if environ is None else environ
+    if source.kind == "local":
+        directory = Path(source.location)
+    elif source.kind == "hub":
+        directory = fetch_from_hub(
+            source.location, source.revision, server.hub_cache, environ, offline=server.offline
+        )
+    elif source.kind == "s3":
+        directory = fetch_from_s3(
+            source.location,
+            download_root(server, environ),
+            environ,
+            progress,
+            offline=server.offline,
+        )
+    else:
+        raise ModelError("the model has no files: set option.model_id", field="option.model_id")
+    check_directory(directory)
+    return directory
+
+
+def download_root(server: ServerConfig, environ: Mapping[str, str]) -> Path:
+    """Return where downloads are kept: SERVING_DOWNLOAD_DIR, DJL_CACHE_DIR, or a user's cache."""
+    if server.download_dir is not None:
+        return server.download_dir
+    if environ.get("DJL_CACHE_DIR"):
+        return Path(environ["DJL_CACHE_DIR"])
+    cache = environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "lmi"

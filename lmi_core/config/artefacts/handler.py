@@ -1,0 +1,92 @@
+"""A model's own ``model.py``: what it defines, found by reading it and never by running it.
+
+Source: LMI format reference, custom ``model.py`` contract.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi_core.errors import ModelError
+
+_MAX_BYTES = 1 << 20
+_ADAPTER_FUNCTIONS = ("register_adapter", "unregister_adapter", "update_adapter")
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """What a handler file defines; ``handle`` is None where it has formatters only."""
+
+    path: Path
+    handle: str | None
+    is_async: bool = False
+    input_formatter: str | None = None
+    output_formatter: str | None = None
+    adapter_functions: tuple[str, ...] = ()
+
+
+def read_handler(path: Path, handle: str = "handle") -> Handler:
+    """Read the handler file and return what it defines.
+
+    Raises ModelError if it can't be parsed, has neither the function ``handle`` nor a decorated
+    formatter, or ``handle`` can't be called with one argument.
+    """
+    functions = {node.name: node for node in _parse(path).body if isinstance(node, _Function)}
+    found = functions.get(handle)
+    handler = Handler(
+        path,
+        handle if found is not None else None,
+        isinstance(found, ast.AsyncFunctionDef),
+        _decorated(functions, "input_formatter"),
+        _decorated(functions, "output_formatter"),
+        tuple(name for name in _ADAPTER_FUNCTIONS if name in functions),
+    )
+    if found is not None:
+        _check_arguments(path, found)
+    elif handler.input_formatter is None and handler.output_formatter is None:
+        names = ", ".join(sorted(functions)) or "no function"
+        raise ModelError(
+            f"{path} defines {names}, but not {handle}(inputs); add it, or name another in "
+            "option.handler",
+            field="option.handler",
+        )
+    return handler
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"handler {path} can't be read ({error.strerror or error})") from None
+    if len(text) > _MAX_BYTES:
+        raise ModelError(f"handler {path} is larger than {_MAX_BYTES} bytes")
+    try:
+        return ast.parse(text, str(path))
+    except SyntaxError as error:
+        raise ModelError(f"{path}:{error.lineno or 1}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ModelError(f"handler {path} is not Python ({error})") from None
+
+
+def _decorated(functions: dict[str, _Function], decorator: str) -> str | None:
+    for name, function in functions.items():
+        for node in function.decorator_list:
+            target = node.func if isinstance(node, ast.Call) else node
+            if getattr(target, "id", getattr(target, "attr", None)) == decorator:
+                return name
+    return None
+
+
+def _check_arguments(path: Path, function: _Function) -> None:
+    arguments = function.args
+    positional = len(arguments.posonlyargs) + len(arguments.args)
+    required = positional - len(arguments.defaults)
+    needs_names = any(default is None for default in arguments.kw_defaults)
+    if required > 1 or needs_names or (positional == 0 and arguments.vararg is None):
+        raise ModelError(
+            f"{path}:{function.lineno}: {function.name} must take one argument, the inputs",
+            field="option.handler",
+        )

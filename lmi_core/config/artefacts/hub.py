@@ -1,0 +1,129 @@
+"""Models of the Hugging Face Hub: from the cache on disk if it is whole, else downloaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from lmi_core.config.artefacts.local import check_directory
+from lmi_core.errors import MissingExtraError, ModelError
+
+PATTERNS = (
+    "*.json",
+    "*.safetensors",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+    "*.tiktoken",
+)
+"""Files that are fetched: no pickled weights and no Python code."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_REFERENCE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
+
+
+def hub_cache(environ: Mapping[str, str]) -> Path:
+    """Return the directory of the hub's cache, by the variables that the hub's client reads."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if environ.get(variable):
+            return Path(environ[variable])
+    home = environ.get("HF_HOME")
+    if home:
+        return Path(home) / "hub"
+    cache = environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "huggingface" / "hub"
+
+
+def find_in_cache(model_id: str, revision: str | None, cache: Path) -> Path | None:
+    """Return the snapshot of a model in a hub cache; None unless it is there and whole."""
+    repository = cache / f"models--{model_id.replace('/', '--')}"
+    revision = revision or "main"
+    commit: str | None = revision if _COMMIT.fullmatch(revision) else None
+    if commit is None:
+        reference = repository / "refs" / revision
+        if not _REFERENCE.fullmatch(revision) or not reference.is_file():
+            return None
+        commit = reference.read_text().strip()
+        if not _COMMIT.fullmatch(commit):
+            return None
+    snapshot = repository / "snapshots" / commit
+    try:
+        check_directory(snapshot)
+    except ModelError:
+        return None
+    return snapshot
+
+
+def fetch_from_hub(
+    model_id: str,
+    revision: str | None,
+    cache: Path | None,
+    environ: Mapping[str, str],
+    *,
+    offline: bool = False,
+) -> Path:
+    """Return the directory of a hub model's snapshot.
+
+    A commit that is whole in the cache is used as it is; a branch is looked up at the hub first
+    unless offline. Downloads resume and are verified by the hub's client. Raises ModelError with
+    the hub's reason, and MissingExtraError if the client isn't installed.
+    """
+    cache = hub_cache(environ) if cache is None else cache
+    found = find_in_cache(model_id, revision, cache)
+    if found is not None and (offline or _COMMIT.fullmatch(revision or "")):
+        return found
+    if offline:
+        raise ModelError(
+            f"model {_named(model_id, revision)} is not whole in {cache}, and offline mode forbids "
+            "to download it",
+            field="option.model_id",
+        )
+    try:
+        return _download(model_id, revision, cache, environ)
+    except MissingExtraError:
+        if found is None:
+            raise
+        return found
+
+
+def _download(model_id: str, revision: str | None, cache: Path, environ: Mapping[str, str]) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise MissingExtraError(
+            f"downloading {model_id} from the Hugging Face Hub", "hub"
+        ) from None
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        path = snapshot_download(
+            model_id,
+            revision=revision,
+            cache_dir=cache,
+            token=environ.get("HF_TOKEN") or None,
+            allow_patterns=list(PATTERNS),
+            endpoint=environ.get("HF_ENDPOINT") or None,
+        )
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        raise ModelError(_reason(model_id, revision, error), field="option.model_id") from None
+    return Path(str(path))
+
+
+def _named(model_id: str, revision: str | None) -> str:
+    return f"{model_id} at {revision}" if revision else model_id
+
+
+def _reason(model_id: str, revision: str | None, error: Exception) -> str:
+    name = _named(model_id, revision)
+    kind = type(error).__name__
+    if kind == "GatedRepoError":
+        return f"model {name} is gated: accept its terms on the hub and set HF_TOKEN"
+    if kind == "RepositoryNotFoundError":
+        return f"model {name} doesn't exist on the hub, or is private: check it, or set HF_TOKEN"
+    if kind == "RevisionNotFoundError":
+        return f"model {model_id} has no revision {revision}: check option.revision"
+    if kind in ("LocalEntryNotFoundError", "OfflineModeIsEnabled"):
+        return f"the hub can't be reached, and model {name} is not in the cache"
+    first_line = next(iter(str(error).strip().splitlines()), kind)
+    return f"model {name} can't be fetched from the hub ({kind}: {first_line[:200]})"

@@ -1,0 +1,59 @@
+"""A model's ``requirements.txt``, installed into a directory of its own, never the server's."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from lmi_core.errors import ModelError
+
+_MARKER = ".lmi-complete"
+_TIMEOUT_S = 1800
+
+
+def install_requirements(model: Path, root: Path, *, offline: bool = False) -> Path | None:
+    """Install ``model/requirements.txt`` below ``root`` and return that directory.
+
+    Returns None if the model has no such file. ``model/requirements/`` is searched for wheels;
+    offline nothing else is. An installation is reused while the file stays the same. Raises
+    ModelError with pip's last words.
+    """
+    requirements = model / "requirements.txt"
+    if not requirements.is_file():
+        return None
+    text = requirements.read_bytes()
+    name = hashlib.sha256(str(model.resolve()).encode() + b"\0" + text).hexdigest()[:32]
+    target = root / "requirements" / name
+    if (target / _MARKER).is_file():
+        return target
+    partial = target.with_name(name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _run_pip(model, requirements, partial, offline)
+    (partial / _MARKER).touch()
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+    return target
+
+
+def _run_pip(model: Path, requirements: Path, target: Path, offline: bool) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-input", "--target", str(target), "-r", str(requirements)]
+    wheels = model / "requirements"
+    if wheels.is_dir():
+        command += ["--find-links", str(wheels)]
+    if offline:
+        command += ["--no-index"] if wheels.is_dir() else ["--no-index", "--no-deps"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ModelError(f"installing {requirements} took longer than {_TIMEOUT_S} s") from None
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
+        last = (errors or done.stderr.strip().splitlines() or ["no message"])[0]
+        raise ModelError(f"{requirements} can't be installed: {last[:300]}")

@@ -1,0 +1,126 @@
+"""The reference page of every option and the help of the command line, from the option table.
+
+``python -m lmi_core.config.reference`` prints the page; REFERENCE.md beside this file is its copy.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from lmi_core.config.capabilities import BACKENDS, CAPABILITIES
+from lmi_core.config.effect import effect_of, show
+from lmi_core.config.environment import variables_of
+from lmi_core.config.option import SYSTEMS, Action, Option, Outcome
+from lmi_core.config.table import OPTIONS
+
+PAGE = Path(__file__).with_name("REFERENCE.md")
+
+_INTRODUCTION = """\
+# Configuration reference
+
+This page is generated from the option table (`python -m lmi_core.config.reference`).
+
+A key is written in a model's `serving.properties`, as a variable, as a launcher flag, or as
+`--option key=value`. The strongest source wins: `--option`, then flags, the endpoint in
+`load_models`, `serving.properties`, `OPTION_*` and `SERVING_*`, the aliases, the variables of the
+text-generation-inference launcher, `config.properties`, the default. Keys of the server as a whole
+are taken from variables before flags. `lmi explain` says for a given configuration what becomes of
+every key.
+
+"Native" says what the native engine of this version does: **honoured**, **mapped** to a setting of
+its own, **no effect**, or **refused**.
+"""
+
+
+def reference_page() -> str:
+    """Return the page in Markdown: a table of keys for every system."""
+    parts = [_INTRODUCTION]
+    for system, title in SYSTEMS.items():
+        options = [option for option in OPTIONS if system in option.systems]
+        parts.append(f"## {title}\n")
+        parts.append("| Key | Value | Default | Also written | Native | Meaning |")
+        parts.append("|---|---|---|---|---|---|")
+        parts += [_line(option, system) for option in options]
+        parts.append("")
+    parts.append("## Backends\n")
+    for backend in BACKENDS.values():
+        state = "available" if backend.available else "no adapter in this version"
+        has = ", ".join(CAPABILITIES[name] for name in sorted(backend.capabilities))
+        parts.append(f"- **{backend.title}** ({state}){f': {has}' if has else ''}")
+    return "\n".join(parts) + "\n"
+
+
+def _line(option: Option, system: str) -> str:
+    default = option.default_for(system)
+    kind = ", ".join(option.choices.get(system, ())) or option.type.describe()
+    doc = option.doc
+    if option.deprecated:
+        hint = f"; write `{option.replaced_by}`" if option.replaced_by else ""
+        doc += f" Deprecated {option.deprecated}{hint}."
+    cells = (
+        f"`{option.key}`",
+        kind,
+        "" if default is None else f"`{show(default)}`",
+        ", ".join(f"`{name}`" for name in _other_names(option)),
+        _native(option, default),
+        doc,
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _other_names(option: Option) -> list[str]:
+    names = [*option.spellings, *variables_of(option)]
+    if option.flag:
+        names += [option.flag.name, *option.flag.aliases]
+    return names
+
+
+def _native(option: Option, default: object) -> str:
+    """Say what the native engine does with a value that asks for something."""
+    backend = "server" if option.scope == "server" else "native"
+    action = option.actions[backend]
+    text = _general(action)
+    for value, special in (action.by_value or {}).items():
+        if _outcome(special) != _outcome(action):
+            text += f"; `{show(value)}`: {_general(special)}"
+    if default is not None and action.idle:
+        effect = effect_of(option, default, backend)
+        if effect.outcome is Outcome.NO_EFFECT and _outcome(action) is Outcome.REFUSED:
+            text += f"; `{show(default)}`: no effect"
+    return text
+
+
+def _outcome(action: Action) -> Outcome:
+    missing = action.capability is not None and not any(
+        action.capability in BACKENDS[name].capabilities for name in ("native", "server")
+    )
+    if not missing:
+        return action.outcome
+    return Outcome.NO_EFFECT if action.tuning else Outcome.REFUSED
+
+
+def _general(action: Action) -> str:
+    outcome = _outcome(action)
+    if outcome is not action.outcome and action.capability is not None:
+        return f"{outcome}: {CAPABILITIES[action.capability]} not available"
+    if outcome is Outcome.MAPPED and action.setting is not None:
+        return f"mapped to `{action.setting}`"
+    return f"{outcome}: {action.text}" if action.text else str(outcome)
+
+
+def flags_help() -> str:
+    """Return the help of the launcher's flags, one or two lines each."""
+    lines = []
+    for option in OPTIONS:
+        if option.flag is None:
+            continue
+        names = ", ".join((*option.flag.aliases, option.flag.name))
+        value = "" if option.flag.switch else " " + option.name.upper()
+        lines.append(f"  {names}{value}")
+        lines.append(f"      {option.doc} [{option.key}]")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference_page())

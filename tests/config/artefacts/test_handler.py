@@ -1,0 +1,75 @@
+"""A custom ``model.py`` is read, never run."""
+
+import pytest
+
+from lmi_core.config.artefacts.handler import read_handler
+from lmi_core.errors import ModelError
+
+
+def read(tmp_path, text, **kwargs):
+    path = tmp_path / "model.py"
+    path.write_text(text)
+    return read_handler(path, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_async"),
+    [
+        ("def handle(inputs): ...", False),
+        ("async def handle(inputs): ...", True),
+        ("def handle(inputs, extra=None): ...", False),
+        ("def handle(*inputs): ...", False),
+        ("def handle(inputs, *, flag=True): ...", False),
+    ],
+)
+def test_handlers(tmp_path, text, is_async):
+    handler = read(tmp_path, text)
+    assert (handler.handle, handler.is_async) == ("handle", is_async)
+
+
+def test_nothing_of_it_runs(tmp_path):
+    text = f"open({str(tmp_path / 'ran')!r}, 'w')\ndef handle(inputs): ...\n"
+    assert read(tmp_path, text).handle == "handle"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_another_function_may_be_named(tmp_path):
+    assert read(tmp_path, "def serve(x): ...", handle="serve").handle == "serve"
+
+
+def test_formatters_and_adapter_functions_are_found(tmp_path):
+    handler = read(
+        tmp_path,
+        "@output_formatter\ndef out(output): ...\n"
+        "@djl.input_formatter()\ndef into(inputs): ...\n"
+        "def register_adapter(inputs): ...\n",
+    )
+    assert (handler.handle, handler.output_formatter, handler.input_formatter) == (
+        None,
+        "out",
+        "into",
+    )
+    assert handler.adapter_functions == ("register_adapter",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def handle(inputs:\n", r"model\.py:1: "),
+        ("x = 1\n\nif\n", r"model\.py:3: "),
+        ("def other(): ...", "defines other, but not handle"),
+        ("", "defines no function, but not handle"),
+        ("def handle(): ...", "must take one argument"),
+        ("def handle(a, b): ...", "must take one argument"),
+        ("def handle(a, *, b): ...", "must take one argument"),
+        ("x\0y", "model.py"),
+    ],
+)
+def test_faults(tmp_path, text, message):
+    with pytest.raises(ModelError, match=message):
+        read(tmp_path, text)
+
+
+def test_an_unreadable_file_is_named(tmp_path):
+    with pytest.raises(ModelError, match="can't be read"):
+        read_handler(tmp_path / "absent.py")

@@ -1,0 +1,98 @@
+"""Hub models: found in a cache laid out as the hub's client does, or downloaded by it."""
+
+import sys
+
+import pytest
+
+from lmi_core.config.artefacts.fetch import fetch
+from lmi_core.config.artefacts.hub import PATTERNS, fetch_from_hub, find_in_cache, hub_cache
+from lmi_core.config.model_config import ModelSource
+from lmi_core.config.server_config import ServerConfig
+from lmi_core.errors import MissingExtraError, ModelError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def cache(tmp_path, write_model):
+    """A hub cache that holds org/m at one commit: blobs, links to them, and a reference."""
+    root = tmp_path / "hub"
+    repository = root / "models--org--m"
+    blobs = write_model(repository / "blobs")
+    snapshot = repository / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    for blob in list(blobs.iterdir()):
+        (snapshot / blob.name).symlink_to(blob)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    return root
+
+
+def test_a_snapshot_is_found_by_branch_and_by_commit(cache):
+    snapshot = cache / "models--org--m" / "snapshots" / COMMIT
+    assert find_in_cache("org/m", None, cache) == snapshot
+    assert find_in_cache("org/m", "main", cache) == snapshot
+    assert find_in_cache("org/m", COMMIT, cache) == snapshot
+    assert find_in_cache("org/m", "other", cache) is None
+    assert find_in_cache("org/absent", None, cache) is None
+
+
+@pytest.mark.parametrize("revision", ["../refs/main", "/etc/hostname", "a/../main", ""])
+def test_a_revision_cannot_leave_the_cache(cache, revision):
+    found = find_in_cache("org/m", revision, cache)
+    assert found is None or (revision == "" and found.name == COMMIT)
+
+
+def test_a_reference_that_is_no_commit_is_not_followed(cache):
+    (cache / "models--org--m" / "refs" / "main").write_text("../../..")
+    assert find_in_cache("org/m", None, cache) is None
+
+
+def test_a_snapshot_with_a_missing_blob_is_not_whole(cache):
+    (cache / "models--org--m" / "blobs" / "model.safetensors").unlink()
+    assert find_in_cache("org/m", None, cache) is None
+    with pytest.raises(ModelError, match="not whole"):
+        fetch_from_hub("org/m", None, cache, {}, offline=True)
+
+
+def test_offline_and_fixed_commits_need_no_client(cache, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    source = ModelSource("hub", "org/m")
+    server = ServerConfig(values={}, offline=True, hub_cache=cache)
+    assert fetch(source, server, environ={}).name == COMMIT
+    assert fetch_from_hub("org/m", COMMIT, cache, {}).name == COMMIT
+    assert fetch_from_hub("org/m", None, cache, {}).name == COMMIT
+    with pytest.raises(MissingExtraError, match=r"lmi-core\[hub\]"):
+        fetch_from_hub("org/absent", None, cache, {})
+
+
+def test_the_cache_is_where_the_hubs_client_keeps_it():
+    assert str(hub_cache({"HF_HOME": "/h"})) == "/h/hub"
+    assert str(hub_cache({"HF_HUB_CACHE": "/c", "HF_HOME": "/h"})) == "/c"
+    assert str(hub_cache({"XDG_CACHE_HOME": "/x"})) == "/x/huggingface/hub"
+
+
+def test_revision_token_and_endpoint_reach_the_client(cache, monkeypatch):
+    calls = []
+
+    def snapshot_download(model_id, **arguments):
+        calls.append((model_id, arguments))
+        return str(cache / "models--org--m" / "snapshots" / COMMIT)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    environ = {"HF_TOKEN": "t", "HF_ENDPOINT": "http://h"}
+    fetch_from_hub("org/m", "v2", cache, environ)
+    ((model_id, arguments),) = calls
+    assert model_id == "org/m"
+    assert arguments["revision"] == "v2"
+    assert arguments["token"] == "t"
+    assert arguments["endpoint"] == "http://h"
+    assert arguments["cache_dir"] == cache
+    assert "*.py" not in PATTERNS
+    assert arguments["allow_patterns"] == list(PATTERNS)
+
+
+def test_an_unreachable_hub_is_an_error_that_says_so(tmp_path):
+    environ = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    with pytest.raises(ModelError, match="hub can't be reached, and model org/absent"):
+        fetch_from_hub("org/absent", None, tmp_path, environ)

@@ -1,0 +1,40 @@
+"""The reference page and the help are what the option table says."""
+
+from lmi_core.config.option import SYSTEMS
+from lmi_core.config.reference import PAGE, flags_help, reference_page
+from lmi_core.config.table import BY_FLAG, BY_KEY, OPTIONS
+
+from .test_table import LMI_KEYS, TGI_FLAGS
+
+
+def test_the_page_is_not_stale():
+    hint = "run: python -m lmi_core.config.reference > lmi_core/config/REFERENCE.md"
+    assert PAGE.read_text() == reference_page(), hint
+
+
+def section(title):
+    return reference_page().split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def test_every_documented_key_is_in_its_section():
+    for system, keys in LMI_KEYS.items():
+        text = section(SYSTEMS[system])
+        for key in keys:
+            assert f"| `{BY_KEY[key].key}` |" in text
+            assert f"`{key}`" in text
+
+
+def test_every_launcher_flag_is_in_its_section_and_in_the_help():
+    text, flags = section(SYSTEMS["tgi"]), flags_help()
+    for flag, variable in TGI_FLAGS.items():
+        assert f"`{flag}`" in text
+        assert flag in flags
+        if BY_FLAG[flag].flag.name == flag:
+            assert f"`{variable}`" in text
+
+
+def test_every_line_has_six_cells():
+    lines = [line for line in reference_page().splitlines() if line.startswith("| `")]
+    assert len(lines) == sum(len(option.systems) for option in OPTIONS)
+    for line in lines:
+        assert line.replace("\\|", "").count("|") == 7
