@@ -96,7 +96,6 @@ BACKENDS = {
             frozenset(
                 {
                     "batch.chunked_prefill",
-                    "batch.invariant",
                     "batch.paged",
                     "cache.prefix",
                     "dtype.bf16",
@@ -120,5 +119,7 @@ BACKENDS = {
 }
 """The backends of this version by name; ``server`` takes the keys of the server as a whole."""
 
-NATIVE_ARCHITECTURES = frozenset({"LlamaForCausalLM"})
+NATIVE_ARCHITECTURES = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+)
 """Architectures, as config.json names them, that the native engine has a description of."""

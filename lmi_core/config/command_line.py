@@ -9,6 +9,7 @@ from lmi_core.config.option import Flag, Option
 from lmi_core.config.origin import Rank, Setting
 from lmi_core.config.problem import Problems
 from lmi_core.config.table import BY_FLAG, BY_KEY, suggest
+from lmi_core.config.value_type import FALSE_WORDS, TRUE_WORDS, Bool
 
 _OWN_SWITCHES = {"--strict": "strict", "--prefer-native": "prefer_native", "--json": "json"}
 _OWN_VALUES = {
@@ -42,6 +43,14 @@ def parse_command_line(argv: Sequence[str], problems: Problems) -> Invocation:
     return _Parser(list(argv), problems).parse()
 
 
+def _option_of(name: str) -> Option | None:
+    """Return the option whose key a flag spells with dashes, if it belongs to a model."""
+    if not name.startswith("--") or "_" in name:
+        return None
+    option = BY_KEY.get("option." + name[2:].replace("-", "_"))
+    return option if option is not None and option.scope == "model" else None
+
+
 class _Parser:
     def __init__(self, argv: list[str], problems: Problems) -> None:
         self.rest = argv
@@ -71,6 +80,8 @@ class _Parser:
             self._own_value(name, value)
         elif name in BY_FLAG:
             self._tgi_flag(name, value)
+        elif (option := _option_of(name)) is not None:
+            self._option_flag(option, name, value)
         else:
             self._unknown(name)
 
@@ -98,6 +109,17 @@ class _Parser:
         if key not in BY_KEY and "option." + key in BY_KEY:
             key = "option." + key
         self._add(key, text, Rank.OVERRIDE, f"{name} {key}")
+
+    def _option_flag(self, option: Option, name: str, value: str | None) -> None:
+        """Any other option of a model, under its own name; a truth value may stand alone."""
+        if value is None and isinstance(option.type, Bool) and not self._is_word_next():
+            value = "true"
+        values = [value] if value is not None else self._take(name)
+        if values:
+            self._add(option.key, values[0], Rank.FLAG, name)
+
+    def _is_word_next(self) -> bool:
+        return bool(self.rest) and self.rest[0].lower() in TRUE_WORDS | FALSE_WORDS
 
     def _tgi_flag(self, name: str, value: str | None) -> None:
         option = BY_FLAG[name]

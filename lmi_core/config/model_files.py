@@ -75,6 +75,10 @@ def _read_config(path: Path, problems: Problems) -> dict[str, object] | None:
 
 
 def _max_positions(facts: dict[str, object]) -> int | None:
+    """Return the model's length limit, unless rotary scaling moves it; the loader knows then."""
+    scaling = facts.get("rope_scaling") or facts.get("rope_parameters")
+    if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) != "default":
+        return None
     for key in ("max_position_embeddings", "max_seq_len", "n_positions"):
         value = facts.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

@@ -62,9 +62,27 @@ class Action:
         return (self.by_value or {}).get(value, self)
 
 
-def honoured(text: str, *, test: str, capability: str | None = None) -> Action:
+def honoured(
+    setting: str | None = None,
+    text: str = "",
+    *,
+    test: str,
+    capability: str | None = None,
+    idle: tuple[object, ...] = (),
+    convert: Mapping[Any, object] | None = None,
+    by_value: Mapping[Any, Action] | None = None,
+) -> Action:
     """Say that the behaviour is the documented one, as ``test`` shows."""
-    return Action(Outcome.HONOURED, text, capability=capability, test=test)
+    return Action(
+        Outcome.HONOURED,
+        text,
+        setting,
+        capability,
+        idle=idle,
+        convert=convert,
+        by_value=by_value,
+        test=test,
+    )
 
 
 def mapped(

@@ -12,6 +12,8 @@ TRUE_WORDS = frozenset({"true", "1", "yes", "on", "t", "y"})
 FALSE_WORDS = frozenset({"false", "0", "no", "off", "f", "n"})
 INT64_MAX = 2**63 - 1
 
+_BYTES = re.compile(r"([0-9]{1,20})(?:([kKmMgGtT])(?:i?[bB])?)?", re.ASCII)
+_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}", re.ASCII)
 
 
@@ -87,6 +89,23 @@ class Int:
         else:
             span = "integer"
         return " or ".join((span, *self.words))
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A number of bytes, such as 4096, 512M or 2GiB (powers of 1024)."""
+
+    def parse(self, text: str) -> int:
+        match = _BYTES.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"is not {self.describe()}")
+        value = int(match[1]) << _SHIFTS[(match[2] or "").lower()]
+        if not 0 < value <= INT64_MAX:
+            raise ValueError(f"is out of range, allowed is {self.describe()}")
+        return value
+
+    def describe(self) -> str:
+        return "number of bytes such as 512M"
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,5 +66,21 @@ def test_own_arguments():
     assert values.where("option.dtype") == "--option option.dtype"
 
 
+def test_every_option_is_a_flag_by_its_own_name():
+    invocation, values, problems = parse(
+        *("m", "--max-model-len", "64", "--enforce-eager", "--kv-dtype=fp32"),
+        *("--enable-prefix-caching", "false", "--dtype", "bf16"),
+    )
+    assert not problems.items
+    assert invocation.models == ["m"]
+    assert {key: value.value for key, value in values.known.items()} == {
+        "option.max_model_len": 64,
+        "option.enforce_eager": True,
+        "option.kv_cache_dtype": "fp32",
+        "option.enable_prefix_caching": False,
+        "option.dtype": "bf16",
+    }
+
+
 def test_everything_after_two_dashes_is_a_model():
     assert parse("--", "--strict", "x")[0].models == ["--strict", "x"]

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from lmi_core.config.capabilities import BACKENDS, CAPABILITIES
+from lmi_core.config.capabilities import BACKENDS, CAPABILITIES, NATIVE_ARCHITECTURES
 from lmi_core.config.environment import variables_of
 from lmi_core.config.option import SYSTEMS, Outcome
 from lmi_core.config.table import BY_FLAG, BY_KEY, OPTIONS, suggest
+from lmi_core.models.registry import supported_architectures
 
 DATA = Path(__file__).parent / "data"
 LMI_KEYS: dict[str, list[str]] = json.loads((DATA / "lmi_keys.json").read_text())
@@ -89,6 +90,10 @@ def test_variables_of_an_option_start_with_the_regular_one():
 )
 def test_suggestion(written, meant):
     assert suggest(written, BY_KEY) == meant
+
+
+def test_native_architectures_are_those_of_the_registry():
+    assert set(supported_architectures()) == NATIVE_ARCHITECTURES
 
 
 def test_backends_export_known_capabilities_only():

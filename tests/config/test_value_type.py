@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmi_core.config.value_type import Bool, Choice, Float, Int, Items, Json, StopList, Text
+from lmi_core.config.value_type import Bool, Bytes, Choice, Float, Int, Items, Json, StopList, Text
 
 
 @pytest.mark.parametrize("word", ["true", "TRUE", "1", "yes", "on", "t", "Y"])
@@ -21,6 +21,9 @@ def test_false_words(word):
         (Int(), "3", 3),
         (Int(), " -7 ", -7),
         (Int(1, words=("max",)), "MAX", "max"),
+        (Bytes(), "4096", 4096),
+        (Bytes(), "512M", 512 << 20),
+        (Bytes(), "2gib", 2 << 30),
         (Float(0, 1), "0.33", 0.33),
         (Float(0, 1), "1e-2", 0.01),
         (Choice(("auto", "lmi-dist")), "LMI-Dist", "lmi-dist"),
@@ -45,6 +48,9 @@ def test_possible_values(kind, text, value):
         (Int(), "9" * 5000, "integer"),
         (Int(1), "0", ">= 1"),
         (Int(1, 3), "4", "1 to 3"),
+        (Bytes(), "0", "512M"),
+        (Bytes(), "9999999999T", "512M"),
+        (Bytes(), "1.5G", "512M"),
         (Float(0, 1), "1.5", "0 to 1"),
         (Float(0, 1), "nan", "0 to 1"),
         (Float(1, above=True), "1.0", "> 1"),

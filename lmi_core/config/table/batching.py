@@ -1,6 +1,6 @@
 """Dynamic batching, queues and workers: keys that the model server reads itself."""
 
-from lmi_core.config.option import Flag, Option, mapped, needs, no_effect
+from lmi_core.config.option import Flag, Option, honoured, mapped, needs, no_effect
 from lmi_core.config.value_type import Bool, Int, Text
 
 _SYSTEMS = ("batching",)
@@ -32,8 +32,13 @@ OPTIONS = (
         env=("MAX_CONCURRENT_REQUESTS",),
         flag=Flag("--max-concurrent-requests", "MAX_CONCURRENT_REQUESTS"),
         actions={
-            name: mapped("max_queue_size")
-            for name in ("native", "transformers", "vllm", "trtllm", "neuron")
+            "native": honoured(
+                "max_queue_size", test="tests/engine/test_engine.py::test_queue_bound"
+            ),
+            "transformers": mapped("max_queue_size"),
+            "vllm": mapped("max_queue_size"),
+            "trtllm": mapped("max_queue_size"),
+            "neuron": mapped("max_queue_size"),
         },
     ),
     Option(

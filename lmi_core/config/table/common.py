@@ -1,6 +1,6 @@
 """Keys that every system reads (LMI format reference, common keys and later additions)."""
 
-from lmi_core.config.option import Flag, Option, mapped, needs, no_effect, refused
+from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs, no_effect, refused
 from lmi_core.config.value_type import Bool, Choice, Int, Items, Text
 
 _COMMON = ("common",)
@@ -18,6 +18,18 @@ DTYPES = {
 }
 """Written dtype to the one the native CPU engine computes in; fp16 has no fast CPU path."""
 
+_AUTO = honoured(
+    "dtype", test="tests/models/test_loader.py::test_auto_dtype_follows_the_checkpoint"
+)
+_FP32 = honoured(
+    "dtype", convert=DTYPES, test="tests/models/test_parity.py::test_fp32_logits_and_greedy_tokens"
+)
+_BF16 = honoured(
+    "dtype",
+    convert=DTYPES,
+    test="tests/models/test_parity.py::test_bf16_error_is_close_to_that_of_transformers",
+)
+
 LONG_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 ROLLING_BATCHES = (
@@ -31,6 +43,15 @@ ROLLING_BATCHES = (
     "neuron",
     "disable",
 )
+
+
+def _formatter(name: str) -> Action:
+    return honoured(
+        "output_formatter",
+        test="tests/server/test_lmi_formats.py::test_formatter_choice",
+        capability=f"format.{name}",
+    )
+
 
 OPTIONS = (
     Option(
@@ -92,13 +113,19 @@ OPTIONS = (
         ),
         default="auto",
         defaults={"neuronx": "fp16", "fastertransformer": "fp32"},
-        flag=Flag("--dtype", "DTYPE", choices=("float16", "bfloat16")),
+        flag=Flag("--dtype", "DTYPE"),
         choices={
             "vllm": (*DTYPES,),
             "neuronx": ("fp32", "fp16", "bf16", "float32", "float16", "bfloat16"),
         },
         actions={
-            "native": mapped("dtype", convert=DTYPES, by_value={"int8": _INT8}),
+            "native": mapped(
+                "dtype",
+                convert=DTYPES,
+                by_value={"int8": _INT8, "auto": _AUTO}
+                | dict.fromkeys(("fp32", "float32"), _FP32)
+                | dict.fromkeys(("bf16", "bfloat16"), _BF16),
+            ),
             "transformers": mapped("torch_dtype", convert=LONG_DTYPES),
             "vllm": mapped("dtype", convert=LONG_DTYPES),
             "trtllm": mapped("dtype", convert=LONG_DTYPES),
@@ -199,7 +226,9 @@ OPTIONS = (
         env=("MAX_BATCH_SIZE",),
         flag=Flag("--max-batch-size", "MAX_BATCH_SIZE"),
         actions={
-            "native": mapped("max_num_seqs"),
+            "native": honoured(
+                "max_num_seqs", test="tests/engine/test_scheduler.py::test_random_histories"
+            ),
             "transformers": mapped("max_num_seqs"),
             "vllm": mapped("max_num_seqs"),
             "trtllm": mapped("max_batch_size"),
@@ -304,11 +333,10 @@ OPTIONS = (
             "native": mapped(
                 "output_formatter",
                 capability="handler.formatter",
-                idle=("json", "jsonlines"),
                 by_value={
-                    "json": mapped("output_formatter", capability="format.json"),
-                    "jsonlines": mapped("output_formatter", capability="format.jsonlines"),
-                    "sse": mapped("output_formatter", capability="format.sse"),
+                    "json": _formatter("json"),
+                    "jsonlines": _formatter("jsonlines"),
+                    "sse": _formatter("sse"),
                 },
             ),
         },
@@ -350,7 +378,14 @@ OPTIONS = (
         doc="Answer in the shape of text-generation-inference.",
         systems=_COMMON,
         default=False,
-        actions={"native": needs("format.tgi_compat", setting="tgi_compat")},
+        actions={
+            "native": honoured(
+                "tgi_compat",
+                test="tests/server/test_lmi_formats.py::test_tgi_compat",
+                capability="format.tgi_compat",
+                idle=(False,),
+            )
+        },
     ),
     Option(
         key="option.bedrock_compat",
@@ -407,7 +442,12 @@ OPTIONS = (
         type=Text("name"),
         doc="Name the model is served under.",
         systems=_COMMON,
-        actions={"native": mapped("served_name")},
+        actions={
+            "native": honoured(
+                "served_model_name",
+                test="tests/config/test_resolve.py::test_models_without_a_directory",
+            )
+        },
     ),
     Option(
         key="option.task",

@@ -1,6 +1,6 @@
 """DeepSpeed keys (removed from LMI in 0.28); the native engine stands in for them."""
 
-from lmi_core.config.option import Option, mapped, no_effect, refused
+from lmi_core.config.option import Option, honoured, mapped, no_effect, refused
 from lmi_core.config.value_type import Bool, Float, Int, Text
 
 _SYSTEMS = ("deepspeed",)
@@ -13,7 +13,13 @@ OPTIONS = (
         doc="Most tokens of one sequence, prompt and answer together.",
         systems=_SYSTEMS,
         default=1024,
-        actions={"native": mapped("max_model_len"), "vllm": mapped("max_model_len")},
+        actions={
+            "native": honoured(
+                "max_model_len",
+                test="tests/engine/test_engine.py::test_context_end_is_a_length_finish",
+            ),
+            "vllm": mapped("max_model_len"),
+        },
     ),
     Option(
         key="option.enable_cuda_graph",

@@ -1,6 +1,6 @@
 """LMI-Dist keys; most are shared with vLLM."""
 
-from lmi_core.config.option import Flag, Option, mapped, needs, no_effect
+from lmi_core.config.option import Flag, Option, honoured, mapped, needs, no_effect
 from lmi_core.config.value_type import Bool, Choice, Float, Int, Text
 
 _BOTH = ("lmi_dist", "vllm")
@@ -17,7 +17,10 @@ OPTIONS = (
         env=("MAX_BATCH_PREFILL_TOKENS",),
         flag=Flag("--max-batch-prefill-tokens", "MAX_BATCH_PREFILL_TOKENS"),
         actions={
-            "native": mapped("max_num_batched_tokens"),
+            "native": honoured(
+                "max_num_batched_tokens",
+                test="tests/engine/test_scheduler.py::test_random_histories",
+            ),
             "vllm": mapped("max_num_batched_tokens"),
             "trtllm": mapped("max_num_tokens"),
         },
@@ -37,7 +40,10 @@ OPTIONS = (
         doc="Most tokens of one sequence, prompt and answer together.",
         systems=(*_BOTH, "native"),
         actions={
-            "native": mapped("max_model_len"),
+            "native": honoured(
+                "max_model_len",
+                test="tests/engine/test_engine.py::test_context_end_is_a_length_finish",
+            ),
             "transformers": mapped("max_length"),
             "vllm": mapped("max_model_len"),
             "trtllm": mapped("max_seq_len"),

@@ -1,7 +1,7 @@
 """Keys of the native engine that no other system has."""
 
-from lmi_core.config.option import Action, Flag, Option, mapped, needs
-from lmi_core.config.value_type import Bool, Choice, Int, ValueType
+from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs
+from lmi_core.config.value_type import Bool, Bytes, Choice, Int, ValueType
 
 
 def _native(
@@ -11,11 +11,13 @@ def _native(
     default: object = None,
     native: Action | None = None,
     flag: Flag | None = None,
+    spellings: tuple[str, ...] = (),
 ) -> Option:
     return Option(
         key=f"option.{name}",
         type=kind,
         doc=doc,
+        spellings=spellings,
         systems=("native", "tgi") if flag else ("native",),
         default=default,
         flag=flag,
@@ -27,7 +29,7 @@ OPTIONS = (
     _native(
         "block_size", Int(16, 4096), "Tokens in a block of the KV cache, a multiple of 16.", 32
     ),
-    _native("kv_cache_bytes", Int(1), "Bytes of the KV cache."),
+    _native("kv_cache_bytes", Bytes(), "Bytes of the KV cache."),
     _native(
         "kv_cache_dtype",
         Choice(("auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2")),
@@ -42,10 +44,26 @@ OPTIONS = (
             },
         ),
         Flag("--kv-cache-dtype", "KV_CACHE_DTYPE", choices=("fp8_e4m3fn", "fp8_e5m2")),
+        spellings=("option.kv_dtype",),
     ),
     _native("num_threads", Int(1, 4096), "Threads of the CPU engine."),
-    _native("seed", Int(0), "Seed of requests that bring none.", 0),
-    _native("overlap", Bool(), "Deliver a step's tokens while the next step runs.", True),
+    _native(
+        "seed",
+        Int(0),
+        "Seed of requests that bring none.",
+        0,
+        honoured("seed", test="tests/engine/test_engine.py::test_seeds_are_derived_and_reported"),
+    ),
+    _native(
+        "overlap",
+        Bool(),
+        "Deliver a step's tokens while the next step runs.",
+        True,
+        honoured(
+            "overlap",
+            test="tests/engine/test_loop.py::test_overlapped_and_plain_loops_give_the_same_events",
+        ),
+    ),
     _native(
         "instruction_set",
         Choice(("auto", "scalar", "avx2", "avx512", "avx512_bf16")),
@@ -57,11 +75,6 @@ OPTIONS = (
         Bool(),
         "The same tokens whatever else is in the batch.",
         None,
-        mapped(
-            None,
-            "always so on the CPU engine",
-            capability="batch.invariant",
-            idle=(False,),
-        ),
+        needs("batch.invariant"),
     ),
 )

@@ -1,6 +1,6 @@
 """Transformers-NeuronX keys (and Optimum Neuron)."""
 
-from lmi_core.config.option import Action, Option, mapped, no_effect
+from lmi_core.config.option import Action, Option, honoured, mapped, no_effect
 from lmi_core.config.value_type import Bool, Choice, Int, Items, Text, ValueType
 
 _SYSTEMS = ("neuronx",)
@@ -26,7 +26,10 @@ OPTIONS = (
         Int(1),
         "Most tokens of one sequence, prompt and answer together.",
         128,
-        mapped("max_model_len"),
+        honoured(
+            "max_model_len",
+            test="tests/engine/test_engine.py::test_context_end_is_a_length_finish",
+        ),
     ),
     _neuron("unroll", Text("None or a number"), "Layers unrolled in the compiled graph."),
     _neuron("neuron_optimize_level", Int(1, 3), "Compiler optimisation level."),

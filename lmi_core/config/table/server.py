@@ -61,6 +61,7 @@ OPTIONS = (
         Text("list of models"),
         "Models to load at start.",
         honoured(
+            None,
             "names the models to serve",
             test="tests/config/test_resolve.py::test_load_models_names_the_models",
         ),
@@ -70,6 +71,7 @@ OPTIONS = (
         Text("path"),
         "Directory of models.",
         honoured(
+            None,
             "scanned for models to serve",
             test="tests/config/test_resolve.py::test_model_store_is_scanned",
         ),
@@ -99,7 +101,10 @@ OPTIONS = (
         "max_request_size",
         Int(1),
         "Largest request body in bytes.",
-        mapped("max_request_size"),
+        honoured(
+            "max_request_size",
+            test="tests/server/test_connections.py::test_enormous_body_is_413",
+        ),
         67108864,
         "SAGEMAKER_MAX_REQUEST_SIZE",
         "SAGEMAKER_MAX_PAYLOAD_IN_MB",

@@ -1,6 +1,6 @@
 """Flags and variables of the text-generation-inference launcher that have no LMI key."""
 
-from lmi_core.config.option import Action, Flag, Option, mapped, needs, no_effect, refused
+from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs, no_effect, refused
 from lmi_core.config.value_type import Bool, Choice, Float, Int, Items, Text, ValueType
 
 _ROPE = needs("rope.override", idle=())
@@ -77,7 +77,10 @@ OPTIONS = (
         "--max-total-tokens",
         Int(1),
         "Most tokens of one sequence, prompt and answer together.",
-        mapped("max_model_len"),
+        honoured(
+            "max_model_len",
+            test="tests/engine/test_engine.py::test_context_end_is_a_length_finish",
+        ),
     ),
     _tgi(
         "--waiting-served-ratio",
@@ -216,7 +219,10 @@ OPTIONS = (
         "--payload-limit",
         Int(1),
         "Largest request body in bytes.",
-        mapped("max_request_size"),
+        honoured(
+            "max_request_size",
+            test="tests/server/test_connections.py::test_enormous_body_is_413",
+        ),
         2_000_000,
     ),
     _later(
@@ -230,7 +236,9 @@ OPTIONS = (
         "--graceful-termination-timeout",
         Int(0),
         "Seconds that running requests have to end.",
-        mapped("drain_timeout_s"),
+        honoured(
+            "drain_timeout_s", test="tests/server/test_connections.py::test_draining_times_out"
+        ),
         90,
         aliases=("-g",),
     ),

@@ -1,6 +1,6 @@
 """TensorRT-LLM keys, with SmoothQuant and AWQ."""
 
-from lmi_core.config.option import Action, Option, mapped, needs, no_effect, refused
+from lmi_core.config.option import Action, Option, honoured, mapped, needs, no_effect, refused
 from lmi_core.config.value_type import Bool, Choice, Float, Int, ValueType
 
 _SYSTEMS = ("trtllm",)
@@ -41,7 +41,16 @@ OPTIONS = (
         512,
         mapped(None, "adds to option.max_input_len to give max_model_len"),
     ),
-    _trt("max_num_tokens", Int(1), "Tokens in a step.", None, mapped("max_num_batched_tokens")),
+    _trt(
+        "max_num_tokens",
+        Int(1),
+        "Tokens in a step.",
+        None,
+        honoured(
+            "max_num_batched_tokens",
+            test="tests/engine/test_scheduler.py::test_random_histories",
+        ),
+    ),
     _trt("use_custom_all_reduce", Bool(), "All-reduce kernel for NVLink.", False),
     _trt(
         "tokens_per_block",
@@ -56,8 +65,10 @@ OPTIONS = (
         Choice(("max_utilization", "guaranteed_no_evict")),
         "Whether running sequences may be preempted.",
         "max_utilization",
-        mapped(
-            "guaranteed_no_evict", convert={"max_utilization": False, "guaranteed_no_evict": True}
+        honoured(
+            "guaranteed_no_evict",
+            test="tests/engine/test_engine.py::test_preemption_changes_no_token",
+            convert={"max_utilization": False, "guaranteed_no_evict": True},
         ),
         "scheduler_config.capacity_scheduler_policy",
     ),
@@ -74,7 +85,7 @@ OPTIONS = (
         Int(1),
         "Sequences in the running batch; option.max_rolling_batch_size if absent.",
         None,
-        mapped("max_num_seqs"),
+        honoured("max_num_seqs", test="tests/engine/test_scheduler.py::test_random_histories"),
         "max_batch_size",
     ),
     _trt(
@@ -82,14 +93,22 @@ OPTIONS = (
         Bool(),
         "Overlap the execution of batches.",
         False,
-        mapped("overlap"),
+        honoured(
+            "overlap",
+            test="tests/engine/test_loop.py::test_overlapped_and_plain_loops_give_the_same_events",
+        ),
     ),
     _trt(
         "enable_kv_cache_reuse",
         Bool(),
         "Reuse the KV cache of equal prefixes.",
         False,
-        mapped("enable_prefix_caching", capability="cache.prefix", idle=(False,)),
+        honoured(
+            "enable_prefix_caching",
+            test="tests/engine/test_engine.py::test_prefix_cache_is_hit_and_reported",
+            capability="cache.prefix",
+            idle=(False,),
+        ),
         "kv_cache_config.enable_block_reuse",
     ),
     _trt(

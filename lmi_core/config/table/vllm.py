@@ -1,6 +1,6 @@
 """vLLM keys, with those that came after 0.27."""
 
-from lmi_core.config.option import Action, Option, mapped, needs, no_effect, refused
+from lmi_core.config.option import Action, Option, honoured, mapped, needs, no_effect, refused
 from lmi_core.config.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
 
 _SYSTEMS = ("vllm",)
@@ -49,17 +49,22 @@ OPTIONS = (
         "enable_prefix_caching",
         Bool(),
         "Reuse the KV cache of equal prefixes.",
-        mapped("enable_prefix_caching", capability="cache.prefix", idle=(False,)),
+        honoured(
+            "enable_prefix_caching",
+            test="tests/engine/test_engine.py::test_prefix_cache_is_hit_and_reported",
+            capability="cache.prefix",
+            idle=(False,),
+        ),
     ),
     _vllm(
         "enable_chunked_prefill",
         Bool(),
         "Split long prompts over steps and mix them with decoding.",
-        mapped(
+        honoured(
             None,
-            "prompts are always chunked; tokens are the same either way",
+            "prompts are always chunked",
+            test="tests/models/test_parity.py::test_chunked_prefill_over_a_window",
             capability="batch.chunked_prefill",
-            tuning=True,
             by_value={False: no_effect("prompts are always chunked; tokens are the same")},
         ),
     ),
