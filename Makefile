@@ -3,6 +3,7 @@
 # make lint        ruff, mypy, clang-format
 # make test-asan   C++ tests under the address and undefined-behaviour sanitizers
 # make test-tsan   C++ tests under the thread sanitizer
+# make fuzz        random configurations for FUZZ_SECONDS (600), at least FUZZ_CASES (200000)
 # make cuda        compile the CUDA kernels (needs nvcc)
 # make clean       remove what was built, but not the virtual environment
 PORT ?= 8080
@@ -21,7 +22,10 @@ CMAKE := cmake -S . -GNinja -DLMI_PYTHON=OFF
 # The thread sanitizer of older compilers can't stand much address randomisation.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: run test lint test-asan test-tsan cuda build clean check-tools
+FUZZ_SECONDS ?= 600
+FUZZ_CASES ?= 200000
+
+.PHONY: run test fuzz lint test-asan test-tsan cuda build clean check-tools
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -46,6 +50,9 @@ test-tsan: $(VENV)/.installed-test
 	$(CMAKE) -B build/tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLMI_SANITIZE=thread
 	cmake --build build/tsan --target lmi_tests
 	$(NO_ASLR) build/tsan/lmi_tests
+
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m tests.config.fuzz --seconds $(FUZZ_SECONDS) --at-least $(FUZZ_CASES)
 
 cuda: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda -DLMI_CUDA=ON

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lmi_core.config.merge import Values
 from lmi_core.config.model_files import ModelFiles
+from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
 from lmi_core.config.system import WrittenFor
 
@@ -205,18 +206,11 @@ def _neuronx(subject: Subject) -> None:
         names = ", ".join(f"option.{name}" for name in tnx_only)
         subject.warn("option.model_loader", f"{names} belong to model_loader=tnx")
     path = subject.option("compiled_graph_path")
-    if isinstance(path, str) and not path.startswith("s3://") and not _is_dir(path):
+    if isinstance(path, str) and not path.startswith("s3://") and not is_dir(Path(path)):
         subject.error(
             "option.compiled_graph_path",
             f"option.compiled_graph_path={path[:80]} is neither s3://bucket/key nor a directory",
         )
-
-
-def _is_dir(path: str) -> bool:
-    try:
-        return Path(path).is_dir()
-    except OSError:
-        return False
 
 
 def _trtllm(subject: Subject) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from lmi_core.config.option import Flag, Option
 from lmi_core.config.origin import Rank, Setting
 from lmi_core.config.problem import Problems
-from lmi_core.config.table import BY_FLAG, BY_KEY, suggest
+from lmi_core.config.table import BY_FLAG, BY_KEY, suggest_flag
 from lmi_core.config.value_type import FALSE_WORDS, TRUE_WORDS, Bool
 
 _OWN_SWITCHES = {"--strict": "strict", "--prefer-native": "prefer_native", "--json": "json"}
@@ -26,7 +26,10 @@ _OWN_VALUES = {
 
 @dataclass(slots=True)
 class Invocation:
-    """What a command line says; ``models`` are the positional paths, URLs or hub ids."""
+    """What a command line says; ``models`` are the positional paths, URLs or hub ids.
+
+    ``tgi`` says that it is a TGI launcher's: its flags, and no model named by position.
+    """
 
     models: list[str] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
@@ -67,6 +70,7 @@ class _Parser:
                 self._flag(argument)
             else:
                 self.result.models.append(argument)
+        self.result.tgi = self.result.tgi and not self.result.models
         return self.result
 
     def _flag(self, argument: str) -> None:
@@ -152,6 +156,6 @@ class _Parser:
         self.result.settings.append(Setting(key, text, rank, where))
 
     def _unknown(self, name: str) -> None:
-        near = suggest(name, BY_FLAG)
+        near = suggest_flag(name)
         hint = f"did you mean {near}?" if near else "see lmi explain --help"
         self.problems.error(name[:80], f"unknown flag; {hint}")

@@ -11,6 +11,7 @@ from lmi_core.config.merge import Values
 from lmi_core.config.model_files import ModelFiles
 from lmi_core.config.problem import Problems
 from lmi_core.config.system import WrittenFor
+from lmi_core.config.table.common import TEXT_TASKS
 
 _RETIRED = {
     "deepspeed": "DeepSpeed",
@@ -19,7 +20,6 @@ _RETIRED = {
     "neuronx": "Transformers-NeuronX",
 }
 _WANTED = {"vllm": "vllm", "trtllm": "trtllm"}
-_TEXT_TASKS = ("text-generation", "generate", "auto", "conversational")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _wanted(written: WrittenFor, values: Values, files: ModelFiles, host: Host) 
     if system == "neuronx" and host.num_neuron_cores:
         return Decision("neuron", f"{written.reason} on {host.num_neuron_cores} Neuron cores")
     task = values.get("option.task")
-    if task is not None and task not in _TEXT_TASKS:
+    if task is not None and task not in TEXT_TASKS:
         return Decision("transformers", f"option.task={task}")
     if files.architecture is not None and files.architecture not in NATIVE_ARCHITECTURES:
         reason = f"the native engine has no description of {files.architecture}"
@@ -101,7 +101,7 @@ def _native_reason(written: WrittenFor, files: ModelFiles) -> str:
 def _can_be_native(values: Values, files: ModelFiles) -> bool:
     task = values.get("option.task")
     known = files.architecture is None or files.architecture in NATIVE_ARCHITECTURES
-    return known and (task is None or task in _TEXT_TASKS)
+    return known and (task is None or task in TEXT_TASKS)
 
 
 def _require(

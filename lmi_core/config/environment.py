@@ -6,6 +6,7 @@ Source: LMI format reference, environment; TGI format reference, launcher option
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 from lmi_core.config.option import Option
@@ -25,7 +26,7 @@ def _inverted(text: str) -> str:
 
 
 def _mebibytes(text: str) -> str:
-    return str(int(text) << 20) if text.isascii() and text.isdigit() else text
+    return str(int(text) << 20) if re.fullmatch("[0-9]{1,12}", text) else text
 
 
 _TRANSLATIONS: dict[str, Callable[[str], str]] = {
@@ -77,7 +78,7 @@ def _key(prefix: str, rest: str) -> str:
 
 def _aliases(environ: Mapping[str, str]) -> Iterator[Setting]:
     """Yield the documented aliases; of several for one key only the first, the stronger one."""
-    for option in OPTIONS:
+    for option in _WITH_ALIASES:
         for variable in option.env:
             text = environ.get(variable)
             if not text or variable.startswith("OPTION_"):
@@ -88,24 +89,17 @@ def _aliases(environ: Mapping[str, str]) -> Iterator[Setting]:
 
 
 def _tgi(environ: Mapping[str, str], problems: Problems, tgi: bool) -> Iterator[Setting]:
-    for option in OPTIONS:
-        flag = option.flag
-        if flag is None or flag.env is None:
+    for variable, option in _TGI_VARIABLES.items():
+        text = environ.get(variable)
+        if not text or (variable in AMBIGUOUS and not tgi):
             continue
-        legacy = tuple(name.removeprefix("--") for name in flag.aliases if name.startswith("--"))
-        for variable in (flag.env, *(name.replace("-", "_").upper() for name in legacy)):
-            text = environ.get(variable)
-            if not text or variable in option.env or (variable in AMBIGUOUS and not tgi):
-                continue
-            if variable == "HOSTNAME" and not _is_address(text):
-                continue  # A shell sets it to the host's name, which TGI doesn't use either.
-            setting = Setting(option.key, text, Rank.TGI_VARIABLE, variable)
-            if flag.switch and text not in ("true", "false"):
-                problems.value_error(
-                    setting, "must be exactly true or false in a TGI variable", text
-                )
-            else:
-                yield setting
+        if variable == "HOSTNAME" and not _is_address(text):
+            continue  # A shell sets it to the host's name, which TGI doesn't use either.
+        setting = Setting(option.key, text, Rank.TGI_VARIABLE, variable)
+        if option.flag and option.flag.switch and text not in ("true", "false"):
+            problems.value_error(setting, "must be exactly true or false in a TGI variable", text)
+        else:
+            yield setting
 
 
 def _is_address(text: str) -> bool:
@@ -116,6 +110,20 @@ def _is_address(text: str) -> bool:
     return True
 
 
+def _tgi_variables() -> dict[str, Option]:
+    """Return the variables that only the launcher's flags have, old names included."""
+    found = {}
+    for option in OPTIONS:
+        if option.flag is None or option.flag.env is None:
+            continue
+        legacy = (name[2:] for name in option.flag.aliases if name.startswith("--"))
+        names = (option.flag.env, *(name.replace("-", "_").upper() for name in legacy))
+        found.update({name: option for name in names if name not in option.env})
+    return found
+
+
+_TGI_VARIABLES = _tgi_variables()
+_WITH_ALIASES = tuple(option for option in OPTIONS if option.env)
 _ALIAS_VARIABLES = frozenset(variable for option in OPTIONS for variable in option.env)
 
 

@@ -80,9 +80,16 @@ def as_table(report: Report, *, colour: bool = False) -> str:
         lines += ["server", *_table(report.server_rows, colour), ""]
     for title, problems in (("refused", report.errors), ("warnings", report.warnings)):
         if problems:
-            lines += [title, *(f"  {problem}" for problem in problems), ""]
+            lines += [title, *(f"  {printable(str(problem))}" for problem in problems), ""]
     lines.append("refused" if report.errors else "usable")
     return "\n".join(lines) + "\n"
+
+
+def printable(text: str) -> str:
+    """Escape what could move a terminal's cursor or can't be encoded."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _heading(model: ModelConfig) -> list[str]:
@@ -101,11 +108,14 @@ def _heading(model: ModelConfig) -> list[str]:
         lines.append(
             f"  devices  {place.tensor_parallel_degree} per copy, {place.num_copies} copies"
         )
-    return lines
+    return [printable(line) for line in lines]
 
 
 def _table(rows: Iterable[Row], colour: bool) -> list[str]:
-    cells = [(row.key, row.value, row.where, str(row.outcome), row.text) for row in rows]
+    cells = [
+        tuple(map(printable, (row.key, row.value, row.where, row.outcome, row.text)))
+        for row in rows
+    ]
     widths = [max((len(cell[i]) for cell in cells), default=0) for i in range(4)]
     widths = [min(width, limit) for width, limit in zip(widths, (44, 44, 60, 9), strict=True)]
     lines = []
@@ -114,7 +124,7 @@ def _table(rows: Iterable[Row], colour: bool) -> list[str]:
         if colour:
             padded[3] = f"\033[{_COLOURS[row.outcome]}m{padded[3]}\033[0m"
         lines.append("  " + "  ".join((*padded, cell[4])).rstrip())
-        lines += [f"      overrides {place}" for place in row.overridden]
+        lines += [f"      overrides {printable(place)}" for place in row.overridden]
     return lines
 
 

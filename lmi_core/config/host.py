@@ -49,6 +49,6 @@ def _num_gpus(environ: Mapping[str, str], dev: Path) -> int:
 def _num_neuron_cores(environ: Mapping[str, str], dev: Path) -> int:
     present = sum(1 for entry in dev.glob("neuron*") if re.fullmatch(r"neuron\d+", entry.name))
     cores = environ.get("NEURON_RT_NUM_CORES", "")
-    if present and cores.isascii() and cores.isdigit():
+    if present and re.fullmatch("[0-9]{1,6}", cores):
         return int(cores)
     return present * _CORES_PER_NEURON_DEVICE

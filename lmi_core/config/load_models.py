@@ -122,7 +122,10 @@ def _descend(entry: Path) -> Path | None:
     """Skip an empty directory; step into the only directory of one."""
     if not entry.is_dir():
         return entry
-    inner = [e for e in entry.iterdir() if not e.name.startswith(".")]
+    try:
+        inner = [e for e in entry.iterdir() if not e.name.startswith(".")]
+    except OSError:
+        return entry
     if len(inner) == 1 and inner[0].is_dir():
         return inner[0]
     return entry if inner else None

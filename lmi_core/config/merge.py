@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from lmi_core.config.option import Option
 from lmi_core.config.origin import Rank, Setting
 from lmi_core.config.problem import Problems
-from lmi_core.config.table import BY_KEY, suggest
+from lmi_core.config.table import BY_KEY, suggest_key
 
 SECRET = "********"
 
@@ -110,7 +110,7 @@ def _conflict(winner: Setting, other: Setting, problems: Problems) -> None:
 
 
 def _unknown(setting: Setting, values: Values, problems: Problems, strict: bool) -> None:
-    near = suggest(setting.key, BY_KEY)
+    near = suggest_key(setting.key)
     hint = f"did you mean {near}?" if near else "it is passed on as it is"
     report = problems.error if strict else problems.warn
     report(setting.where, f"unknown key {setting.key[:80]!r}; {hint}", setting.key)

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmi_core.config.paths import is_dir, is_file
 from lmi_core.config.problem import Problems
 
 MAX_CONFIG_BYTES = 16 << 20
@@ -36,7 +37,7 @@ class ModelFiles:
 
 def read_model_files(directory: Path | None, problems: Problems) -> ModelFiles:
     """Read what ``directory`` holds; a broken config.json is an error."""
-    if directory is None or not directory.is_dir():
+    if directory is None or not is_dir(directory):
         return ModelFiles()
     handler, requirements = directory / "model.py", directory / "requirements.txt"
     config = _read_config(directory / "config.json", problems)
@@ -51,16 +52,16 @@ def read_model_files(directory: Path | None, problems: Problems) -> ModelFiles:
         if isinstance(quantization, dict)
         else None,
         is_encoder_decoder=facts.get("is_encoder_decoder") is True,
-        is_diffusion=(directory / "model_index.json").is_file(),
-        is_adapter=config is None and (directory / "adapter_config.json").is_file(),
-        handler=handler if handler.is_file() else None,
-        requirements=requirements if requirements.is_file() else None,
+        is_diffusion=is_file(directory / "model_index.json"),
+        is_adapter=config is None and is_file(directory / "adapter_config.json"),
+        handler=handler if is_file(handler) else None,
+        requirements=requirements if is_file(requirements) else None,
         known=config is not None,
     )
 
 
 def _read_config(path: Path, problems: Problems) -> dict[str, object] | None:
-    if not path.is_file():
+    if not is_file(path):
         return None
     try:
         with path.open("rb") as file:

@@ -17,6 +17,7 @@ from lmi_core.config.load_models import (
 )
 from lmi_core.config.merge import Values
 from lmi_core.config.origin import Rank, Setting
+from lmi_core.config.paths import exists
 from lmi_core.config.problem import Problems
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
@@ -85,7 +86,7 @@ def _entries(server: Values, problems: Problems) -> list[ModelEntry] | None:
 def _named(text: str, problems: Problems) -> Listed | None:
     """A model named on the command line: a directory, a properties file, a URL or a hub id."""
     path = Path(text)
-    if "\0" not in text and _exists(path):
+    if exists(path):
         if path.is_file() and path.suffix != ".properties":
             problems.error(text, "is a file; give a directory or a serving.properties")
             return None
@@ -99,13 +100,6 @@ def _named(text: str, problems: Problems) -> Listed | None:
     return None
 
 
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False
-
-
 def _entry(entry: ModelEntry, problems: Problems) -> Listed | None:
     """A model of ``load_models``: what its endpoint says is stronger than its file."""
     settings = []
@@ -117,7 +111,7 @@ def _entry(entry: ModelEntry, problems: Problems) -> Listed | None:
     url = entry.url.removeprefix("file://")
     if "://" not in url:
         directory = Path(url)
-        if "\0" in url or not _exists(directory):
+        if not exists(directory):
             problems.error(entry.where, f"model {url[:200]!r} doesn't exist")
             return None
         if not directory.is_dir():

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from lmi_core.config.artefacts.cache import cached_directory
 from lmi_core.config.checks import Subject, check
 from lmi_core.config.command_line import Invocation, parse_command_line
 from lmi_core.config.dispatch import Decision, dispatch
@@ -21,6 +22,7 @@ from lmi_core.config.model_files import ModelFiles, read_model_files
 from lmi_core.config.models import HUB_ID, HUB_ONLY, PROPERTIES, Listed, list_models
 from lmi_core.config.native_settings import check_native, native_settings
 from lmi_core.config.origin import Rank, Setting
+from lmi_core.config.paths import is_dir, is_file
 from lmi_core.config.placement import placement_for
 from lmi_core.config.problem import Problem, Problems
 from lmi_core.config.properties import read_properties
@@ -29,7 +31,7 @@ from lmi_core.config.rows import Row, model_rows, server_rows
 from lmi_core.config.server_config import ServerConfig, server_config
 from lmi_core.config.system import WrittenFor, written_for
 from lmi_core.config.table import BY_KEY
-from lmi_core.config.tgi_checks import check_tgi
+from lmi_core.config.tgi_checks import check_tgi, check_tgi_server
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class _Examination:
         self.environ = environ
         self.host = host
         self.problems = problems
-        self.tgi = invocation.tgi or is_tgi(environ)
+        self.tgi = invocation.tgi or (not invocation.models and is_tgi(environ))
 
     def run(self) -> Report:
         settings = [
@@ -100,12 +102,13 @@ class _Examination:
         strict = self.invocation.strict
         server = merge(server_settings, self.problems, strict=strict)
         shared = merge(self.shared, self.problems, strict=strict)
+        self.server = server_config(server, self.problems, tgi=self.tgi)
         listed = list_models(self.invocation, server, shared, self.environ, self.problems)
         examined = [self._model(model) for model in listed]
-        config = server_config(server, shared, self.problems, tgi=self.tgi)
+        check_tgi_server(server, self.problems)
         rows = server_rows(server, self.problems)
         return Report(
-            config,
+            self.server,
             rows,
             tuple(model for model, _ in examined),
             tuple(lines for _, lines in examined),
@@ -118,7 +121,7 @@ class _Examination:
         values = self._values(listed)
         rewrite(values, self.problems)
         source = _source(values, listed, self.problems)
-        directory = Path(source.location) if source.kind == "local" else listed.directory
+        directory = cached_directory(source, self.server, self.environ) or listed.directory
         files = read_model_files(directory, self.problems)
         handler = find_handler(values, files, directory, self.problems)
         written = written_for(values, files, handler, tgi=self.tgi and listed.directory is None)
@@ -147,7 +150,7 @@ class _Examination:
         own = list(listed.settings)
         if listed.directory is not None:
             path = listed.directory / PROPERTIES
-            if path.is_file():
+            if is_file(path):
                 own += self._own(path)
         shared = [s for s in self.shared if s.where not in HUB_ONLY]
         if listed.from_hub_variable:
@@ -220,14 +223,14 @@ def _server_file(
     """Read the server's config.properties: the one named, or the first of the usual places."""
     if invocation.config_file is not None:
         path = Path(invocation.config_file)
-        if not path.is_file():
+        if not is_file(path):
             problems.error(invocation.config_file, "there is no such file")
             return []
         return read_properties(path, Rank.SERVER_FILE, problems)
     home = environ.get("MODEL_SERVER_HOME")
     usual = [Path(home) / "conf" / "config.properties"] if home else []
     for path in (*usual, Path("config.properties")):
-        if path.is_file():
+        if is_file(path):
             return read_properties(path, Rank.SERVER_FILE, problems)
     return []
 
@@ -257,7 +260,7 @@ def _source(values: Values, listed: Listed, problems: Problems) -> ModelSource:
         return ModelSource("s3", text)
     path = Path(text) if listed.directory is None else listed.directory / text
     for candidate in (Path(text), path):
-        if candidate.is_dir():
+        if is_dir(candidate):
             return ModelSource("local", str(candidate))
     if HUB_ID.fullmatch(text):
         return ModelSource("hub", text, str(revision) if revision else None)

@@ -13,7 +13,7 @@ from lmi_core.config.problem import Problems
 from lmi_core.config.table import BY_KEY
 
 _ADDRESS = re.compile(
-    r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^:/\[\]]+)(:(?P<port>\d+))?/?"
+    r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^:/\[\]]+)(:(?P<port>[0-9]{1,5}))?/?"
 )
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _DRAIN_TIMEOUT_S = 90
@@ -38,13 +38,13 @@ class ServerConfig:
     values: Mapping[str, object]
 
 
-def server_config(server: Values, shared: Values, problems: Problems, *, tgi: bool) -> ServerConfig:
-    """Build the server's configuration; ``shared`` holds the launcher's flags and variables."""
+def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerConfig:
+    """Build the server's configuration; ``server`` holds the launcher's flags and variables."""
     host, port, unix_path = _address(server, problems, tgi)
-    host = str(shared.get("option.hostname") or host)
-    given_port = shared.get("option.port")
-    limit = shared.get("option.payload_limit") or server.get("max_request_size")
-    drain = shared.get("option.graceful_termination_timeout")
+    host = str(server.get("option.hostname") or host)
+    given_port = server.get("option.port")
+    limit = server.get("option.payload_limit") or server.get("max_request_size")
+    drain = server.get("option.graceful_termination_timeout")
     return ServerConfig(
         host=host,
         port=given_port if isinstance(given_port, int) else port,
@@ -52,20 +52,20 @@ def server_config(server: Values, shared: Values, problems: Problems, *, tgi: bo
         max_request_size_bytes=limit if isinstance(limit, int) else 64 << 20,
         drain_timeout_s=drain if isinstance(drain, int) else _DRAIN_TIMEOUT_S,
         download_dir=_path(server.get("download_dir")),
-        hub_cache=_path(shared.get("option.huggingface_hub_cache")),
+        hub_cache=_path(server.get("option.huggingface_hub_cache")),
         offline=server.get("offline") is True,
-        max_best_of=_limit(shared, "max_best_of", tgi),
-        max_stop_sequences=_limit(shared, "max_stop_sequences", tgi),
-        max_top_n_tokens=_limit(shared, "max_top_n_tokens", tgi),
-        max_client_batch_size=_limit(shared, "max_client_batch_size", tgi),
+        max_best_of=_limit(server, "max_best_of", tgi),
+        max_stop_sequences=_limit(server, "max_stop_sequences", tgi),
+        max_top_n_tokens=_limit(server, "max_top_n_tokens", tgi),
+        max_client_batch_size=_limit(server, "max_client_batch_size", tgi),
         values=MappingProxyType({key: value.value for key, value in server.known.items()}),
     )
 
 
-def _limit(shared: Values, name: str, tgi: bool) -> int | None:
+def _limit(values: Values, name: str, tgi: bool) -> int | None:
     """A launcher's limit on requests; its default counts only for a launcher."""
     key = f"option.{name}"
-    value = shared.get(key)
+    value = values.get(key)
     if value is None and tgi:
         value = BY_KEY[key].default
     return value if isinstance(value, int) else None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from lmi_core.config.checks import Subject
 from lmi_core.config.host import Host
+from lmi_core.config.merge import Values
+from lmi_core.config.problem import Problems
 
 _LEGACY = ("--max-input-length", "MAX_INPUT_LENGTH")
 _MODERN = ("--max-input-tokens", "MAX_INPUT_TOKENS")
@@ -17,11 +19,21 @@ def check_tgi(subject: Subject, host: Host) -> None:
     _input_length(subject)
     _budgets(subject)
     _shards(subject, host)
-    _ngrok(subject)
     _adapters(subject)
-    if subject.option("validation_workers") == 0:
-        subject.error("option.validation_workers", "--validation-workers must be at least 1")
     _dtype(subject)
+
+
+def check_tgi_server(server: Values, problems: Problems) -> None:
+    """Note faults in the launcher's flags for the server as a whole."""
+    if server.get("option.validation_workers") == 0:
+        key = "option.validation_workers"
+        problems.error(server.where(key), "--validation-workers must be at least 1", key)
+    if server.get("option.ngrok") is not True:
+        return
+    for name in ("ngrok_authtoken", "ngrok_edge"):
+        if server.get(f"option.{name}") is None:
+            message = f"--ngrok needs --{name.replace('_', '-')}"
+            problems.error(server.where("option.ngrok"), message, "option.ngrok")
 
 
 def _input_length(subject: Subject) -> None:
@@ -80,14 +92,6 @@ def _shards(subject: Subject, host: Host) -> None:
     quantize = subject.option("quantize")
     if quantize == "exl2" and isinstance(num_shard, int) and num_shard > 1:
         subject.error("option.quantize", "--quantize exl2 can't be sharded; write --num-shard 1")
-
-
-def _ngrok(subject: Subject) -> None:
-    if subject.option("ngrok") is not True:
-        return
-    for name in ("ngrok_authtoken", "ngrok_edge"):
-        if subject.option(name) is None:
-            subject.error("option.ngrok", f"--ngrok needs --{name.replace('_', '-')}")
 
 
 def _adapters(subject: Subject) -> None:

@@ -13,6 +13,8 @@ LLAMA = {
 }
 
 CPU = Host()
+NO_CACHE = {"HF_HOME": "absent", "DJL_CACHE_DIR": "absent"}
+"""Keeps what this machine has fetched out of the results."""
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from lmi_core.config.host import Host
 from lmi_core.config.resolve import examine, resolve
 
-CPU = Host()
+from .cases import CPU, NO_CACHE
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def explained():
     """Return a function that examines a command line on a machine without devices."""
 
     def run(*argv, environ=None, host=CPU):
-        return examine(argv, environ or {}, host)
+        return examine(argv, {**NO_CACHE, **(environ or {})}, host)
 
     return run
 
@@ -46,6 +45,6 @@ def resolved():
     """Return a function that resolves a command line on a machine without devices."""
 
     def run(*argv, environ=None, host=CPU):
-        return resolve(argv, environ or {}, host)
+        return resolve(argv, {**NO_CACHE, **(environ or {})}, host)
 
     return run

@@ -15,7 +15,7 @@ from lmi_core.config.host import Host
 from lmi_core.config.option import Outcome
 from lmi_core.config.table import OPTIONS
 
-from .cases import CASES
+from .cases import CASES, NO_CACHE
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -29,7 +29,7 @@ class Terminal(io.StringIO):
 
 def run(case, out=None, *extra):
     out = io.StringIO() if out is None else out
-    code = main([*case.argv, *extra], environ=case.environ, host=case.host, out=out)
+    code = main([*case.argv, *extra], environ={**NO_CACHE, **case.environ}, host=case.host, out=out)
     return code, out.getvalue()
 
 

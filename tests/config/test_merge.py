@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_core.config.command_line import parse_command_line
@@ -22,7 +22,7 @@ VALUES = dict(zip(SOURCES, ("awq", "gptq", "eetq", "exl2", "fp8", "marlin", "int
 
 def resolve(chosen, order):
     problems = Problems()
-    argv, environ, settings = [], {}, []
+    argv, environ, written = [], {}, []
     for source in order:
         if source not in chosen:
             continue
@@ -34,15 +34,16 @@ def resolve(chosen, order):
         elif source in ("file", "server_file"):
             rank = Rank.FILE if source == "file" else Rank.SERVER_FILE
             data = f"option.quantize={value}".encode()
-            settings += parse_properties(data, source, rank, problems)
+            written += parse_properties(data, source, rank, problems)
         else:
             name = {"variable": "OPTION_QUANTIZE", "alias": "HF_MODEL_QUANTIZE", "tgi": "QUANTIZE"}
             environ[name[source]] = value
-    settings += parse_command_line(argv, problems).settings
-    settings += read_environment(environ, problems)
-    return merge(settings, problems), problems
+    written += parse_command_line(argv, problems).settings
+    written += read_environment(environ, problems)
+    return merge(written, problems), problems
 
 
+@settings(deadline=None)
 @given(st.sets(st.sampled_from(SOURCES), min_size=1), st.permutations(SOURCES))
 def test_precedence_does_not_depend_on_order(chosen, order):
     values, problems = resolve(chosen, order)

@@ -8,7 +8,7 @@ import pytest
 from lmi_core.config.capabilities import BACKENDS, CAPABILITIES, NATIVE_ARCHITECTURES
 from lmi_core.config.environment import variables_of
 from lmi_core.config.option import SYSTEMS, Outcome
-from lmi_core.config.table import BY_FLAG, BY_KEY, OPTIONS, suggest
+from lmi_core.config.table import BY_FLAG, BY_KEY, OPTIONS, suggest_key
 from lmi_core.models.registry import supported_architectures
 
 DATA = Path(__file__).parent / "data"
@@ -89,7 +89,7 @@ def test_variables_of_an_option_start_with_the_regular_one():
     ],
 )
 def test_suggestion(written, meant):
-    assert suggest(written, BY_KEY) == meant
+    assert suggest_key(written) == meant
 
 
 def test_native_architectures_are_those_of_the_registry():

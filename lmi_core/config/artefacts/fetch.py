@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from lmi_core.config.artefacts.cache import download_root
 from lmi_core.config.artefacts.hub import fetch_from_hub
 from lmi_core.config.artefacts.local import check_directory
 from lmi_core.config.artefacts.progress import Progress
@@ -46,13 +47,3 @@ def fetch(
         raise ModelError("the model has no files: set option.model_id", field="option.model_id")
     check_directory(directory)
     return directory
-
-
-def download_root(server: ServerConfig, environ: Mapping[str, str]) -> Path:
-    """Return where downloads are kept: SERVING_DOWNLOAD_DIR, DJL_CACHE_DIR, or a user's cache."""
-    if server.download_dir is not None:
-        return server.download_dir
-    if environ.get("DJL_CACHE_DIR"):
-        return Path(environ["DJL_CACHE_DIR"])
-    cache = environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "lmi"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lmi_core.config.artefacts.local import check_directory
+from lmi_core.config.paths import is_dir, is_file
 from lmi_core.errors import MissingExtraError, ModelError
 
 PATTERNS = (
@@ -35,21 +36,25 @@ def hub_cache(environ: Mapping[str, str]) -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "huggingface" / "hub"
 
 
+def snapshot_in_cache(model_id: str, revision: str | None, cache: Path) -> Path | None:
+    """Return the snapshot of a model in a hub cache, whole or not; None if there is none."""
+    repository = cache / f"models--{model_id.replace('/', '--')}"
+    commit = revision or "main"
+    if not _COMMIT.fullmatch(commit):
+        reference = repository / "refs" / commit
+        if not _REFERENCE.fullmatch(commit) or not is_file(reference):
+            return None
+        commit = reference.read_text(errors="replace").strip()
+    snapshot = repository / "snapshots" / commit
+    return snapshot if _COMMIT.fullmatch(commit) and is_dir(snapshot) else None
+
+
 def find_in_cache(model_id: str, revision: str | None, cache: Path) -> Path | None:
     """Return the snapshot of a model in a hub cache; None unless it is there and whole."""
-    repository = cache / f"models--{model_id.replace('/', '--')}"
-    revision = revision or "main"
-    commit: str | None = revision if _COMMIT.fullmatch(revision) else None
-    if commit is None:
-        reference = repository / "refs" / revision
-        if not _REFERENCE.fullmatch(revision) or not reference.is_file():
-            return None
-        commit = reference.read_text().strip()
-        if not _COMMIT.fullmatch(commit):
-            return None
-    snapshot = repository / "snapshots" / commit
+    snapshot = snapshot_in_cache(model_id, revision, cache)
     try:
-        check_directory(snapshot)
+        if snapshot is not None:
+            check_directory(snapshot)
     except ModelError:
         return None
     return snapshot

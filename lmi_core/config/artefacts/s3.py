@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lmi_core.config.artefacts.progress import Progress
+from lmi_core.config.artefacts.s3_url import split_url, target_of
 from lmi_core.errors import MissingExtraError, ModelError
 
 MANIFEST = ".lmi-download.json"
@@ -51,7 +52,7 @@ def fetch_from_s3(
     Raises ModelError with S3's reason, and MissingExtraError if boto3 is needed and absent.
     """
     bucket, prefix = split_url(url)
-    target = root / "download" / hashlib.sha256(f"{bucket}/{prefix}".encode()).hexdigest()[:32]
+    target = target_of(url, root)
     if _is_whole(target):
         return target
     if offline:
@@ -91,15 +92,6 @@ def _partial(target: Path) -> Path:
         shutil.rmtree(target)
     partial.mkdir(exist_ok=True)
     return partial
-
-
-def split_url(url: str) -> tuple[str, str]:
-    """Return bucket and prefix of an ``s3://bucket/prefix`` URL; the prefix ends in a slash."""
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    prefix = prefix.removesuffix("*").strip("/")
-    if not url.startswith("s3://") or not bucket:
-        raise ModelError(f"{url!r} is not s3://bucket/prefix", field="option.model_id")
-    return bucket, f"{prefix}/" if prefix else ""
 
 
 def _is_whole(directory: Path) -> bool:

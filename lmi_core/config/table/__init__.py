@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from functools import cache
+from functools import cache, lru_cache
 
 from lmi_core.config.option import Option
 from lmi_core.config.table import (
@@ -62,11 +62,35 @@ def key_of(text: str) -> str | None:
     return _keys_by_lower_case().get(text.lower())
 
 
-def suggest(text: str, known: dict[str, Option]) -> str | None:
-    """Return the known name nearest to a misspelled one."""
-    exact = {name.lower(): name for name in known}
-    normal = text.lower().replace("-", "_")
-    if (same := next((n for n in exact if n.replace("-", "_") == normal), None)) is not None:
-        return exact[same]
-    near = difflib.get_close_matches(text.lower()[:80], exact, n=1, cutoff=0.75)
-    return exact[near[0]] if near else None
+_LONGEST_SUGGESTED = 60
+
+
+@lru_cache(maxsize=1024)
+def suggest_key(text: str) -> str | None:
+    """Return the known key nearest to a misspelled one."""
+    return _nearest(text, _normal_keys())
+
+
+@lru_cache(maxsize=1024)
+def suggest_flag(text: str) -> str | None:
+    """Return the known command line flag nearest to a misspelled one."""
+    return _nearest(text, {_normal(name): name for name in BY_FLAG})
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+@cache
+def _normal_keys() -> dict[str, str]:
+    return {_normal(key): key for key in BY_KEY}
+
+
+def _nearest(text: str, known: dict[str, str]) -> str | None:
+    normal = _normal(text)
+    if normal in known:
+        return known[normal]
+    if len(normal) > _LONGEST_SUGGESTED:
+        return None
+    near = difflib.get_close_matches(normal, known, n=1, cutoff=0.75)
+    return known[near[0]] if near else None

@@ -32,6 +32,8 @@ _BF16 = honoured(
 
 LONG_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
+TEXT_TASKS = ("text-generation", "generate", "auto", "conversational")
+
 ROLLING_BATCHES = (
     "auto",
     "scheduler",
@@ -456,7 +458,7 @@ OPTIONS = (
         systems=("accelerate", "deepspeed", "neuronx", "vllm", "common"),
         env=("HF_TASK",),
         actions={
-            "native": mapped("task", capability="task.other", idle=("text-generation",)),
+            "native": mapped("task", capability="task.other", idle=TEXT_TASKS),
             "transformers": mapped("task"),
             "vllm": mapped("runner"),
             "neuron": mapped("task"),

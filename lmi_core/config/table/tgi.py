@@ -11,13 +11,13 @@ def _tgi(
     flag: str,
     kind: ValueType,
     doc: str,
-    native: Action,
+    action: Action,
     default: object = None,
     *,
     aliases: tuple[str, ...] = (),
     switch: bool = False,
     secret: bool = False,
-    env: str | None = None,
+    server: bool = False,
 ) -> Option:
     name = flag.removeprefix("--").replace("-", "_")
     return Option(
@@ -26,14 +26,15 @@ def _tgi(
         doc=doc,
         systems=("tgi",),
         default=default,
-        flag=Flag(flag, env or name.upper(), aliases, switch),
-        actions={"native": native},
+        flag=Flag(flag, name.upper(), aliases, switch),
+        scope="server" if server else "model",
+        actions={"server" if server else "native": action},
         secret=secret,
     )
 
 
 def _later(flag: str, kind: ValueType, doc: str, why: str, *, switch: bool = False) -> Option:
-    return _tgi(flag, kind, doc, no_effect(why), switch=switch)
+    return _tgi(flag, kind, doc, no_effect(why), switch=switch, server=True)
 
 
 OPTIONS = (
@@ -50,27 +51,34 @@ OPTIONS = (
         needs("speculation.ngram", "tokens are the same without", tuning=True, idle=(0,)),
     ),
     _tgi(
-        "--max-best-of", Int(1), "Most candidates a request may ask for.", mapped("max_best_of"), 2
+        "--max-best-of",
+        Int(1),
+        "Most candidates a request may ask for.",
+        needs("server.request_limits", setting="max_best_of", tuning=True, idle=()),
+        2,
+        server=True,
     ),
     _tgi(
         "--max-stop-sequences",
         Int(0),
         "Most stop texts in a request.",
-        mapped("max_stop_sequences"),
+        needs("server.request_limits", setting="max_stop_sequences", tuning=True, idle=()),
         4,
+        server=True,
     ),
     _tgi(
         "--max-top-n-tokens",
         Int(0),
         "Most alternative tokens a request may ask for.",
-        mapped("max_top_n_tokens"),
+        needs("server.request_limits", setting="max_top_n_tokens", tuning=True, idle=()),
         5,
+        server=True,
     ),
     _tgi(
         "--max-input-tokens",
         Int(1),
         "Most tokens of a prompt.",
-        mapped("max_input_tokens"),
+        needs("request.max_input_tokens", setting="max_input_tokens", tuning=True, idle=()),
         aliases=("--max-input-length",),
     ),
     _tgi(
@@ -130,6 +138,7 @@ OPTIONS = (
         "Tokenizer threads.",
         no_effect("tokenising uses the server's own threads"),
         2,
+        server=True,
     ),
     _tgi(
         "--cuda-graphs",
@@ -143,22 +152,33 @@ OPTIONS = (
         "Address to listen on.",
         mapped("host"),
         "0.0.0.0",
+        server=True,
     ),
-    _tgi("--port", Int(0, 65535), "Port to listen on.", mapped("port"), 3000, aliases=("-p",)),
-    _tgi("--shard-uds-path", Text("path"), "Socket of the shards.", _INTERNAL),
-    _tgi("--master-addr", Text("host"), "Address of the first shard.", _INTERNAL),
-    _tgi("--master-port", Int(0, 65535), "Port of the first shard.", _INTERNAL),
+    _tgi(
+        "--port",
+        Int(0, 65535),
+        "Port to listen on.",
+        mapped("port"),
+        3000,
+        aliases=("-p",),
+        server=True,
+    ),
+    _tgi("--shard-uds-path", Text("path"), "Socket of the shards.", _INTERNAL, server=True),
+    _tgi("--master-addr", Text("host"), "Address of the first shard.", _INTERNAL, server=True),
+    _tgi("--master-port", Int(0, 65535), "Port of the first shard.", _INTERNAL, server=True),
     _tgi(
         "--huggingface-hub-cache",
         Text("path"),
         "Directory of the hub cache.",
         mapped("hub_cache"),
+        server=True,
     ),
     _tgi(
         "--weights-cache-override",
         Text("path"),
         "Directory of the hub cache, for weights only.",
         no_effect("set --huggingface-hub-cache"),
+        server=True,
     ),
     _later("--json-output", Bool(), "Log as JSON.", "logs are plain text", switch=True),
     _later("--otlp-endpoint", Text("URL"), "Where traces go.", "no traces are sent"),
@@ -168,6 +188,7 @@ OPTIONS = (
         Text("origin"),
         "Origin that browsers may call from.",
         needs("server.cors", tuning=True, idle=()),
+        server=True,
     ),
     _tgi(
         "--watermark-gamma",
@@ -181,20 +202,34 @@ OPTIONS = (
         "Bias of the watermark.",
         needs("request.watermark", idle=()),
     ),
-    _tgi("--ngrok", Bool(), "Open a tunnel.", refused("use a proxy", idle=(False,)), switch=True),
+    _tgi(
+        "--ngrok",
+        Bool(),
+        "Open a tunnel.",
+        refused("use a proxy", idle=(False,)),
+        switch=True,
+        server=True,
+    ),
     _tgi(
         "--ngrok-authtoken",
         Text("token"),
         "Token of the tunnel.",
         no_effect("no tunnel is opened"),
         secret=True,
+        server=True,
     ),
-    _tgi("--ngrok-edge", Text("name"), "Edge of the tunnel.", no_effect("no tunnel is opened")),
+    _tgi(
+        "--ngrok-edge",
+        Text("name"),
+        "Edge of the tunnel.",
+        no_effect("no tunnel is opened"),
+        server=True,
+    ),
     _tgi(
         "--disable-grammar-support",
         Bool(),
         "Refuse requests with a grammar.",
-        no_effect("grammars are not available in this version"),
+        no_effect("requests with a grammar are refused in this version anyway"),
         False,
         switch=True,
     ),
@@ -202,8 +237,9 @@ OPTIONS = (
         "--max-client-batch-size",
         Int(1),
         "Most prompts in one request.",
-        mapped("max_client_batch_size"),
+        needs("server.request_limits", setting="max_client_batch_size", tuning=True, idle=()),
         4,
+        server=True,
     ),
     _later("--disable-usage-stats", Bool(), "No statistics.", "nothing is sent", switch=True),
     _later("--disable-crash-reports", Bool(), "No crash reports.", "nothing is sent", switch=True),
@@ -214,6 +250,7 @@ OPTIONS = (
         "Key that every request must bring.",
         needs("server.api_key", idle=()),
         secret=True,
+        server=True,
     ),
     _tgi(
         "--payload-limit",
@@ -224,6 +261,7 @@ OPTIONS = (
             test="tests/server/test_connections.py::test_enormous_body_is_413",
         ),
         2_000_000,
+        server=True,
     ),
     _later(
         "--enable-prefill-logprobs",
@@ -241,6 +279,7 @@ OPTIONS = (
         ),
         90,
         aliases=("-g",),
+        server=True,
     ),
     _later(
         "--prometheus-port", Int(0, 65535), "Port of metrics.", "metrics share the server's port"

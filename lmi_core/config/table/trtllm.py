@@ -32,7 +32,7 @@ OPTIONS = (
         Int(1),
         "Most tokens of a prompt.",
         1024,
-        mapped("max_input_tokens", "also adds to max_model_len"),
+        mapped(None, "adds to option.max_output_len to give max_model_len"),
     ),
     _trt(
         "max_output_len",

@@ -6,7 +6,9 @@ import pytest
 
 from lmi_core.config.artefacts.fetch import fetch
 from lmi_core.config.artefacts.hub import PATTERNS, fetch_from_hub, find_in_cache, hub_cache
+from lmi_core.config.host import Host
 from lmi_core.config.model_config import ModelSource
+from lmi_core.config.resolve import examine
 from lmi_core.config.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, ModelError
 
@@ -64,6 +66,14 @@ def test_offline_and_fixed_commits_need_no_client(cache, monkeypatch):
     assert fetch_from_hub("org/m", None, cache, {}).name == COMMIT
     with pytest.raises(MissingExtraError, match=r"lmi-core\[hub\]"):
         fetch_from_hub("org/absent", None, cache, {})
+
+
+def test_an_explanation_reads_what_is_in_the_cache(cache):
+    report = examine(["org/m"], {"HF_HUB_CACHE": str(cache)}, Host())
+    assert report.models[0].files.architecture == "LlamaForCausalLM"
+    (cache / "models--org--m" / "blobs" / "config.json").write_text('{"architectures": ["X"]}')
+    report = examine(["org/m"], {"HF_HUB_CACHE": str(cache)}, Host())
+    assert "no description of X" in str(report.errors[0])
 
 
 def test_the_cache_is_where_the_hubs_client_keeps_it():

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from lmi_core.config.artefacts.fetch import download_root, fetch
+from lmi_core.config.artefacts.cache import download_root
+from lmi_core.config.artefacts.fetch import fetch
 from lmi_core.config.artefacts.local import check_directory, weight_files
 from lmi_core.config.model_config import ModelSource
 from lmi_core.config.server_config import ServerConfig

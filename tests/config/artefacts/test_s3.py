@@ -14,7 +14,8 @@ import pytest
 
 from lmi_core.config.artefacts.fetch import fetch
 from lmi_core.config.artefacts.progress import Progress
-from lmi_core.config.artefacts.s3 import MANIFEST, fetch_from_s3, split_url
+from lmi_core.config.artefacts.s3 import MANIFEST, fetch_from_s3
+from lmi_core.config.artefacts.s3_url import split_url
 from lmi_core.config.model_config import ModelSource
 from lmi_core.config.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, ModelError

@@ -1,0 +1,98 @@
+"""Every option of a model, put into random combinations of its sources: the strongest wins."""
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lmi_core.config.command_line import parse_command_line
+from lmi_core.config.environment import AMBIGUOUS, read_environment
+from lmi_core.config.merge import merge
+from lmi_core.config.origin import Rank
+from lmi_core.config.problem import Problems
+from lmi_core.config.properties import parse_properties
+from lmi_core.config.table import OPTIONS
+from lmi_core.config.value_type import Bool, Bytes, Choice, Float, Int, Items, Json, StopList, Text
+
+TRANSLATED = {"ENABLE_CUDA_GRAPHS"}
+
+
+def values_of(option):
+    """Return texts of at least two different values of an option where there are two."""
+    kind = option.type
+    if option.flag and option.flag.choices:
+        return list(option.flag.choices)
+    if isinstance(kind, Bool):
+        return ["true", "false"]
+    if isinstance(kind, Choice):
+        return list(kind.choices)
+    if isinstance(kind, Int):
+        first = max(kind.minimum or 0, 0)
+        return [str(n) for n in range(first, min(first + 9, kind.maximum + 1))]
+    if isinstance(kind, Float):
+        low = kind.minimum if kind.minimum > float("-inf") else 0.0
+        high = kind.maximum if kind.maximum < float("inf") else low + 9
+        return [str(low + (high - low) * n / 10) for n in range(1, 10)]
+    made = {
+        Bytes: [f"{n}K" for n in range(1, 9)],
+        Json: [f"[{n}]" for n in range(9)],
+        StopList: [f'["{n}"]' for n in range(9)],
+        Text: [f"text{n}" for n in range(9)],
+    }
+    if isinstance(kind, Items):
+        return made[Text] if isinstance(kind.item, Text) else [str(n) for n in range(1, 9)]
+    return made[type(kind)]
+
+
+def sources_of(option):
+    """Return the places that can set an option, strongest first, each with its own writing."""
+    flag = option.flag.name if option.flag else "--" + option.name.replace("_", "-")
+    switch = bool(option.flag and option.flag.switch)
+    sources = [("option", option.key)]
+    if option.scope == "model" and option.key.startswith("option.") and not switch:
+        sources.append(("flag", flag))
+    sources.append(("file", option.key))
+    if "." not in option.name:
+        sources.append(("variable", option.variable))
+    sources += [
+        ("variable", name)
+        for name in option.env
+        if not name.startswith("OPTION_") and name not in TRANSLATED
+    ]
+    if option.flag and option.flag.env and option.flag.env not in (*option.env, *AMBIGUOUS):
+        sources.append(("variable", option.flag.env))
+    return [*sources, ("server file", option.key)]
+
+
+@st.composite
+def placements(draw):
+    option = draw(st.sampled_from([option for option in OPTIONS if option.scope == "model"]))
+    sources = sources_of(option)
+    texts = st.sampled_from(values_of(option))
+    chosen = draw(st.sets(st.integers(0, len(sources) - 1), min_size=1))
+    return option, [(*sources[place], draw(texts)) for place in sorted(chosen)]
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(placements())
+def test_the_strongest_source_wins(placement):
+    option, written = placement
+    problems = Problems()
+    argv, environ, given_settings = [], {}, []
+    for source, name, text in written:
+        if source == "option":
+            argv += ["--option", f"{name}={text}"]
+        elif source == "flag":
+            argv += [f"{name}={text}"]
+        elif source == "variable":
+            environ[name] = text
+        else:
+            rank = Rank.FILE if source == "file" else Rank.SERVER_FILE
+            escaped = text.replace("\\", "\\\\")
+            given_settings += parse_properties(f"{name}={escaped}".encode(), source, rank, problems)
+    given_settings += read_environment(environ, problems)
+    given_settings += parse_command_line(argv, problems).settings
+    values = merge(given_settings, problems)
+    assert not problems.errors
+    source, name, text = written[0]
+    assert values.get(option.key) == option.type.parse(text)
+    where = {"option": f"--option {name}", "file": "file:1", "server file": "server file:1"}
+    assert values.where(option.key) == where.get(source, name)
