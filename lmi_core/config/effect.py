@@ -44,14 +44,14 @@ def _missing(action: Action, value: object) -> Effect:
     if value in action.idle:
         return Effect(Outcome.NO_EFFECT, _ANYWAY)
     what = f"not available in this version: {CAPABILITIES[action.capability]}"
-    if action.text:
-        what += f" ({action.text})"
+    if action.instead:
+        what += f" ({action.instead})"
     return Effect(Outcome.NO_EFFECT if action.tuning else Outcome.REFUSED, what)
 
 
 def _describe(action: Action, value: object) -> str:
-    if action.setting is None or not action.setting.replace(".", "_").isidentifier():
-        return "; ".join(filter(None, (action.setting, action.text)))
+    if action.setting is None:
+        return action.text or CAPABILITIES.get(action.capability or "", "")
     text = f"{action.setting}={show(converted(action, value))}"
     return f"{text}; {action.text}" if action.text else text
 

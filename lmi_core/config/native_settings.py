@@ -6,9 +6,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from lmi_core.config.capabilities import BACKENDS
 from lmi_core.config.effect import converted, effect_of_value
 from lmi_core.config.engine_config import EngineConfig
 from lmi_core.config.merge import Value, Values
+from lmi_core.config.model_files import ModelFiles
 from lmi_core.config.option import Outcome
 from lmi_core.config.problem import Problems
 from lmi_core.config.table import BY_KEY
@@ -74,9 +76,16 @@ def _sum_of_lengths(values: Values, settings: dict[str, Any]) -> None:
 
 
 def check_native(
-    settings: dict[str, Any], values: Values, max_positions: int | None, problems: Problems
+    settings: dict[str, Any], values: Values, files: ModelFiles, problems: Problems
 ) -> None:
-    """Note settings that the native engine can't run with."""
+    """Note settings that the native engine can't run with, and a checkpoint that it can't read."""
+    method, max_positions = files.quant_method, files.max_position_embeddings
+    if method is not None and f"weights.{method}" not in BACKENDS["native"].capabilities:
+        problems.error(
+            "config.json",
+            f"the checkpoint is quantised with {method[:40]}, which the native engine doesn't read "
+            "in this version; give the unquantised model",
+        )
     block_size = settings.get("block_size", _BLOCK_MULTIPLE)
     if block_size % _BLOCK_MULTIPLE:
         key = "option.block_size"

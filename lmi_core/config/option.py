@@ -44,7 +44,8 @@ class Action:
     ``setting`` is the backend's own name for it; ``convert`` translates values on the way.
     ``capability`` is needed for any value outside ``idle`` (values that ask for what happens
     anyway). Without it the value is refused, or has no effect if it is only ``tuning``.
-    ``test`` names the test of the behaviour and is required to say "honoured".
+    ``instead`` says what is done or to be written while it is missing. ``test`` names the test of
+    the behaviour and is required to say "honoured".
     """
 
     outcome: Outcome
@@ -56,6 +57,7 @@ class Action:
     convert: Mapping[Any, object] | None = None
     by_value: Mapping[Any, Action] | None = None
     test: str | None = None
+    instead: str = ""
 
     def for_value(self, value: object) -> Action:
         """Return the action for this value (they differ for keys such as ``quantize``)."""
@@ -118,14 +120,15 @@ def refused(
 
 def needs(
     capability: str,
-    text: str = "",
+    instead: str = "",
     *,
     setting: str | None = None,
     tuning: bool = False,
     idle: tuple[object, ...] = (False,),
+    convert: Mapping[Any, object] | None = None,
 ) -> Action:
     """Say that the value waits for ``capability``; ``tuning`` if its absence only costs speed."""
-    return Action(Outcome.MAPPED, text, setting, capability, tuning, idle)
+    return Action(Outcome.MAPPED, "", setting, capability, tuning, idle, convert, instead=instead)
 
 
 @dataclass(frozen=True, slots=True)

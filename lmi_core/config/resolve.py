@@ -184,7 +184,7 @@ class _Examination:
         settings: dict[str, Any] = {}
         if decision.backend == "native":
             settings = native_settings(values, written.system, self.problems)
-            check_native(settings, values, files.max_position_embeddings, self.problems)
+            check_native(settings, values, files, self.problems)
         formatter = values.get("option.output_formatter")
         max_input = values.get("option.max_input_tokens") or values.get("option.max_input_len")
         return ModelConfig(

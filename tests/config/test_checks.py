@@ -99,6 +99,12 @@ def test_chatglm_needs_its_version(model_dir, explained):
     assert "chatglm needs option.chatglm_model_version" in texts(report.errors)
 
 
+def test_a_quantised_checkpoint_is_refused(model_dir, explained):
+    config = {**LLAMA, "quantization_config": {"quant_method": "gptq"}}
+    report = explained(model_dir("", config=config))
+    assert "quantised with gptq" in texts(report.errors)
+
+
 def test_encoder_decoder_models_have_no_scheduler(model_dir, explained):
     config = {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
     report = explained(model_dir("option.rolling_batch=scheduler", config=config))

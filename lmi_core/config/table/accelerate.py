@@ -4,8 +4,23 @@ from lmi_core.config.option import Flag, Option, mapped, needs, no_effect, refus
 from lmi_core.config.value_type import Bool, Int, StopList, Text
 
 _SYSTEMS = ("accelerate",)
-_INT8 = needs("quant.int8", "leave it out to serve the model in bf16", setting="quantize=int8")
-_INT4 = needs("quant.int4", "leave it out to serve the model in bf16", setting="quantize=int4")
+_NATIVE = {
+    "bitsandbytes8": "int8",
+    "bitsandbytes": "int8",
+    "dynamic_int8": "int8",
+    "static_int8": "int8",
+    "smoothquant": "int8",
+    "eetq": "int8",
+    "bitsandbytes4": "int4",
+    "bitsandbytes-nf4": "int4",
+    "bitsandbytes-fp4": "int4",
+}
+_INT8 = needs(
+    "quant.int8", "leave it out to serve the model in bf16", setting="quantize", convert=_NATIVE
+)
+_INT4 = needs(
+    "quant.int4", "leave it out to serve the model in bf16", setting="quantize", convert=_NATIVE
+)
 _OFF = no_effect("asks for what happens anyway")
 _PAGED = no_effect("the native engine has its own attention kernels")
 
@@ -22,8 +37,8 @@ QUANTIZE = {
     "bitsandbytes4": _INT4,
     "bitsandbytes-nf4": _INT4,
     "bitsandbytes-fp4": _INT4,
-    "awq": needs("weights.awq", "give an unquantised checkpoint", setting="quantize=awq"),
-    "gptq": needs("weights.gptq", "give an unquantised checkpoint", setting="quantize=gptq"),
+    "awq": needs("weights.awq", "give an unquantised checkpoint", setting="quantize"),
+    "gptq": needs("weights.gptq", "give an unquantised checkpoint", setting="quantize"),
 }
 """What the native engine does with each value of ``option.quantize``."""
 

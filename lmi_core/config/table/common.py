@@ -5,7 +5,7 @@ from lmi_core.config.value_type import Bool, Choice, Int, Items, Text
 
 _COMMON = ("common",)
 _CHOICE = mapped(None, "takes part in the choice of the backend")
-_INT8 = needs("quant.int8", "leave it out to serve the model in bf16", setting="quantize=int8")
+_INT8 = needs("quant.int8", "leave it out to serve the model in bf16", setting="quantize")
 
 DTYPES = {
     "auto": "auto",
@@ -203,7 +203,8 @@ OPTIONS = (
                     "scheduler": needs(
                         "scheduler.max_sparsity",
                         "padded batches don't exist in the paged engine",
-                        setting="scheduler=max-sparsity",
+                        setting="scheduler",
+                        convert={"scheduler": "max-sparsity"},
                         tuning=True,
                     ),
                     "disable": no_effect(

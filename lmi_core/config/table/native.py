@@ -38,7 +38,7 @@ OPTIONS = (
         mapped(
             "kv_dtype",
             by_value={
-                "int8": needs("kv.int8", "KV cache in int8", setting="kv_dtype=int8", idle=()),
+                "int8": needs("kv.int8", "write bf16", setting="kv_dtype", idle=()),
                 "fp8_e4m3fn": needs("kv.fp8", "write int8 or bf16", idle=()),
                 "fp8_e5m2": needs("kv.fp8", "write int8 or bf16", idle=()),
             },

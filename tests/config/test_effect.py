@@ -1,0 +1,93 @@
+"""The contract of capabilities: what is missing is refused or has no effect; adding one turns
+rows on."""
+
+from dataclasses import replace
+
+import pytest
+
+from lmi_core.config import capabilities
+from lmi_core.config.effect import Effect, effect_of, show
+from lmi_core.config.option import Option, Outcome, mapped, needs, no_effect, refused
+from lmi_core.config.table import BY_KEY
+from lmi_core.config.value_type import Text
+
+QUANTIZE = BY_KEY["option.quantize"]
+
+
+def option(action):
+    return Option(key="option.x", type=Text(), doc="X.", systems=("common",), actions=action)
+
+
+@pytest.fixture
+def with_capability(monkeypatch):
+    def add(*names):
+        native = capabilities.BACKENDS["native"]
+        more = replace(native, capabilities=native.capabilities | set(names))
+        monkeypatch.setitem(capabilities.BACKENDS, "native", more)
+
+    return add
+
+
+def test_a_missing_capability_refuses_what_changes_tokens():
+    effect = effect_of(QUANTIZE, "bitsandbytes8", "native")
+    assert effect.outcome is Outcome.REFUSED
+    assert effect.text == (
+        "not available in this version: int8 weights quantised at load (leave it out to serve the "
+        "model in bf16)"
+    )
+
+
+def test_a_missing_capability_has_no_effect_where_it_only_tunes():
+    effect = effect_of(BY_KEY["option.speculate"], 3, "native")
+    assert effect.outcome is Outcome.NO_EFFECT
+    assert "speculative decoding by n-gram" in effect.text
+
+
+def test_values_that_ask_for_nothing_are_not_refused():
+    for key, value in (("option.enable_lora", False), ("option.speculate", 0)):
+        effect = effect_of(BY_KEY[key], value, "native")
+        assert effect == Effect(Outcome.NO_EFFECT, "asks for what happens anyway")
+
+
+def test_adding_the_capability_turns_the_row_on(with_capability):
+    with_capability("quant.int8", "lora")
+    assert effect_of(QUANTIZE, "bitsandbytes8", "native") == Effect(Outcome.MAPPED, "quantize=int8")
+    assert effect_of(QUANTIZE, "bitsandbytes4", "native").outcome is Outcome.REFUSED
+    assert effect_of(BY_KEY["option.enable_lora"], True, "native").outcome is Outcome.MAPPED
+
+
+@pytest.mark.parametrize(
+    ("action", "value", "expected"),
+    [
+        (mapped("y"), "v", Effect(Outcome.MAPPED, "y=v")),
+        (mapped("y", "so"), True, Effect(Outcome.MAPPED, "y=true; so")),
+        (mapped("y", convert={"v": 3}), "v", Effect(Outcome.MAPPED, "y=3")),
+        (mapped(None, "so"), "v", Effect(Outcome.MAPPED, "so")),
+        (no_effect("why"), "v", Effect(Outcome.NO_EFFECT, "why")),
+        (refused("write z"), "v", Effect(Outcome.REFUSED, "write z")),
+        (
+            refused("write z", idle=("v",)),
+            "v",
+            Effect(Outcome.NO_EFFECT, "asks for what happens anyway"),
+        ),
+        (
+            needs("lora", tuning=True, idle=()),
+            "v",
+            Effect(Outcome.NO_EFFECT, "not available in this version: LoRA adapters"),
+        ),
+        (mapped("y", by_value={"v": refused("no")}), "v", Effect(Outcome.REFUSED, "no")),
+    ],
+)
+def test_actions(action, value, expected):
+    assert effect_of(option({"native": action}), value, "native") == expected
+
+
+def test_a_backend_without_the_key_has_no_effect():
+    effect = effect_of(option({}), "v", "vllm")
+    assert effect == Effect(Outcome.NO_EFFECT, "vLLM has no such setting")
+
+
+def test_values_are_shown_as_they_are_written():
+    assert show((1, 2)) == "1,2"
+    assert show(False) == "false"
+    assert show("x" * 100) == "x" * 57 + "..."
