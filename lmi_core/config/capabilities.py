@@ -98,6 +98,7 @@ BACKENDS = {
             frozenset(
                 {
                     "batch.chunked_prefill",
+                    "batch.invariant",
                     "batch.paged",
                     "cache.prefix",
                     "dtype.bf16",

@@ -22,13 +22,22 @@ _OWN_VALUES = {
     "--model-store": "model_store",
     "-s": "model_store",
 }
+_SYNONYMS = {
+    "--host": "option.hostname",
+    "--threads": "option.num_threads",
+    "--served-model-name": "option.modelName",
+    "--max-queue-size": "job_queue_size",
+    "--max-request-size": "max_request_size",
+    "--drain-timeout": "option.graceful_termination_timeout",
+    "--no-prefix-caching": "option.enable_prefix_caching",
+}
 
 
 @dataclass(slots=True)
 class Invocation:
     """What a command line says; ``models`` are the positional paths, URLs or hub ids.
 
-    ``tgi`` says that it is a TGI launcher's: its flags, and no model named by position.
+    ``tgi`` says that it is a TGI launcher's: the model is named by ``--model-id``.
     """
 
     models: list[str] = field(default_factory=list)
@@ -48,9 +57,14 @@ def parse_command_line(argv: Sequence[str], problems: Problems) -> Invocation:
 
 def _option_of(name: str) -> Option | None:
     """Return the option whose key a flag spells with dashes, if it belongs to a model."""
+    if name in _SYNONYMS:
+        return BY_KEY[_SYNONYMS[name]]
     if not name.startswith("--") or "_" in name:
         return None
-    option = BY_KEY.get("option." + name[2:].replace("-", "_"))
+    key = name[2:].replace("-", "_")
+    option = BY_KEY.get("option." + key)
+    if option is None and (negated := BY_KEY.get("option." + key.removeprefix("no_"))) is not None:
+        option = negated if isinstance(negated.type, Bool) else None
     return option if option is not None and option.scope == "model" else None
 
 
@@ -70,7 +84,6 @@ class _Parser:
                 self._flag(argument)
             else:
                 self.result.models.append(argument)
-        self.result.tgi = self.result.tgi and not self.result.models
         return self.result
 
     def _flag(self, argument: str) -> None:
@@ -115,8 +128,12 @@ class _Parser:
         self._add(key, text, Rank.OVERRIDE, f"{name} {key}")
 
     def _option_flag(self, option: Option, name: str, value: str | None) -> None:
-        """Any other option of a model, under its own name; a truth value may stand alone."""
-        if value is None and isinstance(option.type, Bool) and not self._is_word_next():
+        """Any other option, under its own name; a truth value may stand alone or be ``--no-``."""
+        if isinstance(option.type, Bool) and name.startswith("--no-"):
+            if value is not None:
+                self.problems.error(name, f"{name} takes no value")
+            value = "false"
+        elif value is None and isinstance(option.type, Bool) and not self._is_word_next():
             value = "true"
         values = [value] if value is not None else self._take(name)
         if values:
@@ -129,7 +146,7 @@ class _Parser:
         option = BY_FLAG[name]
         flag = option.flag
         assert flag is not None
-        self.result.tgi = True
+        self.result.tgi |= option.key == "option.model_id"
         if flag.switch:
             if value is not None:
                 self.problems.error(name, f"{name} takes no value")

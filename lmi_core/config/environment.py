@@ -112,13 +112,12 @@ def _is_address(text: str) -> bool:
 
 def _tgi_variables() -> dict[str, Option]:
     """Return the variables that only the launcher's flags have, old names included."""
-    found = {}
+    found: dict[str, Option] = {}
     for option in OPTIONS:
         if option.flag is None or option.flag.env is None:
             continue
-        legacy = (name[2:] for name in option.flag.aliases if name.startswith("--"))
-        names = (option.flag.env, *(name.replace("-", "_").upper() for name in legacy))
-        found.update({name: option for name in names if name not in option.env})
+        names = (option.flag.env, option.flag.legacy_env)
+        found.update({name: option for name in names if name and name not in option.env})
     return found
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TextIO
 
 from lmi_core.config.capabilities import BACKENDS
@@ -42,8 +43,9 @@ def main(
     environ: Mapping[str, str] | None = None,
     host: Host | None = None,
     out: TextIO | None = None,
+    default_model: Path | None = None,
 ) -> int:
-    """Run ``lmi explain`` and return its exit code."""
+    """Run ``lmi explain`` and return its exit code; ``default_model`` is for no model named."""
     argv = sys.argv[1:] if argv is None else list(argv)
     out = sys.stdout if out is None else out
     environ = os.environ if environ is None else environ
@@ -52,7 +54,7 @@ def main(
 
         out.write(f"{_USAGE}\nFlags of the text-generation-inference launcher:\n{flags_help()}")
         return EXIT_USABLE
-    report = examine(argv, environ, host)
+    report = examine(argv, environ, host, default_model=default_model)
     if "--json" in argv:
         json.dump(as_json(report), out, indent=2)
         out.write("\n")

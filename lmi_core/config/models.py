@@ -49,8 +49,10 @@ def list_models(
     shared: Values,
     environ: Mapping[str, str],
     problems: Problems,
+    *,
+    default_model: Path | None = None,
 ) -> list[Listed]:
-    """Return the models to serve; none at all is an error."""
+    """Return the models to serve; ``default_model``, or an error, if none is named."""
     if invocation.models:
         named = [_named(text, problems) for text in invocation.models]
         return [model for model in named if model is not None]
@@ -60,6 +62,9 @@ def list_models(
         listed.append(_from_hub_variable(environ))
     if not listed and "option.model_id" in shared.known:
         listed.append(_from_model_id(shared))
+    if not listed and entries is None and default_model is not None:
+        entry = ModelEntry(str(default_model), name_of(str(default_model)), "default")
+        return [Listed(entry, default_model)]
     if not listed and entries is None and not problems.errors:
         problems.error(
             "",

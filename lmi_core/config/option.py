@@ -136,10 +136,12 @@ class Flag:
     """The option's name on the text-generation-inference command line and in its environment.
 
     A ``switch`` takes no value on the command line and only ``true`` or ``false`` in its variable.
+    ``legacy_env`` is an older name of the variable.
     """
 
     name: str
     env: str | None = None
+    legacy_env: str | None = None
     aliases: tuple[str, ...] = ()
     switch: bool = False
     choices: tuple[str, ...] = ()

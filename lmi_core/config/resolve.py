@@ -60,10 +60,15 @@ def resolve(
     argv: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
     host: Host | None = None,
+    *,
+    default_model: Path | None = None,
 ) -> Deployment:
-    """Resolve a command line and environment; raises ConfigError with every fault at once."""
+    """Resolve a command line and environment; raises ConfigError with every fault at once.
+
+    ``default_model`` is served where no model is named.
+    """
     problems = Problems()
-    report = examine(argv, environ, host, problems)
+    report = examine(argv, environ, host, problems, default_model=default_model)
     problems.raise_errors()
     return Deployment(report.server, report.models, tuple(map(str, report.warnings)))
 
@@ -73,19 +78,27 @@ def examine(
     environ: Mapping[str, str] | None = None,
     host: Host | None = None,
     problems: Problems | None = None,
+    *,
+    default_model: Path | None = None,
 ) -> Report:
     """Resolve as far as possible and report everything, faults included, without raising."""
     environ = os.environ if environ is None else environ
     host = detect_host(environ) if host is None else host
     problems = Problems() if problems is None else problems
     invocation = parse_command_line(argv, problems)
-    return _Examination(invocation, environ, host, problems).run()
+    return _Examination(invocation, environ, host, problems, default_model).run()
 
 
 class _Examination:
     def __init__(
-        self, invocation: Invocation, environ: Mapping[str, str], host: Host, problems: Problems
+        self,
+        invocation: Invocation,
+        environ: Mapping[str, str],
+        host: Host,
+        problems: Problems,
+        default_model: Path | None,
     ) -> None:
+        self.default_model = default_model
         self.invocation = invocation
         self.environ = environ
         self.host = host
@@ -103,7 +116,14 @@ class _Examination:
         server = merge(server_settings, self.problems, strict=strict)
         shared = merge(self.shared, self.problems, strict=strict)
         self.server = server_config(server, self.problems, tgi=self.tgi)
-        listed = list_models(self.invocation, server, shared, self.environ, self.problems)
+        listed = list_models(
+            self.invocation,
+            server,
+            shared,
+            self.environ,
+            self.problems,
+            default_model=self.default_model,
+        )
         examined = [self._model(model) for model in listed]
         check_tgi_server(server, self.problems)
         rows = server_rows(server, self.problems)

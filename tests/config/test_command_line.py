@@ -82,5 +82,25 @@ def test_every_option_is_a_flag_by_its_own_name():
     }
 
 
+@pytest.mark.parametrize(
+    ("argv", "key", "value"),
+    [
+        (["--host", "::1"], "option.hostname", "::1"),
+        (["--threads", "2"], "option.num_threads", 2),
+        (["--served-model-name", "m"], "option.modelName", "m"),
+        (["--max-queue-size", "5"], "job_queue_size", 5),
+        (["--no-overlap"], "option.overlap", False),
+        (["--no-prefix-caching"], "option.enable_prefix_caching", False),
+        (["--guaranteed-no-evict"], "option.guaranteed_no_evict", True),
+        (["--kv-cache-bytes", "1M"], "option.kv_cache_bytes", 1 << 20),
+    ],
+)
+def test_flags_of_our_own(argv, key, value):
+    invocation, values, problems = parse(*argv)
+    assert not problems.items
+    assert values.get(key) == value
+    assert not invocation.tgi
+
+
 def test_everything_after_two_dashes_is_a_model():
     assert parse("--", "--strict", "x")[0].models == ["--strict", "x"]

@@ -1,6 +1,6 @@
 """Keys of the native engine that no other system has."""
 
-from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs
+from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs, no_effect
 from lmi_core.config.value_type import Bool, Bytes, Choice, Int, ValueType
 
 
@@ -75,6 +75,23 @@ OPTIONS = (
         Bool(),
         "The same tokens whatever else is in the batch.",
         None,
-        needs("batch.invariant"),
+        honoured(
+            None,
+            "always so on the CPU engine",
+            test="tests/engine/test_invariance.py::test_bits_do_not_depend_on_company",
+            capability="batch.invariant",
+            idle=(False,),
+            by_value={False: no_effect("always so on the CPU engine, at no cost")},
+        ),
+    ),
+    _native(
+        "guaranteed_no_evict",
+        Bool(),
+        "Admit a sequence only when its whole possible length fits.",
+        False,
+        honoured(
+            "guaranteed_no_evict",
+            test="tests/engine/test_engine.py::test_preemption_changes_no_token",
+        ),
     ),
 )

@@ -18,6 +18,7 @@ def _tgi(
     switch: bool = False,
     secret: bool = False,
     server: bool = False,
+    legacy_env: str | None = None,
 ) -> Option:
     name = flag.removeprefix("--").replace("-", "_")
     return Option(
@@ -26,7 +27,7 @@ def _tgi(
         doc=doc,
         systems=("tgi",),
         default=default,
-        flag=Flag(flag, name.upper(), aliases, switch),
+        flag=Flag(flag, name.upper(), legacy_env, aliases, switch),
         scope="server" if server else "model",
         actions={"server" if server else "native": action},
         secret=secret,
@@ -80,6 +81,7 @@ OPTIONS = (
         "Most tokens of a prompt.",
         needs("request.max_input_tokens", setting="max_input_tokens", tuning=True, idle=()),
         aliases=("--max-input-length",),
+        legacy_env="MAX_INPUT_LENGTH",
     ),
     _tgi(
         "--max-total-tokens",

@@ -1,0 +1,62 @@
+"""What a server is started with."""
+
+import pytest
+
+from lmi_core.config.host import Host
+from lmi_core.config.launch import prepare
+from lmi_core.errors import ConfigError, ModelError, UserError
+
+from .artefacts.conftest import safetensors_bytes
+from .cases import NO_CACHE
+
+LLAMA = {"architectures": ["LlamaForCausalLM"]}
+
+
+@pytest.fixture
+def whole(model_dir, tmp_path):
+    """Return a function that writes a model directory with weights."""
+
+    def write(properties, **kwargs):
+        name = model_dir(properties, config=LLAMA, **kwargs)
+        (tmp_path / name / "model.safetensors").write_bytes(safetensors_bytes())
+        return name
+
+    return write
+
+
+def launch(*argv, **kwargs):
+    return prepare(argv, NO_CACHE, Host(), **kwargs)
+
+
+def test_a_directory_is_ready_to_start(whole):
+    name = whole("option.max_rolling_batch_size=4\noption.enable_streaming=true")
+    started = launch(name, "--port", "9000", "--host", "127.0.0.1", "--no-prefix-caching")
+    assert str(started.engine.model) == name
+    assert started.engine.max_num_seqs == 4
+    assert not started.engine.enable_prefix_caching
+    assert (started.server.host, started.server.port) == ("127.0.0.1", 9000)
+    assert "deprecated" in started.warnings[0]
+
+
+def test_the_default_model_serves_where_none_is_named(whole, tmp_path):
+    name = whole("")
+    started = launch("--max-num-seqs", "2", default_model=tmp_path / name)
+    assert started.engine.model == tmp_path / name
+    assert started.engine.max_num_seqs == 2
+    assert started.server.port == 8080
+
+
+def test_faults_come_before_anything_is_fetched(model_dir):
+    with pytest.raises(ConfigError, match="fp17"):
+        launch(model_dir("option.dtype=fp17\noption.model_id=s3://b/m"))
+
+
+def test_broken_files_are_named(model_dir):
+    with pytest.raises(ModelError, match=r"no \*\.safetensors weights"):
+        launch(model_dir("", config=LLAMA))
+
+
+def test_one_model_at_a_time(whole):
+    first, second = whole("", name="a"), whole("", name="b")
+    with pytest.raises(UserError, match="one model per process, configured are: a, b"):
+        launch(first, second)
