@@ -103,8 +103,9 @@ def scan_store(store: Path, where: str, problems: Problems) -> list[ModelEntry]:
     """Return the models of a store: each directory or archive, or the store itself as one."""
     try:
         entries = sorted(e for e in store.iterdir() if not e.name.startswith("."))
-    except OSError as error:
-        problems.error(where, f"model store {store} can't be read ({error.strerror or error})")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        problems.error(where, f"model store {str(store)[:200]!r} can't be read ({reason})")
         return []
     if not entries:
         return []

@@ -90,7 +90,8 @@ def test_a_store_with_files_is_one_model(tmp_path):
     assert [e.name for e in scan_store(store, "", Problems())] == ["model"]
 
 
-def test_an_unreadable_store_is_an_error(tmp_path):
+@pytest.mark.parametrize("name", ["absent", "\ud800", "a\0b", "x" * 5000])
+def test_an_unreadable_store_is_an_error(tmp_path, name):
     problems = Problems()
-    assert scan_store(tmp_path / "absent", "model_store", problems) == []
+    assert scan_store(tmp_path / name, "model_store", problems) == []
     assert "can't be read" in str(problems.errors[0])

@@ -12,6 +12,8 @@ from lmi_core.config.resolve import examine
 from lmi_core.config.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, ModelError
 
+from .fake_hub import FakeHub
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -106,3 +108,47 @@ def test_an_unreachable_hub_is_an_error_that_says_so(tmp_path):
     environ = {"HF_ENDPOINT": "http://127.0.0.1:9"}
     with pytest.raises(ModelError, match="hub can't be reached, and model org/absent"):
         fetch_from_hub("org/absent", None, tmp_path, environ)
+
+
+@pytest.fixture
+def hub(tmp_path, write_model):
+    """A hub over HTTP that has org/m, with Python code and pickled weights beside the model."""
+    directory = write_model(tmp_path / "published")
+    (directory / "modeling.py").write_text("raise SystemExit")
+    (directory / "pytorch_model.bin").write_bytes(b"pickle")
+    hub = FakeHub(directory, COMMIT)
+    with hub.running() as address:
+        yield hub, {"HF_ENDPOINT": address}
+
+
+def test_a_model_is_downloaded_once_without_its_code(hub, tmp_path):
+    server, environ = hub
+    source = ModelSource("hub", "org/m")
+    config = ServerConfig(values={}, hub_cache=tmp_path / "cache")
+    directory = fetch(source, config, environ=environ)
+    assert directory.name == COMMIT
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert len(server.downloads) == 3
+    assert fetch(source, config, environ=environ) == directory
+    assert len(server.downloads) == 3
+    offline = ServerConfig(values={}, hub_cache=tmp_path / "cache", offline=True)
+    assert fetch(source, offline, environ={}) == directory
+
+
+@pytest.mark.parametrize(
+    ("refusal", "revision", "message"),
+    [
+        ((401, "GatedRepo"), None, "is gated"),
+        ((404, "RepoNotFound"), None, "doesn't exist on the hub"),
+        ((404, "RevisionNotFound"), "v9", "has no revision v9"),
+    ],
+)
+def test_the_hubs_refusal_is_explained(hub, tmp_path, refusal, revision, message):
+    server, environ = hub
+    server.refuse = refusal
+    with pytest.raises(ModelError, match=message):
+        fetch_from_hub("org/m", revision, tmp_path / "cache", environ)
