@@ -96,6 +96,7 @@ class EngineCore:
 
         Raises UserError, CapacityError when the queue is full, EngineError when not running.
         """
+        arrival_s = time.monotonic()
         self._check_accepting()
         self._check_request(request)
         self._check_queue()
@@ -107,7 +108,7 @@ class EngineCore:
         self._check_accepting()
         self._check_id(request.request_id)
         self._check_prompt(prompt_ids)
-        self._admit(request, prompt_ids, stream)
+        self._admit(request, prompt_ids, stream, arrival_s)
 
     async def generate_batches(
         self, request: GenerationRequest
@@ -175,14 +176,18 @@ class EngineCore:
             self._delivery.abort(request)
 
     def _admit(
-        self, request: GenerationRequest, prompt_ids: list[int], stream: EventStream
+        self,
+        request: GenerationRequest,
+        prompt_ids: list[int],
+        stream: EventStream,
+        arrival_s: float,
     ) -> None:
         seed = request.params.seed
         active = ActiveRequest(
             request,
             prompt_ids,
             seed=self._derived_seed() if seed is None else seed,
-            arrival_s=time.monotonic(),
+            arrival_s=arrival_s,
             stream=stream,
         )
         active.sequences = self._sequences(active)

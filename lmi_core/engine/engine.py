@@ -76,8 +76,6 @@ class Engine:
         self._is_forked = False
         _engines.add(self)
 
-    # ------------------------------------------------------------- life
-
     async def start(self) -> None:
         """Load the model, in a thread, and begin to take requests."""
         if self._state is not LifeState.CREATED:
@@ -129,8 +127,6 @@ class Engine:
         traceback: TracebackType | None,
     ) -> None:
         asyncio.run(self.stop(drain=kind is None))
-
-    # --------------------------------------------------------- requests
 
     async def generate(
         self,
@@ -200,8 +196,6 @@ class Engine:
             core.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         )
 
-    # ------------------------------------------------------------ state
-
     @property
     def state(self) -> LifeState:
         return self._core.state if self._core is not None else self._state
@@ -224,8 +218,6 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot of queues, blocks and totals; approximate when read from another thread."""
         return self._usable_core().stats()
-
-    # ---------------------------------------------------------- private
 
     async def _load(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import lmi_core
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.request import GenerationRequest
@@ -487,6 +488,14 @@ def test_own_loop_from_another_event_loop() -> None:
             assert await engine.encode("ab") == byte_tokenizer().encode_now("ab")
 
     run(main())
+
+
+def test_the_package_exports_what_embedding_needs() -> None:
+    assert lmi_core.Engine is Engine
+    for name in lmi_core.__all__:
+        assert getattr(lmi_core, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'engin'"):
+        lmi_core.engin  # noqa: B018
 
 
 def test_synchronous_use_needs_an_own_loop() -> None:
