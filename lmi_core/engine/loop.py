@@ -141,12 +141,13 @@ class StepLoop:
         done = self._done = asyncio.get_running_loop().create_future()
         try:
             self._scheduler.fill(plan, step)
+            submitted_s = time.monotonic()
             self._runner.submit(step)
         except Exception as error:
             _log.exception("a step couldn't be submitted")
             self._fail(plan, str(error))
             return None
-        return Submitted(plan, step, time.monotonic(), done)
+        return Submitted(plan, step, submitted_s, done)
 
     def _on_completion(self) -> None:
         os.eventfd_read(self._runner.completion_fd)

@@ -1,21 +1,17 @@
-"""The engine end to end over the fake runner: tokens, text, limits, life cycle."""
+"""The engine end to end over the fake runner: tokens, text, limits."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import warnings
 from typing import Any
 
 import pytest
 
-import lmi_core
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.engine.stats import LifeState
-from lmi_core.errors import CapacityError, EngineError, UserError
+from lmi_core.errors import CapacityError, UserError
 from tests.engine.fake_runner import FakeRunner, logprob_of
 from tests.engine.harness import (
     EOS_ID,
@@ -382,124 +378,3 @@ def test_seeds_are_derived_and_reported() -> None:
     first, second = run(main(1)), run(main(2))
     assert first == run(main(1))
     assert len({*first, *second}) == 4
-
-
-def test_life_cycle() -> None:
-    async def main() -> None:
-        runner = FakeRunner(step_s=0.001)
-        engine = make_engine(runner)
-        assert engine.state.value == "created"
-        assert not engine.healthy
-        with pytest.raises(EngineError, match="start it"):
-            await collect(engine, [1])
-        async with engine:
-            assert engine.state is LifeState.READY
-            assert engine.healthy
-            task = asyncio.create_task(collect(engine, [1], SamplingParams(max_new_tokens=30)))
-            await until(lambda: engine.stats().num_running == 1)
-        assert task.done() or await asyncio.wait_for(task, 1)
-        assert task.result()[-1].finish_reason is not FinishReason.ABORT
-        assert engine.state is LifeState.STOPPED
-        assert runner.is_closed
-        with pytest.raises(EngineError, match="stopped"):
-            await collect(engine, [1])
-        await engine.stop()
-
-    run(main())
-
-
-def test_stopping_with_a_deadline_aborts_the_rest() -> None:
-    async def main() -> None:
-        engine = make_engine(FakeRunner(step_s=0.01))
-        await engine.start()
-        task = asyncio.create_task(collect(engine, [1], SamplingParams(ignore_eos=True)))
-        await until(lambda: engine.stats().num_running == 1)
-        await engine.stop(timeout_s=0.05)
-        events = await task
-        assert events[-1].finish_reason is FinishReason.ABORT
-        await assert_nothing_leaked(engine)
-
-    run(main())
-
-
-def test_leaving_by_an_exception_aborts() -> None:
-    async def main() -> None:
-        engine = make_engine(FakeRunner(step_s=0.005))
-        tasks = []
-
-        async def leave() -> None:
-            async with engine:
-                tasks.append(
-                    asyncio.create_task(collect(engine, [1], SamplingParams(ignore_eos=True)))
-                )
-                await until(lambda: engine.stats().num_running == 1)
-                raise KeyError
-
-        with pytest.raises(KeyError):
-            await leave()
-        assert (await tasks[0])[-1].finish_reason is FinishReason.ABORT
-        await assert_nothing_leaked(engine)
-
-    run(main())
-
-
-def test_use_after_fork_is_refused() -> None:
-    async def main() -> None:
-        async with make_engine() as engine:
-            await collect(engine, [1], SamplingParams(max_new_tokens=1))
-            with warnings.catch_warnings():  # newer Pythons advise against forking with threads
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
-            if pid == 0:
-                try:
-                    engine.stats()
-                except EngineError as error:
-                    os._exit(7 if "fork" in str(error) else 1)
-                os._exit(2)
-            _, status = await asyncio.to_thread(os.waitpid, pid, 0)
-            assert os.waitstatus_to_exitcode(status) == 7
-            await collect(engine, [1], SamplingParams(max_new_tokens=1))
-
-    run(main())
-
-
-def test_own_loop_synchronous() -> None:
-    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
-    with make_engine(own_loop=True) as engine:
-        events = list(engine.generate_sync(PROMPT, params))
-        assert token_ids(events) == expected_tokens(PROMPT, params)
-        with pytest.raises(UserError, match="empty"):
-            list(engine.generate_sync(""))
-        iterator = engine.generate_sync(PROMPT, SamplingParams(ignore_eos=True))
-        next(iterator)
-        iterator.close()
-        list(engine.generate_sync(PROMPT, SamplingParams(max_new_tokens=1)))
-        asyncio.run(assert_nothing_leaked(engine))
-
-
-def test_own_loop_from_another_event_loop() -> None:
-    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
-
-    async def main() -> None:
-        async with make_engine(own_loop=True) as engine:
-            results = await asyncio.gather(*(collect(engine, [i, *PROMPT], params) for i in (1, 2)))
-            for i, events in zip((1, 2), results, strict=True):
-                assert token_ids(events) == expected_tokens([i, *PROMPT], params)
-            assert await engine.encode("ab") == byte_tokenizer().encode_now("ab")
-
-    run(main())
-
-
-def test_the_package_exports_what_embedding_needs() -> None:
-    assert lmi_core.Engine is Engine
-    for name in lmi_core.__all__:
-        assert getattr(lmi_core, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'engin'"):
-        lmi_core.engin  # noqa: B018
-
-
-def test_synchronous_use_needs_an_own_loop() -> None:
-    runner = FakeRunner()
-    with pytest.raises(UserError, match="own_loop=True"), make_engine(runner):
-        pass
-    runner.close()
