@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine
@@ -41,6 +43,7 @@ async def run_server(
     is listened to before the model is ready. Raises UserError when the port can't be had.
     """
     stop = _StopSignal()
+    _raise_file_limit()
     with bind(options.host, options.port) as listener:
         async with engine as backend:
             server = HttpServer(backend, options, metrics)
@@ -122,6 +125,14 @@ async def _first_of(*waits: Coroutine[None, None, object], timeout_s: float) -> 
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _raise_file_limit() -> None:
+    """A connection is a file; the usual soft limit of 1024 is for programs that use select."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Some systems refuse to go as high as they say.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -13,6 +13,7 @@ from lmi_server.protocols.decode import decode_json
 
 _TEMPERATURE_MAX = 2.0
 _TOP_LOGPROBS_MAX = 20
+_NUM_CHOICES_MAX = 128
 
 
 class ChatBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +65,7 @@ def decode_chat(body: bytes) -> ChatBody:
             f"response_format {kind!r} is not available in this version; send text or leave it out",
             field="response_format",
         )
+    _check_range("n", chat.n, 1, _NUM_CHOICES_MAX)
     _check_range("temperature", chat.temperature, 0.0, _TEMPERATURE_MAX)
     _check_range("presence_penalty", chat.presence_penalty, -2.0, 2.0)
     _check_range("frequency_penalty", chat.frequency_penalty, -2.0, 2.0)
@@ -136,4 +138,4 @@ def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
 
 def _check_range(name: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
-        raise UserError(f"{name} must be between {low:g} and {high:g}, got {value:g}", field=name)
+        raise UserError(f"{name} must be between {low:g} and {high:g}, got {value}", field=name)

@@ -129,6 +129,8 @@ def test_parameters() -> None:
             r"messages\[0\]\.content\[0\] is 'image_url'; only text",
         ),
         ({"temperature": 3}, "temperature must be between 0 and 2, got 3"),
+        ({"n": 0}, "n must be between 1 and 128, got 0"),
+        ({"n": 10**400}, "n must be between 1 and 128"),
         ({"top_logprobs": 21}, "top_logprobs must be between 0 and 20"),
         ({"presence_penalty": -3}, "presence_penalty must be between -2 and 2"),
         ({"logit_bias": {"x": 1}}, "logit_bias has the key 'x'"),

@@ -1,0 +1,104 @@
+"""Mutated bodies: the answer is a result or the user's error, and nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from typing import Any
+
+from lmi_core.errors import UserError
+from lmi_core.text.chat import ChatTemplate
+from lmi_server.protocols.base import Call
+from lmi_server.protocols.lmi import LmiProtocol
+from lmi_server.protocols.lmi_schema import LmiParameters
+from tests.engine.fake_runner import FakeRunner
+from tests.server.test_real_engine import serving_engine
+
+BODIES: list[dict[str, Any]] = [
+    {"inputs": "hello", "parameters": {"max_new_tokens": 3}},
+    {"inputs": ["a", "b"], "parameters": {"max_new_tokens": 2, "details": True}},
+    {
+        "inputs": "x",
+        "stream": True,
+        "parameters": {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "stop": ["y"]},
+    },
+    {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "logit_bias": {"5": 1}},
+]
+ODD_VALUES: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63,
+    2**64,
+    10**30,
+    -0.5,
+    1e308,
+    1e-320,
+    "",
+    "x",
+    "\x00",
+    "é" * 50,
+    "9" * 30,
+    [],
+    [[]],
+    {},
+    {"": None},
+    [None],
+    ["a", 1],
+]
+NAMES = [*LmiParameters.__struct_fields__, "no_such", "inputs", "stream", "messages", "n", "stop"]
+
+
+def mutated(rng: random.Random) -> bytes:
+    """A valid body with some values, keys or bytes changed."""
+    body = json.loads(json.dumps(rng.choice(BODIES)))
+    for _ in range(rng.randint(1, 3)):
+        target = body
+        nested = [value for value in body.values() if isinstance(value, dict)]
+        if nested and rng.random() < 0.7:
+            target = rng.choice(nested)
+        name = rng.choice([*target, *NAMES])
+        target[name] = rng.choice(ODD_VALUES)
+    data = bytearray(json.dumps(body, ensure_ascii=rng.random() < 0.5).encode())
+    if rng.random() < 0.3:
+        for _ in range(rng.randint(1, 4)):
+            position = rng.randrange(len(data))
+            match rng.randrange(3):
+                case 0:
+                    data[position] = rng.randrange(256)
+                case 1:
+                    del data[position:]
+                    data += b"}"
+                case _:
+                    data[position:position] = rng.choice([b"[", b"{", b'"', b"\\ud800", b"NaN"])
+    return bytes(data)
+
+
+def test_parsing_raises_nothing_but_user_errors() -> None:
+    rng = random.Random(20240)
+    protocol = LmiProtocol("m", chat_template=ChatTemplate({"default": "{{ messages }}"}))
+    num_parsed = 0
+    for _ in range(2000):
+        call = Call(request_id="r", body=mutated(rng), content_type="application/json")
+        with contextlib.suppress(UserError):
+            num_parsed += len(protocol.parse(call).requests) > 0
+    assert 200 < num_parsed < 1800
+
+
+def test_server_answers_everything_and_leaks_nothing() -> None:
+    async def run() -> None:
+        rng = random.Random(7)
+        async with serving_engine(FakeRunner()) as (served, _):
+            for _ in range(300):
+                body = mutated(rng)
+                answer = await served.post(body, headers={"Content-Type": "application/json"})
+                assert answer.status in (200, 424), (body, answer)
+                if answer.status == 424:
+                    assert json.loads(answer.body)["code"] == 424
+
+    asyncio.run(run())
