@@ -1,0 +1,117 @@
+"""Attention alone: bytes of K and V per second when decoding, operations per second in prefill.
+
+    python -m bench.kernels.attention --threads 1 --dtype bf16
+
+Times are of the fastest of many repetitions. A causal prefill counts the products that it needs,
+half of the square, so the share lost on the diagonal shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from lmi_core import _native
+
+BLOCK_SIZE = 16
+
+
+class Shape(NamedTuple):
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class Case(NamedTuple):
+    shape: Shape
+    num_seqs: int
+    start: int
+    count: int
+
+
+SHAPES = [Shape(14, 2, 64), Shape(32, 8, 128), Shape(12, 12, 64)]
+
+
+def cases() -> Iterator[Case]:
+    for shape in SHAPES:
+        for num_seqs, length in [(1, 512), (1, 8192), (16, 1024)]:
+            yield Case(shape, num_seqs, length - 1, 1)
+        for start, count in [(0, 512), (0, 2048), (3584, 512)]:
+            yield Case(shape, 1, start, count)
+
+
+def measure(case: Case, level: str, dtype: str, num_threads: int, num_repeats: int) -> float:
+    """Seconds of the fastest repetition."""
+    shape = case.shape
+    length = case.start + case.count
+    max_blocks = -(-length // BLOCK_SIZE)
+    num_blocks = case.num_seqs * max_blocks
+    rng = np.random.default_rng(0)
+    cache = _native.paged_kernels.Cache(
+        num_layers=1,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+    )
+    # Bytes of small positive numbers in either format.
+    cache.memory.view(np.uint16)[:] = rng.integers(0x3C00, 0x3F80, cache.memory.size // 2)
+    tables = rng.permutation(num_blocks).astype(np.int32).reshape(case.num_seqs, max_blocks)
+    step = _native.paged_kernels.Step(tables, block_size=BLOCK_SIZE)
+    for seq in range(case.num_seqs):
+        step.add(table_row=seq, start=case.start, count=case.count)
+    width = shape.num_q_heads * shape.head_dim
+    q = rng.standard_normal((case.num_seqs * case.count, width), np.float32)
+    if dtype == "bf16":
+        q = (q.view(np.uint32) >> 16).astype(np.uint16)
+    runner = _native.paged_kernels.Runner(
+        level, num_threads=num_threads, stride=0, num_repeats=num_repeats
+    )
+    runner.attention(
+        q,
+        cache,
+        step,
+        layer=0,
+        num_q_heads=shape.num_q_heads,
+        scale=shape.head_dim**-0.5,
+        y_dtype=dtype,
+    )
+    seconds: float = runner.seconds
+    return seconds
+
+
+def describe(case: Case, dtype: str, seconds: float) -> str:
+    shape = case.shape
+    length = case.start + case.count
+    element_bytes = 2 if dtype == "bf16" else 4
+    kv_bytes = 2 * case.num_seqs * length * shape.num_kv_heads * shape.head_dim * element_bytes
+    keys_seen = case.count * (case.start + (case.count + 1) / 2)
+    operations = 4 * case.num_seqs * keys_seen * shape.num_q_heads * shape.head_dim
+    kind = "decode" if case.count == 1 else "prefill"
+    heads = f"{shape.num_q_heads}/{shape.num_kv_heads}x{shape.head_dim}"
+    return (
+        f"{kind:8} {heads:>10} {case.num_seqs:5} {length:7} {case.count:6} "
+        f"{seconds * 1e6:10.1f} {kv_bytes / seconds / 1e9:8.1f} {operations / seconds / 1e9:8.1f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--instruction-set", default=_native.instruction_sets()[-1])
+    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--threads", type=int, default=_native.num_physical_cores())
+    parser.add_argument("--repeats", type=int, default=20)
+    args = parser.parse_args()
+    print(f"attention, {args.instruction_set}, {args.dtype}, {args.threads} threads")
+    print("kind          heads  seqs  tokens   rows         us     GB/s  GFLOP/s")
+    for case in cases():
+        seconds = measure(case, args.instruction_set, args.dtype, args.threads, args.repeats)
+        print(describe(case, args.dtype, seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
