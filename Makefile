@@ -42,12 +42,12 @@ lint: $(VENV)/.installed-test
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 
 test-asan: $(VENV)/.installed-test
-	$(CMAKE) -B build/asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLMI_SANITIZE=address,undefined
+	$(CMAKE) -B build/asan -DLMI_SANITIZE=address,undefined
 	cmake --build build/asan --target lmi_tests
 	build/asan/lmi_tests
 
 test-tsan: $(VENV)/.installed-test
-	$(CMAKE) -B build/tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLMI_SANITIZE=thread
+	$(CMAKE) -B build/tsan -DLMI_SANITIZE=thread
 	cmake --build build/tsan --target lmi_tests
 	$(NO_ASLR) build/tsan/lmi_tests
 
