@@ -1,0 +1,40 @@
+"""What the machine can do at this minute: read bandwidth and multiply-add rates."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from lmi_core import _native
+
+READ_BYTES = 512 << 20
+"""Well beyond any cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofs:
+    """Best of several repeats on ``num_threads`` threads."""
+
+    num_threads: int
+    read_gb_per_s: float
+    bf16_gflops: float
+    fp32_gflops: float
+
+
+def measure_roofs(num_threads: int | None = None, instruction_set: str = "") -> Roofs:
+    """Takes about a second."""
+    num_threads = num_threads or _native.num_physical_cores()
+    level = instruction_set or _native.default_instruction_set()
+
+    def gflops(dtype: str) -> float:
+        seconds, operations = _native.kernels.time_multiply_add(
+            level, dtype, 20_000_000, num_threads, 5
+        )
+        return float(operations / min(seconds) * 1e-9)
+
+    read_s = min(_native.kernels.time_read(level, READ_BYTES, num_threads, 5))
+    return Roofs(num_threads, READ_BYTES / read_s * 1e-9, gflops("bf16"), gflops("fp32"))
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(measure_roofs())))
