@@ -6,7 +6,7 @@ Every figure is a median over several rounds; before and after each round the ro
 again, and a share is the ratio to their mean. ``gap`` is (step interval - native time) / step
 interval of the decode steps: what the engine adds to the kernels. The decode roof is the bytes
 that a step must read (weights of all linears, the head, and the KV cache) over the read bandwidth,
-or its operations over the multiply-add rate, whichever is longer; the prefill roof counts operations.
+or its operations over the multiply-add rate, whichever is longer; prefill counts operations.
 """
 
 from __future__ import annotations
