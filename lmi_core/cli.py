@@ -26,6 +26,13 @@ _INTERRUPTED = 130
 _INTERNAL_ERROR = 70
 _BYTES = re.compile(r"(?P<number>\d+)(?P<unit>[kKmMgG]?)(i?[bB])?")
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
+_SERVE_USAGE = """\
+usage: lmi serve [MODEL | HUB_ID | DIRECTORY WITH serving.properties] [--host HOST] [--port PORT]
+                 [--option KEY=VALUE ...] [--config-file FILE] [--models NAME=URL]
+                 [--prefer-native] [--strict] [flags of text-generation-inference]
+                 [--log-format console|json] [--log-level debug|info|warning]
+                 [--request-timeout SECONDS TO RECEIVE A REQUEST]
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,10 +67,12 @@ def _fail(error: Exception, text: str, exit_code: int) -> int:
 def _run(argv: list[str]) -> int:
     if argv[:1] == ["explain"]:
         return _explain(argv[1:])
-    args = build_parser().parse_args(argv)
+    args, rest = build_parser().parse_known_args(argv)
+    if args.command == "serve":
+        return _serve(args, rest)
+    if rest:
+        raise UserError(f"unrecognized arguments: {' '.join(rest)}; see lmi {args.command} --help")
     match args.command:
-        case "serve":
-            return _serve(args)
         case "generate":
             return _generate(args)
         case _:
@@ -89,28 +98,19 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_serve(commands: argparse._SubParsersAction[_Parser]) -> None:
-    serve = commands.add_parser("serve", help="serve a model over HTTP")
-    serve.add_argument("model", nargs="?", type=Path, help="model directory (the demo model)")
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    serve.add_argument("--port", type=_port, default=8080, help="0: any free one (%(default)s)")
+    # Listed for --help; whatever is not about the process belongs to the configuration.
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    serve.add_argument("-h", "--help", action="store_true")
     serve.add_argument("--log-format", choices=("console", "json"), default="console")
     serve.add_argument("--log-level", choices=("debug", "info", "warning"), default="info")
     serve.add_argument(
-        "--output-formatter",
-        choices=("json", "jsonlines", "sse"),
-        help="response format whatever a request asks for",
-    )
-    serve.add_argument("--tgi-compat", action="store_true", help="answer as TGI's clients expect")
-    serve.add_argument(
-        "--max-request-size", type=_num_bytes, default=64 << 20, metavar="BYTES", help="of a body"
-    )
-    serve.add_argument(
         "--request-timeout", type=_seconds, default=30.0, metavar="S", help="to receive a request"
     )
-    serve.add_argument(
-        "--drain-timeout", type=_seconds, default=30.0, metavar="S", help="for running requests"
-    )
-    _add_model_options(serve)
 
 
 def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -194,10 +194,27 @@ def _check_instruction_set(name: str) -> None:
         )
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _serve(args: argparse.Namespace, config_arguments: list[str]) -> int:
+    from lmi_core.config.launch import prepare
+
+    if args.help:
+        return _serve_help()
+    launch = prepare(config_arguments, default_model=DEMO_MODEL)
+    for warning in launch.warnings:
+        print(f"lmi: warning: {warning}", file=sys.stderr)
+
     from lmi_server.command import serve
 
-    return serve(args, build_engine_config(args))
+    return serve(launch, args.log_format, args.log_level, args.request_timeout)
+
+
+def _serve_help() -> int:
+    from lmi_core.config.reference import flags_help
+
+    print(_SERVE_USAGE)
+    print("Every option of the reference page is taken as --option KEY=VALUE, and as a flag:\n")
+    print(flags_help())
+    return 0
 
 
 def _generate(args: argparse.Namespace) -> int:

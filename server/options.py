@@ -8,6 +8,8 @@ from typing import Literal
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.protocols.lmi import LmiOptions
 
+LogFormat = Literal["console", "json"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
@@ -26,7 +28,7 @@ class ServerOptions:
     keepalive_timeout_s: float = 75.0
     drain_timeout_s: float = 30.0
     """How long a stopping server lets running requests finish."""
-    log_format: Literal["console", "json"] = "console"
+    log_format: LogFormat = "console"
     lmi: LmiOptions = field(default_factory=LmiOptions)
     chat_template: ChatTemplate | None = None
     """The model's; None: chat bodies are refused."""

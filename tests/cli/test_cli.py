@@ -50,7 +50,14 @@ def test_server_needs_no_torch() -> None:
     assert result.stdout == "False\n"
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["doctor"]])
+def test_serve_help_has_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == 0
+    text = capsys.readouterr().out
+    for flag in ("usage: lmi serve", "--option", "--log-format", "--max-batch-prefill-tokens"):
+        assert flag in text
+
+
+@pytest.mark.parametrize("command", [[], ["generate"], ["doctor"]])
 def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*command, "--help"])
@@ -63,12 +70,12 @@ def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "required: COMMAND; see lmi --help"),
         (["bake"], "invalid choice: 'bake'"),
-        (["serve", "--port", "70000"], "must be between 0 and 65535, got 70000"),
+        (["serve", "--port", "70000"], "option.port='70000' is out of range"),
         (["serve", "--port", "x"], "--port"),
-        (["serve", "--threads", "0"], "must be at least 1, got 0"),
-        (["serve", "--dtype", "fp8"], "invalid choice: 'fp8'"),
-        (["serve", "--kv-cache-bytes", "lots"], "must be bytes such as"),
-        (["serve", "--drain-timeout", "-1"], "must be above 0"),
+        (["serve", "--threads", "0"], "allowed is integer 1 to 4096"),
+        (["serve", "--dtype", "fp8"], "'fp8' is not one of auto, fp32"),
+        (["serve", "--kv-cache-bytes", "lots"], "is not number of bytes such as"),
+        (["serve", "--drain-timeout", "-1"], "allowed is integer >= 0"),
         (["serve", "--no-such"], "--no-such"),
         (["generate", "x", "--chat", "--raw"], "not allowed with argument"),
     ],
@@ -88,7 +95,9 @@ def test_engine_config() -> None:
         "--threads 3 --dtype fp32 --max-model-len 512 --max-num-seqs 4 --kv-cache-bytes 64M "
         "--no-prefix-caching --no-overlap"
     )
-    args = build_parser().parse_args(["serve", "/models/tiny-llama", *options.split()])
+    args = build_parser().parse_args(
+        ["generate", "x", "--model", "/models/tiny-llama", *options.split()]
+    )
     config = build_engine_config(args)
     assert config.model == Path("/models/tiny-llama")
     assert config.served_model_name == "tiny-llama"
@@ -100,21 +109,18 @@ def test_engine_config() -> None:
 def test_defaults_are_the_engines_own() -> None:
     from lmi_core.config.engine_config import EngineConfig
 
-    config = build_engine_config(build_parser().parse_args(["serve"]))
+    config = build_engine_config(build_parser().parse_args(["generate", "x"]))
     assert config == EngineConfig(model=DEMO_MODEL)
 
 
-def test_odd_directory_names_do_not_become_route_names() -> None:
-    args = build_parser().parse_args(["serve", "/models/my model"])
-    assert build_engine_config(args).served_model_name == "model"
-
-
-def test_port_in_use_is_reported_before_anything_loads() -> None:
+def test_port_in_use_is_reported_before_anything_loads(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "model.safetensors").write_bytes(b"\x08" + bytes(7) + b"{}      ")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        result = lmi("serve", "/no/such/model", "--port", str(port))
+        result = lmi("serve", str(tmp_path), "--host", "127.0.0.1", "--port", str(port))
     assert result.returncode == 2
     assert re.fullmatch(rf"lmi: Port {port} on 127\.0\.0\.1 is in use; .*\n", result.stderr)
 
