@@ -115,6 +115,7 @@ def test_missing_model_is_one_line(command: list[str], tmp_path: Path) -> None:
 
 def test_serve(model: str) -> None:
     body = {"inputs": "hello", "parameters": {"max_new_tokens": 5, "details": True}}
+    name = re.sub(r"\W", "_", Path(model).name)  # as DJL-Serving names a model's directory
     with serving(model, "--threads", "1") as url:
         status, whole = post(f"{url}/invocations", body)
         assert status == 200
@@ -122,20 +123,20 @@ def test_serve(model: str) -> None:
         last = json.loads(lines.splitlines()[-1])
         assert last["generated_text"] == json.loads(whole)["generated_text"]
         chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
-        status, answer = post(f"{url}/predictions/{Path(model).name}", chat)
+        status, answer = post(f"{url}/predictions/{name}", chat)
+        assert status == 200, answer
         assert (status, json.loads(answer)["usage"]["completion_tokens"]) == (200, 3)
         too_long = {"inputs": "x" * 5000}
         status, answer = post(f"{url}/invocations", too_long)
         assert (status, json.loads(answer)["code"]) == (424, 424)
         with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
             metrics = response.read().decode()
-        name = Path(model).name
         assert f'lmi_kv_blocks{{model_name="{name}",state="used"}} 0.0' in metrics
         assert f'lmi_generated_tokens_total{{model_name="{name}"}} 13.0' in metrics
 
 
 def test_load_with_aborts_leaves_nothing(model: str) -> None:
-    with serving(model) as url:
+    with serving(model, "--log-level", "warning") as url:
         options = "--concurrency 60 --seconds 2 --abort 0.4 --max-new-tokens 16 --prompt-words 8"
         result = subprocess.run(
             [sys.executable, "bench/serving.py", "--url", url, "--json", *options.split()],
