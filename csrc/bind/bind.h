@@ -7,6 +7,7 @@ namespace lmi {
 
 void bind_common(pybind11::module_& m);
 void bind_cpu(pybind11::module_& m);
+void bind_cpu_bench(pybind11::module_& kernels);
 void bind_cpu_paged(pybind11::module_& m);
 void bind_kv(pybind11::module_& m);
 void bind_step(pybind11::module_& m);

@@ -59,6 +59,8 @@ void bind_common(py::module_& m) {
     }
     return names;
   });
+  m.def("default_instruction_set",
+        [] { return cpu::instruction_set_name(cpu::default_instruction_set()); });
   m.def("num_physical_cores", [] { return CpuInfo::detect().num_physical_cores; });
   m.def("cpu_info", &cpu_info_to_python);
   bind_mapped_file(m);

@@ -13,6 +13,7 @@
 #include "common/aligned_memory.h"
 #include "common/check.h"
 #include "cpu/kernels.h"
+#include "graph/linear_weight.h"
 
 namespace py = pybind11;
 
@@ -51,52 +52,22 @@ void run_chunks(const cpu::Kernel<Args>& kernel, const Args& args, int32_t num_t
   }
 }
 
-struct TestWeight {
-  AlignedMemory memory;
-  cpu::PackedLinear packed;
-};
-
-TestWeight pack(const std::vector<py::array>& parts, const std::string& format, bool gated) {
-  std::vector<cpu::LinearPart> sources;
-  TestWeight weight;
-  weight.packed.dtype = parse_dtype(format);
-  weight.packed.gated = gated;
-  for (const py::array& part : parts) {
-    LMI_CHECK(part.ndim() == 2 && (part.flags() & py::array::c_style), "parts are C-order [n, k]");
-    sources.push_back({part.data(), array_dtype(part), part.shape(0)});
-    weight.packed.num_outputs += part.shape(0);
-    weight.packed.num_inputs = part.shape(1);
-  }
-  const cpu::PackedLinear& packed = weight.packed;
-  weight.memory = AlignedMemory(
-      cpu::packed_linear_bytes(packed.dtype, packed.num_outputs, packed.num_inputs, gated));
-  cpu::pack_linear(sources, packed.num_inputs, gated, packed.dtype, weight.memory.data(), 0,
-                   cpu::num_linear_panels(packed.num_outputs, gated));
-  weight.packed.data = weight.memory.data();
-  return weight;
-}
-
-py::array unpack(const TestWeight& weight) {
-  py::array result = make_array(DType::kF32, weight.packed.num_outputs, weight.packed.num_inputs);
-  cpu::unpack_linear(weight.packed, static_cast<float*>(result.mutable_data()));
-  return result;
-}
-
-py::array linear(const std::string& instruction_set, const py::array& x, const TestWeight& weight,
+py::array linear(const std::string& instruction_set, const py::array& x, const LinearWeight& owner,
                  const std::optional<py::array_t<float>>& bias, const std::string& activation,
                  const std::optional<py::array_t<float>>& residual, const std::string& out_dtype,
                  int32_t num_threads, int64_t stride) {
+  const cpu::PackedLinear& weight = owner.packed();
   cpu::LinearArgs args;
-  LMI_CHECK(x.ndim() == 2 && x.shape(1) == weight.packed.num_inputs, "x is [rows, inputs]");
-  LMI_CHECK(array_dtype(x) == weight.packed.dtype, "x has the dtype of the weight");
+  LMI_CHECK(x.ndim() == 2 && x.shape(1) == weight.num_inputs, "x is [rows, inputs]");
+  LMI_CHECK(array_dtype(x) == weight.dtype, "x has the dtype of the weight");
   args.x = x.data();
   args.x_stride = x.strides(0) / x.itemsize();
-  args.weight = weight.packed;
+  args.weight = weight;
   args.bias = bias ? bias->data() : nullptr;
   args.activation = parse_activation(activation);
   args.num_rows = x.shape(0);
   args.y_dtype = parse_dtype(out_dtype);
-  args.y_stride = weight.packed.num_outputs / (weight.packed.gated ? 2 : 1);
+  args.y_stride = weight.num_outputs / (weight.gated ? 2 : 1);
   py::array y = make_array(args.y_dtype, args.num_rows, args.y_stride);
   args.y = y.mutable_data();
   if (residual) {
@@ -146,12 +117,6 @@ py::array gather_rows(const std::string& instruction_set, const py::array_t<floa
 
 void bind_cpu(py::module_& m) {
   py::module_ k = m.def_submodule("kernels", "Kernels one at a time, for tests and benches.");
-  py::class_<TestWeight>(k, "Weight")
-      .def_property_readonly("num_bytes",
-                             [](const TestWeight& weight) { return weight.memory.num_bytes(); })
-      .def("unpack", &unpack);
-  k.def("pack", &pack, py::arg("parts"), py::kw_only(), py::arg("format"),
-        py::arg("gated") = false);
   k.def("linear", &linear, py::arg("instruction_set"), py::arg("x"), py::arg("weight"),
         py::kw_only(), py::arg("bias") = py::none(), py::arg("activation") = "",
         py::arg("residual") = py::none(), py::arg("out_dtype") = "fp32", py::arg("num_threads") = 2,
@@ -162,6 +127,7 @@ void bind_cpu(py::module_& m) {
         py::kw_only(), py::arg("scale") = 1.0f, py::arg("num_threads") = 2);
   k.def("gather_rows", &gather_rows, py::arg("instruction_set"), py::arg("x"), py::arg("rows"),
         py::kw_only(), py::arg("num_threads") = 2);
+  bind_cpu_bench(k);
 }
 
 }  // namespace lmi

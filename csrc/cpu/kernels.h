@@ -150,6 +150,14 @@ struct Kernel {
   void (*run)(const Args& args, int64_t chunk, int32_t num_threads, Scratch& scratch) = nullptr;
 };
 
+// The machine's limits for benches: what a loop of nothing else reaches on one thread.
+struct Roofs {
+  // Independent multiply-adds from registers; returns the floating point operations done.
+  double (*multiply_add_f32)(int64_t num_steps) = nullptr;
+  double (*multiply_add_bf16)(int64_t num_steps) = nullptr;
+  void (*read_memory)(const void* source, int64_t num_bytes) = nullptr;
+};
+
 struct Kernels {
   InstructionSet instruction_set = InstructionSet::kScalar;
   Kernel<EmbedArgs> embed;
@@ -160,6 +168,7 @@ struct Kernels {
   Kernel<GatherRowsArgs> gather_rows;
   Kernel<SampleArgs> sample;
   Kernel<BlockCopyArgs> block_copy;
+  Roofs roofs;
 };
 
 // Bytes of shared workspace that attention needs for these capacities.

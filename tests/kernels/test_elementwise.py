@@ -7,6 +7,7 @@ from lmi_core import _native
 from tests.kernels.bf16 import as_float, from_bf16, to_bf16
 
 kernels = _native.kernels
+LinearWeight = _native.LinearWeight
 pytestmark = pytest.mark.parametrize("level", _native.instruction_sets())
 COLUMNS = [1, 15, 16, 17, 64, 100, 768, 2049]
 
@@ -56,6 +57,6 @@ def test_bf16_rounding_of_every_kind(level):
     bits[:4] = 0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x00008000
     x = bits.view(np.float32)
     x = x[np.isfinite(x)].reshape(1, -1)
-    weight = kernels.pack([np.ones((1, 1), np.float32)], format="fp32")
+    weight = LinearWeight.pack([np.ones((1, 1), np.float32)], format="fp32")
     y = kernels.linear(level, x.T.copy(), weight, out_dtype="bf16")[:, 0]
     assert np.array_equal(from_bf16(y), from_bf16(to_bf16(x[0])))

@@ -7,6 +7,7 @@ from lmi_core import _native
 from tests.kernels.bf16 import as_float, to_bf16
 
 kernels = _native.kernels
+LinearWeight = _native.LinearWeight
 LEVELS = _native.instruction_sets()
 pytestmark = pytest.mark.parametrize("level", LEVELS)
 
@@ -27,7 +28,7 @@ def tolerance(x, w):
 def test_matches_reference(level, dtype, num_inputs, num_outputs):
     rng = np.random.default_rng(num_inputs * 1000 + num_outputs)
     w = make_matrix(rng, num_outputs, num_inputs, dtype)
-    weight = kernels.pack([w], format=dtype)
+    weight = LinearWeight.pack([w], format=dtype)
     for num_rows in (1, 2, 3, 4, 5, 6, 7, 12, 13, 31, 67):
         x = make_matrix(rng, num_rows, num_inputs, dtype)
         y = kernels.linear(level, x, weight)
@@ -40,7 +41,7 @@ def test_bias_residual_and_output_dtype(level, dtype):
     w, x = make_matrix(rng, 77, 300, dtype), make_matrix(rng, 9, 300, dtype)
     bias = rng.standard_normal(77, dtype=np.float32)
     residual = rng.standard_normal((9, 77), dtype=np.float32)
-    weight = kernels.pack([w], format=dtype)
+    weight = LinearWeight.pack([w], format=dtype)
     reference = as_float(x) @ as_float(w).T
     plain = kernels.linear(level, x, weight)
     biased = kernels.linear(level, x, weight, bias=bias)
@@ -68,7 +69,7 @@ def test_gated(level, dtype, activation, num_columns):
     rng = np.random.default_rng(num_columns)
     gate, up = (make_matrix(rng, num_columns, 129, dtype) for _ in range(2))
     bias = rng.standard_normal(2 * num_columns, dtype=np.float32)
-    weight = kernels.pack([gate, up], format=dtype, gated=True)
+    weight = LinearWeight.pack([gate, up], format=dtype, gated=True)
     for num_rows in (1, 6, 20):
         x = make_matrix(rng, num_rows, 129, dtype)
         y = kernels.linear(level, x, weight, bias=bias, activation=activation.__name__)
@@ -83,7 +84,7 @@ def test_gated(level, dtype, activation, num_columns):
 def test_activation_saturates_cleanly(level, activation):
     """exp neither overflows into NaN nor loses the identity for large inputs."""
     x = np.array([[-300.0], [-90.0], [-20.0], [0.0], [20.0], [300.0]], np.float32)
-    weight = kernels.pack([np.ones((1, 1), np.float32)] * 2, format="fp32", gated=True)
+    weight = LinearWeight.pack([np.ones((1, 1), np.float32)] * 2, format="fp32", gated=True)
     y = kernels.linear(level, x, weight, activation=activation)[:, 0]
     assert np.all(np.isfinite(y))
     assert np.allclose(y, [0, 0, 0, 0, 400, 90000], rtol=1e-6, atol=1e-6)
@@ -95,7 +96,7 @@ def test_same_bits_whatever_the_batch(level, dtype, gated):
     """A row's result depends on neither row count nor partition, order or thread count."""
     rng = np.random.default_rng(3)
     parts = [make_matrix(rng, 180, 1027, dtype) for _ in range(2)]
-    weight = kernels.pack(parts, format=dtype, gated=gated)
+    weight = LinearWeight.pack(parts, format=dtype, gated=gated)
     options = {"activation": "silu"} if gated else {}
     x = make_matrix(rng, 530, 1027, dtype)
     alone = np.concatenate(
@@ -115,7 +116,7 @@ def test_same_bits_whatever_the_batch(level, dtype, gated):
 def test_rows_apart_and_no_rows(level, dtype):
     """x may be a slice of wider rows, at any offset; zero rows are no work."""
     rng = np.random.default_rng(4)
-    weight = kernels.pack([make_matrix(rng, 33, 31, dtype)], format=dtype)
+    weight = LinearWeight.pack([make_matrix(rng, 33, 31, dtype)], format=dtype)
     wide = make_matrix(rng, 8, 77, dtype)
     y = kernels.linear(level, wide[:, 5:36], weight)
     assert np.array_equal(y, kernels.linear(level, wide[:, 5:36].copy(), weight))
@@ -127,7 +128,7 @@ def test_nan_stays_in_its_row_and_output(level):
     rng = np.random.default_rng(5)
     w, x = make_matrix(rng, 19, 33, "bf16"), make_matrix(rng, 7, 33, "bf16")
     w[4, 32] = x[2, 32] = 0x7FC0
-    y = kernels.linear(level, x, kernels.pack([w], format="bf16"))
+    y = kernels.linear(level, x, LinearWeight.pack([w], format="bf16"))
     expected = np.zeros((7, 19), bool)
     expected[2, :] = expected[:, 4] = True
     assert np.array_equal(np.isnan(y), expected)

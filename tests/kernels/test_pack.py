@@ -6,7 +6,7 @@ import pytest
 from lmi_core import _native
 from tests.kernels.bf16 import from_bf16, to_bf16
 
-kernels = _native.kernels
+LinearWeight = _native.LinearWeight
 
 
 def sources(rng, num_outputs, num_inputs):
@@ -23,7 +23,7 @@ def widen(x):
 @pytest.mark.parametrize("shape", [(1, 1), (16, 2), (5, 513), (33, 1025), (48, 512)])
 def test_round_trip(target, source, shape):
     w = sources(np.random.default_rng(0), *shape)[source]
-    weight = kernels.pack([w], format=target)
+    weight = LinearWeight.pack([w], format=target)
     expected = widen(w) if target == "fp32" else from_bf16(to_bf16(widen(w)))
     assert np.array_equal(weight.unpack(), expected)
 
@@ -31,7 +31,7 @@ def test_round_trip(target, source, shape):
 def test_parts_of_different_dtypes_are_concatenated():
     rng = np.random.default_rng(1)
     parts = [sources(rng, n, 37)[name] for n, name in ((3, "fp32"), (20, "bf16"), (1, "fp16"))]
-    weight = kernels.pack(parts, format="fp32")
+    weight = LinearWeight.pack(parts, format="fp32")
     assert np.array_equal(weight.unpack(), np.concatenate([widen(part) for part in parts]))
 
 
@@ -39,20 +39,20 @@ def test_parts_of_different_dtypes_are_concatenated():
 def test_gated_pads_gate_and_up_apart(num_outputs):
     rng = np.random.default_rng(2)
     gate, up = (sources(rng, num_outputs, 9)["fp32"] for _ in range(2))
-    weight = kernels.pack([gate, up], format="fp32", gated=True)
+    weight = LinearWeight.pack([gate, up], format="fp32", gated=True)
     assert np.array_equal(weight.unpack(), np.concatenate([gate, up]))
     assert weight.num_bytes == 2 * -(-num_outputs // 16) * 16 * 9 * 4
 
 
 def test_special_values_survive_the_rounding():
     values = [np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-40, 3.4e38, 1.00390625, 1.01171875]
-    weight = kernels.pack([np.array([values], np.float32)], format="bf16")
+    weight = LinearWeight.pack([np.array([values], np.float32)], format="bf16")
     expected = [np.inf, -np.inf, np.nan, 0.0, -0.0, from_bf16(to_bf16(np.float32([1e-40])))[0],
                 np.inf, 1.0, 1.015625]  # fmt: skip
     assert np.array_equal(weight.unpack()[0], np.float32(expected), equal_nan=True)
 
 
 def test_gate_and_up_must_match():
-    with pytest.raises(_native.NativeError, match="gate has 4 outputs, up has 5"):
-        kernels.pack([np.zeros((4, 2), np.float32), np.zeros((5, 2), np.float32)],
+    with pytest.raises(_native.NativeError, match="two parts of one size"):
+        LinearWeight.pack([np.zeros((4, 2), np.float32), np.zeros((5, 2), np.float32)],
                      format="fp32", gated=True)  # fmt: skip
