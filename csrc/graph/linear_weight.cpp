@@ -15,7 +15,7 @@ LinearWeight::LinearWeight(const std::vector<cpu::LinearPart>& parts, int64_t nu
   int64_t num_outputs = 0;
   for (const cpu::LinearPart& part : parts) num_outputs += part.num_outputs;
   LMI_CHECK(num_outputs > 0, "a weight needs outputs");
-  memory_ = AlignedMemory(cpu::packed_linear_bytes(format, num_outputs, num_inputs, gated), true);
+  memory_ = PackedMemory(cpu::packed_linear_bytes(format, num_outputs, num_inputs, gated));
   packed_ = {.dtype = format,
              .num_outputs = num_outputs,
              .num_inputs = num_inputs,

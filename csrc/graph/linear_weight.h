@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/aligned_memory.h"
+#include "common/packed_memory.h"
 #include "cpu/kernels.h"
 
 namespace lmi {
@@ -20,7 +20,7 @@ class LinearWeight {
 
  private:
   cpu::PackedLinear packed_;
-  AlignedMemory memory_;
+  PackedMemory memory_;
 };
 
 }  // namespace lmi
