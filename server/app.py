@@ -6,36 +6,38 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lmi_core.errors import LmiError
 from lmi_core.version import __version__
+from lmi_server.access import Access
 from lmi_server.admission import Admission
 from lmi_server.backend import Backend
 from lmi_server.connections import ConnectionWatch
+from lmi_server.dialects import Dialect, DialectTable
+from lmi_server.lmi_dialect import lmi_dialect
 from lmi_server.logging import log_access
 from lmi_server.metrics import LoopLag, Metrics, RequestMeter
+from lmi_server.openai_dialect import openai_dialect
 from lmi_server.options import ServerOptions
-from lmi_server.protocols.base import HttpError, Protocol, Reply
-from lmi_server.protocols.lmi import LmiProtocol
-from lmi_server.routes import METER, Route, Service, common_routes, lmi_routes
+from lmi_server.protocols.base import HttpError, Reply
+from lmi_server.routes import METER, Route, Service
 
 log = logging.getLogger(__name__)
 
 SERVICE = web.AppKey("service", Service)
 ROUTES: web.AppKey[Sequence[Route]] = web.AppKey("routes", Sequence)
+"""Those without a dialect's prefix."""
+
+DIALECTS: tuple[Callable[[Service], Dialect], ...] = (lmi_dialect, openai_dialect)
+"""Every dialect that a server has."""
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _CLIENT_CLOSED = 499
-_COMMON_HEADERS = {
-    "Pragma": "no-cache",
-    "Cache-Control": "no-cache; no-store, must-revalidate, private",
-    "Expires": "Thu, 01 Jan 1970 00:00:00 UTC",
-    "Server": f"lmi/{__version__}",
-}
+_SERVER = f"lmi/{__version__}"
 _HTTP_ERRORS = {
     404: "ResourceNotFoundException",
     405: "MethodNotAllowedException",
@@ -65,20 +67,23 @@ def build_app(
         metrics=metrics,
         loop_lag=LoopLag(metrics, busy=lambda: admission.num_in_flight > 0),
     )
-    protocol = LmiProtocol(options.model_name, options.lmi, options.chat_template)
+    table = DialectTable([dialect(service) for dialect in DIALECTS], options.api)
+    access = Access(options.api_keys, options.cors_origins)
     app = web.Application(
-        middlewares=[_front(service, protocol, watch)],
+        middlewares=[_front(service, table, access, watch)],
         client_max_size=options.max_request_bytes,
     )
-    app.on_response_prepare.append(_add_common_headers)
+    app.on_response_prepare.append(_common_headers(table, access))
     app[SERVICE] = service
-    app[ROUTES] = [*lmi_routes(service, protocol), *common_routes(service)]
-    for route in app[ROUTES]:
-        app.router.add_route(route.method, route.path, route.handler)
+    app[ROUTES] = list(table.routes())
+    for route in (*app[ROUTES], *table.prefixed_routes()):
+        app.router.add_route(route.method, route.path, access.guard(route))
     return app
 
 
-def _front(service: Service, protocol: Protocol, watch: ConnectionWatch | None) -> Middleware:
+def _front(
+    service: Service, table: DialectTable, access: Access, watch: ConnectionWatch | None
+) -> Middleware:
     """The outermost layer: identify and time the request, render errors, log one line."""
 
     @web.middleware
@@ -88,12 +93,13 @@ def _front(service: Service, protocol: Protocol, watch: ConnectionWatch | None) 
         meter = request[METER] = RequestMeter(_request_id(request))
         status = _CLIENT_CLOSED
         try:
-            response = await handler(request)
+            response = access.preflight(request) or await handler(request)
             status = response.status
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception as error:
-            response = _reply(protocol.error(_explain(error, request, meter.request_id)))
+            dialect = table.of(request.path)
+            response = _reply(dialect.error(_explain(error, request, meter.request_id)))
             status = response.status
         finally:
             _finish(service, request, meter, status)
@@ -148,11 +154,19 @@ def _reply(reply: Reply) -> web.Response:
     return response
 
 
-async def _add_common_headers(request: web.Request, response: web.StreamResponse) -> None:
-    meter = request.get(METER)
-    headers = response.headers
-    headers.update(_COMMON_HEADERS)
-    if meter is not None:
-        headers["x-request-id"] = meter.request_id
-    if response.keep_alive is not False:
-        headers["Connection"] = "keep-alive"
+def _common_headers(
+    table: DialectTable, access: Access
+) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    async def add(request: web.Request, response: web.StreamResponse) -> None:
+        meter = request.get(METER)
+        headers = response.headers
+        for name, value in table.of(request.path).headers.items():
+            headers.setdefault(name, value)
+        headers["Server"] = _SERVER
+        headers.update(access.cors_headers(request.headers))
+        if meter is not None:
+            headers["x-request-id"] = meter.request_id
+        if response.keep_alive is not False:
+            headers["Connection"] = "keep-alive"
+
+    return add

@@ -40,6 +40,9 @@ def build_options(
     return ServerOptions(
         host=server.host,
         port=server.port,
+        api=server.api,
+        api_keys=() if server.api_key is None else (server.api_key,),
+        cors_origins=server.cors_origins,
         model_name=config.served_model_name,
         max_request_bytes=server.max_request_size_bytes,
         max_in_flight=config.max_queue_size + config.max_num_seqs,

@@ -16,6 +16,12 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8080
     """0: any free port; the one chosen is printed."""
+    api: str = "lmi"
+    """The dialect that shared routes speak: lmi, tgi or openai."""
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Any of them opens every route; empty: no key is needed."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins that browsers may call from, ``*`` for all; empty: no CORS headers."""
     model_name: str = "model"
     max_request_bytes: int = 64 * 1024 * 1024
     """Longest body (max_request_size)."""

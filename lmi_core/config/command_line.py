@@ -23,6 +23,7 @@ _OWN_VALUES = {
     "-s": "model_store",
 }
 _SYNONYMS = {
+    "--api": "api",
     "--host": "option.hostname",
     "--threads": "option.num_threads",
     "--served-model-name": "option.modelName",

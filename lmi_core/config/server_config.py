@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 from lmi_core.config.merge import Values
 from lmi_core.config.problem import Problems
 from lmi_core.config.table import BY_KEY
+from lmi_core.config.table.server import APIS
 
 _ADDRESS = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^:/\[\]]+)(:(?P<port>[0-9]{1,5}))?/?"
@@ -26,6 +27,9 @@ class ServerConfig:
     host: str = "0.0.0.0"
     port: int = 8080
     unix_path: Path | None = None
+    api: str = "lmi"
+    api_key: str | None = field(default=None, repr=False)
+    cors_origins: tuple[str, ...] = ()
     max_request_size_bytes: int = 64 << 20
     drain_timeout_s: int = _DRAIN_TIMEOUT_S
     download_dir: Path | None = None
@@ -49,6 +53,9 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         host=host,
         port=given_port if isinstance(given_port, int) else port,
         unix_path=unix_path,
+        api=_api(server, tgi),
+        api_key=_text(server.get("option.api_key")),
+        cors_origins=_origins(server),
         max_request_size_bytes=limit if isinstance(limit, int) else 64 << 20,
         drain_timeout_s=drain if isinstance(drain, int) else _DRAIN_TIMEOUT_S,
         download_dir=_path(server.get("download_dir")),
@@ -69,6 +76,21 @@ def _limit(values: Values, name: str, tgi: bool) -> int | None:
     if value is None and tgi:
         value = BY_KEY[key].default
     return value if isinstance(value, int) else None
+
+
+def _api(server: Values, tgi: bool) -> str:
+    """A launcher's configuration asks for the launcher's protocol, once it can be had."""
+    return str(server.get("api") or ("tgi" if tgi and "tgi" in APIS else "lmi"))
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _origins(server: Values) -> tuple[str, ...]:
+    given = (server.get("option.cors_allow_origin"), server.get("cors_allowed_origin"))
+    items = ",".join(filter(None, map(_text, given))).split(",")
+    return tuple(origin.strip() for origin in items if origin.strip())
 
 
 def _path(value: object) -> Path | None:

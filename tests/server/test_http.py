@@ -99,7 +99,7 @@ def test_unknown_model(path: str, headers: dict[str, str]) -> None:
     ("method", "path", "status", "kind"),
     [
         ("GET", "/nowhere", 404, "ResourceNotFoundException"),
-        ("GET", "/v1/models/x", 404, "ResourceNotFoundException"),
+        ("GET", "/models/x", 404, "ResourceNotFoundException"),
         ("DELETE", "/metrics", 405, "MethodNotAllowedException"),
         ("POST", "/predictions/model/3", 404, "ModelNotFoundException"),
     ],

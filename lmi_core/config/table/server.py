@@ -1,11 +1,15 @@
 """Keys of the server as a whole: ``config.properties`` and ``SERVING_*`` variables."""
 
 from lmi_core.config.option import Action, Option, honoured, mapped, needs, no_effect
-from lmi_core.config.value_type import Bool, Int, Text, ValueType
+from lmi_core.config.value_type import Bool, Choice, Int, Text, ValueType
 
+APIS = ("lmi", "openai")
+"""The protocols that shared routes can speak."""
+
+_DIALECTS = "tests/server/test_dialects.py"
 _JAVA = no_effect("belongs to the Java server; none runs here")
 _TLS = needs("server.tls", "put a TLS proxy in front", idle=())
-_CORS = needs("server.cors", "answer CORS in a proxy", tuning=True, idle=())
+_CORS = no_effect("answers name the methods of the routes and the headers that were asked for")
 _ERROR_RATE = needs("server.error_rate", tuning=True, idle=())
 
 
@@ -42,6 +46,13 @@ def _status(key: str, default: int) -> Option:
 
 
 OPTIONS = (
+    _server(
+        "api",
+        Choice(APIS),
+        "Protocol of the routes that several have, and of errors outside routes.",
+        honoured("api", test=f"{_DIALECTS}::test_owner"),
+        "lmi",
+    ),
     _server(
         "inference_address",
         Text("http://host:port or unix:/path"),
@@ -116,7 +127,12 @@ OPTIONS = (
         needs("server.chunked_read_timeout", tuning=True, idle=()),
         60,
     ),
-    _server("cors_allowed_origin", Text("origin"), "Access-Control-Allow-Origin.", _CORS),
+    _server(
+        "cors_allowed_origin",
+        Text("origins"),
+        "Origins that browsers may call from, separated by commas; * for all.",
+        honoured("cors_origins", test=f"{_DIALECTS}::test_cors_names_allowed_origins_only"),
+    ),
     _server("cors_allowed_methods", Text("methods"), "Access-Control-Allow-Methods.", _CORS),
     _server("cors_allowed_headers", Text("headers"), "Access-Control-Allow-Headers.", _CORS),
     _server("keystore", Text("path"), "Key store of TLS.", _TLS),

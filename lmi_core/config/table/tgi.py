@@ -189,7 +189,10 @@ OPTIONS = (
         "--cors-allow-origin",
         Text("origin"),
         "Origin that browsers may call from.",
-        needs("server.cors", tuning=True, idle=()),
+        honoured(
+            "cors_origins",
+            test="tests/server/test_dialects.py::test_cors_names_allowed_origins_only",
+        ),
         server=True,
     ),
     _tgi(
@@ -250,7 +253,7 @@ OPTIONS = (
         "--api-key",
         Text("key"),
         "Key that every request must bring.",
-        needs("server.api_key", idle=()),
+        honoured("api_key", test="tests/server/test_dialects.py::test_api_key"),
         secret=True,
         server=True,
     ),

@@ -1,0 +1,76 @@
+"""Who may call: API keys, and the origins that browsers may call from."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+
+from aiohttp import web
+
+from lmi_server.protocols.base import HttpError
+from lmi_server.routes import Handler, Route
+
+_PREFLIGHT_METHODS = "GET, POST, OPTIONS"
+_PREFLIGHT_MAX_AGE_S = 600
+
+
+class Access:
+    """``api_keys``: any of them opens every route; none: no key is needed.
+
+    ``origins``: what ``Access-Control-Allow-Origin`` may say, ``*`` for all; none: no CORS headers.
+    """
+
+    def __init__(self, api_keys: Sequence[str] = (), origins: Sequence[str] = ()) -> None:
+        self._keys = tuple(key.encode() for key in api_keys)
+        self._origins = frozenset(origins)
+
+    def guard(self, route: Route) -> Handler:
+        """The route's handler, behind the key unless it is open."""
+        if not self._keys or route.is_open:
+            return route.handler
+
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            self._check_key(request.headers.get("Authorization", ""))
+            return await route.handler(request)
+
+        return guarded
+
+    def cors_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """What the answer to a request with these headers has to say about its origin."""
+        origin = headers.get("Origin")
+        if not self._origins or origin is None:
+            return {}
+        if "*" in self._origins:
+            return {"Access-Control-Allow-Origin": "*"}
+        allowed = {"Access-Control-Allow-Origin": origin} if origin in self._origins else {}
+        return {**allowed, "Vary": "Origin"}
+
+    def preflight(self, request: web.Request) -> web.Response | None:
+        """The answer to a browser's question before a call; None when this isn't one."""
+        asks = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+        if not self._origins or not asks:
+            return None
+        allowed_headers = request.headers.get("Access-Control-Request-Headers", "Content-Type")
+        return web.Response(
+            status=204,
+            headers={
+                "Access-Control-Allow-Methods": _PREFLIGHT_METHODS,
+                "Access-Control-Allow-Headers": allowed_headers,
+                "Access-Control-Max-Age": str(_PREFLIGHT_MAX_AGE_S),
+            },
+        )
+
+    def _check_key(self, authorization: str) -> None:
+        scheme, _, given = authorization.partition(" ")
+        key = given.strip().encode("utf-8", "surrogateescape")
+        # Every key is compared, so that the time taken doesn't say which one came close.
+        matches = [hmac.compare_digest(key, allowed) for allowed in self._keys]
+        if scheme.lower() == "bearer" and any(matches):
+            return
+        what = "no API key was sent" if not authorization else "the API key is wrong"
+        raise HttpError(
+            401,
+            "UnauthorizedException",
+            f"Unauthorized: {what}; send the header Authorization: Bearer KEY",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
