@@ -150,6 +150,8 @@ void Graph::sample(ValueId logits) {
   const int64_t columns = value(logits).columns;
   check_operand(logits, DType::kF32, columns, "sample");
   LMI_CHECK(value(logits).rows == RowSymbol::kLogits, "sample takes logit rows");
+  LMI_CHECK(columns <= cpu::kMaxVocabSize, "a vocabulary of ", columns, " is more than ",
+            cpu::kMaxVocabSize);
   add_node(SampleNode{{.logits_stride = columns, .vocab_size = columns}, logits}, {logits});
 }
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,10 +24,12 @@ STREAM = {"inputs": "a secret prompt", "parameters": {"max_new_tokens": 50}, "st
 
 class Process:
     def __init__(self, **settings: Any) -> None:
+        # Not a pipe: nobody reads the log while the server runs.
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "tests.server.fake_server", json.dumps(settings)],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self.log,
             text=True,
         )
         self.banner: list[str] = []
@@ -46,8 +49,10 @@ class Process:
 
     def finish(self, timeout_s: float = 10.0) -> tuple[int, str]:
         """Exit code and stderr."""
-        _, stderr = self.popen.communicate(timeout=timeout_s)
-        return self.popen.returncode, stderr
+        self.popen.communicate(timeout=timeout_s)
+        with self.log:
+            self.log.seek(0)
+            return self.popen.returncode, self.log.read()
 
 
 @contextmanager
@@ -60,6 +65,7 @@ def running(**settings: Any) -> Iterator[Process]:
     finally:
         process.popen.kill()
         process.popen.communicate()
+        process.log.close()
 
 
 def open_stream(port: int) -> socket.socket:
