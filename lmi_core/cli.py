@@ -6,7 +6,6 @@ Imports are inside the commands, so that each pays only for what it uses.
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import re
 import sys
@@ -26,13 +25,6 @@ _INTERRUPTED = 130
 _INTERNAL_ERROR = 70
 _BYTES = re.compile(r"(?P<number>\d+)(?P<unit>[kKmMgG]?)(i?[bB])?")
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
-_SERVE_USAGE = """\
-usage: lmi serve [MODEL | HUB_ID | DIRECTORY WITH serving.properties] [--host HOST] [--port PORT]
-                 [--option KEY=VALUE ...] [--config-file FILE] [--models NAME=URL]
-                 [--prefer-native] [--strict] [flags of text-generation-inference]
-                 [--log-format console|json] [--log-level debug|info|warning]
-                 [--request-timeout SECONDS TO RECEIVE A REQUEST]
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,13 +57,12 @@ def _fail(error: Exception, text: str, exit_code: int) -> int:
 
 
 def _run(argv: list[str]) -> int:
+    # These two take the configuration's own arguments.
     if argv[:1] == ["explain"]:
         return _explain(argv[1:])
-    args, rest = build_parser().parse_known_args(argv)
-    if args.command == "serve":
-        return _serve(args, rest)
-    if rest:
-        raise UserError(f"unrecognized arguments: {' '.join(rest)}; see lmi {args.command} --help")
+    if argv[:1] == ["serve"]:
+        return _serve(argv[1:])
+    args = build_parser().parse_args(argv)
     match args.command:
         case "generate":
             return _generate(args)
@@ -88,29 +79,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="lmi", description="Serve large language models.")
     parser.add_argument("--version", action="version", version=f"lmi {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_serve(commands)
+    commands.add_parser("serve", help="serve a model over HTTP")
     _add_generate(commands)
     doctor = commands.add_parser("doctor", help="say what this machine offers and what is used")
     doctor.add_argument("--json", action="store_true", help="print JSON")
-    # Listed for --help; its arguments are parsed by the configuration itself.
     commands.add_parser("explain", help="say what becomes of every configuration key")
     return parser
-
-
-def _add_serve(commands: argparse._SubParsersAction[_Parser]) -> None:
-    # Listed for --help; whatever is not about the process belongs to the configuration.
-    serve = commands.add_parser(
-        "serve",
-        help="serve a model over HTTP",
-        add_help=False,
-        allow_abbrev=False,
-    )
-    serve.add_argument("-h", "--help", action="store_true")
-    serve.add_argument("--log-format", choices=("console", "json"), default="console")
-    serve.add_argument("--log-level", choices=("debug", "info", "warning"), default="info")
-    serve.add_argument(
-        "--request-timeout", type=_seconds, default=30.0, metavar="S", help="to receive a request"
-    )
 
 
 def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -194,27 +168,15 @@ def _check_instruction_set(name: str) -> None:
         )
 
 
-def _serve(args: argparse.Namespace, config_arguments: list[str]) -> int:
-    from lmi_core.config.launch import prepare
+def _serve(argv: list[str]) -> int:
+    if "-h" in argv or "--help" in argv:
+        from lmi_core.config.reference import command_help
 
-    if args.help:
-        return _serve_help()
-    launch = prepare(config_arguments, default_model=DEMO_MODEL)
-    for warning in launch.warnings:
-        print(f"lmi: warning: {warning}", file=sys.stderr)
-
+        sys.stdout.write(command_help("serve"))
+        return 0
     from lmi_server.command import serve
 
-    return serve(launch, args.log_format, args.log_level, args.request_timeout)
-
-
-def _serve_help() -> int:
-    from lmi_core.config.reference import flags_help
-
-    print(_SERVE_USAGE)
-    print("Every option of the reference page is taken as --option KEY=VALUE, and as a flag:\n")
-    print(flags_help())
-    return 0
+    return serve(argv, DEMO_MODEL)
 
 
 def _generate(args: argparse.Namespace) -> int:
@@ -230,31 +192,15 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _explain(argv: list[str]) -> int:
-    try:
-        module = importlib.import_module("lmi_core.config.explain")
-    except ModuleNotFoundError:
-        raise UserError("explain is not available in this version") from None
-    return int(module.main(argv))
+    from lmi_core.config.explain import main as explain
+
+    return explain(argv, default_model=DEMO_MODEL)
 
 
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return value
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"must be between 0 and 65535, got {value}")
     return value
 
 

@@ -22,7 +22,7 @@ _OWN_VALUES = {
     "--model-store": "model_store",
     "-s": "model_store",
 }
-_SYNONYMS = {
+SYNONYMS = {
     "--api": "api",
     "--host": "option.hostname",
     "--threads": "option.num_threads",
@@ -30,8 +30,12 @@ _SYNONYMS = {
     "--max-queue-size": "job_queue_size",
     "--max-request-size": "max_request_size",
     "--drain-timeout": "option.graceful_termination_timeout",
+    "--log-format": "log_format",
+    "--log-level": "log_level",
+    "--request-timeout": "request_timeout",
     "--no-prefix-caching": "option.enable_prefix_caching",
 }
+"""Flags of our own whose names differ from their option's."""
 
 
 @dataclass(slots=True)
@@ -58,8 +62,8 @@ def parse_command_line(argv: Sequence[str], problems: Problems) -> Invocation:
 
 def _option_of(name: str) -> Option | None:
     """Return the option whose key a flag spells with dashes, if it belongs to a model."""
-    if name in _SYNONYMS:
-        return BY_KEY[_SYNONYMS[name]]
+    if name in SYNONYMS:
+        return BY_KEY[SYNONYMS[name]]
     if not name.startswith("--") or "_" in name:
         return None
     key = name[2:].replace("-", "_")

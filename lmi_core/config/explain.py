@@ -27,14 +27,6 @@ _COLOURS = {
     Outcome.REFUSED: "31",
 }
 _WRITTEN = {"common": "LMI, naming no system"}
-_USAGE = """\
-usage: lmi explain [PATH | HUB_ID ...] [TGI flags] [--option KEY=VALUE ...]
-                   [--config-file FILE] [--models NAME=URL ...] [--model-store DIR]
-                   [--prefer-native] [--strict] [--json]
-
-Says for every key that was given where it comes from and what the chosen backend does with it.
-Exit code: 0 usable, 1 usable with warnings and --strict, 2 refused.
-"""
 
 
 def main(
@@ -50,9 +42,9 @@ def main(
     out = sys.stdout if out is None else out
     environ = os.environ if environ is None else environ
     if "-h" in argv or "--help" in argv:
-        from lmi_core.config.reference import flags_help
+        from lmi_core.config.reference import command_help
 
-        out.write(f"{_USAGE}\nFlags of the text-generation-inference launcher:\n{flags_help()}")
+        out.write(command_help("explain"))
         return EXIT_USABLE
     report = examine(argv, environ, host, default_model=default_model)
     if "--json" in argv:

@@ -46,6 +46,7 @@ class ModelConfig:
     placement: Placement
     files: ModelFiles
     output_formatter: str | None
+    tgi_compat: bool
     trust_remote_code: bool
     max_input_tokens: int | None
     settings: Mapping[str, Any]

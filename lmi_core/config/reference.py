@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 from lmi_core.config.capabilities import BACKENDS, CAPABILITIES
+from lmi_core.config.command_line import SYNONYMS
 from lmi_core.config.effect import effect_of, show
 from lmi_core.config.environment import variables_of
 from lmi_core.config.option import SYSTEMS, Action, Option, Outcome
-from lmi_core.config.table import OPTIONS
+from lmi_core.config.table import BY_KEY, OPTIONS
 
 PAGE = Path(__file__).with_name("REFERENCE.md")
 
@@ -109,16 +110,56 @@ def _general(action: Action) -> str:
     return f"{outcome}: {action.text}" if action.text else str(outcome)
 
 
+_USAGE = {
+    "serve": "Serves a model over HTTP; without one named, the embedded demonstration model.\n",
+    "explain": """\
+Says for every key that was given where it comes from and what the chosen backend does with it.
+Exit code: 0 usable, 1 usable with warnings and --strict, 2 refused.
+
+  --json
+      print JSON instead of a table
+""",
+}
+
+
+def command_help(command: str) -> str:
+    """Return the help of ``lmi serve`` or ``lmi explain``: its arguments and every flag."""
+    return f"""\
+usage: lmi {command} [PATH | HUB_ID ...] [flags] [--option KEY=VALUE ...]
+
+{_USAGE[command]}
+  -o KEY=VALUE, --option KEY=VALUE
+      set a key, above every other source
+  -f FILE, --config-file FILE
+      config.properties of the server
+  -m NAME=URL ..., --models NAME=URL ...
+      models to serve, as load_models lists them
+  -s DIR, --model-store DIR
+      directory of models to serve
+  --prefer-native
+      serve with the native engine where another backend is asked for
+  --strict
+      unknown keys are errors
+
+Flags, with the key that each sets; every other option.KEY is a flag of its name with dashes:
+
+{flags_help()}"""
+
+
 def flags_help() -> str:
-    """Return the help of the launcher's flags, one or two lines each."""
+    """Return the help of our own flags and the launcher's, two lines each."""
     lines = []
+    for name, key in SYNONYMS.items():
+        option = BY_KEY[key]
+        value = "" if name.startswith("--no-") else " " + name[2:].replace("-", "_").upper()
+        doc = f"not: {option.doc}" if name.startswith("--no-") else option.doc
+        lines += [f"  {name}{value}", f"      {doc} [{key}]"]
     for option in OPTIONS:
         if option.flag is None:
             continue
         names = ", ".join((*option.flag.aliases, option.flag.name))
         value = "" if option.flag.switch else " " + option.name.upper()
-        lines.append(f"  {names}{value}")
-        lines.append(f"      {option.doc} [{option.key}]")
+        lines += [f"  {names}{value}", f"      {option.doc} [{option.key}]"]
     return "\n".join(lines) + "\n"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from lmi_core.config.merge import Values
 from lmi_core.config.problem import Problems
@@ -17,21 +18,22 @@ _ADDRESS = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^:/\[\]]+)(:(?P<port>[0-9]{1,5}))?/?"
 )
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_DRAIN_TIMEOUT_S = 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Address, limits and directories of the server; ``values`` holds every server key given."""
 
-    host: str = "0.0.0.0"
+    host: str = "127.0.0.1"
     port: int = 8080
-    unix_path: Path | None = None
     api: str = "lmi"
     api_key: str | None = field(default=None, repr=False)
     cors_origins: tuple[str, ...] = ()
     max_request_size_bytes: int = 64 << 20
-    drain_timeout_s: int = _DRAIN_TIMEOUT_S
+    receive_timeout_s: float = 30.0
+    drain_timeout_s: int = 30
+    log_format: Literal["console", "json"] = "console"
+    log_level: str = "info"
     download_dir: Path | None = None
     hub_cache: Path | None = None
     offline: bool = False
@@ -44,20 +46,23 @@ class ServerConfig:
 
 def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerConfig:
     """Build the server's configuration; ``server`` holds the launcher's flags and variables."""
-    host, port, unix_path = _address(server, problems, tgi)
+    host, port = _address(server, problems, tgi)
     host = str(server.get("option.hostname") or host)
     given_port = server.get("option.port")
     limit = server.get("option.payload_limit") or server.get("max_request_size")
     drain = server.get("option.graceful_termination_timeout")
+    timeout = server.get("request_timeout")
     return ServerConfig(
         host=host,
         port=given_port if isinstance(given_port, int) else port,
-        unix_path=unix_path,
         api=_api(server, tgi),
         api_key=_text(server.get("option.api_key")),
         cors_origins=_origins(server),
         max_request_size_bytes=limit if isinstance(limit, int) else 64 << 20,
-        drain_timeout_s=drain if isinstance(drain, int) else _DRAIN_TIMEOUT_S,
+        receive_timeout_s=timeout if isinstance(timeout, float) else 30.0,
+        drain_timeout_s=drain if isinstance(drain, int) else 90 if tgi else 30,
+        log_format="json" if server.get("log_format") == "json" else "console",
+        log_level=str(server.get("log_level") or "info"),
         download_dir=_path(server.get("download_dir")),
         hub_cache=_path(server.get("option.huggingface_hub_cache")),
         offline=server.get("offline") is True,
@@ -97,26 +102,22 @@ def _path(value: object) -> Path | None:
     return Path(value) if isinstance(value, str) else None
 
 
-def _address(server: Values, problems: Problems, tgi: bool) -> tuple[str, int, Path | None]:
+def _address(server: Values, problems: Problems, tgi: bool) -> tuple[str, int]:
+    """Return host and port; a launcher listens everywhere on 3000 unless told otherwise."""
     key = "inference_address"
-    text = server.get(key)
-    if text is None:
-        return "0.0.0.0", 3000 if tgi else 8080, None
-    address = str(text)
-    if address.startswith("unix:"):
-        return "0.0.0.0", 8080, Path(address.removeprefix("unix:"))
+    default = ("0.0.0.0", 3000) if tgi else ("127.0.0.1", 8080)
+    if server.get(key) is None:
+        return default
+    address = str(server.get(key))
     match = _ADDRESS.fullmatch(address if "://" in address else f"http://{address}")
     port = int(match["port"] or _DEFAULT_PORTS[match["scheme"]]) if match else -1
-    if match is None or port > 65535:
-        problems.error(
-            server.where(key), f"{key}={address[:80]!r} is not http://host:port or unix:/path", key
-        )
-        return "0.0.0.0", 8080, None
-    if match["scheme"] == "https":
-        problems.error(
-            server.where(key),
-            f"{key}={address}: TLS is not available in this version; write http:// and put a TLS "
-            "proxy in front",
-            key,
-        )
-    return match["host"].strip("[]"), port, None
+    if address.startswith("unix:"):
+        fault = "Unix sockets are not available in this version; write http://host:port"
+    elif match is None or port > 65535:
+        fault = "is not http://host:port"
+    elif match["scheme"] == "https":
+        fault = "TLS is not available in this version; write http:// and put a TLS proxy in front"
+    else:
+        return match["host"].strip("[]"), port
+    problems.error(server.where(key), f"{key}={address[:80]!r}: {fault}", key)
+    return default

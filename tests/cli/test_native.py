@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -35,27 +37,31 @@ def model() -> str:
 
 
 @contextmanager
-def serving(model: str, *args: str) -> Iterator[str]:
+def serving(*args: str, environ: dict[str, str] | None = None) -> Iterator[str]:
     """The URL of a server process; it must end cleanly on SIGTERM."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lmi_core", "serve", model, "--port", "0", *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        first = process.stdout.readline()
-        match = re.fullmatch(r"Listening on (http://127\.0\.0\.1:\d+)\n", first)
-        assert match, first
-        yield match[1]
-        process.terminate()
-        _, stderr = process.communicate(timeout=30)
-        assert process.returncode == 0
-        assert "Traceback" not in stderr
-    finally:
-        process.kill()
-        process.communicate()
+    # A file: a server whose log nobody reads from a pipe stops when the pipe is full.
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lmi_core", "serve", *args, "--port", "0"],
+            env={**os.environ, **(environ or {})},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            match = re.fullmatch(r"Listening on (http://127\.0\.0\.1:\d+)\n", first)
+            assert match, first
+            yield match[1]
+            process.terminate()
+            process.communicate(timeout=30)
+            assert process.returncode == 0
+            log.seek(0)
+            assert "Traceback" not in log.read()
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def post(url: str, body: object) -> tuple[int, str]:
@@ -133,6 +139,48 @@ def test_serve(model: str) -> None:
             metrics = response.read().decode()
         assert f'lmi_kv_blocks{{model_name="{name}",state="used"}} 0.0' in metrics
         assert f'lmi_generated_tokens_total{{model_name="{name}"}} 13.0' in metrics
+
+
+@pytest.fixture
+def configured(model: str, tmp_path: Path) -> Path:
+    """The model beside a serving.properties, in a directory of its own."""
+    directory = tmp_path / "configured"
+    directory.mkdir()
+    for path in Path(model).iterdir():
+        (directory / path.name).symlink_to(path)
+    (directory / "serving.properties").write_text(
+        "engine=MPI\noption.rolling_batch=lmi-dist\noption.dtype=fp32\n"
+        "option.output_formatter=jsonlines\noption.max_model_len=24\n"
+    )
+    return directory
+
+
+def test_serve_a_configured_directory(configured: Path) -> None:
+    body = {"inputs": "hello", "parameters": {"max_new_tokens": 2}}
+    environ = {"OPTION_OUTPUT_FORMATTER": "json", "SERVING_LOAD_MODELS": f"test::MPI={configured}"}
+    with serving(environ=environ) as url:
+        status, lines = post(f"{url}/predictions/test", body)
+        assert status == 200
+        assert sorted(json.loads(lines.splitlines()[0])) == ["token"]
+        status, answer = post(f"{url}/invocations", {"inputs": "x" * 200})
+        assert (status, "24" in answer) == (424, True)
+
+
+def test_serve_from_a_launchers_command_line(model: str) -> None:
+    arguments = ("--model-id", model, "--num-shard", "1", "--max-total-tokens", "24")
+    with serving(*arguments, "--hostname", "127.0.0.1") as url:
+        status, answer = post(f"{url}/invocations", {"inputs": "x" * 200})
+        assert (status, "24" in answer) == (424, True)
+
+
+def test_serving_what_is_not_available_says_all_of_it(configured: Path) -> None:
+    with (configured / "serving.properties").open("a") as properties:
+        properties.write("option.quantize=bitsandbytes8\noption.max_sparsity=2\n")
+    result = lmi("serve", str(configured))
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "serving.properties:6: option.quantize=bitsandbytes8" in result.stderr
+    assert "serving.properties:7: option.max_sparsity" in result.stderr
 
 
 def test_load_with_aborts_leaves_nothing(model: str) -> None:

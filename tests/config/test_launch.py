@@ -2,12 +2,12 @@
 
 import pytest
 
-from lmi_core.config.host import Host
 from lmi_core.config.launch import prepare
+from lmi_core.config.resolve import resolve
 from lmi_core.errors import ConfigError, ModelError, UserError
 
 from .artefacts.conftest import safetensors_bytes
-from .cases import NO_CACHE
+from .cases import CPU, NO_CACHE
 
 LLAMA = {"architectures": ["LlamaForCausalLM"]}
 
@@ -25,17 +25,16 @@ def whole(model_dir, tmp_path):
 
 
 def launch(*argv, **kwargs):
-    return prepare(argv, NO_CACHE, Host(), **kwargs)
+    return prepare(resolve(argv, NO_CACHE, CPU, **kwargs), NO_CACHE)
 
 
 def test_a_directory_is_ready_to_start(whole):
-    name = whole("option.max_rolling_batch_size=4\noption.enable_streaming=true")
+    name = whole("option.max_rolling_batch_size=4")
     started = launch(name, "--port", "9000", "--host", "127.0.0.1", "--no-prefix-caching")
     assert str(started.engine.model) == name
     assert started.engine.max_num_seqs == 4
     assert not started.engine.enable_prefix_caching
     assert (started.server.host, started.server.port) == ("127.0.0.1", 9000)
-    assert "deprecated" in started.warnings[0]
 
 
 def test_the_default_model_serves_where_none_is_named(whole, tmp_path):

@@ -1,7 +1,7 @@
 """Keys of the server as a whole: ``config.properties`` and ``SERVING_*`` variables."""
 
 from lmi_core.config.option import Action, Option, honoured, mapped, needs, no_effect
-from lmi_core.config.value_type import Bool, Choice, Int, Text, ValueType
+from lmi_core.config.value_type import Bool, Bytes, Choice, Float, Int, Text, ValueType
 
 APIS = ("lmi", "openai")
 """The protocols that shared routes can speak."""
@@ -58,14 +58,14 @@ OPTIONS = (
         Text("http://host:port or unix:/path"),
         "Address of the inference routes.",
         mapped(None, "address to listen on"),
-        "http://0.0.0.0:8080",
+        "http://127.0.0.1:8080",
     ),
     _server(
         "management_address",
         Text("http://host:port or unix:/path"),
         "Address of the management routes.",
-        needs("server.management_address", tuning=True, idle=("http://0.0.0.0:8080",)),
-        "http://0.0.0.0:8080",
+        needs("server.management_address", tuning=True, idle=("http://127.0.0.1:8080",)),
+        "http://127.0.0.1:8080",
     ),
     _server(
         "load_models",
@@ -110,7 +110,7 @@ OPTIONS = (
     _server("number_of_netty_threads", Int(0), "I/O threads.", _JAVA, 0),
     _server(
         "max_request_size",
-        Int(1),
+        Bytes(),
         "Largest request body in bytes.",
         honoured(
             "max_request_size",
@@ -169,6 +169,29 @@ OPTIONS = (
         Bool(),
         "Serve metrics in Prometheus' format.",
         needs("server.prometheus", tuning=True, idle=(False,)),
+    ),
+    _server(
+        "log_format",
+        Choice(("console", "json")),
+        "Form of log lines.",
+        mapped("log_format"),
+        "console",
+    ),
+    _server(
+        "log_level",
+        Choice(("debug", "info", "warning")),
+        "Least severity that is logged.",
+        mapped("log_level"),
+        "info",
+    ),
+    _server(
+        "request_timeout",
+        Float(0, 86400, above=True),
+        "Seconds a connection has to deliver its headers, and then its body.",
+        honoured(
+            "receive_timeout_s", test="tests/server/test_connections.py::test_slow_body_is_408"
+        ),
+        30.0,
     ),
     _server("download_dir", Text("path"), "Directory of downloads.", mapped("download_dir")),
     _server(
