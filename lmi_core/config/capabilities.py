@@ -56,6 +56,7 @@ CAPABILITIES = {
     "server.prometheus": "metrics at /server/metrics",
     "server.request_id": "a request id header of another name",
     "server.request_limits": "limits on parameters of requests",
+    "server.several_models": "several models in one process",
     "server.sessions": "stateful sessions",
     "server.status_override": "other HTTP statuses for failures",
     "server.tls": "TLS",

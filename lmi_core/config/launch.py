@@ -26,11 +26,10 @@ class Launch:
 def prepare(deployment: Deployment, environ: Mapping[str, str] | None = None) -> Launch:
     """Fetch a deployment's model and return what starts it; blocking.
 
-    Raises ModelError if the files can't be had, and UserError if more than one model is configured.
+    Raises ModelError if the files can't be had, and UserError if no model is configured.
     """
-    if len(deployment.models) != 1:
-        names = ", ".join(model.name for model in deployment.models) or "none"
-        raise UserError(f"this version serves one model per process, configured are: {names}")
+    if not deployment.models:
+        raise UserError("no model is configured (load_models=NONE)", field="load_models")
     (model,) = deployment.models
     environ = os.environ if environ is None else environ
     directory = fetch(model.source, deployment.server, environ=environ)

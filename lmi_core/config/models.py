@@ -17,7 +17,7 @@ from lmi_core.config.load_models import (
 )
 from lmi_core.config.merge import Values
 from lmi_core.config.origin import Rank, Setting
-from lmi_core.config.paths import exists
+from lmi_core.config.paths import exists, is_dir
 from lmi_core.config.problem import Problems
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
@@ -134,12 +134,19 @@ def _entry(entry: ModelEntry, problems: Problems) -> Listed | None:
 
 
 def _from_hub_variable(environ: Mapping[str, str]) -> Listed:
-    """``HF_MODEL_ID`` adds a model as if a properties file of its own had been written."""
+    """``HF_MODEL_ID`` adds a model as if a properties file of its own had been written.
+
+    A directory is a model like any other, with its own properties.
+    """
     settings = {}
     for variable, key in _HUB_VARIABLES.items():
         if environ.get(variable) and key not in settings:
             settings[key] = Setting(key, environ[variable], Rank.FILE, variable)
     model_id = environ["HF_MODEL_ID"]
+    if is_dir(Path(model_id)):
+        del settings["option.model_id"]
+        entry = ModelEntry(model_id, name_of(model_id), "HF_MODEL_ID")
+        return Listed(entry, Path(model_id), tuple(settings.values()))
     entry = ModelEntry(model_id, name_of_hub_id(model_id), "HF_MODEL_ID")
     return Listed(entry, None, tuple(settings.values()), from_hub_variable=True)
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lmi_core.config.artefacts.cache import cached_directory
+from lmi_core.config.capabilities import BACKENDS, CAPABILITIES
 from lmi_core.config.checks import Subject, check
 from lmi_core.config.command_line import Invocation, parse_command_line
 from lmi_core.config.dispatch import Decision, dispatch
@@ -124,6 +125,7 @@ class _Examination:
             self.problems,
             default_model=self.default_model,
         )
+        self._check_count(listed)
         examined = [self._model(model) for model in listed]
         check_tgi_server(server, self.problems)
         rows = server_rows(server, self.problems)
@@ -136,6 +138,17 @@ class _Examination:
             self.problems.errors,
             self.problems.warnings,
         )
+
+    def _check_count(self, listed: list[Listed]) -> None:
+        capability = "server.several_models"
+        if len(listed) > 1 and capability not in BACKENDS["server"].capabilities:
+            names = ", ".join(model.entry.name for model in listed)
+            self.problems.error(
+                listed[1].entry.where,
+                f"{len(listed)} models are configured ({names}), but "
+                f"{CAPABILITIES[capability]} are not available in this version; start a server for "
+                "each",
+            )
 
     def _model(self, listed: Listed) -> tuple[ModelConfig, tuple[Row, ...]]:
         values = self._values(listed)

@@ -55,7 +55,6 @@ def test_broken_files_are_named(model_dir):
         launch(model_dir("", config=LLAMA))
 
 
-def test_one_model_at_a_time(whole):
-    first, second = whole("", name="a"), whole("", name="b")
-    with pytest.raises(UserError, match="one model per process, configured are: a, b"):
-        launch(first, second)
+def test_no_model_is_not_a_server():
+    with pytest.raises(UserError, match="no model is configured"):
+        prepare(resolve([], {**NO_CACHE, "SERVING_LOAD_MODELS": "NONE"}, CPU), NO_CACHE)

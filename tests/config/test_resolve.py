@@ -119,11 +119,11 @@ def test_files_win_over_variables_and_overrides_over_files(model_dir, resolved):
     assert settings["max_num_seqs"] == 2
 
 
-def test_load_models_names_the_models(model_dir, resolved):
+def test_load_models_names_the_models(model_dir, explained):
     model_dir("option.seed=1", name="a", config=LLAMA)
     model_dir("option.seed=2\nengine=Python", name="b", config=LLAMA)
     environ = {"SERVING_LOAD_MODELS": "x:v1=a,y::MPI=b", "OPTION_MAX_MODEL_LEN": "64"}
-    first, second = resolved(environ=environ).models
+    first, second = explained(environ=environ).models
     assert (first.name, first.version, first.settings["seed"]) == ("x", "v1", 1)
     assert (second.name, second.version, second.settings["seed"]) == ("y", None, 2)
     assert first.settings["max_model_len"] == second.settings["max_model_len"] == 64
@@ -131,24 +131,37 @@ def test_load_models_names_the_models(model_dir, resolved):
     assert second.where("engine") == "SERVING_LOAD_MODELS"
 
 
-def test_model_store_is_scanned(model_dir, resolved):
+def test_model_store_is_scanned(model_dir, explained):
     model_dir("", name="store/a", config=LLAMA)
     model_dir("", name="store/b", config=LLAMA)
     environ = {"SERVING_MODEL_STORE": "store", "SERVING_LOAD_MODELS": "ALL"}
-    assert [model.name for model in resolved(environ=environ).models] == ["a", "b"]
+    assert [model.name for model in explained(environ=environ).models] == ["a", "b"]
 
 
-def test_hub_variable_adds_a_model_of_its_own(model_dir, resolved):
+def test_hub_variable_adds_a_model_of_its_own(model_dir, explained):
     model_dir("", name="a", config=LLAMA)
     environ = {
         "SERVING_LOAD_MODELS": "a=a",
         "HF_MODEL_ID": "org/some-model",
         "HF_REVISION": "abc",
     }
-    local, hub = resolved(environ=environ).models
+    local, hub = explained(environ=environ).models
     assert (local.source.kind, local.source.location) == ("local", "a")
     assert (hub.name, hub.source.kind) == ("org_some_model", "hub")
     assert (hub.source.location, hub.source.revision) == ("org/some-model", "abc")
+
+
+def test_several_models_are_refused_by_name(model_dir, resolved):
+    first, second = model_dir("", name="a", config=LLAMA), model_dir("", name="b", config=LLAMA)
+    with pytest.raises(ConfigError, match=r"2 models are configured \(a, b\).*not available"):
+        resolved(first, second)
+
+
+def test_hub_variable_may_name_a_directory(model_dir, resolved):
+    model_dir("option.seed=3", name="my-model", config=LLAMA)
+    (model,) = resolved(environ={"HF_MODEL_ID": "my-model", "OPTION_MAX_MODEL_LEN": "9"}).models
+    assert (model.name, model.source.kind) == ("my_model", "local")
+    assert (model.settings["seed"], model.settings["max_model_len"]) == (3, 9)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,10 @@ OPTIONS = (
         env=("HF_MODEL_ID",),
         flag=Flag("--model-id", "MODEL_ID"),
         actions={
-            "native": mapped("model"),
+            "native": honoured(
+                "model",
+                test="tests/config/artefacts/test_local.py::test_a_whole_model_is_returned_as_it_is",
+            ),
             "transformers": mapped("pretrained_model_name_or_path"),
             "vllm": mapped("model"),
             "trtllm": mapped("model"),
@@ -262,7 +265,10 @@ OPTIONS = (
         env=("HF_REVISION", "HF_MODEL_REVISION"),
         flag=Flag("--revision", "REVISION"),
         actions={
-            "native": mapped("revision"),
+            "native": honoured(
+                "revision",
+                test="tests/config/artefacts/test_hub.py::test_revision_token_and_endpoint_reach_the_client",
+            ),
             "transformers": mapped("revision"),
             "vllm": mapped("revision"),
             "trtllm": mapped("revision"),

@@ -57,7 +57,11 @@ OPTIONS = (
         "inference_address",
         Text("http://host:port or unix:/path"),
         "Address of the inference routes.",
-        mapped(None, "address to listen on"),
+        honoured(
+            None,
+            "address to listen on",
+            test="tests/config/test_resolve.py::test_addresses",
+        ),
         "http://127.0.0.1:8080",
     ),
     _server(
@@ -193,7 +197,15 @@ OPTIONS = (
         ),
         30.0,
     ),
-    _server("download_dir", Text("path"), "Directory of downloads.", mapped("download_dir")),
+    _server(
+        "download_dir",
+        Text("path"),
+        "Directory of downloads.",
+        honoured(
+            "download_dir",
+            test="tests/config/artefacts/test_s3.py::test_a_prefix_is_downloaded_checked_and_reused",
+        ),
+    ),
     _server(
         "features",
         Text("list of libraries"),
@@ -204,7 +216,10 @@ OPTIONS = (
         "offline",
         Bool(),
         "Download nothing.",
-        mapped("offline"),
+        honoured(
+            "offline",
+            test="tests/config/artefacts/test_hub.py::test_offline_and_fixed_commits_need_no_client",
+        ),
         False,
         "DJL_OFFLINE",
         "HF_HUB_OFFLINE",

@@ -152,7 +152,7 @@ OPTIONS = (
         "--hostname",
         Text("address"),
         "Address to listen on.",
-        mapped("host"),
+        honoured("host", test="tests/cli/test_native.py::test_serve_from_a_launchers_command_line"),
         "0.0.0.0",
         server=True,
     ),
@@ -172,7 +172,10 @@ OPTIONS = (
         "--huggingface-hub-cache",
         Text("path"),
         "Directory of the hub cache.",
-        mapped("hub_cache"),
+        honoured(
+            "hub_cache",
+            test="tests/config/artefacts/test_hub.py::test_a_model_is_downloaded_once_without_its_code",
+        ),
         server=True,
     ),
     _tgi(
