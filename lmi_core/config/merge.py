@@ -65,7 +65,7 @@ def merge(settings: Iterable[Setting], problems: Problems, *, strict: bool = Fal
     """Return the strongest setting of every key, parsed; faults go to ``problems``.
 
     Of equally strong settings the regular spelling wins over others (un-prefixed over prefixed),
-    else the first variable and the last line.
+    else the first variable and the last line. Two ``option.`` spellings that differ are an error.
     """
     by_key: dict[str, list[Setting]] = {}
     values = Values()
@@ -97,8 +97,14 @@ def _choose(option: Option, candidates: list[Setting], values: Values, problems:
     winner, value = parsed[0]
     values.known[option.key] = Value(option, value, winner, tuple(ordered[1:]))
     for setting, other in parsed[1:]:
-        if setting.rank == winner.rank and setting.key != winner.key and other != value:
+        if setting.rank == winner.rank and other != value and _are_spellings(winner, setting):
             _conflict(winner, setting, problems)
+
+
+def _are_spellings(first: Setting, second: Setting) -> bool:
+    """Tell whether two keys are equals; an un-prefixed one is stronger than its prefixed twin."""
+    both = first.key.startswith("option.") and second.key.startswith("option.")
+    return both and first.key != second.key
 
 
 def _conflict(winner: Setting, other: Setting, problems: Problems) -> None:

@@ -21,7 +21,12 @@ from lmi_core.config.paths import exists, is_dir
 from lmi_core.config.problem import Problems
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
+CONTAINER_STORE = Path("/opt/ml/model")
+"""Model store of the reference's containers and of SageMaker, used if nothing else is named."""
 PROPERTIES = "serving.properties"
+
+_OWN_MODEL = (Rank.TGI_VARIABLE, Rank.FLAG, Rank.OVERRIDE)
+"""Places whose model id names a model of its own rather than the content of a store."""
 
 _HUB_VARIABLES = {
     "HF_MODEL_ID": "option.model_id",
@@ -56,7 +61,7 @@ def list_models(
     if invocation.models:
         named = [_named(text, problems) for text in invocation.models]
         return [model for model in named if model is not None]
-    entries = _entries(server, problems)
+    entries = _entries(server, shared, problems)
     listed = [m for e in entries or () if (m := _entry(e, problems)) is not None]
     if environ.get("HF_MODEL_ID"):
         listed.append(_from_hub_variable(environ))
@@ -74,8 +79,8 @@ def list_models(
     return listed
 
 
-def _entries(server: Values, problems: Problems) -> list[ModelEntry] | None:
-    """Return what ``load_models`` and ``model_store`` list; None if neither says anything."""
+def _entries(server: Values, shared: Values, problems: Problems) -> list[ModelEntry] | None:
+    """Return what ``load_models`` and the model store list; None if neither says anything."""
     text = server.get("load_models")
     entries = None
     if isinstance(text, str):
@@ -83,6 +88,9 @@ def _entries(server: Values, problems: Problems) -> list[ModelEntry] | None:
     store = server.get("model_store")
     if entries is None and isinstance(store, str):
         return scan_store(Path(store), server.where("model_store"), problems)
+    names_another = shared.rank("option.model_id") in _OWN_MODEL
+    if entries is None and not names_another and is_dir(CONTAINER_STORE):
+        return scan_store(CONTAINER_STORE, str(CONTAINER_STORE), problems) or None
     if entries is None and isinstance(text, str):
         problems.error(server.where("load_models"), "load_models=ALL needs a model_store")
     return entries

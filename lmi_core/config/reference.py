@@ -25,9 +25,9 @@ This page is generated from the option table (`python -m lmi_core.config.referen
 A key is written in a model's `serving.properties`, as a variable, as a launcher flag, or as
 `--option key=value`. The strongest source wins: `--option`, then flags, the endpoint in
 `load_models`, `serving.properties`, `OPTION_*` and `SERVING_*`, the aliases, the variables of the
-text-generation-inference launcher, `config.properties`, the default. Keys of the server as a whole
-are taken from variables before flags. `lmi explain` says for a given configuration what becomes of
-every key.
+text-generation-inference launcher, `config.properties`, the default. `SERVING_*` variables win over
+`--models` and `--model-store`, as in the reference server. `lmi explain` says for a given
+configuration what becomes of every key.
 
 "Native" says what the native engine of this version does: **honoured**, **mapped** to a setting of
 its own, **no effect**, or **refused**.

@@ -90,6 +90,13 @@ def test_two_spellings_with_different_values_conflict():
     assert not merged(b"option.max_num_seqs=8\noption.max_rolling_batch_size=8\n")[1].errors
 
 
+def test_the_unprefixed_key_wins_over_its_prefixed_twin():
+    values, problems = merged(b"option.batch_size=8\nbatch_size=16\n")
+    assert values.get("batch_size") == 16
+    assert [s.key for s in values.known["batch_size"].overridden] == ["option.batch_size"]
+    assert not problems.errors
+
+
 def test_unknown_keys_are_kept_with_a_warning_and_are_errors_when_strict():
     values, problems = merged(b"option.max_modell_len=3\n")
     assert values.unknown["option.max_modell_len"].text == "3"

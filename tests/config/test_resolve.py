@@ -138,6 +138,19 @@ def test_model_store_is_scanned(model_dir, explained):
     assert [model.name for model in explained(environ=environ).models] == ["a", "b"]
 
 
+def test_the_containers_store_serves_where_nothing_is_named(
+    model_dir, resolved, tmp_path, monkeypatch
+):
+    store = tmp_path / model_dir("option.seed=4", config=LLAMA)
+    monkeypatch.setattr("lmi_core.config.models.CONTAINER_STORE", store)
+    (model,) = resolved(environ={"OPTION_MAX_MODEL_LEN": "9"}).models
+    assert (model.name, model.settings["seed"], model.settings["max_model_len"]) == ("model", 4, 9)
+    (other,) = resolved("--model-id", "org/m").models
+    assert (other.name, other.source.location) == ("org_m", "org/m")
+    (content,) = resolved(environ={"OPTION_MODEL_ID": "org/m"}).models
+    assert (content.name, content.settings["seed"]) == ("model", 4)
+
+
 def test_hub_variable_adds_a_model_of_its_own(model_dir, explained):
     model_dir("", name="a", config=LLAMA)
     environ = {
