@@ -27,6 +27,15 @@ class Backend(Protocol):
 
     def stats(self) -> EngineStats: ...
 
-    async def encode(self, text: str) -> Sequence[int]:
-        """Token ids of a prompt, special tokens included."""
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest prompt and its output together."""
+        ...
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
+        """Token ids of a text; UserError when it isn't valid Unicode."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included; UserError for ids there aren't."""
         ...

@@ -20,6 +20,9 @@ from lmi_server.protocols.base import Plan
 
 log = logging.getLogger(__name__)
 
+Batch = list[tuple[int, Sequence[TokenEvent]]]
+"""Events by the number of their request."""
+
 
 async def respond(
     request: web.Request,
@@ -32,9 +35,7 @@ async def respond(
     """Run a plan and answer it. Errors before the first byte are raised, later ones are sent."""
     requests = [await _truncated(backend, r, plan.truncate_prompt_tokens) for r in plan.requests]
     if plan.renderer.streams:
-        return await _stream(
-            request, backend.generate_batches(requests[0]), plan, meter, send_timeout_s
-        )
+        return await _stream(request, _source(backend, requests), plan, meter, send_timeout_s)
     if len(requests) == 1:
         await _collect(backend, requests[0], 0, plan, meter)
     else:
@@ -86,9 +87,54 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
+def _source(backend: Backend, requests: list[GenerationRequest]) -> AsyncGenerator[Batch, None]:
+    return _single(backend, requests[0]) if len(requests) == 1 else _merged(backend, requests)
+
+
+async def _single(backend: Backend, request: GenerationRequest) -> AsyncGenerator[Batch, None]:
+    async with aclosing(backend.generate_batches(request)) as batches:
+        async for events in batches:
+            yield [(0, events)]
+
+
+async def _merged(
+    backend: Backend, requests: list[GenerationRequest]
+) -> AsyncGenerator[Batch, None]:
+    """The events of several requests, all that are ready at once; the first failure ends all."""
+    ready: Batch = []
+    arrived = asyncio.Event()
+
+    async def read(index: int, request: GenerationRequest) -> None:
+        try:
+            async with aclosing(backend.generate_batches(request)) as batches:
+                async for events in batches:
+                    ready.append((index, events))
+                    arrived.set()
+        finally:
+            arrived.set()
+
+    tasks = [asyncio.ensure_future(read(*numbered)) for numbered in enumerate(requests)]
+    try:
+        open_tasks = tasks
+        while open_tasks:
+            await arrived.wait()
+            arrived.clear()
+            for task in open_tasks:
+                if task.done():
+                    task.result()
+            open_tasks = [task for task in open_tasks if not task.done()]
+            if ready:
+                batch, ready = ready, []
+                yield batch
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def _stream(
     request: web.Request,
-    batches: AsyncGenerator[Sequence[TokenEvent], None],
+    batches: AsyncGenerator[Batch, None],
     plan: Plan,
     meter: RequestMeter,
     send_timeout_s: float,
@@ -97,7 +143,7 @@ async def _stream(
     renderer = plan.renderer
     async with aclosing(batches):
         # The status line waits for the first events, so that a refusal can still set the status.
-        events = await anext(batches)
+        batch = await anext(batches)
         response = web.StreamResponse(
             headers={**plan.headers, "Content-Type": renderer.content_type}
         )
@@ -105,11 +151,13 @@ async def _stream(
         with SendDeadline(request.transport, send_timeout_s) as deadline:
             try:
                 while True:
-                    meter.observe(events)
-                    frame = renderer.feed(0, events)
+                    frame = b""
+                    for index, events in batch:
+                        meter.observe(events)
+                        frame += renderer.feed(index, events)
                     if frame:
                         await deadline.send(response, frame)
-                    events = await anext(batches)
+                    batch = await anext(batches)
             except StopAsyncIteration:
                 frame = renderer.finish()
             except ConnectionError:

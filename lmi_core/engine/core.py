@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections.abc as abc
 import hashlib
 import time
 from collections.abc import AsyncGenerator
@@ -258,13 +259,18 @@ class EngineCore:
             raise UserError("the prompt is empty; it needs at least one token", field="prompt")
         if len(prompt_ids) > self.info.max_prompt_tokens:
             raise prompt_too_long(len(prompt_ids), self.info.max_prompt_tokens)
+        self.check_token_ids(prompt_ids)
+
+    def check_token_ids(self, token_ids: abc.Sequence[int]) -> None:
+        """Raise UserError naming the first id that the model doesn't have."""
         vocab_size = self._runner.info.vocab_size
-        if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
-            wrong = next(i for i in prompt_ids if not 0 <= i < vocab_size)
-            raise UserError(
-                f"the prompt has token id {wrong}; allowed are 0 to {vocab_size - 1}",
-                field="prompt_token_ids",
-            )
+        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            return
+        wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
+        raise UserError(
+            f"there is no token id {wrong}; allowed are 0 to {vocab_size - 1}",
+            field="prompt_token_ids",
+        )
 
     def _check_queue(self) -> None:
         num_waiting = self._num_waiting()

@@ -125,6 +125,7 @@ class Delivery:
         )
         num_top = request.request.params.logprobs
         if num_top is not None:
+            event.token = self._tokenizer.token_text(token_id)
             event.logprob = step.logprob(output.logit_row)
             event.top = self._top(step, output.logit_row, num_top)
         request.stream.put(event)

@@ -196,6 +196,12 @@ class Engine:
             core.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         )
 
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids; UserError for an id outside the model's vocabulary."""
+        core = self._usable_core()
+        core.check_token_ids(token_ids)
+        return core.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
     @property
     def state(self) -> LifeState:
         return self._core.state if self._core is not None else self._state
@@ -210,6 +216,11 @@ class Engine:
     def info(self) -> EngineInfo:
         """What was decided at load."""
         return self._usable_core().info
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest prompt and its output together."""
+        return self.info.max_total_tokens
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -45,6 +45,8 @@ class TokenEvent:
     choice: int
     token_id: int
     text: str
+    token: str = ""
+    """The token's own text, if log-probabilities were asked for."""
     logprob: float | None = None
     top: tuple[TokenLogprob, ...] = ()
     special: bool = False

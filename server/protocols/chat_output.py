@@ -1,59 +1,26 @@
 """Chat completion responses: one object, or chunks as lines or server-sent events.
 
-Objects are OpenAI's; as LMI does it, chunks come as JSON lines unless the client accepts
-``text/event-stream``. (LMI format reference, 4.7 and 8.2.)
+Objects are OpenAI's; as LMI does it, chunks of its routes come as JSON lines unless the client
+accepts ``text/event-stream``. (LMI format reference, 4.7 and 8.2.)
 """
 
 from __future__ import annotations
 
-import json
-import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring as quote
 from typing import Any
 
-from lmi_core.engine.outputs import FinishReason, TokenEvent, TokenLogprob
+from lmi_core.engine.outputs import TokenEvent, TokenLogprob
 from lmi_server.protocols.base import Renderer
-from lmi_server.protocols.lmi_output import error_body
-
-_FINISH = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatAnswer:
-    """What is the same in every object of one response."""
-
-    id: str
-    model: str
-    num_choices: int = 1
-    logprobs: bool = False
-    usage: bool = False
-    """Send a last chunk with the counts."""
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-
-
-@dataclass(slots=True)
-class _Usage:
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_generated_tokens: int = 0
-
-    def add(self, event: TokenEvent) -> None:
-        self.num_prompt_tokens = event.num_prompt_tokens
-        self.num_cached_tokens = event.num_cached_tokens
-        self.num_generated_tokens += 1
-
-    def render(self) -> dict[str, Any]:
-        return {
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.num_generated_tokens,
-            "total_tokens": self.num_prompt_tokens + self.num_generated_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
-        }
+from lmi_server.protocols.openai_output import (
+    TEXT,
+    Answer,
+    Usage,
+    finish_word,
+    finite,
+    token_text,
+)
 
 
 @dataclass(slots=True)
@@ -69,10 +36,10 @@ class ChatRenderer(Renderer):
     streams = False
     content_type = "application/json"
 
-    def __init__(self, answer: ChatAnswer) -> None:
+    def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._choices = [_Choice() for _ in range(answer.num_choices)]
-        self._usage = _Usage()
+        self._usage = Usage()
 
     def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
         for event in events:
@@ -82,7 +49,7 @@ class ChatRenderer(Renderer):
             if self._answer.logprobs:
                 choice.logprobs.append(_logprob(event))
             if event.finish_reason is not None:
-                choice.finish_reason = _finish_word(event)
+                choice.finish_reason = finish_word(event.finish_reason)
         return b""
 
     def finish(self) -> bytes:
@@ -96,52 +63,84 @@ class ChatRenderer(Renderer):
             for index, choice in enumerate(self._choices)
         ]
         head = self._answer.head("chat.completion")
-        return _dumps({**head, "choices": choices, "usage": self._usage.render()})
+        return self._answer.dumps(
+            {**head, "choices": choices, "usage": self._usage.render()}
+        ).encode()
 
     def error(self, error: Exception) -> bytes:
-        return error_body(error)
+        return self._answer.error(error)
 
 
 class ChatLinesRenderer(Renderer):
-    """``chat.completion.chunk`` objects, one JSON line each."""
+    """``chat.completion.chunk`` objects, one JSON line each.
+
+    Most chunks differ in their text alone, so they are made of a template around it.
+    """
 
     streams = True
     content_type = "application/jsonlines"
 
-    def __init__(self, answer: ChatAnswer) -> None:
+    def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._head = _dumps(answer.head("chat.completion.chunk"))[:-1]
         self._has_begun = [False] * answer.num_choices
-        self._usage = _Usage()
+        self._usage = Usage()
+        self._templates = [
+            answer.around_text(self._object(index, {"content": TEXT}))
+            for index in range(answer.num_choices)
+        ]
 
     def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
-        return b"".join([self._frame(self._chunk(event)) for event in events])
+        frames = []
+        for event in events:
+            self._usage.add(event)
+            chunk = self._chunk(event)
+            if chunk:
+                frames.append(self._frame(chunk))
+        return "".join(frames).encode()
 
     def finish(self) -> bytes:
         if not self._answer.usage:
             return b""
-        usage = _dumps({"choices": [], "usage": self._usage.render()})
-        return self._frame(self._head + b", " + usage[1:])
+        head = self._answer.head("chat.completion.chunk")
+        chunk = self._answer.dumps({**head, "choices": [], "usage": self._usage.render()})
+        return self._frame(chunk).encode()
 
     def error(self, error: Exception) -> bytes:
-        return error_body(error)
+        return self._answer.error(error)
 
-    def _chunk(self, event: TokenEvent) -> bytes:
-        self._usage.add(event)
-        delta: dict[str, str] = {"content": event.text}
+    def _chunk(self, event: TokenEvent) -> str:
         if not self._has_begun[event.choice]:
             self._has_begun[event.choice] = True
             delta = {"role": "assistant", "content": event.text}
-        choice = {
-            "index": event.choice,
-            "delta": delta,
-            "logprobs": {"content": [_logprob(event)]} if self._answer.logprobs else None,
-            "finish_reason": None if event.finish_reason is None else _finish_word(event),
-        }
-        return self._head + b', "choices": [' + _dumps(choice) + b"]}"
+        elif event.finish_reason is None and not self._answer.logprobs:
+            if not event.text:  # half a character, or the beginning of a stop string
+                return ""
+            before, after = self._templates[event.choice]
+            return before + quote(event.text) + after
+        else:
+            delta = {"content": event.text}
+        return self._answer.dumps(self._object(event.choice, delta, event))
 
-    def _frame(self, chunk: bytes) -> bytes:
-        return chunk + b"\n"
+    def _object(
+        self, choice: int, delta: dict[str, str], event: TokenEvent | None = None
+    ) -> dict[str, Any]:
+        reason = None if event is None else event.finish_reason
+        has_logprobs = event is not None and event.token_id >= 0 and self._answer.logprobs
+        chunk: dict[str, Any] = self._answer.head("chat.completion.chunk")
+        chunk["choices"] = [
+            {
+                "index": choice,
+                "delta": delta,
+                "logprobs": {"content": [_logprob(event)]} if has_logprobs and event else None,
+                "finish_reason": None if reason is None else finish_word(reason),
+            }
+        ]
+        if self._answer.usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _frame(self, chunk: str) -> str:
+        return chunk + "\n"
 
 
 class ChatSseRenderer(ChatLinesRenderer):
@@ -150,32 +149,19 @@ class ChatSseRenderer(ChatLinesRenderer):
     content_type = "text/event-stream"
 
     def finish(self) -> bytes:
-        return super().finish() + self._frame(b"[DONE]")
+        return super().finish() + b"data: [DONE]\n\n"
 
     def error(self, error: Exception) -> bytes:
-        return self._frame(error_body(error))
+        return b"data: " + self._answer.error(error) + b"\n\n"
 
-    def _frame(self, chunk: bytes) -> bytes:
-        return b"data: " + chunk + b"\n\n"
-
-
-def _finish_word(event: TokenEvent) -> str:
-    assert event.finish_reason is not None
-    return _FINISH.get(event.finish_reason, str(event.finish_reason))
+    def _frame(self, chunk: str) -> str:
+        return f"data: {chunk}\n\n"
 
 
 def _logprob(event: TokenEvent) -> dict[str, Any]:
-    top = [_entry(token) for token in event.top]
-    return {**_entry(event), "top_logprobs": top}
+    return {**_entry(event), "top_logprobs": [_entry(token) for token in event.top]}
 
 
 def _entry(token: TokenEvent | TokenLogprob) -> dict[str, Any]:
-    logprob = token.logprob
-    if logprob is None or not math.isfinite(logprob):
-        # OpenAI's own floor for tokens that are all but impossible.
-        logprob = -9999.0
-    return {"token": token.text, "logprob": logprob, "bytes": list(token.text.encode())}
-
-
-def _dumps(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode()
+    text = token_text(token)
+    return {"token": text, "logprob": finite(token.logprob), "bytes": list(text.encode())}

@@ -16,13 +16,13 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.protocols.base import Call, HttpError, Plan, Protocol, Renderer, Reply
-from lmi_server.protocols.chat_output import (
-    ChatAnswer,
-    ChatLinesRenderer,
-    ChatRenderer,
-    ChatSseRenderer,
+from lmi_server.protocols.chat_output import ChatLinesRenderer, ChatRenderer, ChatSseRenderer
+from lmi_server.protocols.chat_schema import (
+    chat_sampling_params,
+    decode_chat,
+    plain_messages,
+    template_arguments,
 )
-from lmi_server.protocols.chat_schema import chat_sampling_params, decode_chat, plain_messages
 from lmi_server.protocols.lmi_output import (
     Answer,
     JsonLinesRenderer,
@@ -37,6 +37,7 @@ from lmi_server.protocols.lmi_schema import (
     decode_body,
     decode_parameters,
 )
+from lmi_server.protocols.openai_output import Answer as ChatAnswer
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +126,9 @@ class LmiProtocol(Protocol):
                 f"The model {self._model_name} has no chat template; send inputs instead",
                 field="messages",
             )
-        prompt = self._chat_template.render(plain_messages(chat.messages))
+        prompt = self._chat_template.render(
+            plain_messages(chat.messages), **template_arguments(chat)
+        )
         params = chat_sampling_params(chat)
         answer = ChatAnswer(
             id=f"chatcmpl-{call.request_id}",
@@ -133,6 +136,8 @@ class LmiProtocol(Protocol):
             num_choices=params.n,
             logprobs=bool(chat.logprobs),
             usage=chat.includes_usage,
+            compact=False,
+            error=error_body,
         )
         renderer: Renderer = ChatRenderer(answer)
         if chat.stream:

@@ -62,8 +62,13 @@ class FakeEngine:
             ),
         )
 
-    async def encode(self, text: str) -> Sequence[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
         return range(1, 1 + len(text.split()))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        if not all(0 <= token_id < VOCAB_SIZE for token_id in token_ids):
+            raise UserError("there is no such token id", field="prompt_token_ids")
+        return "".join(WORDS[token_id % len(WORDS)] for token_id in token_ids)
 
     async def generate_batches(
         self, request: GenerationRequest

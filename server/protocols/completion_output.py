@@ -1,0 +1,222 @@
+"""Completion responses: one object, or chunks as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from json.encoder import encode_basestring as quote
+from typing import Any
+
+from lmi_core.engine.outputs import PromptToken, TokenEvent, TokenLogprob
+from lmi_server.protocols.base import Renderer
+from lmi_server.protocols.openai_output import (
+    TEXT,
+    Answer,
+    Usage,
+    finish_word,
+    finite,
+    token_text,
+)
+
+_KIND = "text_completion"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """The prompts' texts, which come before the generated ones."""
+
+    prompts: tuple[str, ...]
+    without_output: bool = False
+    """The prompts alone come back, with their log-probabilities if asked for."""
+
+
+@dataclass(slots=True)
+class _Logprobs:
+    """OpenAI's four parallel lists; offsets count characters of the choice's text."""
+
+    tokens: list[str] = field(default_factory=list)
+    token_logprobs: list[float | None] = field(default_factory=list)
+    top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
+    text_offset: list[int] = field(default_factory=list)
+
+    def add(self, token: TokenEvent | PromptToken, logprob: float | None, offset: int) -> None:
+        text = token_text(token)
+        self.tokens.append(text)
+        self.token_logprobs.append(logprob)
+        self.text_offset.append(offset)
+        if logprob is None:
+            self.top_logprobs.append(None)
+            return
+        # The token itself is always among the most likely ones.
+        ranked: list[TokenLogprob | TokenEvent | PromptToken] = [*token.top, token]
+        top: dict[str, float] = {}
+        for entry in ranked:
+            top.setdefault(token_text(entry), finite(entry.logprob))
+        self.top_logprobs.append(top)
+
+    def render(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "token_logprobs": self.token_logprobs,
+            "top_logprobs": self.top_logprobs,
+            "text_offset": self.text_offset,
+        }
+
+
+class _Choice:
+    """Text and log-probabilities that are to be sent: all of them, or a chunk's."""
+
+    __slots__ = ("finish_reason", "has_begun", "logprobs", "num_chars", "texts")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.logprobs = _Logprobs()
+        self.num_chars = 0
+        self.finish_reason: str | None = None
+        self.has_begun = False
+
+    def add_text(self, text: str) -> None:
+        self.texts.append(text)
+        self.num_chars += len(text)
+
+    def take(self) -> tuple[str, _Logprobs]:
+        text, logprobs = "".join(self.texts), self.logprobs
+        self.texts, self.logprobs = [], _Logprobs()
+        return text, logprobs
+
+
+class _Collector:
+    """The choices of every prompt, filled from events."""
+
+    def __init__(self, answer: Answer, echo: Echo | None) -> None:
+        self.answer = answer
+        self.echo = echo
+        self.usage = Usage()
+        self.choices = [_Choice() for _ in range(answer.num_prompts * answer.num_choices)]
+        self._prompts: dict[int, tuple[PromptToken, ...]] = {}
+
+    def add(self, index: int, event: TokenEvent) -> int | None:
+        """The number of the choice that the event belongs to; None: it is about the prompt."""
+        if event.prompt is not None:
+            self._prompts[index] = event.prompt
+            return None
+        number = index * self.answer.num_choices + event.choice
+        choice = self.choices[number]
+        if not choice.has_begun:
+            choice.has_begun = True
+            if self.echo is not None:
+                self._begin_with_prompt(choice, self.echo.prompts[index], index)
+        if event.finish_reason is not None:
+            choice.finish_reason = finish_word(event.finish_reason)
+        self.usage.add(event)
+        if self.echo is not None and self.echo.without_output:
+            self.usage.num_generated_tokens = 0
+            return number
+        if self.answer.logprobs and event.token_id >= 0:
+            choice.logprobs.add(event, finite(event.logprob), choice.num_chars)
+        choice.add_text(event.text)
+        return number
+
+    def _begin_with_prompt(self, choice: _Choice, prompt: str, index: int) -> None:
+        choice.add_text(prompt)
+        offset = 0
+        if self.answer.logprobs:
+            for token in self._prompts.get(index, ()):
+                choice.logprobs.add(token, token.logprob, offset)
+                offset += len(token.text)
+
+    def object(self, number: int) -> dict[str, Any]:
+        """What is to be sent of a choice."""
+        choice = self.choices[number]
+        text, logprobs = choice.take()
+        return {
+            "index": number,
+            "text": text,
+            "logprobs": logprobs.render() if self.answer.logprobs else None,
+            "finish_reason": choice.finish_reason,
+        }
+
+
+class CompletionRenderer(Renderer):
+    """One ``text_completion`` object at the end."""
+
+    streams = False
+    content_type = "application/json"
+
+    def __init__(self, answer: Answer, echo: Echo | None = None) -> None:
+        self._answer = answer
+        self._collector = _Collector(answer, echo)
+
+    def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
+        for event in events:
+            self._collector.add(index, event)
+        return b""
+
+    def finish(self) -> bytes:
+        collector = self._collector
+        value = {
+            **self._answer.head(_KIND),
+            "choices": [collector.object(number) for number in range(len(collector.choices))],
+            "usage": collector.usage.render(),
+        }
+        return self._answer.dumps(value).encode()
+
+    def error(self, error: Exception) -> bytes:
+        return self._answer.error(error)
+
+
+class CompletionSseRenderer(Renderer):
+    """``text_completion`` objects as server-sent events, closed by ``[DONE]``.
+
+    Most chunks differ in their text alone, so they are made of a template around it.
+    """
+
+    streams = True
+    content_type = "text/event-stream"
+
+    def __init__(self, answer: Answer, echo: Echo | None = None) -> None:
+        self._answer = answer
+        self._collector = _Collector(answer, echo)
+        self._is_plain = not answer.logprobs and echo is None
+        self._templates = [
+            self._template(number) for number in range(answer.num_prompts * answer.num_choices)
+        ]
+
+    def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
+        frames = []
+        for event in events:
+            if self._is_plain and event.finish_reason is None:
+                self._collector.usage.add(event)
+                if event.text:  # not half a character, or the beginning of a stop string
+                    before, after = self._templates[index * self._answer.num_choices + event.choice]
+                    frames.append(before + quote(event.text) + after)
+                continue
+            number = self._collector.add(index, event)
+            if number is not None:
+                frames.append(self._frame([self._collector.object(number)]))
+        return "".join(frames).encode()
+
+    def finish(self) -> bytes:
+        done = "data: [DONE]\n\n"
+        if self._answer.usage:
+            done = self._frame([], self._collector.usage.render()) + done
+        return done.encode()
+
+    def error(self, error: Exception) -> bytes:
+        return b"data: " + self._answer.error(error) + b"\n\n"
+
+    def _template(self, number: int) -> tuple[str, str]:
+        choice = {"index": number, "text": TEXT, "logprobs": None, "finish_reason": None}
+        before, after = self._answer.around_text(self._object([choice]))
+        return f"data: {before}", f"{after}\n\n"
+
+    def _frame(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> str:
+        return f"data: {self._answer.dumps(self._object(choices, usage))}\n\n"
+
+    def _object(
+        self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        chunk = {**self._answer.head(_KIND), "choices": choices}
+        if self._answer.usage:
+            chunk["usage"] = usage
+        return chunk

@@ -1,0 +1,94 @@
+"""The request schema of completions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import UserError
+from lmi_server.protocols.decode import decode_json
+from lmi_server.protocols.openai_schema import (
+    OpenAIBody,
+    check_common,
+    check_range,
+    common_sampling_params,
+    unavailable,
+)
+
+Prompt = str | tuple[int, ...]
+
+_DEFAULT_MAX_TOKENS = 16
+_MAX_PROMPTS = 1024
+
+
+class CompletionBody(OpenAIBody, frozen=True, kw_only=True):
+    """A completion request; what isn't named here is ignored."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+
+    @property
+    def scores_only(self) -> bool:
+        """``echo`` with ``max_tokens`` 0: the prompt alone comes back."""
+        return bool(self.echo) and self.max_tokens == 0
+
+
+_BODY = msgspec.json.Decoder(CompletionBody)
+
+
+def decode_completion(body: bytes) -> CompletionBody:
+    """Decode and check; UserError names the field at fault."""
+    completion = decode_json(_BODY, body)
+    check_common(completion)
+    check_range("logprobs", completion.logprobs, 0, None)
+    if completion.suffix:
+        raise unavailable("suffix")
+    if completion.max_tokens == 0 and not completion.echo:
+        raise UserError("max_tokens must be at least 1, got 0 without echo", field="max_tokens")
+    return completion
+
+
+def prompts_of(completion: CompletionBody) -> tuple[Prompt, ...]:
+    """One or several texts, or lists of token ids."""
+    given = completion.prompt
+    if isinstance(given, str):
+        return (given,)
+    if not given:
+        raise UserError("prompt is empty; send a string or a list of token ids", field="prompt")
+    if all(isinstance(item, int) for item in given):
+        return (_token_ids(given, "prompt"),)
+    if len(given) > _MAX_PROMPTS:
+        raise UserError(
+            f"prompt has {len(given)} prompts; at most {_MAX_PROMPTS} fit into one request",
+            field="prompt",
+        )
+    prompts: list[Prompt] = []
+    for index, item in enumerate(given):
+        if isinstance(item, int):
+            raise UserError(
+                f"prompt[{index}] is a token id among prompts; put ids into lists of their own",
+                field=f"prompt[{index}]",
+            )
+        prompts.append(item if isinstance(item, str) else _token_ids(item, f"prompt[{index}]"))
+    return tuple(prompts)
+
+
+def completion_sampling_params(completion: CompletionBody) -> SamplingParams:
+    max_tokens = completion.max_tokens
+    return common_sampling_params(
+        completion,
+        max_new_tokens=_DEFAULT_MAX_TOKENS if max_tokens is None else max(1, max_tokens),
+        logprobs=completion.logprobs,
+        prompt_logprobs=completion.logprobs if completion.echo else None,
+    )
+
+
+def _token_ids(items: list[str | int | list[int]] | list[int], where: str) -> tuple[int, ...]:
+    ids = tuple(item for item in items if isinstance(item, int))
+    if not ids:
+        raise UserError(f"{where} is an empty list; send at least one token id", field=where)
+    if any(token_id < 0 for token_id in ids):
+        raise UserError(f"{where} has a negative token id", field=where)
+    return ids

@@ -1,0 +1,194 @@
+"""The OpenAI protocol: completions and chat completions, as OpenAI's own clients expect them.
+
+Fields that OpenAI or open servers know and that change nothing here are ignored, unknown ones with
+a warning; those whose mechanism isn't there are refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.errors import UserError
+from lmi_core.text.chat import ChatTemplate
+from lmi_server.protocols.base import Call, HttpError, Plan, Protocol, Renderer, Reply
+from lmi_server.protocols.chat_output import ChatRenderer, ChatSseRenderer
+from lmi_server.protocols.chat_schema import (
+    ChatBody,
+    chat_sampling_params,
+    decode_chat,
+    plain_messages,
+    template_arguments,
+)
+from lmi_server.protocols.completion_output import (
+    CompletionRenderer,
+    CompletionSseRenderer,
+    Echo,
+)
+from lmi_server.protocols.completion_schema import (
+    completion_sampling_params,
+    decode_completion,
+    prompts_of,
+)
+from lmi_server.protocols.openai_errors import ModelNotFound, error_body, openai_error
+from lmi_server.protocols.openai_output import Answer
+from lmi_server.protocols.openai_schema import OpenAIBody
+
+log = logging.getLogger(__name__)
+
+Decode = Callable[[Sequence[int]], str]
+
+_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_IGNORED = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "prediction",
+        "moderation",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "verbosity",
+        "request_id",
+    }
+)
+"""Fields that don't change the tokens here: labels, billing, and hints."""
+_PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class OpenAIProtocol(Protocol):
+    name = "openai"
+
+    def __init__(
+        self, model_name: str, chat_template: ChatTemplate | None = None, *, decode: Decode
+    ) -> None:
+        """``decode``: the text of token ids, for prompts that come as ids and are echoed."""
+        self._model_name = model_name
+        self._chat_template = chat_template
+        self._decode = decode
+
+    def parse(self, call: Call) -> Plan:
+        """A body with messages is a chat, any other a completion."""
+        is_chat = b'"messages"' in call.body and b'"prompt"' not in call.body
+        return self.parse_chat(call) if is_chat else self.parse_completion(call)
+
+    def parse_completion(self, call: Call) -> Plan:
+        _check_content_type(call)
+        body = decode_completion(call.body)
+        self.check_model(body.model)
+        prompts = prompts_of(body)
+        params = completion_sampling_params(body)
+        answer = self._answer(f"cmpl-{call.request_id}", body, len(prompts), params.logprobs)
+        echo = None
+        if body.echo:
+            texts = tuple(p if isinstance(p, str) else self._decode(p) for p in prompts)
+            echo = Echo(prompts=texts, without_output=body.scores_only)
+        renderer: Renderer = CompletionRenderer(answer, echo)
+        if body.stream:
+            renderer = CompletionSseRenderer(answer, echo)
+        requests = tuple(
+            GenerationRequest(
+                request_id=call.request_id if len(prompts) == 1 else f"{call.request_id}-{i}",
+                prompt=prompt if isinstance(prompt, str) else None,
+                prompt_token_ids=None if isinstance(prompt, str) else prompt,
+                add_special_tokens=body.add_special_tokens is not False,
+                params=params,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt or "",
+                echo=bool(body.echo) and params.prompt_logprobs is not None,
+            )
+            for i, prompt in enumerate(prompts)
+        )
+        return _plan(call, body, requests, renderer)
+
+    def parse_chat(self, call: Call) -> Plan:
+        _check_content_type(call)
+        body = decode_chat(call.body)
+        self.check_model(body.model)
+        if body.top_logprobs is not None and not body.logprobs:
+            raise UserError("top_logprobs needs logprobs: true", field="top_logprobs")
+        params = chat_sampling_params(body)
+        if params.max_new_tokens == 0:
+            raise UserError("max_completion_tokens must be at least 1, got 0", field="max_tokens")
+        answer = self._answer(f"chatcmpl-{call.request_id}", body, 1, params.logprobs)
+        renderer: Renderer = ChatSseRenderer(answer) if body.stream else ChatRenderer(answer)
+        request = GenerationRequest(
+            request_id=call.request_id,
+            prompt=self.render_chat(body),
+            add_special_tokens=bool(body.add_special_tokens),
+            params=params,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+        )
+        return _plan(call, body, (request,), renderer)
+
+    def render_chat(self, body: ChatBody) -> str:
+        """The prompt of a chat; UserError when the model has no template."""
+        if self._chat_template is None:
+            raise UserError(
+                f"The model {self._model_name} has no chat template; use /v1/completions instead",
+                field="messages",
+            )
+        return self._chat_template.render(plain_messages(body.messages), **template_arguments(body))
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self._model_name:
+            raise ModelNotFound(name, self._model_name)
+
+    def error(self, error: Exception) -> Reply:
+        return openai_error(error)
+
+    def _answer(
+        self, answer_id: str, body: OpenAIBody, num_prompts: int, logprobs: int | None
+    ) -> Answer:
+        return Answer(
+            id=answer_id,
+            model=self._model_name,
+            error=error_body,
+            num_choices=body.n or 1,
+            num_prompts=num_prompts,
+            logprobs=logprobs is not None,
+            usage=body.includes_usage,
+        )
+
+
+def _plan(
+    call: Call, body: OpenAIBody, requests: tuple[GenerationRequest, ...], renderer: Renderer
+) -> Plan:
+    if body.stream_options is not None and not body.stream:
+        raise UserError("stream_options needs stream: true", field="stream_options")
+    headers = _STREAM_HEADERS if renderer.streams else {}
+    _warn_unknown(call, body)
+    return Plan(
+        requests=requests,
+        renderer=renderer,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        headers=headers,
+    )
+
+
+def _check_content_type(call: Call) -> None:
+    media_type = call.content_type.partition(";")[0].strip().lower()
+    if media_type not in ("", "application/json"):
+        raise HttpError(
+            415,
+            "UnsupportedMediaTypeException",
+            f"Content-Type {media_type[:80]!r} is not supported; send application/json",
+        )
+
+
+def _warn_unknown(call: Call, body: OpenAIBody) -> None:
+    unknown = _KEYS.decode(call.body).keys() - _IGNORED - set(body.__struct_fields__)
+    names = sorted(name for name in unknown if _PLAIN_NAME.fullmatch(name))[:16]
+    if names:
+        log.warning("request %s: unknown fields are ignored: %s", call.request_id, ", ".join(names))
