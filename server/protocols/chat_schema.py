@@ -61,7 +61,9 @@ def decode_chat(body: bytes) -> ChatBody:
         if getattr(chat, name):
             raise unavailable(name)
     if chat.modalities not in (None, [], ["text"]):
-        raise unavailable("modalities", "modalities other than text")
+        raise UserError(
+            "modalities other than text are not available in this version", field="modalities"
+        )
     if chat.continue_final_message and chat.add_generation_prompt:
         raise UserError(
             "continue_final_message and add_generation_prompt exclude each other; send one",

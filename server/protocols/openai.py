@@ -34,6 +34,7 @@ from lmi_server.protocols.completion_schema import (
     decode_completion,
     prompts_of,
 )
+from lmi_server.protocols.decode import decode_json
 from lmi_server.protocols.openai_errors import ModelNotFound, error_body, openai_error
 from lmi_server.protocols.openai_output import Answer
 from lmi_server.protocols.openai_schema import OpenAIBody
@@ -188,7 +189,7 @@ def _check_content_type(call: Call) -> None:
 
 
 def _warn_unknown(call: Call, body: OpenAIBody) -> None:
-    unknown = _KEYS.decode(call.body).keys() - _IGNORED - set(body.__struct_fields__)
+    unknown = decode_json(_KEYS, call.body).keys() - _IGNORED - set(body.__struct_fields__)
     names = sorted(name for name in unknown if _PLAIN_NAME.fullmatch(name))[:16]
     if names:
         log.warning("request %s: unknown fields are ignored: %s", call.request_id, ", ".join(names))

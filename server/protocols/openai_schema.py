@@ -147,11 +147,12 @@ def common_sampling_params(
     )
 
 
-def unavailable(name: str, what: str | None = None) -> UserError:
+def unavailable(name: str) -> UserError:
     """The refusal of a parameter whose mechanism isn't there."""
-    verb = "are" if (what or name).endswith("s") else "is"
     return UserError(
-        f"{what or name} {verb} not available in this version; leave {name} out", field=name
+        f"{name} {'are' if name.endswith('s') else 'is'} not available in this version; "
+        f"leave {name} out",
+        field=name,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import random
 from typing import Any
@@ -11,8 +12,11 @@ from typing import Any
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.protocols.base import Call
+from lmi_server.protocols.chat_schema import ChatBody
+from lmi_server.protocols.completion_schema import CompletionBody
 from lmi_server.protocols.lmi import LmiProtocol
 from lmi_server.protocols.lmi_schema import LmiParameters
+from lmi_server.protocols.openai import OpenAIProtocol
 from tests.engine.fake_runner import FakeRunner
 from tests.server.test_real_engine import serving_engine
 
@@ -51,19 +55,33 @@ ODD_VALUES: list[Any] = [
     [None],
     ["a", 1],
 ]
+OPENAI_BODIES: list[dict[str, Any]] = [
+    {"prompt": "hello", "max_tokens": 3, "n": 2, "logprobs": 1},
+    {"prompt": ["a", [5, 6]], "max_tokens": 2, "echo": True, "stream": True},
+    {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_completion_tokens": 3,
+        "logit_bias": {"5": 1},
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    },
+]
+OPENAI_NAMES = [*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__, "no_such"]
 NAMES = [*LmiParameters.__struct_fields__, "no_such", "inputs", "stream", "messages", "n", "stop"]
 
 
-def mutated(rng: random.Random) -> bytes:
+def mutated(
+    rng: random.Random, bodies: list[dict[str, Any]] = BODIES, names: list[str] = NAMES
+) -> bytes:
     """A valid body with some values, keys or bytes changed."""
-    body = json.loads(json.dumps(rng.choice(BODIES)))
+    body = json.loads(json.dumps(rng.choice(bodies)))
     for _ in range(rng.randint(1, 3)):
         target = body
         nested = [value for value in body.values() if isinstance(value, dict)]
         if nested and rng.random() < 0.7:
             target = rng.choice(nested)
-        name = rng.choice([*target, *NAMES])
-        target[name] = rng.choice(ODD_VALUES)
+        name = rng.choice([*target, *names])
+        target[name] = copy.deepcopy(rng.choice(ODD_VALUES))
     data = bytearray(json.dumps(body, ensure_ascii=rng.random() < 0.5).encode())
     if rng.random() < 0.3:
         for _ in range(rng.randint(1, 4)):
@@ -88,6 +106,37 @@ def test_parsing_raises_nothing_but_user_errors() -> None:
         with contextlib.suppress(UserError):
             num_parsed += len(protocol.parse(call).requests) > 0
     assert 200 < num_parsed < 1800
+
+
+def test_openai_parsing_raises_nothing_but_user_errors() -> None:
+    rng = random.Random(20241)
+    template = ChatTemplate({"default": "{{ messages }}"})
+    protocol = OpenAIProtocol("m", template, decode=str)
+    num_parsed = 0
+    for _ in range(2000):
+        body = mutated(rng, OPENAI_BODIES, OPENAI_NAMES)
+        call = Call(request_id="r", body=body, content_type="application/json")
+        with contextlib.suppress(UserError):
+            num_parsed += len(protocol.parse(call).requests) > 0
+    assert 200 < num_parsed < 1800
+
+
+def test_openai_routes_answer_everything_and_leak_nothing() -> None:
+    async def run() -> None:
+        rng = random.Random(8)
+        async with serving_engine(FakeRunner()) as (served, _):
+            for number in range(300):
+                body = mutated(rng, OPENAI_BODIES[:2], OPENAI_NAMES)
+                answer = await served.post(
+                    body,
+                    ("/v1/completions", "/tokenize", "/detokenize")[number % 8 % 3],
+                    headers={"Content-Type": "application/json"},
+                )
+                assert answer.status in (200, 400, 404), (body, answer)
+                if answer.status != 200:
+                    assert set(json.loads(answer.body)) == {"error"}
+
+    asyncio.run(run())
 
 
 def test_server_answers_everything_and_leaks_nothing() -> None:

@@ -1,0 +1,271 @@
+"""The real ``openai`` client against a real server process with a tiny random model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.checkpoints import cached_checkpoint
+from tests.cli.test_native import serving
+
+pytestmark = pytest.mark.timeout(180)
+
+MESSAGES: list[Any] = [{"role": "user", "content": "hello"}]
+KEY = "a-secret-key"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    model = str(cached_checkpoint("llama2"))
+    with serving(model, "--api-key", KEY, "--served-model-name", "tiny") as base:
+        yield f"{base}/v1"
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def test_models(client: openai.OpenAI) -> None:
+    [model] = client.models.list().data
+    assert (model.id, model.object) == ("tiny", "model")
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError, match="'other' does not exist; 'tiny' is served"):
+        client.models.retrieve("other")
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_completion_tokens=8, temperature=0
+    )
+    [choice] = answer.choices
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert choice.finish_reason in ("length", "stop")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 8
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
+
+
+def test_streamed_chat_equals_the_whole_one(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "messages": MESSAGES,
+        "max_tokens": 24,
+        "seed": 5,
+        "n": 2,
+        "extra_body": {"ignore_eos": True},
+    }
+    whole = client.chat.completions.create(**asked)
+    texts, reasons, roles, usage = ["", ""], ["", ""], [0, 0], None
+    with client.chat.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    ) as stream:
+        for chunk in stream:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+                reasons[choice.index] += choice.finish_reason or ""
+                roles[choice.index] += choice.delta.role == "assistant"
+            usage = chunk.usage
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert texts[0] != texts[1]
+    assert reasons == ["length", "length"]
+    assert roles == [1, 1]
+    assert usage is not None
+    assert usage.completion_tokens == 48
+
+
+def test_chat_logprobs(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=4, logprobs=True, top_logprobs=3, temperature=0
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert len(logprobs.content) == 4
+    for entry in logprobs.content:
+        assert len(entry.top_logprobs) == 3
+        assert entry.top_logprobs[0].token == entry.token
+        assert entry.top_logprobs[0].logprob == entry.logprob <= 0
+        assert entry.bytes == list(entry.token.encode())
+
+
+def test_cached_tokens_are_reported(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "a long prompt " * 12, "max_tokens": 1}
+    client.completions.create(**asked)
+    usage = client.completions.create(**asked).usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens >= 32
+
+
+def test_completion_of_several_prompts(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": ["hello", "world", "third"],
+        "n": 2,
+        "seed": 1,
+        "max_tokens": 12,
+        "extra_body": {"ignore_eos": True},
+    }
+    whole = client.completions.create(**asked)
+    assert [choice.index for choice in whole.choices] == list(range(6))
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 72
+    texts = [""] * 6
+    with client.completions.create(**asked, stream=True) as stream:
+        for chunk in stream:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in whole.choices]
+
+
+def test_echo_and_logprobs(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="tiny", prompt="hello", max_tokens=3, echo=True, logprobs=2, temperature=0
+    )
+    [choice] = answer.choices
+    assert choice.text.startswith("hello")
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert answer.usage is not None
+    num_tokens = answer.usage.prompt_tokens + 3
+    assert len(logprobs.tokens or ()) == len(logprobs.text_offset or ()) == num_tokens
+    values = logprobs.token_logprobs or []
+    assert values[0] is None
+    assert all(value <= 0 for value in values[1:])
+
+
+def test_scoring_a_prompt_generates_nothing(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="tiny", prompt="hello", max_tokens=0, echo=True, logprobs=0
+    )
+    assert answer.choices[0].text == "hello"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 0
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert len(logprobs.tokens or ()) == answer.usage.prompt_tokens
+
+
+def test_prompt_of_token_ids(client: openai.OpenAI, url: str) -> None:
+    root = url.removesuffix("/v1")
+    tokens: Any = client.post(f"{root}/tokenize", cast_to=object, body={"prompt": "hello"})
+    ids = tokens["tokens"]
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 6, "temperature": 0}
+    by_ids = client.completions.create(prompt=ids, **asked)
+    by_text = client.completions.create(prompt="hello", **asked)
+    assert by_ids.choices[0].text == by_text.choices[0].text
+    text: Any = client.post(f"{root}/detokenize", cast_to=object, body={"tokens": ids})
+    assert "hello" in text["prompt"]
+
+
+def test_logit_bias_and_stop(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 4, "temperature": 0}
+    forced = client.completions.create(**asked, logit_bias={"104": 100})
+    assert len(set(forced.choices[0].text)) == 1
+    stopped = client.completions.create(
+        **asked, logit_bias={"104": 100}, stop=[forced.choices[0].text[:2]]
+    )
+    assert (stopped.choices[0].text, stopped.choices[0].finish_reason) == ("", "stop")
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "words"),
+    [
+        ({"temperature": 3}, "temperature", "between 0 and 2, got 3"),
+        ({"n": 0}, "n", "between 1 and 128"),
+        ({"max_tokens": -1}, "max_tokens", "at least 0"),
+        ({"top_p": 0}, "top_p", "above 0"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias", "token id 99999"),
+        ({"stop": [""]}, "stop", "empty string"),
+        ({"extra_body": {"best_of": 4}}, "best_of", "best_of is 4 and n is 1"),
+        ({"extra_body": {"use_beam_search": True}}, "use_beam_search", "not available"),
+        ({"suffix": "x"}, "suffix", "not available"),
+        ({"prompt": "x" * 5000}, "prompt", "tokens"),
+        ({"prompt": []}, "prompt", "empty"),
+        ({"extra_body": {"prompt": 7}}, "prompt", "must be"),
+        ({"extra_body": {"stream_options": {}}}, "stream_options", "stream: true"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_requests(
+    client: openai.OpenAI, stream: bool, asked: dict[str, Any], field: str, words: str
+) -> None:
+    if stream and field == "stream_options":
+        return
+    asked = {"model": "tiny", "prompt": "x", "max_tokens": 2, "stream": stream, **asked}
+    with pytest.raises(openai.BadRequestError, match=words) as raised:
+        client.completions.create(**asked)
+    assert raised.value.type == "invalid_request_error"
+    assert raised.value.param == field
+
+
+def test_wrong_model_and_wrong_key(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as raised:
+        client.chat.completions.create(model="gpt-4", messages=MESSAGES)
+    assert raised.value.code == "model_not_found"
+    with pytest.raises(openai.AuthenticationError) as refused:
+        client.with_options(api_key="wrong").models.list()
+    assert refused.value.code == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"type": "object"}},
+                }
+            },
+            "response_format",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    client: openai.OpenAI, asked: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match="not available in this version") as raised:
+        client.chat.completions.create(model="tiny", messages=MESSAGES, **asked)
+    assert raised.value.param == field
+
+
+def test_async_client(url: str) -> None:
+    async def run() -> None:
+        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+
+            async def stream(number: int) -> str:
+                text = ""
+                async with await client.chat.completions.create(
+                    model="tiny",
+                    messages=MESSAGES,
+                    max_tokens=16,
+                    temperature=0,
+                    stream=True,
+                    user=f"user-{number}",
+                    extra_body={"ignore_eos": True},
+                ) as chunks:
+                    async for chunk in chunks:
+                        text += chunk.choices[0].delta.content or ""
+                return text
+
+            texts = await asyncio.gather(*(stream(number) for number in range(8)))
+            assert len(set(texts)) == 1
+            # A reader that leaves early ends its request; the server must still serve others.
+            leaving = await client.completions.create(
+                model="tiny", prompt="x", max_tokens=400, stream=True
+            )
+            await anext(aiter(leaving))
+            await leaving.close()
+            assert await stream(9) == texts[0]
+
+    asyncio.run(run())
