@@ -25,6 +25,7 @@ from lmi_server.openai_dialect import openai_dialect
 from lmi_server.options import ServerOptions
 from lmi_server.protocols.base import HttpError, Reply
 from lmi_server.routes import METER, Route, Service
+from lmi_server.tgi_dialect import tgi_dialect
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ SERVICE = web.AppKey("service", Service)
 ROUTES: web.AppKey[Sequence[Route]] = web.AppKey("routes", Sequence)
 """Those without a dialect's prefix."""
 
-DIALECTS: tuple[Callable[[Service], Dialect], ...] = (lmi_dialect, openai_dialect)
+DIALECTS: tuple[Callable[[Service], Dialect], ...] = (lmi_dialect, openai_dialect, tgi_dialect)
 """Every dialect that a server has."""
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)

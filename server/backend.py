@@ -7,7 +7,8 @@ from typing import Protocol
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
-from lmi_core.engine.stats import EngineStats
+from lmi_core.engine.stats import EngineInfo, EngineStats
+from lmi_core.text.tokenizer import Tokenizer
 
 
 class Backend(Protocol):
@@ -26,6 +27,12 @@ class Backend(Protocol):
         ...
 
     def stats(self) -> EngineStats: ...
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
 
     @property
     def max_model_len(self) -> int:

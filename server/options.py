@@ -7,6 +7,7 @@ from typing import Literal
 
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.protocols.lmi import LmiOptions
+from lmi_server.protocols.tgi_options import TgiOptions
 
 LogFormat = Literal["console", "json"]
 
@@ -36,5 +37,6 @@ class ServerOptions:
     """How long a stopping server lets running requests finish."""
     log_format: LogFormat = "console"
     lmi: LmiOptions = field(default_factory=LmiOptions)
+    tgi: TgiOptions = field(default_factory=TgiOptions)
     chat_template: ChatTemplate | None = None
     """The model's; None: chat bodies are refused."""

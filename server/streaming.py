@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Self
 
@@ -40,10 +40,9 @@ async def respond(
         await _collect(backend, requests[0], 0, plan, meter)
     else:
         await _collect_all(backend, requests, plan, meter)
-    return web.Response(
-        body=plan.renderer.finish(),
-        headers={**plan.headers, "Content-Type": plan.renderer.content_type},
-    )
+    body = plan.renderer.finish()
+    headers = {**plan.headers, **plan.renderer.headers()}
+    return web.Response(body=body, headers={**headers, "Content-Type": plan.renderer.content_type})
 
 
 async def _truncated(
@@ -143,12 +142,15 @@ async def _stream(
     renderer = plan.renderer
     async with aclosing(batches):
         # The status line waits for the first events, so that a refusal can still set the status.
-        batch = await anext(batches)
+        batch = () if renderer.starts_at_once else await anext(batches)
         response = web.StreamResponse(
             headers={**plan.headers, "Content-Type": renderer.content_type}
         )
         await response.prepare(request)
-        with SendDeadline(request.transport, send_timeout_s) as deadline:
+        with (
+            SendDeadline(request.transport, send_timeout_s) as deadline,
+            Heartbeat(response, deadline, renderer.keep_alive),
+        ):
             try:
                 while True:
                     frame = b""
@@ -181,6 +183,7 @@ class SendDeadline:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._blocked_since: float | None = None
+        self.last_sent = self._loop.time()
 
     def __enter__(self) -> Self:
         self._timer = self._loop.call_later(self._timeout_s, self._check)
@@ -190,9 +193,13 @@ class SendDeadline:
         self._timer.cancel()
 
     async def send(self, response: web.StreamResponse, frame: bytes) -> None:
-        self._blocked_since = self._loop.time()
+        self.last_sent = self._blocked_since = self._loop.time()
         await response.write(frame)
         self._blocked_since = None
+
+    @property
+    def is_blocked(self) -> bool:
+        return self._blocked_since is not None
 
     def _check(self) -> None:
         now = self._loop.time()
@@ -202,6 +209,44 @@ class SendDeadline:
         elif isinstance(self._transport, asyncio.WriteTransport):
             # The connection's end cancels the handler, and with it the request.
             self._transport.abort()
+
+
+class Heartbeat:
+    """Sends ``frame`` whenever a stream has been silent for a while, so that proxies keep it."""
+
+    INTERVAL_S = 15.0
+
+    def __init__(self, response: web.StreamResponse, deadline: SendDeadline, frame: bytes) -> None:
+        self._response = response
+        self._deadline = deadline
+        self._frame = frame
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._sending: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Self:
+        if self._frame:
+            self._timer = self._loop.call_later(self.INTERVAL_S, self._check)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def _check(self) -> None:
+        now = self._loop.time()
+        due = self._deadline.last_sent + self.INTERVAL_S
+        if due <= now:
+            due = now + self.INTERVAL_S
+            if not self._deadline.is_blocked:
+                self._sending = self._loop.create_task(self._send())
+        self._timer = self._loop.call_at(due, self._check)
+
+    async def _send(self) -> None:
+        with suppress(ConnectionError):  # the handler itself will notice
+            await self._deadline.send(self._response, self._frame)
 
 
 def _presentable(error: Exception, request_id: str) -> Exception:

@@ -12,7 +12,6 @@ from typing import Literal
 from lmi_core.config.merge import Values
 from lmi_core.config.problem import Problems
 from lmi_core.config.table import BY_KEY
-from lmi_core.config.table.server import APIS
 
 _ADDRESS = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^:/\[\]]+)(:(?P<port>[0-9]{1,5}))?/?"
@@ -84,8 +83,8 @@ def _limit(values: Values, name: str, tgi: bool) -> int | None:
 
 
 def _api(server: Values, tgi: bool) -> str:
-    """A launcher's configuration asks for the launcher's protocol, once it can be had."""
-    return str(server.get("api") or ("tgi" if tgi and "tgi" in APIS else "lmi"))
+    """A launcher's configuration asks for the launcher's protocol."""
+    return str(server.get("api") or ("tgi" if tgi else "lmi"))
 
 
 def _text(value: object) -> str | None:

@@ -36,9 +36,9 @@ class PromptToken:
 class TokenEvent:
     """One generated token of one choice, or the prompt (``prompt`` is set and ``token_id`` is -1).
 
-    ``text`` is what may be shown now: it never holds half a character or a prefix of a stop string,
-    so it can be empty, and a later token's text can hold what an earlier one kept back. The texts
-    of a choice joined are its generated text.
+    ``text`` is what may be shown now: it never holds half a character or what may be cut off as
+    part of a stop string, so it can be empty, and a later token's text can hold what an earlier one
+    kept back. The texts of a choice joined are its generated text.
     """
 
     request_id: str

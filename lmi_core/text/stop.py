@@ -1,4 +1,4 @@
-"""Stop strings: found across token boundaries, never shown in part."""
+"""Stop strings: found across token boundaries, never shown in part unless they stay in the text."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class StopMatcher:
 
     strings: StopStrings
     include_stop: bool = False
-    """Whether a matched stop string stays in the text."""
+    """Whether a matched stop string stays in the text; then nothing needs to be held back."""
     matched: str = ""
     """The stop string found, empty before."""
     _state: int = 0
@@ -95,6 +95,8 @@ class StopMatcher:
                 self.matched, self._held, self._state = match, "", 0
                 return pending[: end if self.include_stop else end - len(match)]
         self._state = state
+        if self.include_stop:
+            return text
         shown = len(pending) - strings.depths[state]
         self._held = pending[shown:]
         return pending[:shown]

@@ -62,6 +62,14 @@ class Renderer(ABC):
 
     streams: bool
     content_type: str
+    starts_at_once: bool = False
+    """The status doesn't wait for the first events: errors before them are sent by ``error``."""
+    keep_alive: bytes = b""
+    """Sent whenever a stream has been silent for a while; empty: nothing is."""
+
+    def headers(self) -> Mapping[str, str]:
+        """Headers that are known only after ``finish``, of an answer that isn't streamed."""
+        return {}
 
     @abstractmethod
     def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes: ...

@@ -3,7 +3,7 @@
 from lmi_core.config.option import Action, Option, honoured, mapped, needs, no_effect
 from lmi_core.config.value_type import Bool, Bytes, Choice, Float, Int, Text, ValueType
 
-APIS = ("lmi", "openai")
+APIS = ("lmi", "tgi", "openai")
 """The protocols that shared routes can speak."""
 
 _DIALECTS = "tests/server/test_dialects.py"
