@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from lmi_server.logging import setup_logging
 from lmi_server.metrics import Metrics
 from lmi_server.options import ServerOptions
 from lmi_server.protocols.lmi import LmiOptions
+from lmi_server.protocols.tgi_options import TgiOptions
 
 log = logging.getLogger(__name__)
 
@@ -64,5 +66,24 @@ def build_options(launch: Launch) -> ServerOptions:
         lmi=LmiOptions(
             output_formatter=launch.model.output_formatter, tgi_compat=launch.model.tgi_compat
         ),
+        tgi=_tgi_options(launch),
         chat_template=ChatTemplate.load(engine.model),
+    )
+
+
+def _tgi_options(launch: Launch) -> TgiOptions:
+    """The launcher's limits, or its defaults where another system's configuration has none."""
+    engine, server, source = launch.engine, launch.server, launch.model.source
+    names = ("max_best_of", "max_stop_sequences", "max_top_n_tokens", "max_client_batch_size")
+    limits = {name: getattr(server, name) for name in names}
+    return TgiOptions(
+        version=3 if server.tgi_version == 3 else 2,
+        max_concurrent_requests=engine.max_queue_size
+        + (0 if server.api == "tgi" else engine.max_num_seqs),
+        max_input_tokens=launch.model.max_input_tokens,
+        enable_prefill_logprobs=server.enable_prefill_logprobs,
+        compute_type=os.environ.get("COMPUTE_TYPE") or "cpu",
+        model_id=source.location,
+        model_sha=source.revision,
+        **{name: limit for name, limit in limits.items() if limit is not None},
     )

@@ -36,7 +36,6 @@ CAPABILITIES = {
     "quant.int8": "int8 weights quantised at load",
     "request.default_stop": "stop texts set in the configuration",
     "request.default_strategy": "a decoding strategy set in the configuration",
-    "request.max_input_tokens": "a limit of the prompt's length",
     "request.sampling": "sampling parameters",
     "request.stop": "stop texts",
     "request.watermark": "watermarking",

@@ -36,6 +36,8 @@ class ServerConfig:
     download_dir: Path | None = None
     hub_cache: Path | None = None
     offline: bool = False
+    tgi_version: int = 2
+    enable_prefill_logprobs: bool = False
     max_best_of: int | None = None
     max_stop_sequences: int | None = None
     max_top_n_tokens: int | None = None
@@ -65,6 +67,8 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         download_dir=_path(server.get("download_dir")),
         hub_cache=_path(server.get("option.huggingface_hub_cache")),
         offline=server.get("offline") is True,
+        tgi_version=3 if server.get("tgi_version") == "3" else 2,
+        enable_prefill_logprobs=server.get("option.enable_prefill_logprobs") is True,
         max_best_of=_limit(server, "max_best_of", tgi),
         max_stop_sequences=_limit(server, "max_stop_sequences", tgi),
         max_top_n_tokens=_limit(server, "max_top_n_tokens", tgi),

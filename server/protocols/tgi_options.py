@@ -23,5 +23,8 @@ class TgiOptions:
     """Longest prompt; None: what the engine takes."""
     enable_prefill_logprobs: bool = False
     """Release 3 reports no prompt tokens without it; release 2 always does."""
+    model_id: str = "model"
+    """As configured: a hub id or a directory."""
+    model_sha: str | None = None
     compute_type: str = "cpu"
     """Value of the header x-compute-type."""

@@ -54,6 +54,13 @@ OPTIONS = (
         "lmi",
     ),
     _server(
+        "tgi_version",
+        Choice(("2", "3")),
+        "Release that TGI's routes answer like: 2 for 2.4, 3 for 3.3.",
+        honoured("tgi_version", test="tests/server/test_tgi_options.py::test_release"),
+        "2",
+    ),
+    _server(
         "inference_address",
         Text("http://host:port or unix:/path"),
         "Address of the inference routes.",

@@ -5,6 +5,7 @@ from lmi_core.config.value_type import Bool, Choice, Float, Int, Items, Text, Va
 
 _ROPE = needs("rope.override", idle=())
 _INTERNAL = no_effect("no shard processes are started")
+_LIMITS = "tests/server/test_tgi_options.py::test_limits"
 
 
 def _tgi(
@@ -55,7 +56,7 @@ OPTIONS = (
         "--max-best-of",
         Int(1),
         "Most candidates a request may ask for.",
-        needs("server.request_limits", setting="max_best_of", tuning=True, idle=()),
+        honoured("max_best_of", test=_LIMITS),
         2,
         server=True,
     ),
@@ -63,7 +64,7 @@ OPTIONS = (
         "--max-stop-sequences",
         Int(0),
         "Most stop texts in a request.",
-        needs("server.request_limits", setting="max_stop_sequences", tuning=True, idle=()),
+        honoured("max_stop_sequences", test=_LIMITS),
         4,
         server=True,
     ),
@@ -71,7 +72,7 @@ OPTIONS = (
         "--max-top-n-tokens",
         Int(0),
         "Most alternative tokens a request may ask for.",
-        needs("server.request_limits", setting="max_top_n_tokens", tuning=True, idle=()),
+        honoured("max_top_n_tokens", test=_LIMITS),
         5,
         server=True,
     ),
@@ -79,7 +80,7 @@ OPTIONS = (
         "--max-input-tokens",
         Int(1),
         "Most tokens of a prompt.",
-        needs("request.max_input_tokens", setting="max_input_tokens", tuning=True, idle=()),
+        mapped("max_input_tokens", "limit of prompts on TGI's routes"),
         aliases=("--max-input-length",),
         legacy_env="MAX_INPUT_LENGTH",
     ),
@@ -271,12 +272,14 @@ OPTIONS = (
         2_000_000,
         server=True,
     ),
-    _later(
+    _tgi(
         "--enable-prefill-logprobs",
         Bool(),
         "Allow log probabilities of the prompt.",
-        "requests may always ask for them",
+        mapped("enable_prefill_logprobs", "tgi_version=2 allows them without"),
+        False,
         switch=True,
+        server=True,
     ),
     _tgi(
         "--graceful-termination-timeout",
