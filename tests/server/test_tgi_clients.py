@@ -21,7 +21,7 @@ PROMPT = "hello there"
 def url() -> Iterator[str]:
     model = str(cached_checkpoint("llama2"))
     flags = ("--model-id", model, "--max-input-tokens", "50")
-    with serving("--hostname=127.0.0.1", *flags) as url:
+    with serving("--hostname", "127.0.0.1", *flags) as url:
         yield url
 
 
