@@ -4,6 +4,8 @@
 # make test-asan   C++ tests under the address and undefined-behaviour sanitizers
 # make test-tsan   C++ tests under the thread sanitizer
 # make fuzz        random configurations for FUZZ_SECONDS (600), at least FUZZ_CASES (200000)
+# make bench-peers-quick  install other engines (once, about 20 minutes each at most), then compare
+#                  the 160M shape with them in under 30 minutes; run again, it goes on
 # make cuda        compile the CUDA kernels (needs nvcc)
 # make clean       remove what was built, but not the virtual environment
 PORT ?= 8080
@@ -25,7 +27,7 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 FUZZ_SECONDS ?= 600
 FUZZ_CASES ?= 200000
 
-.PHONY: run test fuzz lint test-asan test-tsan cuda build clean check-tools
+.PHONY: run test bench-peers-quick fuzz lint test-asan test-tsan cuda build clean check-tools
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -53,6 +55,10 @@ test-tsan: $(VENV)/.installed-test
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.config.fuzz --seconds $(FUZZ_SECONDS) --at-least $(FUZZ_CASES)
+
+bench-peers-quick: $(VENV)/.installed
+	$(BIN)/python -m bench.peers install
+	$(BIN)/python -m bench.peers run --shape 160m --minutes 25
 
 cuda: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda -DLMI_CUDA=ON

@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.checkpoints import SHAPES, Shape, checkpoint
-from bench.roofs import Roofs, measure_roofs
+from bench.rooflines import ELEMENT_BYTES, decode_roof_s, prefill_roof_s
+from bench.roofs import measure_roofs
 from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import NullObserver, StepRecord
-
-ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
 
 
 class StepLog(NullObserver):
@@ -56,23 +55,6 @@ class Bench:
     log: StepLog
     num_threads: int
 
-    def prefill_roof_s(self, num_tokens: int, roofs: Roofs) -> float:
-        shape = self.shape
-        head = shape.vocab_size * shape.hidden_size
-        linear = 2 * (shape.linear_params - head) * num_tokens + 2 * head
-        attention = 2 * shape.num_layers * shape.num_heads * shape.head_dim * num_tokens**2
-        rate = roofs.bf16_gflops if self.dtype == "bf16" else roofs.fp32_gflops
-        return (linear + attention) / (rate * 1e9)
-
-    def decode_roof_s(self, batch: int, context: float, roofs: Roofs) -> float:
-        shape, size = self.shape, ELEMENT_BYTES[self.dtype]
-        kv_row = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
-        num_bytes = size * (shape.linear_params + batch * context * kv_row)
-        rate = roofs.bf16_gflops if self.dtype == "bf16" else roofs.fp32_gflops
-        return max(
-            num_bytes / (roofs.read_gb_per_s * 1e9), 2 * shape.linear_params * batch / (rate * 1e9)
-        )
-
     async def generate(self, num_prompt: int, num_new: int, seed: int) -> None:
         rng = random.Random(seed)
         prompt = [rng.randrange(300, self.shape.vocab_size) for _ in range(num_prompt)]
@@ -88,7 +70,9 @@ class Bench:
             await self.generate(num_tokens, 1, seed=1000 * num_tokens + i)
             seconds = time.perf_counter() - start
             after = measure_roofs(self.num_threads)
-            roof_s = statistics.mean(self.prefill_roof_s(num_tokens, r) for r in (before, after))
+            roof_s = statistics.mean(
+                prefill_roof_s(self.shape, self.dtype, num_tokens, r) for r in (before, after)
+            )
             rates.append(num_tokens / seconds)
             shares.append(roof_s / seconds)
         return row(f"prefill {num_tokens}", rates, shares)
@@ -104,7 +88,9 @@ class Bench:
             after = measure_roofs(self.num_threads)
             steps = list(self.log.decode_steps(batch))
             interval = statistics.median(interval for interval, _ in steps)
-            roof_s = statistics.mean(self.decode_roof_s(batch, 192, r) for r in (before, after))
+            roof_s = statistics.mean(
+                decode_roof_s(self.shape, self.dtype, batch, 192, r) for r in (before, after)
+            )
             rates.append(batch / interval)
             shares.append(roof_s / interval)
             gaps.append(1 - sum(native for _, native in steps) / sum(t for t, _ in steps))

@@ -1,0 +1,77 @@
+"""Our own side: the engine behind the line protocol, and the server over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.peers.driver import Generate, Load, arguments_of, drive
+from bench.peers.load import LMI
+from bench.peers.process import Command
+from bench.peers.side import HttpSide, LineSide, Side
+from bench.peers.work import Timing
+
+DTYPES = ("bf16", "fp32")
+LOGS = Path("build/peers/logs")
+
+
+def engine_side(load: Load) -> Side:
+    arguments = [sys.executable, "-m", "bench.peers.ours", *arguments_of(load)]
+    return LineSide(Command(arguments, LOGS / "ours-engine.log"))
+
+
+def server_side(load: Load) -> Side:
+    def command(port: int) -> Command:
+        options = (
+            f"--host 127.0.0.1 --port {port} --log-level warning --dtype {load.dtype}"
+            f" --max-batch-size {load.max_num_seqs} --threads {load.num_threads}"
+        )
+        arguments = [sys.executable, "-m", "lmi_core", "serve", str(load.model), *options.split()]
+        return Command(arguments, LOGS / "ours-server.log")
+
+    return HttpSide(command, LMI)
+
+
+def open_engine(load: Load) -> tuple[Generate, dict[str, Any]]:
+    from lmi_core import __version__
+    from lmi_core.config.engine_config import EngineConfig
+    from lmi_core.engine.engine import Engine
+    from lmi_core.engine.sampling_params import SamplingParams
+
+    engine = Engine(
+        EngineConfig(
+            model=load.model,
+            dtype="bf16" if load.dtype == "bf16" else "fp32",
+            num_threads=load.num_threads,
+            max_num_seqs=load.max_num_seqs,
+            enable_prefix_caching=False,
+        )
+    )
+    runner = asyncio.Runner()
+    runner.run(engine.start())
+
+    async def generate_one(prompt: list[int], num_new: int, start: float) -> Timing:
+        first_s = last_s = 0.0
+        num_tokens = 0
+        params = SamplingParams(max_new_tokens=num_new, ignore_eos=True)
+        async for event in engine.generate(prompt, params):
+            last_s = time.perf_counter() - start
+            first_s = first_s or last_s
+            num_tokens = event.num_generated_tokens
+        return Timing(first_s, last_s, num_tokens)
+
+    async def generate_all(prompts: list[list[int]], num_new: int) -> list[Timing]:
+        start = time.perf_counter()
+        return await asyncio.gather(*(generate_one(p, num_new, start) for p in prompts))
+
+    def generate(prompts: list[list[int]], num_new: int) -> list[Timing]:
+        return runner.run(generate_all(prompts, num_new))
+
+    return generate, {"version": __version__}
+
+
+if __name__ == "__main__":
+    drive(open_engine)

@@ -1,0 +1,106 @@
+"""Rows of one peer, shape and dtype, over sides that stay up between rows."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from bench.peers.driver import Load
+from bench.peers.install import InstallError
+from bench.peers.pairs import Pace, measure_pairs
+from bench.peers.peer import Peer
+from bench.peers.process import SideError
+from bench.peers.row import Row, resume
+from bench.peers.side import Side
+from bench.peers.work import WORKS
+from bench.roofs import Roofs
+
+
+class Ours(Protocol):
+    """Makes our sides."""
+
+    def engine_side(self, load: Load) -> Side: ...
+    def server_side(self, load: Load) -> Side: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What all rows of a run share."""
+
+    ours: Ours
+    checkpoint: Callable[[str], Path]
+    """A shape's checkpoint, made if needed."""
+    probe: Callable[[], Roofs]
+    results: Path
+    commit: str
+    machine: dict[str, Any]
+    num_threads: int
+    pace: Pace
+    say: Callable[[str], None] = print
+
+    def run(self, peer: Peer, shape: str, dtype: str, whats: Sequence[str]) -> list[Row]:
+        """The rows, as far as time allowed; those that are on file and done aren't run again."""
+        rows = [resume(self._row(peer, shape, dtype, what), self.results) for what in whats]
+        open_rows = [row for row in rows if not row.is_done]
+        for serves in (False, True):
+            group = [row for row in open_rows if (WORKS[row.what].kind == "serve") == serves]
+            if group and time.monotonic() < self.pace.deadline:
+                self._run_group(peer, group, serves)
+        return rows
+
+    def _row(self, peer: Peer, shape: str, dtype: str, what: str) -> Row:
+        return Row(
+            peer=peer.name,
+            peer_version=peer.version,
+            peer_format=peer.formats[dtype],
+            shape=shape,
+            dtype=dtype,
+            what=what,
+            commit=self.commit,
+            machine=self.machine,
+        )
+
+    def _run_group(self, peer: Peer, rows: list[Row], serves: bool) -> None:
+        try:
+            with self._sides(peer, rows[0].shape, rows[0].dtype, serves) as (ours, theirs):
+                for row in rows:
+                    row.ours_about, row.theirs_about = ours.about, theirs.about
+                    measure_pairs(row, ours, theirs, self.probe, self._save, self.pace)
+        except (SideError, InstallError) as error:
+            for row in rows:
+                row.error = str(error)
+                self._save(row)
+        for row in rows:
+            self.say(progress_line(row))
+
+    def _save(self, row: Row) -> None:
+        row.save(self.results)
+
+    @contextlib.contextmanager
+    def _sides(
+        self, peer: Peer, shape: str, dtype: str, serves: bool
+    ) -> Iterator[tuple[Side, Side]]:
+        checkpoint = self.checkpoint(shape)
+        num_seqs = max(WORKS[what].num_requests for what in WORKS)
+        model = peer.model(checkpoint, shape, dtype)
+        our_load = Load(checkpoint.absolute(), dtype, self.num_threads, num_seqs)
+        their_load = Load(model, dtype, self.num_threads, num_seqs)
+        ours = self.ours.server_side(our_load) if serves else self.ours.engine_side(our_load)
+        theirs = peer.server_side(their_load) if serves else None
+        theirs = theirs or peer.engine_side(their_load)
+        with contextlib.ExitStack() as stack:
+            for side in (ours, theirs):
+                stack.callback(side.stop)
+                side.start()
+            yield ours, theirs
+
+
+def progress_line(row: Row) -> str:
+    if row.error:
+        return f"{row.name}: {len(row.pairs)} pairs, then: {row.error}"
+    ratio = f", ratio {row.ratio.median:.2f}" if row.pairs else ""
+    return f"{row.name}: {len(row.pairs)} pairs{ratio}"

@@ -1,0 +1,83 @@
+"""What is measured: a number of requests, their lengths, and the figure that the timings give."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+LETTER_OFFSET = 31
+"""Letters are single tokens of the bench tokenizer, at their code point less this."""
+
+
+class Timing(NamedTuple):
+    """One request, in seconds from the submission of the batch it came with."""
+
+    first_s: float
+    last_s: float
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    name: str
+    kind: Literal["prefill", "decode", "serve"]
+    num_requests: int
+    num_prompt: int
+    num_new: int
+
+
+WORKS = {
+    work.name: work
+    for work in (
+        Work("prefill512", "prefill", 1, 512, 1),
+        Work("prefill2048", "prefill", 1, 2048, 1),
+        Work("decode1", "decode", 1, 128, 128),
+        Work("serve8", "serve", 8, 128, 128),
+        Work("serve32", "serve", 32, 128, 128),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Prompt tokens per second of a prefill, else generated tokens per second; means over the
+    requests of the time to the first token and of the time per token after it."""
+
+    tokens_per_s: float
+    first_token_ms: float | None
+    per_token_ms: float | None
+
+
+def make_prompts(work: Work, seed: int) -> list[list[int]]:
+    """Random letters, which every server's tokenizer turns into as many tokens."""
+    rng = random.Random(seed)
+    return [
+        [ord(letter) - LETTER_OFFSET for letter in rng.choices(string.ascii_letters, k=count)]
+        for count in [work.num_prompt] * work.num_requests
+    ]
+
+
+def text_of(prompt: Sequence[int]) -> str:
+    return "".join(chr(token_id + LETTER_OFFSET) for token_id in prompt)
+
+
+def figure_of(work: Work, timings: Sequence[Timing]) -> Figure:
+    """Raises ValueError when a request gave another number of tokens than it was to give."""
+    counts = [timing.num_tokens for timing in timings]
+    if counts != [work.num_new] * work.num_requests:
+        raise ValueError(
+            f"{work.name} wants {work.num_requests} x {work.num_new} tokens, got {counts}"
+        )
+    per_token_s = [(last - first) / (count - 1) for first, last, count in timings if count > 1]
+    first_s = sum(timing.first_s for timing in timings) / len(timings)
+    if work.kind == "prefill":
+        rate = work.num_prompt / timings[0].first_s
+    elif work.kind == "decode":
+        rate = 1 / per_token_s[0]
+    else:
+        rate = sum(counts) / max(timing.last_s for timing in timings)
+    per_token_ms = 1e3 * sum(per_token_s) / len(per_token_s) if per_token_s else None
+    return Figure(rate, 1e3 * first_s, per_token_ms)
