@@ -3,6 +3,7 @@
 # make lint        ruff, mypy, clang-format
 # make test-asan   C++ tests under the address and undefined-behaviour sanitizers
 # make test-tsan   C++ tests under the thread sanitizer
+# make bench       kernels and engine beside the machine's roofs (a quiet machine, 15 minutes)
 # make fuzz        random configurations for FUZZ_SECONDS (600), at least FUZZ_CASES (200000)
 # make bench-peers-quick  install other engines (once, about 20 minutes each at most), then compare
 #                  the 160M shape with them in under 30 minutes; run again, it goes on
@@ -27,7 +28,7 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 FUZZ_SECONDS ?= 600
 FUZZ_CASES ?= 200000
 
-.PHONY: run test bench-peers-quick fuzz lint test-asan test-tsan cuda build clean check-tools
+.PHONY: run test bench bench-peers-quick fuzz lint test-asan test-tsan cuda build clean check-tools
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -52,6 +53,11 @@ test-tsan: $(VENV)/.installed-test
 	$(CMAKE) -B build/tsan -DLMI_SANITIZE=thread
 	cmake --build build/tsan --target lmi_tests
 	$(NO_ASLR) build/tsan/lmi_tests
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python -m bench.kernels.linear
+	$(BIN)/python -m bench.kernels.attention
+	$(BIN)/python -m bench.engine --shape 160m
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.config.fuzz --seconds $(FUZZ_SECONDS) --at-least $(FUZZ_CASES)
