@@ -112,6 +112,11 @@ class SamplingTable:
         """Count one output token."""
     def observe_many(self, row: int, token_ids: Sequence[int]) -> None:
         """Count output tokens again, after a preemption."""
+    def gather(self, rows: Sequence[int]) -> dict[str, Any]:
+        """For samplers written in Python: an array per parameter named as in ``set`` (temperature to
+        num_logprobs), one entry per row given, and ``biases`` (id, bias), ``seen`` (id, times
+        generated; only under a penalty) and ``bans`` (id, 0), each as arrays (indices into
+        ``rows`` int32, ids int32, values float32)."""
 
 @final
 class BlockTables:
@@ -194,6 +199,8 @@ class Step:
     @property
     def finished_ns(self) -> int:
         """CLOCK_MONOTONIC, as time.monotonic_ns()."""
+    def set_times(self, *, submitted_ns: int, started_ns: int, finished_ns: int) -> None:
+        """When a runner written in Python took and finished the step."""
     # views for tests and for runners written in Python (numpy arrays over the buffer, no copies)
     def view(self, name: str) -> npt.NDArray[np.generic]:
         """An array of the buffer by its name in step.h, cut to the present counts."""

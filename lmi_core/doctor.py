@@ -56,6 +56,7 @@ def examine() -> list[Finding]:
         Finding("lmi", f"{__version__}, Python {platform.python_version()}, {platform.system()}"),
         *_native(),
         _gpu(),
+        _ops(),
         *_packages(),
     ]
 
@@ -112,6 +113,17 @@ def _gpu() -> Finding:
     if result.returncode != 0 or not lines:
         return Finding("GPU", "none found (nvidia-smi lists none)")
     return Finding("GPU", "; ".join(lines))
+
+
+def _ops() -> Finding:
+    from lmi_core.errors import UserError
+    from lmi_core.ops import select
+
+    try:
+        text = select.describe(select.select("cuda"))
+    except UserError as error:
+        return Finding("GPU ops", str(error), is_problem=True)
+    return Finding("GPU ops", text)
 
 
 def _packages() -> list[Finding]:

@@ -25,6 +25,75 @@ void check_ids(const SamplingTable& table, const std::vector<int32_t>& ids) {
   }
 }
 
+template <typename T, typename Value>
+py::array_t<T> gather_array(const std::vector<const SamplingRow*>& rows, Value value) {
+  py::array_t<T> result(static_cast<py::ssize_t>(rows.size()));
+  std::transform(rows.begin(), rows.end(), result.mutable_data(),
+                 [&](const SamplingRow* row) { return static_cast<T>(value(*row)); });
+  return result;
+}
+
+// (row, token id, value) triples, one array each.
+struct TokenEdits {
+  std::vector<int32_t> rows;
+  std::vector<int32_t> ids;
+  std::vector<float> values;
+
+  void add(size_t row, int32_t id, float value) {
+    rows.push_back(static_cast<int32_t>(row));
+    ids.push_back(id);
+    values.push_back(value);
+  }
+  py::tuple arrays() const {
+    const auto array = [&](const auto& items) {
+      using T = typename std::decay_t<decltype(items)>::value_type;
+      return py::array_t<T>(static_cast<py::ssize_t>(items.size()), items.data());
+    };
+    return py::make_tuple(array(rows), array(ids), array(values));
+  }
+};
+
+// What a sampler in Python needs of these rows, see _native.pyi.
+py::dict gather_rows(const SamplingTable& table, const py::object& row_ids) {
+  std::vector<const SamplingRow*> rows;
+  for (const int32_t id : ids_from_python(row_ids)) {
+    LMI_CHECK(id >= 0 && id < static_cast<int32_t>(table.rows.size()), "sampling row ", id, " of ",
+              table.rows.size());
+    rows.push_back(&table.rows[id]);
+  }
+  TokenEdits biases;
+  TokenEdits seen;
+  TokenEdits bans;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const SamplingRow& row = *rows[i];
+    for (const auto& [id, bias] : row.logit_bias) biases.add(i, id, bias);
+    for (const SeenToken token : row.seen) {
+      if (row.has_penalty()) seen.add(i, token.token_id, static_cast<float>(token.num_output));
+    }
+    for (const int32_t id : row.banned_ids) bans.add(i, id, 0.0f);
+    if (row.num_output >= row.min_tokens) continue;
+    for (const int32_t id : row.min_tokens_banned_ids) bans.add(i, id, 0.0f);
+  }
+  py::dict result;
+#define LMI_GATHER(T, field) \
+  result[#field] = gather_array<T>(rows, [](const SamplingRow& row) { return row.field; })
+  LMI_GATHER(float, temperature);
+  LMI_GATHER(int32_t, top_k);
+  LMI_GATHER(float, top_p);
+  LMI_GATHER(float, min_p);
+  LMI_GATHER(float, repetition_penalty);
+  LMI_GATHER(float, presence_penalty);
+  LMI_GATHER(float, frequency_penalty);
+  LMI_GATHER(uint64_t, seed);
+  LMI_GATHER(int32_t, choice);
+  LMI_GATHER(int32_t, num_logprobs);
+#undef LMI_GATHER
+  result["biases"] = biases.arrays();
+  result["seen"] = seen.arrays();
+  result["bans"] = bans.arrays();
+  return result;
+}
+
 void bind_sampling_table(py::module_& m) {
   py::class_<SamplingTable>(m, "SamplingTable")
       .def(py::init([](int32_t num_rows, int32_t vocab_size) {
@@ -84,6 +153,7 @@ void bind_sampling_table(py::module_& m) {
             checked_row(table, row_id).observe(token_id);
           },
           py::arg("row"), py::arg("token_id"))
+      .def("gather", &gather_rows, py::arg("rows"))
       .def(
           "observe_many",
           [](SamplingTable& table, int32_t row_id, const py::object& token_ids) {
@@ -215,6 +285,12 @@ void bind_step(py::module_& m) {
       .def_property_readonly("finished_ns", [](const StepBuffer& s) { return s.times.finished_ns; })
       .def_property_readonly(
           "native_ns", [](const StepBuffer& s) { return s.times.finished_ns - s.times.started_ns; })
+      .def(
+          "set_times",
+          [](StepBuffer& s, int64_t submitted_ns, int64_t started_ns, int64_t finished_ns) {
+            s.times = {submitted_ns, started_ns, finished_ns};
+          },
+          py::kw_only(), py::arg("submitted_ns"), py::arg("started_ns"), py::arg("finished_ns"))
       .def("view", &view_array, py::arg("name"))
       .def("set_result", &StepBuffer::set_result, py::arg("logit_row"), py::arg("token_id"),
            py::arg("logprob"), py::arg("top") = std::vector<std::pair<int32_t, float>>());

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 DType = Literal["auto", "bf16", "fp32"]
+Device = Literal["cpu", "cuda", "torch-cpu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,8 @@ class EngineConfig:
     model: Path
     """Directory with config.json, *.safetensors and tokenizer.json."""
     served_model_name: str = "model"
+    device: Device = "cpu"
+    """cpu: the native engine; cuda: the first GPU; torch-cpu: as cuda, without one (tests)."""
     dtype: DType = "auto"
     """Weights and activations; auto: bf16 where the checkpoint is 16 bit, else fp32."""
     kv_dtype: DType = "auto"

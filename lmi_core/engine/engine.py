@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 
 from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.core import EngineCore
+from lmi_core.engine.load_runner import load_runner
 from lmi_core.engine.loop_thread import LoopThread
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
@@ -246,9 +247,7 @@ class Engine:
         )
 
     def _load_model(self) -> None:
-        from lmi_core.engine.native_runner import load_native_runner
-
-        self._runner, files = load_native_runner(self.config, self._progress)
+        self._runner, files = load_runner(self.config, self._progress)
         self._eos_token_ids = files.eos_token_ids
         self._tokenizer = Tokenizer.load(self.config.model, vocab_size=self._runner.info.vocab_size)
 

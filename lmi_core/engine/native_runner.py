@@ -40,8 +40,15 @@ class MemoryPlan:
         return self.num_blocks * self.block_bytes
 
 
-def plan_kv_cache(config: EngineConfig, *, block_bytes: int, max_model_len: int) -> MemoryPlan:
-    """Decide how many blocks the pool has.
+def plan_kv_cache(
+    config: EngineConfig,
+    *,
+    block_bytes: int,
+    max_model_len: int,
+    spare: tuple[int, str] | None = None,
+) -> MemoryPlan:
+    """Decide how many blocks the pool has. ``spare``: memory in bytes that is the pool's to fill,
+    and what it is; None: a part of the machine's, for as many tokens as are likely wanted.
 
     Raises UserError if the memory given can't hold one sequence of ``max_model_len`` tokens; the
     message names the values that would work.
@@ -49,11 +56,13 @@ def plan_kv_cache(config: EngineConfig, *, block_bytes: int, max_model_len: int)
     blocks_per_seq = -(-max_model_len // config.block_size)
     if config.kv_cache_bytes is not None:
         budget, reason = config.kv_cache_bytes, "kv_cache_bytes"
+    elif spare is not None:
+        budget, reason = spare
     else:
         budget = _native.cpu_info()["memory_limit_bytes"] // 4
         reason = "a quarter of the memory limit"
     num_blocks = budget // block_bytes
-    if config.kv_cache_bytes is None:
+    if config.kv_cache_bytes is None and spare is None:
         tokens = min(max_model_len, DEFAULT_CONTEXT_TOKENS)
         wanted = config.max_num_seqs * -(-tokens // config.block_size)
         if wanted <= num_blocks:
@@ -206,10 +215,15 @@ def load_native_runner(
         backend=NativeWeights(config.instruction_set, num_threads),
         progress=None if progress is None else partial(progress, "weights"),
     )
+    check_max_model_len(config, model)
+    return NativeRunner(config, model), model
+
+
+def check_max_model_len(config: EngineConfig, model: LoadedModel) -> None:
+    """Raise UserError if more is asked for than the model has positions."""
     limit = model.spec.max_positions
     if config.max_model_len is not None and config.max_model_len > limit:
         raise UserError(
             f"max_model_len={config.max_model_len} is longer than the model's {limit} positions",
             field="max_model_len",
         )
-    return NativeRunner(config, model), model

@@ -28,6 +28,9 @@ class RunnerInfo:
     instruction_set: str = ""
     dtype: str = ""
     kv_dtype: str = ""
+    device: str = "cpu"
+    kernels: str = ""
+    """Which implementation runs which op; empty: the CPU engine's own run all."""
 
 
 class Runner(Protocol):

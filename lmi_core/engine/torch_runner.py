@@ -1,0 +1,224 @@
+"""The runner of a torch device: a step graph of torch and Triton calls, replayed eagerly."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from lmi_core import _native
+from lmi_core.engine.native_runner import (
+    MAX_LOGIT_ROWS,
+    NUM_STEPS,
+    Progress,
+    check_max_model_len,
+    plan_kv_cache,
+)
+from lmi_core.engine.runner import RunnerInfo
+from lmi_core.errors import UserError
+from lmi_core.ops import select
+from lmi_core.ops.device_step import DeviceStep
+from lmi_core.ops.eager import EagerRecorder
+from lmi_core.ops.sampling_inputs import SamplingInputs
+from lmi_core.ops.step_arrays import StepArrays
+from lmi_core.ops.torch_weights import DTYPES, DeviceWeights, PagedCache
+
+if TYPE_CHECKING:
+    from lmi_core.config.engine_config import EngineConfig
+    from lmi_core.models.loader import LoadedModel
+    from lmi_core.models.spec import DecoderSpec
+
+DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
+USABLE_SHARE = 0.9
+"""Of the device's memory; the rest is left to the driver, other processes and fragmentation."""
+
+
+class TorchRunner:
+    """Implements ``Runner`` on a torch device, from a thread of its own."""
+
+    def __init__(self, config: EngineConfig, model: LoadedModel, device: torch.device) -> None:
+        spec = model.spec
+        self.device = device
+        kv_dtype = model.dtype if config.kv_dtype == "auto" else config.kv_dtype
+        max_model_len = config.max_model_len or spec.max_positions
+        max_num_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
+        max_logit_rows = max(MAX_LOGIT_ROWS, config.max_num_seqs)
+        attention = spec.attention
+        slot_elements = 2 * spec.num_layers * attention.num_kv_heads * attention.head_dim
+        memory = plan_kv_cache(
+            config,
+            block_bytes=slot_elements * config.block_size * DTYPES[kv_dtype].itemsize,
+            max_model_len=max_model_len,
+            spare=_spare_memory(device, spec, max_num_tokens, max_logit_rows),
+        )
+        self.pool = _native.BlockPool(memory.num_blocks, config.block_size, os.urandom(16))
+        self.block_tables = _native.BlockTables(
+            config.max_num_seqs, -(-max_model_len // config.block_size)
+        )
+        self.sampling = _native.SamplingTable(config.max_num_seqs, spec.vocab_size)
+        self.steps = tuple(
+            _native.Step(
+                max_tokens=max_num_tokens,
+                max_seqs=config.max_num_seqs,
+                max_logit_rows=max_logit_rows,
+                max_logprobs=config.max_logprobs,
+                max_copies=config.max_num_seqs,
+                block_size=config.block_size,
+                block_tables=self.block_tables,
+                sampling=self.sampling,
+            )
+            for _ in range(NUM_STEPS)
+        )
+        cache = PagedCache(
+            num_layers=spec.num_layers,
+            num_blocks=memory.num_blocks,
+            block_size=config.block_size,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=kv_dtype,
+            device=device,
+        )
+        chosen = select.select(device.type)
+        self._graph = _record(model, chosen, cache, max_model_len, device)
+        self.info = RunnerInfo(
+            vocab_size=spec.vocab_size,
+            max_model_len=max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=max_num_tokens,
+            max_logit_rows=max_logit_rows,
+            max_logprobs=config.max_logprobs,
+            num_blocks=memory.num_blocks,
+            block_size=config.block_size,
+            weight_bytes=model.weights.num_bytes,
+            kv_cache_bytes=cache.num_bytes,
+            dtype=model.dtype,
+            kv_dtype=kv_dtype,
+            device=config.device,
+            kernels=select.describe(chosen),
+        )
+        self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._queue: queue.SimpleQueue[tuple[_native.Step, int] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = threading.Thread(
+            target=self._main, name="lmi-torch-worker", daemon=True
+        )
+        self._thread.start()
+
+    def submit(self, step: _native.Step) -> None:
+        assert self._thread is not None, "submit after close"
+        self._queue.put((step, time.monotonic_ns()))
+
+    def close(self) -> None:
+        if self._thread is None:
+            return
+        self._queue.put(None)
+        self._thread.join()
+        self._thread = None
+        os.close(self.completion_fd)
+        del self._graph
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _main(self) -> None:
+        while (item := self._queue.get()) is not None:
+            step, submitted_ns = item
+            started_ns = time.monotonic_ns()
+            try:
+                self._execute(step)
+            except Exception as error:
+                step.error = f"{type(error).__name__}: {error}"
+            step.set_times(
+                submitted_ns=submitted_ns,
+                started_ns=started_ns,
+                finished_ns=time.monotonic_ns(),
+            )
+            os.eventfd_write(self.completion_fd, 1)
+
+    def _execute(self, step: _native.Step) -> None:
+        inputs = DeviceStep.upload(
+            StepArrays.of(step, self.block_tables),
+            block_size=self.info.block_size,
+            device=self.device,
+        )
+        sampling = SamplingInputs.of(step, self.sampling, self.info.max_logprobs)
+        results = self._graph.run(inputs, sampling)
+        token_ids, logprobs = results.token_ids.tolist(), results.logprobs.tolist()
+        for row, num_top in enumerate(results.num_top.tolist()):
+            top_ids = results.top_ids[row, :num_top].tolist()
+            top_logprobs = results.top_logprobs[row, :num_top].tolist()
+            top = list(zip(top_ids, top_logprobs, strict=True))
+            step.set_result(row, token_ids[row], logprobs[row], top)
+
+
+def load_torch_runner(
+    config: EngineConfig, progress: Progress | None = None
+) -> tuple[TorchRunner, LoadedModel]:
+    """Load the model's weights to the configured device and build its runner.
+
+    Raises ModelError for files that can't be served, UserError for a device that isn't there, for
+    ``LMI_OPS`` that can't be had and for sizes that don't fit.
+    """
+    from lmi_core.models.loader import load_model
+
+    device = find_device(config)
+    select.select(device.type)
+    model = load_model(
+        config.model,
+        config.dtype,
+        backend=DeviceWeights(device),
+        progress=None if progress is None else partial(progress, "weights"),
+    )
+    check_max_model_len(config, model)
+    return TorchRunner(config, model, device), model
+
+
+def find_device(config: EngineConfig) -> torch.device:
+    """The torch device of ``config.device``; UserError if this process has none."""
+    if config.device == "torch-cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        build = "without CUDA" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"
+        raise UserError(
+            f"device=cuda, but torch {torch.__version__} (built {build}) finds no GPU: "
+            "set device=cpu, or install a torch that matches the driver (see nvidia-smi)",
+            field="device",
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _record(
+    model: LoadedModel,
+    chosen: dict[str, str],
+    cache: PagedCache,
+    max_model_len: int,
+    device: torch.device,
+) -> EagerRecorder:
+    from lmi_core.models.decoder import record
+
+    recorder = EagerRecorder(select.load(chosen), device, model.dtype)
+    record(model, recorder, cache, max_model_len)
+    recorder.finish()
+    return recorder
+
+
+def _spare_memory(
+    device: torch.device, spec: DecoderSpec, max_num_tokens: int, max_logit_rows: int
+) -> tuple[int, str] | None:
+    """GPU memory for the KV cache: what is usable, less the weights and a step's values."""
+    if device.type != "cuda":
+        return None
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    attention = spec.attention
+    columns = 3 * spec.hidden_size + 2 * attention.q_size + 2 * attention.kv_size
+    columns += 3 * spec.intermediate_size
+    step_bytes = 4 * max_num_tokens * columns + 48 * max_logit_rows * spec.vocab_size
+    kept_bytes = round(total_bytes * (1 - USABLE_SHARE)) + step_bytes
+    gib = 2**30
+    return max(0, free_bytes - kept_bytes), (
+        f"{free_bytes / gib:.1f} GiB free on the GPU after the weights, less "
+        f"{kept_bytes / gib:.1f} GiB for steps and other use"
+    )

@@ -1,0 +1,80 @@
+"""A step's inputs on a device, uploaded in one copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmi_core.ops.step_arrays import IntArray, StepArrays
+
+
+QUERY_TILE = 16
+"""Token rows that one program of a prefill kernel takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceStep:
+    """``StepArrays`` as int32 tensors, named alike; ``host`` holds the same values."""
+
+    host: StepArrays
+    block_size: int
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    first_rows: Tensor
+    num_rows: Tensor
+    kv_lengths: Tensor
+    block_tables: Tensor
+    """[num_seqs, blocks of the longest sequence]."""
+    logit_token_rows: Tensor
+    copy_src: Tensor
+    copy_dst: Tensor
+    single_seqs: Tensor
+    """Sequences with one row."""
+    query_tiles: Tensor
+    """[num_tiles, 2]: sequence, and first row within it, of tiles of QUERY_TILE rows; those of
+    sequences with more than one row."""
+
+    @classmethod
+    def upload(
+        cls, arrays: StepArrays, *, block_size: int, device: torch.device
+    ) -> DeviceStep:
+        host = {
+            "single_seqs": np.flatnonzero(arrays.num_rows == 1).astype(np.int32),
+            "query_tiles": _query_tiles(arrays.num_rows),
+        }
+        for field in fields(StepArrays):
+            if field.name in cls.__slots__:
+                host[field.name] = getattr(arrays, field.name)
+        return cls(host=arrays, block_size=block_size, **_upload(host, device))
+
+
+def _query_tiles(num_rows: IntArray) -> IntArray:
+    tiles = [
+        (seq, start)
+        for seq, count in enumerate(num_rows.tolist())
+        if count > 1
+        for start in range(0, count, QUERY_TILE)
+    ]
+    return np.array(tiles, np.int32).reshape(-1, 2)
+
+
+def _upload(arrays: dict[str, IntArray], device: torch.device) -> dict[str, Tensor]:
+    """Views of one device buffer; kernels want each to start on 16 bytes."""
+    sizes = {name: -(-array.size // 4) * 4 for name, array in arrays.items()}
+    staging = torch.empty(
+        sum(sizes.values()), dtype=torch.int32, pin_memory=device.type == "cuda"
+    )
+    offset, offsets = 0, {}
+    for name, array in arrays.items():
+        offsets[name] = offset
+        staging[offset : offset + array.size] = torch.from_numpy(array.ravel())
+        offset += sizes[name]
+    buffer = staging.to(device, non_blocking=True)
+    return {
+        name: buffer[offsets[name] : offsets[name] + array.size].view(array.shape)
+        for name, array in arrays.items()
+    }

@@ -1,0 +1,260 @@
+"""A step graph of torch calls: recorded once as closures, replayed op by op for every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lmi_core.ops.device_step import DeviceStep
+from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, RowSymbol
+from lmi_core.ops.sampling_inputs import SamplingInputs, SamplingResults
+from lmi_core.ops.select import Kernels
+from lmi_core.ops.torch_weights import DTYPES, DeviceWeight, PagedCache, as_tensor
+
+
+class Replay:
+    """One execution: its step and the values that are still needed."""
+
+    def __init__(self, step: DeviceStep, sampling: SamplingInputs) -> None:
+        self.step = step
+        self.sampling = sampling
+        self.results: SamplingResults | None = None
+        self._values: dict[Handle, Tensor] = {}
+        self._addends: dict[Handle, Tensor] = {}
+
+    def __getitem__(self, handle: Handle) -> Tensor:
+        value = self._values[handle]
+        addend = self.take_addend(handle)
+        return value if addend is None else value.add_(addend)
+
+    def __setitem__(self, handle: Handle, value: Tensor) -> None:
+        self._values[handle] = value
+
+    def add_later(self, handle: Handle, addend: Tensor) -> None:
+        """Add at the next use of the value, which may do it in its own kernel."""
+        self._values[handle] = self[handle]
+        self._addends[handle] = addend
+
+    def take(self, handle: Handle) -> tuple[Tensor, Tensor | None]:
+        """The value, and what the caller must add to it in place."""
+        return self._values[handle], self.take_addend(handle)
+
+    def take_addend(self, handle: Handle) -> Tensor | None:
+        return self._addends.pop(handle, None)
+
+    def drop(self, handle: Handle) -> None:
+        self._values.pop(handle, None)
+        self._addends.pop(handle, None)
+
+
+@dataclass(slots=True)
+class _Node:
+    inputs: tuple[Handle, ...]
+    run: Callable[[Replay], None]
+    last_used: tuple[Handle, ...] = ()
+
+
+class EagerRecorder:
+    """Records ops as calls of ``kernels`` on ``device``; ``finish`` before the first ``run``."""
+
+    def __init__(
+        self, kernels: Kernels, device: torch.device, act_dtype: Literal["fp32", "bf16"]
+    ) -> None:
+        self.kernels = kernels
+        self.device = device
+        self.act_dtype = act_dtype
+        self._act = DTYPES[act_dtype]
+        self._nodes: list[_Node] = []
+        self._caches: list[PagedCache] = []
+        self._constants: dict[int, tuple[FloatArray, Tensor]] = {}
+
+    def finish(self) -> None:
+        """Find out where every value is used last; nothing can be recorded afterwards."""
+        seen: set[Handle] = set()
+        for node in reversed(self._nodes):
+            node.last_used = tuple(h for h in dict.fromkeys(node.inputs) if h not in seen)
+            seen.update(node.inputs)
+        self._constants.clear()
+
+    @torch.inference_mode()
+    def run(self, step: DeviceStep, sampling: SamplingInputs) -> SamplingResults:
+        """Execute what was recorded; ``sample`` must be among it."""
+        if len(step.copy_src):
+            for cache in self._caches:
+                cache.copy_blocks(step.copy_src, step.copy_dst)
+        replay = Replay(step, sampling)
+        for node in self._nodes:
+            node.run(replay)
+            for handle in node.last_used:
+                replay.drop(handle)
+        if replay.results is None:
+            raise ValueError("the graph has no sample op, so a step has no result")
+        return replay.results
+
+    def embed(self, table: npt.NDArray[np.generic], scale: float) -> Handle:
+        rows = as_tensor(table).to(self.device)
+
+        def compute(replay: Replay) -> Tensor:
+            x = rows[replay.step.token_ids].float()
+            return x if scale == 1.0 else x.mul_(scale)
+
+        return self._record("embed", "fp32", table.shape[1], "T", (), compute)
+
+    def rms_norm(self, x: Handle, weight: FloatArray, eps: float) -> Handle:
+        scale = self._constant(weight)
+
+        def compute(replay: Replay) -> Tensor:
+            value, addend = replay.take(x)
+            return cast(
+                Tensor,
+                self.kernels.rms_norm(value, scale, eps, out_dtype=self._act, addend=addend),
+            )
+
+        return self._record("rms_norm", self.act_dtype, x.columns, x.rows, (x,), compute)
+
+    def linear(
+        self,
+        x: Handle,
+        weight: LinearWeight,
+        *,
+        bias: FloatArray | None,
+        activation: Literal["", "silu", "gelu_tanh"],
+        residual: Handle | None,
+        out_dtype: Literal["fp32", "act"],
+    ) -> Handle:
+        matrix = cast(DeviceWeight, weight).matrix
+        offset = None if bias is None else self._constant(bias)
+        is_act = activation != "" or out_dtype == "act"
+
+        def product(replay: Replay) -> Tensor:
+            y: Tensor = self.kernels.linear(replay[x], matrix, offset)
+            if activation:
+                y = self.kernels.gated_activation(y, activation, out_dtype=self._act)
+            return y.to(self._act) if is_act else y
+
+        if residual is not None:
+            target = residual
+            self._nodes.append(
+                _Node((x, target), lambda replay: replay.add_later(target, product(replay)))
+            )
+            return residual
+        columns = weight.num_outputs // 2 if activation else weight.num_outputs
+        dtype = self.act_dtype if is_act else "fp32"
+        return self._record("linear", dtype, columns, x.rows, (x,), product)
+
+    def rope_cache_write(
+        self,
+        qkv: Handle,
+        cache: KvCache,
+        layer: int,
+        *,
+        num_q_heads: int,
+        cos: FloatArray,
+        sin: FloatArray,
+        q_norm: FloatArray | None,
+        k_norm: FloatArray | None,
+        norm_eps: float,
+    ) -> Handle:
+        store = self._cache(cache)
+        cos_table, sin_table = self._constant(cos), self._constant(sin)
+        q_scale = None if q_norm is None else self._constant(q_norm)
+        k_scale = None if k_norm is None else self._constant(k_norm)
+        keys, values = store.keys[layer], store.values[layer]
+
+        def compute(replay: Replay) -> Tensor:
+            q: Tensor = self.kernels.rope_cache_write(
+                replay[qkv],
+                keys,
+                values,
+                replay.step.positions,
+                replay.step.slots,
+                cos_table,
+                sin_table,
+                num_q_heads=num_q_heads,
+                q_norm=q_scale,
+                k_norm=k_scale,
+                norm_eps=norm_eps,
+                out_dtype=self._act,
+            )
+            return q
+
+        columns = num_q_heads * keys.shape[-1]
+        return self._record("rope_cache_write", self.act_dtype, columns, "T", (qkv,), compute)
+
+    def attention(
+        self,
+        q: Handle,
+        cache: KvCache,
+        layer: int,
+        *,
+        num_q_heads: int,
+        scale: float,
+        window: int,
+        soft_cap: float,
+    ) -> Handle:
+        store = self._cache(cache)
+        keys, values = store.keys[layer], store.values[layer]
+
+        def compute(replay: Replay) -> Tensor:
+            y: Tensor = self.kernels.attention(
+                replay[q],
+                keys,
+                values,
+                replay.step,
+                num_q_heads=num_q_heads,
+                scale=scale,
+                window=window,
+                soft_cap=soft_cap,
+            )
+            return y
+
+        return self._record("attention", self.act_dtype, q.columns, "T", (q,), compute)
+
+    def gather_logit_rows(self, x: Handle) -> Handle:
+        def compute(replay: Replay) -> Tensor:
+            return replay[x][replay.step.logit_token_rows]
+
+        return self._record("gather_logit_rows", x.dtype, x.columns, "L", (x,), compute)
+
+    def sample(self, logits: Handle) -> None:
+        def run(replay: Replay) -> None:
+            replay.results = self.kernels.sample(replay[logits], replay.sampling)
+
+        self._nodes.append(_Node((logits,), run))
+
+    def _record(
+        self,
+        op: str,
+        dtype: str,
+        columns: int,
+        rows: RowSymbol,
+        inputs: tuple[Handle, ...],
+        compute: Callable[[Replay], Tensor],
+    ) -> Handle:
+        handle = Handle(self, f"{op}{len(self._nodes)}", dtype, columns, rows, None)
+
+        def run(replay: Replay) -> None:
+            replay[handle] = compute(replay)
+
+        self._nodes.append(_Node(inputs, run))
+        return handle
+
+    def _cache(self, cache: KvCache) -> PagedCache:
+        store = cast(PagedCache, cache)
+        if store not in self._caches:
+            self._caches.append(store)
+        return store
+
+    def _constant(self, values: FloatArray) -> Tensor:
+        """``values`` on the device, once for each array (every layer shares the rope tables)."""
+        entry = self._constants.get(id(values))
+        if entry is None:
+            entry = values, torch.from_numpy(values.copy()).to(self.device)
+            self._constants[id(values)] = entry
+        return entry[1]

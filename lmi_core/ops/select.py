@@ -1,0 +1,97 @@
+"""Which implementation of each op runs on a torch device.
+
+``LMI_OPS`` forces one, for all ops or per op: ``LMI_OPS=torch``, ``LMI_OPS=attention:triton``,
+``LMI_OPS=torch,attention:triton``. The CPU engine's own kernels are not chosen here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmi_core.errors import UserError
+
+VARIABLE = "LMI_OPS"
+IMPLEMENTATIONS = {
+    "linear": ("torch",),
+    "rms_norm": ("torch",),
+    "gated_activation": ("torch",),
+    "rope_cache_write": ("torch",),
+    "attention": ("torch",),
+    "sample": ("torch",),
+}
+"""What there is of each op, the preferred one first."""
+_MODULES = {"torch": "lmi_core.ops.torch_ops", "triton": "lmi_core.ops.triton"}
+_KNOWN = ("native", "triton", "torch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """One function per op, all of one signature whatever implements it, and what was chosen."""
+
+    chosen: Mapping[str, str]
+    linear: Callable[..., Any]
+    rms_norm: Callable[..., Any]
+    gated_activation: Callable[..., Any]
+    rope_cache_write: Callable[..., Any]
+    attention: Callable[..., Any]
+    sample: Callable[..., Any]
+
+
+def select(device_type: str, forced: str | None = None) -> dict[str, str]:
+    """Op -> implementation for a torch device; ``forced`` None: what ``LMI_OPS`` says.
+
+    A name without an op applies to every op that has it; the others keep the best they have. Raises
+    UserError for unknown names and for what an op, named, doesn't have.
+    """
+    can_triton = device_type == "cuda" and importlib.util.find_spec("triton") is not None
+    usable = {
+        op: [name for name in names if name != "triton" or can_triton]
+        for op, names in IMPLEMENTATIONS.items()
+    }
+    chosen = {op: names[0] for op, names in usable.items()}
+    for item in (os.environ.get(VARIABLE, "") if forced is None else forced).split(","):
+        op, _, name = item.strip().rpartition(":")
+        if not name and not op:
+            continue
+        if name not in _KNOWN:
+            raise UserError(f"{VARIABLE} has {item.strip()!r}; known are {', '.join(_KNOWN)}")
+        if not op:
+            if not any(name in names for names in IMPLEMENTATIONS.values()):
+                raise UserError(
+                    f"{VARIABLE}={name}: no op has that on a GPU; write {_alternatives(usable)}"
+                )
+            chosen |= {op: name for op, names in IMPLEMENTATIONS.items() if name in names}
+        elif op not in IMPLEMENTATIONS:
+            known = ", ".join(IMPLEMENTATIONS)
+            raise UserError(f"{VARIABLE} names the op {op!r}; known are {known}")
+        elif name not in IMPLEMENTATIONS[op]:
+            known = ", ".join(IMPLEMENTATIONS[op])
+            raise UserError(f"{VARIABLE}: {op} has no {name} implementation; it has {known}")
+        else:
+            chosen[op] = name
+    return chosen
+
+
+def load(chosen: Mapping[str, str]) -> Kernels:
+    """Import what was chosen."""
+    functions = {
+        op: getattr(importlib.import_module(_MODULES[name]), op) for op, name in chosen.items()
+    }
+    return Kernels(chosen=dict(chosen), **functions)
+
+
+def describe(chosen: Mapping[str, str]) -> str:
+    """One line: each implementation and the ops that it runs."""
+    groups: dict[str, list[str]] = {}
+    for op, name in chosen.items():
+        groups.setdefault(name, []).append(op)
+    return "; ".join(f"{name}: {', '.join(ops)}" for name, ops in groups.items())
+
+
+def _alternatives(usable: Mapping[str, list[str]]) -> str:
+    return " or ".join(sorted({name for names in usable.values() for name in names}))

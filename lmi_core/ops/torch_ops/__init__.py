@@ -1,0 +1,20 @@
+"""Ops in plain torch, for any device: what runs where no kernel of the project's own does.
+
+Each has the signature of its counterpart in ``ops.triton``; arithmetic is float32.
+"""
+
+from lmi_core.ops.torch_ops.activation import gated_activation
+from lmi_core.ops.torch_ops.attention import attention
+from lmi_core.ops.torch_ops.linear import linear
+from lmi_core.ops.torch_ops.norm import rms_norm
+from lmi_core.ops.torch_ops.rope import rope_cache_write
+from lmi_core.ops.torch_ops.sampling import sample
+
+__all__ = [
+    "attention",
+    "gated_activation",
+    "linear",
+    "rms_norm",
+    "rope_cache_write",
+    "sample",
+]

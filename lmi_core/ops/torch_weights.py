@@ -1,0 +1,84 @@
+"""Weights and the KV cache as tensors on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lmi_core import _native
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class DeviceWeight:
+    """Matrix [num_outputs, num_inputs]; a gated one holds gate above up."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+        self.num_outputs, self.num_inputs = matrix.shape
+        self.num_bytes = matrix.numel() * matrix.element_size()
+
+
+class DeviceWeights:
+    """Maps files and copies matrices to a device, part by part."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def open(self, path: Path) -> _native.MappedFile:
+        return _native.MappedFile(str(path))
+
+    def pack(
+        self,
+        parts: Sequence[npt.NDArray[np.generic]],
+        *,
+        format: Literal["fp32", "bf16"],
+        gated: bool,
+    ) -> DeviceWeight:
+        shape = (sum(len(part) for part in parts), parts[0].shape[1])
+        matrix = torch.empty(shape, dtype=DTYPES[format], device=self.device)
+        for rows, part in zip(matrix.split([len(p) for p in parts]), parts, strict=True):
+            rows.copy_(as_tensor(part))
+        return DeviceWeight(matrix)
+
+
+class PagedCache:
+    """Keys and values, each [layers, slots, kv heads, head_dim]."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        device: torch.device,
+    ) -> None:
+        shape = (num_layers, num_blocks * block_size, num_kv_heads, head_dim)
+        self.block_size = block_size
+        self.keys = torch.empty(shape, dtype=DTYPES[dtype], device=device)
+        self.values = torch.empty_like(self.keys)
+
+    @property
+    def num_bytes(self) -> int:
+        return 2 * self.keys.numel() * self.keys.element_size()
+
+    def copy_blocks(self, src: Tensor, dst: Tensor) -> None:
+        """Copy whole blocks in every layer; none is both read and written."""
+        for store in (self.keys, self.values):
+            blocks = store.unflatten(1, (-1, self.block_size))
+            blocks[:, dst] = blocks[:, src]
+
+
+def as_tensor(values: npt.NDArray[np.generic]) -> Tensor:
+    """A host tensor of an array as stored, bf16 from uint16; copied: mapped files are read-only."""
+    tensor = torch.from_numpy(np.array(values))
+    return tensor.view(torch.bfloat16) if values.dtype == np.uint16 else tensor

@@ -1,0 +1,115 @@
+"""Steps over a paged cache, with values in float64, for tests of ops on torch devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lmi_core.ops.device_step import DeviceStep
+from lmi_core.ops.step_arrays import StepArrays
+
+Float64Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PagedCase:
+    """Sequences of (cached tokens, new tokens) in scattered blocks; unwritten slots hold NaN."""
+
+    sequences: tuple[tuple[int, int], ...]
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int = 16
+    seed: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(new for _, new in self.sequences)
+
+    @property
+    def max_length(self) -> int:
+        return max(cached + new for cached, new in self.sequences)
+
+    def arrays(self) -> StepArrays:
+        num_columns = -(-self.max_length // self.block_size)
+        rng = np.random.default_rng(self.seed)
+        num_blocks = len(self.sequences) * num_columns
+        tables = rng.permutation(num_blocks).reshape(-1, num_columns).astype(np.int32)
+        positions = [np.arange(c, c + n) for c, n in self.sequences]
+        slots = [
+            tables[seq, at // self.block_size] * self.block_size + at % self.block_size
+            for seq, at in enumerate(positions)
+        ]
+        news = np.array([new for _, new in self.sequences], np.int32)
+        empty = np.zeros(0, np.int32)
+        return StepArrays(
+            token_ids=np.zeros(self.num_tokens, np.int32),
+            positions=np.concatenate(positions).astype(np.int32),
+            slots=np.concatenate(slots).astype(np.int32),
+            first_rows=(np.cumsum(news) - news).astype(np.int32),
+            num_rows=news,
+            kv_lengths=np.array([sum(lengths) for lengths in self.sequences], np.int32),
+            table_rows=np.arange(len(self.sequences), dtype=np.int32),
+            block_tables=tables,
+            logit_token_rows=empty,
+            sampling_rows=empty,
+            target_ids=empty,
+            copy_src=empty,
+            copy_dst=empty,
+        )
+
+    def step(self, device: torch.device) -> DeviceStep:
+        return DeviceStep.upload(self.arrays(), block_size=self.block_size, device=device)
+
+    def cache(
+        self, device: torch.device, dtype: torch.dtype, *, is_filled: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One layer's keys and values; filled: at the positions that the step's rows see."""
+        arrays = self.arrays()
+        shape = (arrays.block_tables.size * self.block_size, self.num_kv_heads, self.head_dim)
+        generator = torch.Generator().manual_seed(self.seed)
+        stores = [torch.randn(shape, generator=generator).to(dtype) for _ in range(2)]
+        is_written = torch.zeros(shape[0], dtype=torch.bool)
+        if is_filled:
+            for seq in range(len(self.sequences)):
+                is_written[self.slots_of(arrays, seq)] = True
+        for store in stores:
+            store[~is_written] = torch.nan
+        return stores[0].to(device), stores[1].to(device)
+
+    def slots_of(self, arrays: StepArrays, seq: int) -> torch.Tensor:
+        at = np.arange(arrays.kv_lengths[seq])
+        blocks = arrays.block_tables[seq, at // self.block_size].astype(np.int64)
+        return torch.from_numpy(blocks * self.block_size + at % self.block_size)
+
+    def expected_attention(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scale: float,
+        window: int,
+        soft_cap: float,
+    ) -> Float64Array:
+        """In float64, one row and head after the other."""
+        arrays, group = self.arrays(), self.num_q_heads // self.num_kv_heads
+        queries = q.double().cpu().view(-1, self.num_q_heads, self.head_dim).numpy()
+        y = np.zeros_like(queries)
+        for seq, (cached, new) in enumerate(self.sequences):
+            slots = self.slots_of(arrays, seq)
+            k, v = (store.cpu()[slots].double().numpy() for store in (keys, values))
+            for i in range(new):
+                row, end = arrays.first_rows[seq] + i, cached + i + 1
+                start = max(0, end - window) if window else 0
+                for head in range(self.num_q_heads):
+                    scores = k[start:end, head // group] @ queries[row, head] * scale
+                    if soft_cap:
+                        scores = soft_cap * np.tanh(scores / soft_cap)
+                    weights = np.exp(scores - scores.max())
+                    y[row, head] = weights / weights.sum() @ v[start:end, head // group]
+        result: Float64Array = y.reshape(len(y), -1)
+        return result

@@ -1,0 +1,198 @@
+"""Every implementation of an op that this process can run, against float64.
+
+Triton kernels run on a GPU, or in Triton's interpreter if TRITON_INTERPRET=1 is set for a process
+of its own: ``make test-triton``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from tests.ops.paged_case import PagedCase
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+
+DEVICES = [
+    pytest.param("cpu", id="cpu"),
+    pytest.param(
+        "cuda",
+        id="cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU"),
+        ],
+    ),
+]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TOLERANCES = {"fp32": {"atol": 3e-5, "rtol": 3e-5}, "bf16": {"atol": 2e-2, "rtol": 2e-2}}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=["torch"])
+def ops(request: pytest.FixtureRequest, device: torch.device) -> ModuleType:
+    return importlib.import_module("lmi_core.ops.torch_ops")
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(actual: torch.Tensor, expected: object, dtype: str) -> None:
+    assert actual.dtype == DTYPES[dtype]
+    np.testing.assert_allclose(
+        actual.double().cpu().numpy(), np.asarray(expected), **TOLERANCES[dtype]
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 7), (2, 64), (5, 129), (0, 16)])
+@pytest.mark.parametrize("is_added", [False, True])
+def test_rms_norm(
+    ops: ModuleType, device: torch.device, dtype: str, rows: int, columns: int, is_added: bool
+) -> None:
+    x, addend, weight = random(rows, columns), random(rows, columns, seed=1), random(columns)
+    wide = x.double() + (addend.double() if is_added else 0)
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    value = x.to(device)
+    y = ops.rms_norm(
+        value,
+        weight.to(device),
+        1e-5,
+        out_dtype=DTYPES[dtype],
+        addend=addend.to(device) if is_added else None,
+    )
+    assert_close(y, expected, dtype)
+    assert_close(value, wide, "fp32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 33), (4, 96), (2, 1030)])
+def test_gated_activation(
+    ops: ModuleType, device: torch.device, dtype: str, activation: str, rows: int, columns: int
+) -> None:
+    gate_up = random(rows, 2 * columns) * 4
+    gate_up[0, 0] = -40.0  # where a naive exp overflows
+    gate, up = gate_up.double().chunk(2, -1)
+    if activation == "silu":
+        gate = gate / (1 + torch.exp(-gate))
+    else:
+        inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+        gate = 0.5 * gate * (1 + torch.tanh(inner))
+    y = ops.gated_activation(gate_up.to(device), activation, out_dtype=DTYPES[dtype])
+    assert_close(y, gate * up, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_normed", [False, True])
+@pytest.mark.parametrize(
+    ("num_q_heads", "num_kv_heads", "head_dim", "rotary"),
+    [(1, 1, 16, 16), (4, 2, 32, 32), (6, 2, 48, 24), (3, 1, 80, 80), (2, 2, 8, 2)],
+)
+def test_rope_cache_write(
+    ops: ModuleType,
+    device: torch.device,
+    dtype: str,
+    is_normed: bool,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    rotary: int,
+) -> None:
+    case = PagedCase(((0, 3), (17, 1), (5, 20)), num_q_heads, num_kv_heads, head_dim)
+    step = case.step(device)
+    keys, values = case.cache(device, DTYPES[dtype], is_filled=False)
+    num_heads = num_q_heads + 2 * num_kv_heads
+    qkv = random(case.num_tokens, num_heads * head_dim)
+    angles = random(case.max_length, rotary // 2, seed=1)
+    cos, sin = angles.cos(), angles.sin()
+    q_norm, k_norm = random(head_dim, seed=2), random(head_dim, seed=3)
+    q = ops.rope_cache_write(
+        qkv.to(device),
+        keys,
+        values,
+        step.positions,
+        step.slots,
+        cos.to(device),
+        sin.to(device),
+        num_q_heads=num_q_heads,
+        q_norm=q_norm.to(device) if is_normed else None,
+        k_norm=k_norm.to(device) if is_normed else None,
+        norm_eps=1e-6,
+        out_dtype=DTYPES[dtype],
+    )
+
+    heads = qkv.double().view(-1, num_heads, head_dim)
+    positions = torch.from_numpy(step.host.positions).long()
+    wide_cos, wide_sin = (
+        table.double()[positions].unsqueeze(1) for table in (cos, sin)
+    )
+
+    def rotated(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        if is_normed:
+            x = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.double()
+        a, b, rest = x.split([rotary // 2, rotary // 2, head_dim - rotary], dim=-1)
+        return torch.cat([a * wide_cos - b * wide_sin, b * wide_cos + a * wide_sin, rest], -1)
+
+    expected_q = rotated(heads[:, :num_q_heads], q_norm).flatten(1)
+    expected_k = rotated(heads[:, num_q_heads : num_q_heads + num_kv_heads], k_norm)
+    assert_close(q, expected_q, dtype)
+    slots = torch.from_numpy(step.host.slots).long()
+    assert_close(keys.cpu()[slots], expected_k, dtype)
+    assert_close(values.cpu()[slots], heads[:, num_q_heads + num_kv_heads :], dtype)
+    untouched = torch.ones(len(keys), dtype=torch.bool)
+    untouched[slots] = False
+    assert keys.cpu()[untouched].isnan().all()
+    assert values.cpu()[untouched].isnan().all()
+
+
+ATTENTION_CASES = {
+    "one token": PagedCase(((0, 1),), 1, 1, 16),
+    "decode": PagedCase(((0, 1), (15, 1), (16, 1), (70, 1)), 4, 2, 32),
+    "decode, one block over": PagedCase(((31, 1), (32, 1), (33, 1)), 8, 1, 16, block_size=32),
+    "prefill": PagedCase(((0, 37),), 4, 4, 16),
+    "chunks": PagedCase(((19, 18), (0, 2), (33, 16)), 6, 2, 24),
+    "mixed": PagedCase(((40, 1), (0, 17), (3, 1), (16, 33)), 3, 1, 80),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (7, 0.0), (20, 5.0)])
+@pytest.mark.parametrize("name", ATTENTION_CASES)
+def test_attention(
+    ops: ModuleType, device: torch.device, dtype: str, window: int, soft_cap: float, name: str
+) -> None:
+    case = ATTENTION_CASES[name]
+    keys, values = case.cache(device, DTYPES[dtype], is_filled=True)
+    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, DTYPES[dtype])
+    settings = {"scale": case.head_dim**-0.5, "window": window, "soft_cap": soft_cap}
+    y = ops.attention(
+        q, keys, values, case.step(device), num_q_heads=case.num_q_heads, **settings
+    )
+    assert_close(y, case.expected_attention(q, keys, values, **settings), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_linear(device: torch.device, dtype: str, has_bias: bool) -> None:
+    from lmi_core.ops.torch_ops import linear
+
+    x, weight, bias = random(5, 24), random(7, 24, seed=1), random(7, seed=2)
+    x, weight = x.to(DTYPES[dtype]), weight.to(DTYPES[dtype])
+    y = linear(x.to(device), weight.to(device), bias.to(device) if has_bias else None)
+    expected = x.double() @ weight.double().T + (bias.double() if has_bias else 0)
+    assert_close(y, expected, "fp32")

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from lmi_core.errors import UserError
+from lmi_core.ops import select
+
+
+def test_every_op_has_a_torch_implementation() -> None:
+    chosen = select.select("cuda", "torch")
+    assert set(chosen.values()) == {"torch"}
+    assert set(chosen) == set(select.IMPLEMENTATIONS)
+
+
+def test_no_triton_without_a_gpu_unless_forced() -> None:
+    assert set(select.select("cpu", "").values()) == {"torch"}
+
+
+def test_the_environment_is_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMI_OPS", "attention:native")
+    with pytest.raises(UserError, match="attention has no native implementation; it has"):
+        select.select("cuda")
+
+
+@pytest.mark.parametrize(
+    ("forced", "message"),
+    [
+        ("cuda", "known are native, triton, torch"),
+        ("attn:torch", "op 'attn'; known are linear"),
+        ("native", "no op has that on a GPU; write"),
+        ("torch,linear:native", "linear has no native"),
+        ("attention:", "'attention:'"),
+    ],
+)
+def test_unknown_names(forced: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        select.select("cuda", forced)
+
+
+def test_description() -> None:
+    assert select.describe({"a": "torch", "b": "triton", "c": "torch"}) == "torch: a, c; triton: b"
+
+
+def test_load() -> None:
+    pytest.importorskip("torch", exc_type=ImportError)
+    kernels = select.load(select.select("cpu", "torch"))
+    assert kernels.attention.__module__ == "lmi_core.ops.torch_ops.attention"
+    assert kernels.chosen["sample"] == "torch"
