@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lmi_core.ops.step_arrays import IntArray, StepArrays
 
-
 QUERY_TILE = 16
 """Token rows that one program of a prefill kernel takes."""
 
@@ -39,9 +38,7 @@ class DeviceStep:
     sequences with more than one row."""
 
     @classmethod
-    def upload(
-        cls, arrays: StepArrays, *, block_size: int, device: torch.device
-    ) -> DeviceStep:
+    def upload(cls, arrays: StepArrays, *, block_size: int, device: torch.device) -> DeviceStep:
         host = {
             "single_seqs": np.flatnonzero(arrays.num_rows == 1).astype(np.int32),
             "query_tiles": _query_tiles(arrays.num_rows),
@@ -65,9 +62,7 @@ def _query_tiles(num_rows: IntArray) -> IntArray:
 def _upload(arrays: dict[str, IntArray], device: torch.device) -> dict[str, Tensor]:
     """Views of one device buffer; kernels want each to start on 16 bytes."""
     sizes = {name: -(-array.size // 4) * 4 for name, array in arrays.items()}
-    staging = torch.empty(
-        sum(sizes.values()), dtype=torch.int32, pin_memory=device.type == "cuda"
-    )
+    staging = torch.empty(sum(sizes.values()), dtype=torch.int32, pin_memory=device.type == "cuda")
     offset, offsets = 0, {}
     for name, array in arrays.items():
         offsets[name] = offset

@@ -43,8 +43,10 @@ class DeviceWeights:
     ) -> DeviceWeight:
         shape = (sum(len(part) for part in parts), parts[0].shape[1])
         matrix = torch.empty(shape, dtype=DTYPES[format], device=self.device)
-        for rows, part in zip(matrix.split([len(p) for p in parts]), parts, strict=True):
-            rows.copy_(as_tensor(part))
+        first = 0
+        for part in parts:
+            matrix[first : first + len(part)] = as_tensor(part)
+            first += len(part)
         return DeviceWeight(matrix)
 
 
@@ -74,7 +76,7 @@ class PagedCache:
     def copy_blocks(self, src: Tensor, dst: Tensor) -> None:
         """Copy whole blocks in every layer; none is both read and written."""
         for store in (self.keys, self.values):
-            blocks = store.unflatten(1, (-1, self.block_size))
+            blocks = store.view(len(store), -1, self.block_size, *store.shape[2:])
             blocks[:, dst] = blocks[:, src]
 
 

@@ -7,7 +7,6 @@ of its own: ``make test-triton``.
 from __future__ import annotations
 
 import importlib
-import os
 from types import ModuleType
 
 import numpy as np
@@ -138,9 +137,7 @@ def test_rope_cache_write(
 
     heads = qkv.double().view(-1, num_heads, head_dim)
     positions = torch.from_numpy(step.host.positions).long()
-    wide_cos, wide_sin = (
-        table.double()[positions].unsqueeze(1) for table in (cos, sin)
-    )
+    wide_cos, wide_sin = (table.double()[positions].unsqueeze(1) for table in (cos, sin))
 
     def rotated(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
         if is_normed:
@@ -180,9 +177,7 @@ def test_attention(
     keys, values = case.cache(device, DTYPES[dtype], is_filled=True)
     q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, DTYPES[dtype])
     settings = {"scale": case.head_dim**-0.5, "window": window, "soft_cap": soft_cap}
-    y = ops.attention(
-        q, keys, values, case.step(device), num_q_heads=case.num_q_heads, **settings
-    )
+    y = ops.attention(q, keys, values, case.step(device), num_q_heads=case.num_q_heads, **settings)
     assert_close(y, case.expected_attention(q, keys, values, **settings), dtype)
 
 

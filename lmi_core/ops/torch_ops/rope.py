@@ -30,7 +30,7 @@ def rope_cache_write(
     """
     num_kv_heads, head_dim = keys.shape[1:]
     heads = qkv.view(qkv.shape[0], -1, head_dim)
-    q, k, v = heads.split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)
+    q, k, v = torch.split(heads, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_norm is not None:
         q = normalized(q, q_norm, norm_eps)
     if k_norm is not None:

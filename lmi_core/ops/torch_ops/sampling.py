@@ -1,7 +1,8 @@
 """From logits to token ids; the rules are those of the native sampler (csrc/cpu/isa/sample.inc).
 
-Filters keep a prefix of the tokens in order of (logit descending, id ascending). Draws follow the
-same order of summation as the native sampler, so that both choose alike but for rounding.
+Filters keep a prefix of the tokens in order of (logit descending, id ascending). Unfiltered draws
+go through the tokens in order of ids, as the native sampler does, so that both choose alike but for
+rounding; filtered ones go through them in descending order, which only the distribution shares.
 """
 
 from __future__ import annotations
@@ -146,9 +147,7 @@ def _to(values: npt.NDArray[np.generic], like: Tensor) -> Tensor:
     return torch.from_numpy(values).to(like.device, non_blocking=True)
 
 
-def _column(
-    values: npt.NDArray[np.generic], rows: npt.NDArray[np.int64], like: Tensor
-) -> Tensor:
+def _column(values: npt.NDArray[np.generic], rows: npt.NDArray[np.int64], like: Tensor) -> Tensor:
     return _to(values[rows], like).unsqueeze(1)
 
 

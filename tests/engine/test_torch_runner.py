@@ -1,0 +1,179 @@
+"""The engine on the torch runner gives the tokens that it gives on the native one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lmi_core.config.engine_config import EngineConfig
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import EngineError, UserError
+from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+from tests.engine.harness import assert_nothing_leaked, collect, run
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+
+LOGPROB_TOLERANCE = 1e-4
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def config_of(model: Path, device: str, **changes: object) -> EngineConfig:
+    settings = {
+        "model": model,
+        "device": device,
+        "dtype": "fp32",
+        "max_model_len": 160,
+        "block_size": 16,
+        "max_num_seqs": 6,
+        "max_num_batched_tokens": 48,
+        "kv_cache_bytes": 4 << 20,
+        "num_threads": 1,
+        **changes,
+    }
+    return EngineConfig(**settings)  # type: ignore[arg-type]
+
+
+def requests() -> list[tuple[tuple[int, ...], SamplingParams]]:
+    """Greedy and sampled, some with a common prefix. Filtered draws agree in distribution only (see
+    the sampler's tests), so filters here leave one token."""
+    rng = random.Random(7)
+    common = SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=3)
+    rules = [
+        {},
+        {"temperature": 0.8, "seed": 11},
+        {"temperature": 1.2, "top_k": 1, "seed": 12},
+        {"temperature": 1.0, "top_p": 1e-6, "seed": 13},
+        {"temperature": 0.9, "top_k": 40, "top_p": 0.9, "min_p": 1.0, "seed": 14},
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2},
+        {"logit_bias": ((5, 3.0), (9, -2.0)), "banned_token_ids": (7, 8), "min_new_tokens": 4},
+        {"prompt_logprobs": 2, "logprobs": 0},
+        {"temperature": 1.0, "n": 2, "seed": 15},
+    ]
+    prefix = tuple(rng.randrange(4, VOCAB_SIZE) for _ in range(40))
+    result = []
+    for number, rule in enumerate(rules):
+        length = rng.choice([1, 15, 16, 17, 60])
+        prompt = tuple(rng.randrange(4, VOCAB_SIZE) for _ in range(length))
+        if number % 3 == 0:
+            prompt = prefix + prompt[:9]
+        result.append((prompt, replace(common, **rule)))  # type: ignore[arg-type]
+    return result
+
+
+async def outcomes(config: EngineConfig) -> list[list[TokenEvent]]:
+    async with Engine(config, check_integrity=True) as engine:
+
+        async def one(prompt: tuple[int, ...], params: SamplingParams) -> list[TokenEvent]:
+            events = [event async for event in engine.generate(prompt, params)]
+            return sorted(events, key=lambda event: event.choice)
+
+        results = await asyncio.gather(*(one(*request) for request in requests()))
+        await assert_nothing_leaked(engine)
+    return results
+
+
+def assert_alike(events: list[TokenEvent], others: list[TokenEvent]) -> None:
+    assert [e.token_id for e in events] == [e.token_id for e in others]
+    assert [e.text for e in events] == [e.text for e in others]
+    for event, other in zip(events, others, strict=True):
+        assert event.logprob == pytest.approx(other.logprob, abs=LOGPROB_TOLERANCE)
+        assert [top.token_id for top in event.top] == [top.token_id for top in other.top]
+        assert [top.logprob for top in event.top] == pytest.approx(
+            [top.logprob for top in other.top], abs=LOGPROB_TOLERANCE
+        )
+        assert (event.prompt is None) == (other.prompt is None)
+        if event.prompt is not None and other.prompt is not None:
+            assert [p.logprob for p in event.prompt] == pytest.approx(
+                [p.logprob for p in other.prompt], abs=LOGPROB_TOLERANCE
+            )
+
+
+@pytest.mark.parametrize("variant", ["llama3", "mistral", "qwen2", "qwen3"])
+def test_same_tokens_as_native(variant: str) -> None:
+    model = cached_checkpoint(variant)
+    native = run(outcomes(config_of(model, "cpu")))
+    torch_events = run(outcomes(config_of(model, "torch-cpu")))
+    for events, others in zip(torch_events, native, strict=True):
+        assert_alike(events, others)
+
+
+def test_bf16_serves() -> None:
+    """bf16 rounds differently in every engine, so only that tokens and events come is compared."""
+    model = cached_checkpoint("llama2", dtype="bfloat16")
+    config = config_of(model, "torch-cpu", dtype="auto")
+    native = run(outcomes(replace(config, device="cpu")))
+    for events, others in zip(run(outcomes(config)), native, strict=True):
+        assert len(events) == len(others)
+        assert events[0].logprob == pytest.approx(others[0].logprob, abs=0.5)
+
+
+def test_what_was_decided() -> None:
+    async def look() -> None:
+        async with Engine(config_of(cached_checkpoint("llama2"), "torch-cpu")) as engine:
+            info = engine.info.runner
+        assert info.device == "torch-cpu"
+        assert "attention" in info.kernels
+        assert info.dtype == info.kv_dtype == "fp32"
+        assert info.kv_cache_bytes <= 4 << 20
+        assert info.weight_bytes > 0
+
+    run(look())
+
+
+def test_a_failed_step_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmi_core.ops import torch_ops
+
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("out of something")
+
+    async def generate() -> None:
+        async with Engine(config_of(cached_checkpoint("llama2"), "torch-cpu")) as engine:
+            with pytest.raises(EngineError, match="RuntimeError: out of something"):
+                await collect(engine, [5, 6])
+            await assert_nothing_leaked(engine)
+
+    monkeypatch.setattr(torch_ops, "attention", fail)
+    run(generate())
+
+
+def test_no_gpu_is_a_clear_error() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+
+    async def start() -> None:
+        async with Engine(config_of(cached_checkpoint("llama2"), "cuda")):
+            pass
+
+    with pytest.raises(UserError, match=r"device=cuda, but torch .* finds no GPU: set device=cpu"):
+        run(start())
+
+
+def test_unknown_kernels_are_found_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start() -> None:
+        async with Engine(config_of(Path("nowhere"), "torch-cpu")):
+            pass
+
+    monkeypatch.setenv("LMI_OPS", "attention:magic")
+    with pytest.raises(UserError, match="LMI_OPS has 'attention:magic'"):
+        run(start())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
+@pytest.mark.parametrize("variant", ["llama3", "mistral", "qwen2", "qwen3"])
+def test_gpu_same_tokens_as_native(variant: str) -> None:
+    model = cached_checkpoint(variant)
+    native = run(outcomes(config_of(model, "cpu")))
+    gpu = run(outcomes(config_of(model, "cuda")), timeout_s=110)
+    for events, others in zip(gpu, native, strict=True):
+        assert_alike(events, others)

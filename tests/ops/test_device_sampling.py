@@ -1,0 +1,225 @@
+"""The torch sampler against the native one and against distributions worked out by sorting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from lmi_core import _native
+from lmi_core.ops.sampling_inputs import SamplingInputs, SamplingResults
+from tests.kernels.test_sample import chi_square, filtered_probabilities, random_logits
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+
+Logits = npt.NDArray[np.float32]
+NEUTRAL: dict[str, Any] = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "seed": 0,
+    "choice": 0,
+    "num_logprobs": 0,
+    "logit_bias": [],
+    "banned_ids": [],
+    "min_tokens": 0,
+    "min_tokens_banned_ids": [],
+}
+MAX_LOGPROBS = 8
+
+
+class Sampler:
+    """A table, and a step of one-token sequences whose logits are given."""
+
+    def __init__(self, num_rows: int, vocab_size: int) -> None:
+        self.table = _native.SamplingTable(num_rows, vocab_size)
+        self.tables = _native.BlockTables(num_rows, 4)
+        self.step = _native.Step(
+            max_tokens=num_rows,
+            max_seqs=num_rows,
+            max_logit_rows=num_rows,
+            max_logprobs=MAX_LOGPROBS,
+            max_copies=1,
+            block_size=16,
+            block_tables=self.tables,
+            sampling=self.table,
+        )
+        for row in range(num_rows):
+            self.tables.set(row, [0, 1, 2, 3])
+            self.set(row)
+
+    def set(self, row: int, **settings: Any) -> None:
+        self.table.set(row, **{**NEUTRAL, **settings})
+
+    def add(self, table_row: int, sampling_row: int, target_id: int = -1) -> None:
+        row = self.step.add([0], table_row % 64, table_row, sampling_row, "last")
+        if target_id >= 0:
+            self.step.set_target(row, target_id)
+
+    def run(self, logits: Logits) -> SamplingResults:
+        from lmi_core.ops.torch_ops import sample
+
+        torch.set_num_threads(1)
+        inputs = SamplingInputs.of(self.step, self.table, MAX_LOGPROBS)
+        return sample(torch.from_numpy(logits), inputs)
+
+
+def sample_rows(logits: Logits, rows: list[dict[str, Any]]) -> SamplingResults:
+    sampler = Sampler(len(rows), logits.shape[1])
+    for row, settings in enumerate(rows):
+        sampler.set(row, **settings)
+        sampler.add(row, row)
+    return sampler.run(logits)
+
+
+def native_rows(logits: Logits, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    count = len(rows)
+    result: dict[str, Any] = _native.paged_kernels.Runner("scalar").sample(
+        logits,
+        _native.paged_kernels.SamplingRows(rows, logits.shape[1]),
+        sampling_rows=np.arange(count),
+        positions=np.arange(count) % 64 + 1,
+        target_ids=np.full(count, -1),
+        max_logprobs=MAX_LOGPROBS,
+    )
+    return result
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 17, 300, 1003])
+def test_as_the_native_sampler(vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    rows: list[dict[str, Any]] = [
+        {
+            "temperature": float(rng.choice([0.0, 0.5, 1.0, 1.7])),
+            "seed": int(rng.integers(1 << 62)),
+            "choice": int(rng.integers(3)),
+            "num_logprobs": int(rng.integers(6)),
+            "logit_bias": [(int(rng.integers(vocab)), 2.5)] * int(rng.integers(3)),
+            "banned_ids": [int(rng.integers(vocab))] if vocab > 1 and i % 4 == 0 else [],
+        }
+        for i in range(40)
+    ]
+    logits = random_logits(len(rows), vocab, seed=vocab)
+    logits[5] = np.round(logits[5])  # many equals
+    result, native = sample_rows(logits, rows), native_rows(logits, rows)
+    np.testing.assert_array_equal(result.token_ids, native["ids"])
+    np.testing.assert_allclose(result.logprobs, native["logprobs"], atol=1e-5)
+    np.testing.assert_array_equal(result.num_top, native["num_top"])
+    for row, num_top in enumerate(result.num_top):
+        expected = native["top_ids"][row, :num_top]
+        np.testing.assert_array_equal(result.top_ids[row, :num_top], expected)
+        expected = native["top_logprobs"][row, :num_top]
+        np.testing.assert_allclose(result.top_logprobs[row, :num_top], expected, atol=1e-5)
+
+
+def test_penalties_and_bans() -> None:
+    logits = np.array([[2.0, 1.9, -1.0, 0.5]], np.float32)
+    settings = {
+        "repetition_penalty": 2.0,
+        "frequency_penalty": 0.25,
+        "presence_penalty": 0.5,
+        "min_tokens": 3,
+        "min_tokens_banned_ids": [1],
+        "temperature": 1.0,
+    }
+    counts = np.zeros(4)
+    num_draws = 4000
+    for start in range(0, num_draws, 500):
+        sampler = Sampler(500, 4)
+        for row in range(500):
+            sampler.set(row, **settings, seed=start + row)
+            sampler.table.observe_prompt(row, [3])
+            sampler.table.observe_many(row, [0, 0])
+            sampler.add(row, row)
+        ids = sampler.run(np.repeat(logits, 500, axis=0)).token_ids
+        counts += np.bincount(ids, minlength=4)
+    # 0: generated twice; 1: banned; 2: unseen; 3: only in the prompt.
+    changed = np.array([2.0 / 2 - 0.5 - 0.5, -np.inf, -1.0, 0.5 / 2])
+    p = np.exp(changed) / np.exp(changed).sum()
+    ids = np.repeat(np.arange(4), counts.astype(int)).astype(np.int32)
+    assert chi_square(ids, p) < 4
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"top_k": 5},
+        {"top_k": 1000},
+        {"top_p": 0.7},
+        {"min_p": 0.1},
+        {"top_k": 20, "top_p": 0.8},
+        {"top_k": 30, "top_p": 0.95, "min_p": 0.02},
+    ],
+)
+def test_filtered_distribution(filters: dict[str, Any]) -> None:
+    num_draws, vocab = 3000, 100
+    logits = random_logits(1, vocab, seed=9, spread=1.5)
+    logits[0, 10:20] = logits[0, 10]  # equals where a filter may cut
+    rows = [{"temperature": 0.9, "seed": seed, **filters} for seed in range(num_draws)]
+    ids = sample_rows(np.repeat(logits, num_draws, axis=0), rows).token_ids
+    p = filtered_probabilities(logits[0], temperature=0.9, **filters)
+    assert chi_square(ids, p) < 4
+
+
+def test_rows_do_not_touch_each_other() -> None:
+    """Different rules side by side give what they give alone."""
+    vocab = 64
+    rows = [
+        {},
+        {"temperature": 1.0, "top_k": 3, "seed": 1},
+        {"temperature": 1.0, "seed": 2},
+        {"temperature": 0.7, "top_p": 0.5, "seed": 3, "num_logprobs": 4},
+        {"banned_ids": [1, 2, 3], "logit_bias": [(5, 10.0)], "num_logprobs": 1},
+    ]
+    logits = random_logits(len(rows), vocab, seed=3)
+    together = sample_rows(logits, rows)
+    for row, settings in enumerate(rows):
+        sampler = Sampler(len(rows), vocab)
+        sampler.set(row, **settings)
+        sampler.add(row, row)
+        alone = sampler.run(logits[row : row + 1])
+        assert alone.token_ids[0] == together.token_ids[row]
+        assert alone.logprobs[0] == together.logprobs[row]
+        assert alone.num_top[0] == together.num_top[row]
+
+
+def test_targets_and_rows_that_sample_nothing() -> None:
+    sampler = Sampler(4, 50)
+    sampler.set(2, num_logprobs=2, temperature=1.0)
+    sampler.add(0, -1, target_id=7)  # all of max_logprobs
+    sampler.add(1, -1)
+    sampler.add(2, 2, target_id=9)
+    sampler.add(3, 3)
+    logits = random_logits(4, 50)
+    result = sampler.run(logits)
+    logprobs = torch.from_numpy(logits).double().log_softmax(-1).numpy()
+    assert result.token_ids.tolist() == [-1, -1, -1, logits[3].argmax()]
+    expected = [logprobs[0, 7], 0.0, logprobs[2, 9], logprobs[3].max()]
+    np.testing.assert_allclose(result.logprobs, expected, atol=1e-5)
+    assert result.num_top.tolist() == [MAX_LOGPROBS, 0, 2, 0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bad_logits_give_no_token(bad: float, temperature: float) -> None:
+    logits = random_logits(2, 30)
+    logits[0, 4] = bad
+    rows = [{"temperature": temperature, "num_logprobs": 3}] * 2
+    result = sample_rows(logits, rows)
+    assert result.token_ids[0] == -1
+    assert result.token_ids[1] >= 0
+    assert result.num_top.tolist() == [0, 3]
+
+
+def test_everything_banned_gives_no_token() -> None:
+    rows = [
+        {"banned_ids": list(range(9)), "temperature": t, "top_k": k}
+        for t, k in [(0.0, 0), (1.0, 0), (1.0, 3)]
+    ]
+    assert sample_rows(random_logits(3, 9), rows).token_ids.tolist() == [-1, -1, -1]
