@@ -1,5 +1,6 @@
 # make run         serve the embedded model on PORT (8080)
 # make test        build, C++ tests, Python tests
+# make text-generation-client   an environment for that client, which its test then uses
 # make lint        ruff, mypy, clang-format
 # make test-asan   C++ tests under the address and undefined-behaviour sanitizers
 # make test-tsan   C++ tests under the thread sanitizer
@@ -28,7 +29,8 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 FUZZ_SECONDS ?= 600
 FUZZ_CASES ?= 200000
 
-.PHONY: run test bench bench-peers-quick fuzz lint test-asan test-tsan cuda build clean check-tools
+.PHONY: run test text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan cuda \
+	build clean check-tools
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -37,6 +39,10 @@ run: $(VENV)/.installed
 test: build
 	build/native/lmi_tests
 	$(BIN)/python -m pytest
+
+text-generation-client:
+	$(PYTHON) -m venv build/$@
+	build/$@/bin/pip install --quiet text-generation==0.7.0 requests
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

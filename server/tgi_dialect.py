@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,32 +14,47 @@ from lmi_server.dialects import Dialect
 from lmi_server.protocols import tgi_errors
 from lmi_server.protocols.base import HttpError
 from lmi_server.protocols.tgi import (
-    Generation,
+    Job,
     TgiProtocol,
     check_content_type,
     decode_compat,
     decode_generate,
 )
-from lmi_server.protocols.tgi_events import error_event
+from lmi_server.protocols.tgi_schema import GenerateBody, body_decoder
+from lmi_server.protocols.tgi_tokens import chat_tokens, token_array
+from lmi_server.protocols.tgi_v1 import TgiV1
 from lmi_server.routes import METER, Route, Service, metrics_route
 from lmi_server.streaming import respond
 
 
 def tgi_dialect(service: Service) -> Dialect:
     tgi = TgiService(service)
+    v1 = TgiV1(tgi.options, service.options.chat_template)
     health = HealthHandler(service).handle
+    information = InformationHandler(tgi)
+    tokens = TokenHandler(tgi, v1)
 
-    def generates(path: str, decode: Callable[[bytes], Generation]) -> Route:
-        return Route("POST", path, GenerateHandler(tgi, decode).handle, "generate (TGI)")
+    def generates(path: str, decode: Callable[[bytes], Job], what: str = "generate") -> Route:
+        return Route("POST", path, GenerateHandler(tgi, decode).handle, f"{what} (TGI)")
 
     routes = (
         generates("/", decode_compat),
         generates("/generate", lambda body: decode_generate(body, streams=False)),
         generates("/generate_stream", lambda body: decode_generate(body, streams=True)),
+        generates("/invocations", v1.any),
+        generates("/v1/chat/completions", v1.chat, "chat"),
+        generates("/v1/completions", v1.completion, "complete a text"),
+        Route("GET", "/v1/models", information.models, "models (TGI)"),
+        Route("POST", "/tokenize", tokens.tokenize, "tokens of a text (TGI)"),
+        Route("POST", "/chat_tokenize", tokens.chat_tokenize, "tokens of a chat (TGI)"),
+        Route("GET", "/info", information.info, "limits (TGI)", is_open=True),
         *(Route("GET", path, health, "health", is_open=True) for path in ("/", "/health", "/ping")),
         metrics_route(service),
     )
     return Dialect(name="tgi", routes=routes, error=tgi_errors.reply)
+
+
+_decode_generate_body = body_decoder(GenerateBody)
 
 
 class Permits:
@@ -74,13 +90,13 @@ class TgiService:
         check_content_type(request.headers.get("Content-Type", ""))
         return await self.service.admission.read_body(request)
 
-    async def generate(self, request: web.Request, generation: Generation) -> web.StreamResponse:
+    async def generate(self, request: web.Request, job: Job) -> web.StreamResponse:
         """Check, run and answer. Once a stream is asked for, errors are events of it."""
         try:
-            with self.permits.take(self.protocol.num_sequences(generation)):
+            with self.permits.take(self.protocol.num_sequences(job)):
                 meter = request[METER]
                 plan = await self.protocol.plan(
-                    generation,
+                    job,
                     # Clients may reuse their ids at the same time; the engine's must be unique.
                     request_id=f"{meter.request_id}-{next(self._call_numbers)}",
                     started_s=meter.started,
@@ -93,12 +109,12 @@ class TgiService:
                     send_timeout_s=self.service.options.send_timeout_s,
                 )
         except LmiError as error:
-            if not generation.streams:
+            if not job.streams:
                 raise
             return web.Response(
-                body=error_event(error, self.options.version),
+                body=job.render_error(error, self.options.version),
                 headers={
-                    **self.protocol.headers(generation),
+                    **self.protocol.headers(job),
                     "Content-Type": "text/event-stream",
                 },
             )
@@ -107,7 +123,7 @@ class TgiService:
 class GenerateHandler:
     """A route that generates, by the function that decodes its bodies."""
 
-    def __init__(self, tgi: TgiService, decode: Callable[[bytes], Generation]) -> None:
+    def __init__(self, tgi: TgiService, decode: Callable[[bytes], Job]) -> None:
         self._tgi = tgi
         self._decode = decode
 
@@ -115,8 +131,8 @@ class GenerateHandler:
         tgi = self._tgi
         with tgi.service.admission.enter():
             tgi.service.loop_lag.wake()
-            generation = self._decode(await tgi.read_json(request))
-            return await tgi.generate(request, generation)
+            job = self._decode(await tgi.read_json(request))
+            return await tgi.generate(request, job)
 
 
 class HealthHandler:
@@ -129,3 +145,72 @@ class HealthHandler:
         if not self._service.backend.healthy:
             raise HttpError(503, "healthcheck", "unhealthy")
         return web.Response(content_type="text/plain")
+
+
+class InformationHandler:
+    """What is served, and its limits."""
+
+    def __init__(self, tgi: TgiService) -> None:
+        self._tgi = tgi
+
+    async def info(self, request: web.Request) -> web.Response:
+        """Release 2 also names the model's type and the capacity."""
+        options, limits = self._tgi.options, self._tgi.protocol.limits
+        runner = self._tgi.service.backend.info.runner
+        is_older = options.version < 3
+        kind = {"model_dtype": runner.dtype, "model_device_type": "cpu"}
+        capacity = {
+            "max_batch_total_tokens": runner.num_blocks * runner.block_size,
+            "max_batch_size": runner.max_num_seqs,
+        }
+        return web.json_response(
+            {
+                "model_id": options.model_id,
+                "model_sha": options.model_sha,
+                **(kind if is_older else {}),
+                "model_pipeline_tag": None,
+                "max_concurrent_requests": options.max_concurrent_requests,
+                "max_best_of": options.max_best_of,
+                "max_stop_sequences": options.max_stop_sequences,
+                "max_input_tokens": limits.max_input,
+                "max_total_tokens": limits.max_total,
+                **(capacity if is_older else {}),
+                "validation_workers": 2,
+                "max_client_batch_size": options.max_client_batch_size,
+                "router": "text-generation-router",
+                "version": options.release,
+                "sha": None,
+                "docker_label": None,
+            },
+            dumps=_compact,
+        )
+
+    async def models(self, request: web.Request) -> web.Response:
+        name = self._tgi.options.model_id
+        model = {"id": name, "object": "model", "created": 0, "owned_by": name}
+        return web.json_response({"object": "list", "data": [model]}, dumps=_compact)
+
+
+class TokenHandler:
+    """Tokens without generating."""
+
+    def __init__(self, tgi: TgiService, v1: TgiV1) -> None:
+        self._tgi = tgi
+        self._v1 = v1
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        with self._tgi.service.admission.enter():
+            text = _decode_generate_body(await self._tgi.read_json(request)).inputs
+            spans = await self._tgi.service.backend.tokenizer.spans(text)
+        return web.Response(body=token_array(text, spans), content_type="application/json")
+
+    async def chat_tokenize(self, request: web.Request) -> web.Response:
+        with self._tgi.service.admission.enter():
+            text = self._v1.chat_text(await self._tgi.read_json(request))
+            tokenizer = self._tgi.service.backend.tokenizer
+            spans = await tokenizer.spans(text, add_special_tokens=False)
+        return web.Response(body=chat_tokens(text, spans), content_type="application/json")
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

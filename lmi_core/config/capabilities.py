@@ -54,7 +54,6 @@ CAPABILITIES = {
     "server.predict_timeout": "a time limit per step",
     "server.prometheus": "metrics at /server/metrics",
     "server.request_id": "a request id header of another name",
-    "server.request_limits": "limits on parameters of requests",
     "server.several_models": "several models in one process",
     "server.sessions": "stateful sessions",
     "server.status_override": "other HTTP statuses for failures",

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,15 @@ from lmi_core.text.token_bytes import TokenBytes, byte_rule
 
 _INLINE_CHARS = 2048
 """Longer texts go to a thread, without the GIL: this many cost under half a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """A token and the characters of the text that it stands for; none for added tokens."""
+
+    token_id: int
+    start: int
+    stop: int
 
 
 class Tokenizer:
@@ -95,6 +105,13 @@ class Tokenizer:
         """As ``encode``, in the calling thread."""
         return self._ids(self._encode(text, add_special_tokens), add_special_tokens, max_tokens)
 
+    async def spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
+        """A text's tokens with their places in it, without blocking when it is long."""
+        if len(text) <= _INLINE_CHARS:
+            return self._spans(text, add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._spans, text, add_special_tokens)
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence."""
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -125,6 +142,21 @@ class Tokenizer:
         except TypeError:  # what the library makes of a lone surrogate
             raise UserError(_not_unicode(text), field="prompt") from None
         return encoding
+
+    def _spans(self, text: str, add_special_tokens: bool) -> list[TokenSpan]:
+        try:
+            [encoding] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        except TypeError:  # what the library makes of a lone surrogate
+            raise UserError(_not_unicode(text), field="prompt") from None
+        ids: list[int] = encoding.ids
+        places: list[tuple[int, int]] = encoding.offsets
+        wanted = self._with_bos_eos(ids) if add_special_tokens else ids
+        if wanted[1 : len(ids) + 1] == ids and wanted[: len(ids)] != ids:
+            places = [(0, 0), *places]
+        elif wanted[: len(ids) - 1] == ids[1:] and wanted[: len(ids)] != ids:
+            places = places[1:]
+        places = [*places, *[(0, 0)] * (len(wanted) - len(places))]
+        return [TokenSpan(i, *place) for i, place in zip(wanted, places, strict=True)]
 
     def _ids(
         self, encoding: tokenizers.Encoding, add_special_tokens: bool, max_tokens: int | None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +20,13 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineInfo
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_server.protocols.base import HttpError, Plan, Renderer
-from lmi_server.protocols.tgi_events import Answer, JsonRenderer, SseRenderer, Timing
+from lmi_server.protocols.tgi_events import (
+    Answer,
+    JsonRenderer,
+    SseRenderer,
+    Timing,
+    error_event,
+)
 from lmi_server.protocols.tgi_options import TgiOptions
 from lmi_server.protocols.tgi_schema import (
     CompatBody,
@@ -52,16 +59,32 @@ class Model(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A decoded call."""
+    """One prompt of a call."""
 
     inputs: str
     parameters: GenerateParameters
-    streams: bool
-    as_list: bool = False
     add_special_tokens: bool = True
+    shows_logprobs: bool | None = None
+    """None: as the parameters say."""
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A decoded call: what to generate and how to answer."""
+
+    generations: tuple[Generation, ...]
+    streams: bool
+    render: Callable[[Sequence[Answer]], Renderer]
+    render_error: Callable[[Exception, int], bytes] = error_event
+    """The end of a stream that failed, in the form of a release."""
+    as_list: bool = False
 
 
 def check_content_type(content_type: str) -> None:
@@ -76,25 +99,33 @@ def check_content_type(content_type: str) -> None:
         )
 
 
-def decode_generate(body: bytes, *, streams: bool) -> Generation:
+def decode_generate(body: bytes, *, streams: bool) -> Job:
     """A body of ``/generate`` or ``/generate_stream``; HttpError when its shape is wrong."""
     decoded = _decode_generate(body)
-    parameters = _parameters(decoded.parameters)
-    return Generation(inputs=decoded.inputs, parameters=parameters, streams=streams)
+    return _generate_job(decoded.inputs, _parameters(decoded.parameters), streams=streams)
 
 
-def decode_compat(body: bytes) -> Generation:
+def decode_compat(body: bytes) -> Job:
     """A body of ``/``."""
-    return compat_generation(_decode_compat(body))
+    return compat_job(_decode_compat(body))
 
 
-def compat_generation(body: CompatBody) -> Generation:
+def compat_job(body: CompatBody) -> Job:
     """``/`` puts the prompt in front of the text unless told otherwise."""
     parameters = _parameters(body.parameters)
     if parameters.return_full_text is None:
         parameters = msgspec.structs.replace(parameters, return_full_text=True)
-    return Generation(
-        inputs=body.inputs, parameters=parameters, streams=body.stream, as_list=not body.stream
+    return _generate_job(body.inputs, parameters, streams=body.stream, as_list=not body.stream)
+
+
+def _generate_job(
+    inputs: str, parameters: GenerateParameters, *, streams: bool, as_list: bool = False
+) -> Job:
+    return Job(
+        generations=(Generation(inputs=inputs, parameters=parameters),),
+        streams=streams,
+        as_list=as_list,
+        render=lambda answers: (SseRenderer if streams else JsonRenderer)(answers[0]),
     )
 
 
@@ -114,43 +145,40 @@ class TgiProtocol:
             max_input=min(max_input, info.max_prompt_tokens), max_total=info.max_total_tokens
         )
 
-    def num_sequences(self, generation: Generation) -> int:
+    def num_sequences(self, job: Job) -> int:
         """The checks that come before admission; how many sequences the call runs."""
-        return check_best_of(generation.parameters, self.options, streams=generation.streams)
+        return sum(
+            check_best_of(generation.parameters, self.options, streams=job.streams)
+            for generation in job.generations
+        )
 
-    async def plan(self, generation: Generation, *, request_id: str, started_s: float) -> Plan:
+    async def plan(self, job: Job, *, request_id: str, started_s: float) -> Plan:
         """The remaining checks, and what to run; UserError names the parameter at fault.
 
         ``started_s``: when the call came, by ``time.perf_counter``.
         """
-        prompt = await self._check(generation)
+        prompts = [await self._check(generation) for generation in job.generations]
         timing = Timing(started_s=started_s, validated_s=time.perf_counter())
-        answer = self._answer(generation, prompt, timing)
-        renderer: Renderer = SseRenderer(answer) if generation.streams else JsonRenderer(answer)
-        params = _sampling_params(generation, answer)
-        if generation.parameters.adapter_id is not None:
+        answers = []
+        requests: list[GenerationRequest] = []
+        for generation, prompt in zip(job.generations, prompts, strict=True):
+            answer = self._answer(job, generation, prompt, timing)
+            answers.append(answer)
+            requests += _requests(f"{request_id}-{len(answers)}", generation, prompt, answer)
+        if any(generation.parameters.adapter_id for generation in job.generations):
             log.warning("request %s: adapter_id is ignored, there are no adapters", request_id)
         return Plan(
-            requests=tuple(
-                GenerationRequest(
-                    request_id=request_id if not i else f"{request_id}-{i}",
-                    prompt_token_ids=prompt.token_ids,
-                    params=params,
-                    echo=answer.prefill,
-                )
-                for i in range(answer.num_sequences)
-            ),
-            renderer=renderer,
-            headers=self.headers(generation),
+            requests=tuple(requests), renderer=job.render(answers), headers=self.headers(job)
         )
 
-    def headers(self, generation: Generation) -> dict[str, str]:
+    def headers(self, job: Job) -> dict[str, str]:
         """Response headers that are known from the start."""
+        num_chars = sum(len(generation.inputs) for generation in job.generations)
         headers = {
             "x-compute-type": self.options.compute_type,
-            "x-compute-characters": str(len(generation.inputs)),
+            "x-compute-characters": str(num_chars),
         }
-        if generation.streams:
+        if job.streams:
             headers |= {"cache-control": "no-cache", "x-accel-buffering": "no"}
         return headers
 
@@ -158,18 +186,19 @@ class TgiProtocol:
         parameters, limits = generation.parameters, self.limits
         check_parameters(parameters, self.options)
         check_inputs(generation.inputs, parameters, limits)
-        token_ids = await self._model.tokenizer.encode(
+        token_ids = await self._model.encode(
             generation.inputs, add_special_tokens=generation.add_special_tokens
         )
         prompt = check_lengths(token_ids, parameters, limits, self.options.version)
         refuse_unavailable(parameters)
         return prompt
 
-    def _answer(self, generation: Generation, prompt: Prompt, timing: Timing) -> Answer:
+    def _answer(self, job: Job, generation: Generation, prompt: Prompt, timing: Timing) -> Answer:
         parameters, options = generation.parameters, self.options
-        details = parameters.details or (
-            parameters.decoder_input_details and not generation.streams
-        )
+        details = parameters.details or (parameters.decoder_input_details and not job.streams)
+        shows_logprobs = generation.shows_logprobs
+        if shows_logprobs is None:
+            shows_logprobs = details or job.streams or (parameters.best_of or 1) > 1
         return Answer(
             tokenizer=self._model.tokenizer,
             timing=timing,
@@ -179,9 +208,10 @@ class TgiProtocol:
             details=details,
             prefill=parameters.decoder_input_details
             and (options.version < 3 or options.enable_prefill_logprobs),
-            top_tokens=bool(parameters.top_n_tokens) and (details or generation.streams),
+            top_tokens=bool(parameters.top_n_tokens) and (details or job.streams),
+            shows_logprobs=shows_logprobs,
             num_sequences=max(1, parameters.best_of or 1),
-            as_list=generation.as_list,
+            as_list=job.as_list,
             version=options.version,
         )
 
@@ -191,22 +221,40 @@ def _parameters(given: GenerateParameters | UnsetType) -> GenerateParameters:
     return GenerateParameters(do_sample=True) if given is UNSET else given
 
 
+def _requests(
+    request_id: str, generation: Generation, prompt: Prompt, answer: Answer
+) -> list[GenerationRequest]:
+    """One per sequence: those of ``best_of`` have a seed of their own each."""
+    params = _sampling_params(generation, answer)
+    return [
+        GenerationRequest(
+            request_id=f"{request_id}-{i}",
+            prompt_token_ids=prompt.token_ids,
+            params=params,
+            echo=answer.prefill,
+        )
+        for i in range(answer.num_sequences)
+    ]
+
+
 def _sampling_params(generation: Generation, answer: Answer) -> SamplingParams:
     p = generation.parameters
     temperature = 1.0 if p.temperature is None else p.temperature
     samples = p.do_sample or temperature != 1.0 or p.top_k is not None or p.top_p is not None
-    shows_tokens = answer.details or generation.streams or answer.num_sequences > 1
-    top = (p.top_n_tokens or 0) if answer.top_tokens else 0
     return SamplingParams(
         max_new_tokens=answer.max_new_tokens,
         temperature=temperature if samples else 0.0,
         top_k=p.top_k or 0,
         top_p=1.0 if p.top_p is None else p.top_p,
         repetition_penalty=1.0 if p.repetition_penalty is None else p.repetition_penalty,
+        presence_penalty=generation.presence_penalty,
         frequency_penalty=p.frequency_penalty or 0.0,
+        logit_bias=generation.logit_bias,
         seed=p.seed if samples else None,
         stop=tuple(p.stop),
         include_stop=True,
-        logprobs=top if shows_tokens else None,
+        logprobs=((p.top_n_tokens or 0) if answer.top_tokens else 0)
+        if answer.shows_logprobs
+        else None,
         prompt_logprobs=0 if answer.prefill else None,
     )

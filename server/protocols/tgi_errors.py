@@ -50,8 +50,9 @@ def error_message(error: Exception) -> str:
     return _describe(error)[2]
 
 
-def error_type(error: Exception) -> str:
-    return _describe(error)[1]
+def error_status(error: Exception) -> int:
+    """The status that an application error has outside streams."""
+    return _describe(error)[0]
 
 
 def _describe(error: Exception) -> tuple[int, str, str]:

@@ -55,15 +55,20 @@ class Answer:
     prefill: bool = False
     """Report the prompt's tokens."""
     top_tokens: bool = False
+    shows_logprobs: bool = False
+    """Whether chats report log-probabilities."""
     num_sequences: int = 1
     as_list: bool = False
     """Answer a list of one object."""
     version: int = 2
 
     def token(self, event: TokenEvent) -> str:
-        """A token object; a special token shows its own text, which is no part of the answer's."""
-        text = self.tokenizer.token_text(event.token_id) if event.special else event.text
-        return _token(event.token_id, text, event.logprob, event.special)
+        """A token object."""
+        return _token(event.token_id, self.text(event), event.logprob, event.special)
+
+    def text(self, event: TokenEvent) -> str:
+        """A token's text; a special one shows its own, which is no part of the answer's."""
+        return self.tokenizer.token_text(event.token_id) if event.special else event.text
 
     def top(self, tokens: Sequence[TokenLogprob]) -> str:
         special_ids = self.tokenizer.special_ids

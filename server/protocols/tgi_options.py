@@ -28,3 +28,8 @@ class TgiOptions:
     model_sha: str | None = None
     compute_type: str = "cpu"
     """Value of the header x-compute-type."""
+
+    @property
+    def release(self) -> str:
+        """The release whose behaviour this is, for clients that look at it."""
+        return "3.3.7" if self.version >= 3 else "2.4.0"

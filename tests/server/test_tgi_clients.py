@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import ValidationError
+from openai import OpenAI, UnprocessableEntityError
 
 from tests.checkpoints import cached_checkpoint
 from tests.cli.test_native import serving
@@ -15,6 +19,7 @@ from tests.cli.test_native import serving
 pytestmark = pytest.mark.timeout(180)
 
 PROMPT = "hello there"
+PYTHON = Path("build/text-generation-client/bin/python")
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +129,52 @@ def test_async(url: str) -> None:
         await client.close()
 
     asyncio.run(run())
+
+
+def test_chat(client: InferenceClient) -> None:
+    messages = [{"role": "user", "content": PROMPT}]
+    whole = client.chat_completion(messages, max_tokens=5, temperature=0, logprobs=True)
+    choice = whole.choices[0]
+    assert choice.finish_reason in ("length", "stop")
+    assert len(choice.logprobs.content) == whole.usage.completion_tokens
+    stream = client.chat_completion(messages, max_tokens=5, temperature=0, stream=True)
+    assert "".join(chunk.choices[0].delta.content for chunk in stream) == choice.message.content
+
+
+def test_openai(url: str) -> None:
+    with OpenAI(base_url=f"{url}/v1", api_key="-") as client:
+        messages: Any = [{"role": "user", "content": PROMPT}]
+        whole = client.chat.completions.create(
+            model="tgi", messages=messages, max_tokens=5, temperature=0, stop="zzz"
+        )
+        assert whole.usage is not None
+        *chunks, last = client.chat.completions.create(
+            model="tgi",
+            messages=messages,
+            max_tokens=5,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert text == whole.choices[0].message.content
+        assert last.usage == whole.usage
+        completion = client.completions.create(
+            model="tgi", prompt=["hello", "there"], max_tokens=2, temperature=0
+        )
+        assert sorted(choice.index for choice in completion.choices) == [0, 1]
+        assert [model.object for model in client.models.list()] == ["model"]
+        with pytest.raises(UnprocessableEntityError) as caught:
+            client.chat.completions.create(model="tgi", messages=messages, top_p=1.0)
+        assert "`top_p` must be" in caught.value.response.json()["error"]
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="run: make text-generation-client")
+def test_the_text_generation_client(url: str) -> None:
+    """In a process of its own: it needs other versions of the libraries that tests use."""
+    script = Path(__file__).with_name("text_generation_client.py")
+    result = subprocess.run(
+        [str(PYTHON), str(script), url], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["generate", "stream", "errors", "async", "chat"]

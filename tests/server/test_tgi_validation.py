@@ -205,21 +205,26 @@ def test_shapes(body: bytes, status: int, text: str) -> None:
 def test_null_stream_is_a_wrong_shape_and_unknown_fields_are_not() -> None:
     with pytest.raises(HttpError):
         decode_compat(b'{"inputs":"a","stream":null}')
-    assert decode_generate(b'{"inputs":"a","stream":7,"x":[]}', streams=False).inputs == "a"
+    assert (
+        decode_generate(b'{"inputs":"a","stream":7,"x":[]}', streams=False).generations[0].inputs
+        == "a"
+    )
 
 
 def test_without_parameters_text_is_sampled() -> None:
-    assert decode_generate(b'{"inputs":"a"}', streams=False).parameters.do_sample
-    assert not decode_generate(
-        b'{"inputs":"a","parameters":{}}', streams=False
-    ).parameters.do_sample
+    for body, do_sample in ((b'{"inputs":"a"}', True), (b'{"inputs":"a","parameters":{}}', False)):
+        [generation] = decode_generate(body, streams=False).generations
+        assert generation.parameters.do_sample is do_sample
 
 
 def test_compat_bodies_return_the_full_text_unless_told_otherwise() -> None:
-    assert decode_compat(b'{"inputs":"a"}').parameters.return_full_text
+    assert decode_compat(b'{"inputs":"a"}').generations[0].parameters.return_full_text
     told = decode_compat(b'{"inputs":"a","parameters":{"return_full_text":false}}')
-    assert told.parameters.return_full_text is False
-    assert decode_generate(b'{"inputs":"a"}', streams=False).parameters.return_full_text is None
+    assert told.generations[0].parameters.return_full_text is False
+    assert (
+        decode_generate(b'{"inputs":"a"}', streams=False).generations[0].parameters.return_full_text
+        is None
+    )
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,9 @@ OPTIONS = (
         "--max-client-batch-size",
         Int(1),
         "Most prompts in one request.",
-        needs("server.request_limits", setting="max_client_batch_size", tuning=True, idle=()),
+        honoured(
+            "max_client_batch_size", test="tests/server/test_tgi_v1.py::test_too_many_prompts"
+        ),
         4,
         server=True,
     ),

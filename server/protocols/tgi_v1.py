@@ -1,0 +1,119 @@
+"""TGI's ``/v1`` bodies and ``/invocations`` as jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from lmi_core.text.chat import ChatTemplate
+from lmi_server.protocols.base import Renderer
+from lmi_server.protocols.tgi import Generation, Job, compat_job
+from lmi_server.protocols.tgi_events import Answer
+from lmi_server.protocols.tgi_options import TgiOptions
+from lmi_server.protocols.tgi_schema import CompatBody, decode_any, wrong_shape
+from lmi_server.protocols.tgi_v1_events import (
+    ChatRenderer,
+    ChatSseRenderer,
+    CompletionRenderer,
+    CompletionSseRenderer,
+    Identity,
+    v1_error_event,
+)
+from lmi_server.protocols.tgi_v1_schema import (
+    ChatBody,
+    CompletionBody,
+    V1Body,
+    chat_parameters,
+    check_completion,
+    completion_parameters,
+    decode_chat,
+    decode_completion,
+    logit_bias,
+    render_chat,
+)
+
+_AnyBody = CompatBody | ChatBody | CompletionBody
+
+
+class TgiV1:
+    """Chats and completions as TGI answers them."""
+
+    def __init__(self, options: TgiOptions, chat_template: ChatTemplate | None) -> None:
+        self._options = options
+        self._chat_template = chat_template
+
+    def chat(self, body: bytes) -> Job:
+        """A body of ``/v1/chat/completions``."""
+        return self._chat_job(decode_chat(body))
+
+    def completion(self, body: bytes) -> Job:
+        """A body of ``/v1/completions``."""
+        return self._completion_job(decode_completion(body))
+
+    def any(self, body: bytes) -> Job:
+        """A body of ``/invocations``: the first of three kinds that fits, as in release 2.4."""
+        value = decode_any(body)
+        kinds: tuple[type[_AnyBody], ...] = (CompatBody, ChatBody, CompletionBody)
+        for kind in kinds:
+            try:
+                decoded = msgspec.convert(value, kind)
+            except (msgspec.ValidationError, RecursionError):
+                continue
+            match decoded:
+                case CompatBody():
+                    return compat_job(decoded)
+                case ChatBody():
+                    return self._chat_job(decoded)
+                case _:
+                    return self._completion_job(decoded)
+        raise wrong_shape("data did not match any variant of untagged enum SagemakerRequest")
+
+    def chat_text(self, body: bytes) -> str:
+        """The prompt that a chat's messages make."""
+        return render_chat(decode_chat(body), self._chat_template)
+
+    def _chat_job(self, body: ChatBody) -> Job:
+        generation = Generation(
+            inputs=render_chat(body, self._chat_template),
+            parameters=chat_parameters(body, self._options.version),
+            add_special_tokens=False,
+            shows_logprobs=bool(body.logprobs),
+            presence_penalty=body.presence_penalty or 0.0,
+            logit_bias=logit_bias(body),
+        )
+        identity = self._identity(body)
+
+        def render(answers: Sequence[Answer]) -> Renderer:
+            if body.stream:
+                return ChatSseRenderer(identity, answers, includes_usage=body.includes_usage)
+            return ChatRenderer(identity, answers)
+
+        return Job(
+            generations=(generation,),
+            streams=body.stream,
+            render=render,
+            render_error=v1_error_event,
+        )
+
+    def _completion_job(self, body: CompletionBody) -> Job:
+        check_completion(body, self._options)
+        parameters = completion_parameters(body, self._options.version)
+        identity = self._identity(body)
+        kind = CompletionSseRenderer if body.stream else CompletionRenderer
+        return Job(
+            generations=tuple(
+                Generation(inputs=prompt, parameters=parameters, shows_logprobs=False)
+                for prompt in body.prompts
+            ),
+            streams=body.stream,
+            render=lambda answers: kind(identity, answers),
+            render_error=v1_error_event,
+        )
+
+    def _identity(self, body: V1Body) -> Identity:
+        """Release 3 repeats the model that was asked for; 2 says which one it is."""
+        model = self._options.model_id
+        if self._options.version >= 3 and body.model is not None:
+            model = body.model
+        return Identity(model=model, fingerprint=f"{self._options.release}-native")
