@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Self
+from functools import partial
+from typing import Self, TypeVar
 
 from aiohttp import web
 
@@ -16,11 +17,12 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import EngineError, LmiError, UserError
 from lmi_server.backend import Backend
 from lmi_server.metrics import RequestMeter
-from lmi_server.protocols.base import Plan
+from lmi_server.protocols.base import Plan, Renderer
 
 log = logging.getLogger(__name__)
 
-Batch = list[tuple[int, Sequence[TokenEvent]]]
+T = TypeVar("T")
+NumberedEvents = list[tuple[int, Sequence[TokenEvent]]]
 """Events by the number of their request."""
 
 
@@ -35,7 +37,13 @@ async def respond(
     """Run a plan and answer it. Errors before the first byte are raised, later ones are sent."""
     requests = [await _truncated(backend, r, plan.truncate_prompt_tokens) for r in plan.requests]
     if plan.renderer.streams:
-        return await _stream(request, _source(backend, requests), plan, meter, send_timeout_s)
+        if len(requests) == 1:
+            batches = backend.generate_batches(requests[0])
+            feed = partial(_feed, plan.renderer, meter, 0)
+            return await _stream(request, batches, feed, plan, meter, send_timeout_s)
+        merged = _merged(backend, requests)
+        feed_all = partial(_feed_all, plan.renderer, meter)
+        return await _stream(request, merged, feed_all, plan, meter, send_timeout_s)
     if len(requests) == 1:
         await _collect(backend, requests[0], 0, plan, meter)
     else:
@@ -50,7 +58,7 @@ async def _truncated(
 ) -> GenerationRequest:
     if num_tokens is None or request.prompt is None:
         return request
-    token_ids = await backend.encode(request.prompt)
+    token_ids = await backend.encode(request.prompt, add_special_tokens=request.add_special_tokens)
     if len(token_ids) <= num_tokens:
         return request
     return replace(request, prompt=None, prompt_token_ids=tuple(token_ids[-num_tokens:]))
@@ -86,21 +94,22 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-def _source(backend: Backend, requests: list[GenerationRequest]) -> AsyncGenerator[Batch, None]:
-    return _single(backend, requests[0]) if len(requests) == 1 else _merged(backend, requests)
+def _feed(
+    renderer: Renderer, meter: RequestMeter, index: int, events: Sequence[TokenEvent]
+) -> bytes:
+    meter.observe(events)
+    return renderer.feed(index, events)
 
 
-async def _single(backend: Backend, request: GenerationRequest) -> AsyncGenerator[Batch, None]:
-    async with aclosing(backend.generate_batches(request)) as batches:
-        async for events in batches:
-            yield [(0, events)]
+def _feed_all(renderer: Renderer, meter: RequestMeter, numbered: NumberedEvents) -> bytes:
+    return b"".join([_feed(renderer, meter, index, events) for index, events in numbered])
 
 
 async def _merged(
     backend: Backend, requests: list[GenerationRequest]
-) -> AsyncGenerator[Batch, None]:
+) -> AsyncGenerator[NumberedEvents, None]:
     """The events of several requests, all that are ready at once; the first failure ends all."""
-    ready: Batch = []
+    ready: NumberedEvents = []
     arrived = asyncio.Event()
 
     async def read(index: int, request: GenerationRequest) -> None:
@@ -133,7 +142,8 @@ async def _merged(
 
 async def _stream(
     request: web.Request,
-    batches: AsyncGenerator[Batch, None],
+    batches: AsyncGenerator[T, None],
+    feed: Callable[[T], bytes],
     plan: Plan,
     meter: RequestMeter,
     send_timeout_s: float,
@@ -142,7 +152,7 @@ async def _stream(
     renderer = plan.renderer
     async with aclosing(batches):
         # The status line waits for the first events, so that a refusal can still set the status.
-        batch = () if renderer.starts_at_once else await anext(batches)
+        batch = None if renderer.starts_at_once else await anext(batches)
         response = web.StreamResponse(
             headers={**plan.headers, "Content-Type": renderer.content_type}
         )
@@ -153,10 +163,7 @@ async def _stream(
         ):
             try:
                 while True:
-                    frame = b""
-                    for index, events in batch:
-                        meter.observe(events)
-                        frame += renderer.feed(index, events)
+                    frame = b"" if batch is None else feed(batch)
                     if frame:
                         await deadline.send(response, frame)
                     batch = await anext(batches)
