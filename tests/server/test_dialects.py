@@ -11,6 +11,7 @@ import pytest
 from lmi_core.errors import UserError
 from lmi_server.dialects import Dialect, DialectTable
 from lmi_server.protocols.base import Reply
+from lmi_server.route_page import PAGE, route_page
 from lmi_server.routes import Route
 from tests.server.harness import serving
 
@@ -65,6 +66,11 @@ def test_routes_of_a_path_come_from_its_owner_alone() -> None:
     assert {route.purpose for route in table.routes()} == {"tgi"}
     prefixed = {route.path for route in table.prefixed_routes()}
     assert {"/lmi/ping", "/tgi/", "/openai/v1/models"} <= prefixed
+
+
+def test_the_page_of_routes_is_not_stale() -> None:
+    hint = "run: python -m lmi_server.route_page > server/ROUTES.md"
+    assert PAGE.read_text() == route_page(), hint
 
 
 def test_unknown_api_names_what_is_allowed() -> None:
