@@ -35,6 +35,7 @@ def open_engine(load: Load) -> tuple[Generate, dict[str, Any]]:
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[load.dtype]
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(load.model, dtype=dtype)
     model.eval()
+    model.generation_config.eos_token_id = None
 
     class Clock(transformers.StoppingCriteria):
         """Called after every token; never stops."""
@@ -57,8 +58,6 @@ def open_engine(load: Load) -> tuple[Generate, dict[str, Any]]:
             attention_mask=torch.ones_like(ids),
             do_sample=False,
             max_new_tokens=num_new,
-            min_new_tokens=num_new,
-            eos_token_id=-1,
             pad_token_id=0,
             stopping_criteria=transformers.StoppingCriteriaList([clock]),
         )

@@ -27,6 +27,7 @@ CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
     "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
 )
 TOKENS_PER_SLOT = 320
@@ -34,7 +35,7 @@ TOKENS_PER_SLOT = 320
 
 class LlamaCpp(Peer):
     name = "llama.cpp"
-    formats = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+    formats = {"bf16": "BF16", "int8": "Q8_0 --pure", "int4": "Q4_0 --pure"}
     requirements = (f"llama-cpp-python=={VERSION}", "gguf", "numpy", "cmake<5", "ninja")
 
     @property
@@ -60,7 +61,8 @@ class LlamaCpp(Peer):
         self.home.run(*writer, environment={"PYTHONPATH": str(REPOSITORY)})
         if dtype != "bf16":
             quantize = self._programs / "llama-quantize"
-            self.home.run(quantize, "--pure", plain, target / "model.gguf", self.formats[dtype])
+            kind, pure = self.formats[dtype].split()
+            self.home.run(quantize, pure, plain, target / "model.gguf", kind)
             plain.unlink()
 
     def engine_side(self, load: Load) -> Side:
@@ -71,7 +73,7 @@ class LlamaCpp(Peer):
             options = (
                 f"--host 127.0.0.1 --port {port} -t {load.num_threads} -tb {load.num_threads}"
                 f" -np {load.max_num_seqs} -c {load.max_num_seqs * TOKENS_PER_SLOT}"
-                " --no-cache-prompt --no-kv-unified"
+                " --no-cache-prompt --cache-ram 0 --no-kv-unified"
             )
             arguments = [str(self._programs / "llama-server"), "-m", str(_file(load))]
             log = self.home.path.absolute() / "server.log"

@@ -24,7 +24,8 @@ class Side(Protocol):
         """Return when it can take work; raises SideError."""
 
     def measure(self, work: Work, seed: int) -> Figure:
-        """Do the work once, on the prompts of ``seed``; raises SideError."""
+        """Do the work once, on the prompts of ``seed``. Raises SideError; the next call then starts
+        the process again."""
 
     def stop(self) -> None:
         """Idempotent; leaves no process behind."""
@@ -43,12 +44,21 @@ class LineSide:
         self.about |= self._process.receive(START_S)["ready"]
 
     def measure(self, work: Work, seed: int) -> Figure:
+        if self._process is None:
+            self.start()
+        try:
+            return checked_figure(work, self._timings(make_prompts(work, seed), work.num_new))
+        except SideError:
+            self.stop()  # a late answer would be taken for the next one's
+            raise
+
+    def _timings(self, prompts: list[list[int]], num_new: int) -> list[Timing]:
         assert self._process is not None
-        self._process.send({"prompts": make_prompts(work, seed), "num_new": work.num_new})
+        self._process.send({"prompts": prompts, "num_new": num_new})
         answer = self._process.receive(WORK_S)
         if "error" in answer:
             raise SideError(answer["error"])
-        return checked_figure(work, [Timing(*timing) for timing in answer["timings"]])
+        return [Timing(*timing) for timing in answer["timings"]]
 
     def stop(self) -> None:
         if self._process is not None:
@@ -79,12 +89,15 @@ class HttpSide:
             time.sleep(0.2)
 
     def measure(self, work: Work, seed: int) -> Figure:
+        if self._process is None:
+            self.start()
         texts = [text_of(prompt) for prompt in make_prompts(work, seed)]
         try:
             timings = asyncio.run(wave(self._port, self._api, texts, work.num_new, WORK_S))
+            return figure_of(work, timings)
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+            self.stop()  # it may be dead, or still at work
             raise SideError(f"{type(error).__name__}: {error}") from error
-        return checked_figure(work, timings)
 
     def stop(self) -> None:
         if self._process is not None:

@@ -317,6 +317,13 @@ def test_interrupted_session_goes_on(tmp_path: Path) -> None:
     assert (len(row.pairs), row.error) == (NUM_PAIRS, "")
 
 
+def test_a_side_that_died_is_started_again_for_the_next_row(tmp_path: Path) -> None:
+    whats = ["prefill512", "decode1"]
+    rows = make_session(tmp_path).run(FakePeer(tmp_path, dies_at=4), "160m", "bf16", whats)
+    assert [len(row.pairs) for row in rows] == [2, 2]
+    assert all("exited with 9" in row.error for row in rows)
+
+
 def test_peer_without_a_server_takes_the_requests_at_once(tmp_path: Path) -> None:
     peer = FakePeer(tmp_path / "homes", serves=False)
     (row,) = make_session(tmp_path).run(peer, "160m", "bf16", ["serve8"])
