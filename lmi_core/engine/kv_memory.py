@@ -35,6 +35,7 @@ class KvMemory:
         self._enable_prefix_caching = enable_prefix_caching
         self._guaranteed_no_evict = guaranteed_no_evict
         self._num_rows = runner.info.max_num_seqs
+        self._vocab_size = runner.info.vocab_size
         self._free_rows = list(range(self._num_rows - 1, -1, -1))
         self._num_promised = 0
         """Blocks that running sequences may still ask for (guaranteed_no_evict)."""
@@ -176,7 +177,7 @@ class KvMemory:
         self._sampling.set(
             sequence.row,
             temperature=params.temperature,
-            top_k=params.top_k,
+            top_k=min(params.top_k, self._vocab_size),
             top_p=params.top_p,
             min_p=params.min_p,
             repetition_penalty=params.repetition_penalty,
@@ -187,7 +188,7 @@ class KvMemory:
             num_logprobs=max(params.logprobs or 0, params.prompt_logprobs or 0),
             logit_bias=params.logit_bias,
             banned_ids=params.banned_token_ids,
-            min_tokens=params.min_new_tokens,
+            min_tokens=min(params.min_new_tokens, sequence.max_len),
             min_tokens_banned_ids=sorted(sequence.end_ids),
         )
         if sequence.needs_observe:

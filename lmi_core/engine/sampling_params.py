@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from lmi_core.errors import UserError
 
+_MAX_LOGIT_BIAS = 1e9
+"""Decides whatever the logits are, and leaves sums finite in float32."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -53,7 +56,7 @@ class SamplingParams:
         _check_int("top_k", self.top_k, 0, None)
         _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.001, 100.0)
         _check_float("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _check_float("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         _check_int("seed", self.seed, 0, 2**64 - 1)
@@ -74,8 +77,12 @@ class SamplingParams:
                         field=name,
                     )
         for token_id, bias in self.logit_bias:
-            if not math.isfinite(bias):
-                raise UserError(f"logit_bias of token {token_id} is {bias}", field="logit_bias")
+            if not abs(bias) <= _MAX_LOGIT_BIAS:
+                raise UserError(
+                    f"logit_bias of token {token_id} must be between {-_MAX_LOGIT_BIAS:g} and "
+                    f"{_MAX_LOGIT_BIAS:g}, got {bias:g}",
+                    field="logit_bias",
+                )
 
 
 def _check_int(name: str, value: int | None, low: int, high: int | None) -> None:

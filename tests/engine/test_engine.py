@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -311,6 +312,9 @@ def test_a_pool_smaller_than_the_context_bounds_requests() -> None:
         ("a\ud800", SamplingParams(), "valid Unicode at character 1"),
         ([1], SamplingParams(top_p=0.0), "top_p must be above 0"),
         ([1], SamplingParams(logprobs=6), "logprobs must be between 0 and 5"),
+        ([1], SamplingParams(repetition_penalty=1e-50), "repetition_penalty must be between 0.001"),
+        ([1], SamplingParams(logit_bias=((3, 1e300),)), r"token 3 must be between -1e\+09 and"),
+        ([1], SamplingParams(logit_bias=((3, math.nan),)), "logit_bias of token 3"),
     ],
 )
 def test_bad_requests_are_refused(
@@ -320,6 +324,24 @@ def test_bad_requests_are_refused(
         async with make_engine() as engine:
             with pytest.raises(UserError, match=message):
                 await collect(engine, prompt, params)
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(top_k=10**12, temperature=1.0),
+        SamplingParams(max_new_tokens=10**12, min_new_tokens=10**12),
+        SamplingParams(max_new_tokens=3, seed=2**64 - 1, temperature=1e-300, top_p=1e-300),
+    ],
+)
+def test_numbers_beyond_those_of_the_native_code_harm_nobody(params: SamplingParams) -> None:
+    async def main() -> None:
+        async with make_engine() as engine:
+            assert await collect(engine, [1, 2], params)
+            assert engine.healthy
             await assert_nothing_leaked(engine)
 
     run(main())
