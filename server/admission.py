@@ -48,7 +48,8 @@ class Admission:
             await self._became_idle.wait()
 
     async def read_body(self, request: web.Request) -> bytes:
-        """The whole body; HttpError 413 when it is too long, 408 when it takes too long."""
+        """The whole body; HttpError 413 when it is too long, 408 when it takes too long, 400 when
+        it can't be decompressed."""
         if (request.content_length or 0) > self._max_request_bytes:
             raise self._too_large()
         try:
@@ -56,6 +57,15 @@ class Admission:
                 return await request.read()
         except web.HTTPRequestEntityTooLarge:
             raise self._too_large() from None
+        except web.RequestPayloadError:
+            encoding = request.headers.get("Content-Encoding", "none")[:40]
+            raise HttpError(
+                400,
+                "BadRequestException",
+                f"The body does not decode as its Content-Encoding says ({encoding}); "
+                "send it as it is, or compressed by gzip or deflate",
+                close=True,
+            ) from None
         except TimeoutError:
             raise HttpError(
                 408,

@@ -19,7 +19,9 @@ def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Decode a JSON body; UserError names the byte or the field at fault."""
     try:
         return decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+    except UnicodeDecodeError:
+        raise UserError(_not_utf8(body)) from None
+    except (msgspec.DecodeError, RecursionError) as error:
         raise _user_error(error, prefix="") from None
 
 
@@ -29,6 +31,23 @@ def convert(value: Any, kind: type[T], *, name: str) -> T:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise _user_error(error, prefix=name) from None
+
+
+def decode_text(body: bytes) -> str:
+    """A body of plain text; UserError names the byte that isn't UTF-8."""
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        raise UserError(_not_utf8(body)) from None
+
+
+def _not_utf8(body: bytes) -> str:
+    """The decoder counts from the start of the string at fault; this counts from the body's."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"The body is not valid UTF-8: byte {error.start} is invalid"
+    return "The body is not valid UTF-8"
 
 
 def _user_error(error: Exception, *, prefix: str) -> UserError:

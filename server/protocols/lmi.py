@@ -23,6 +23,7 @@ from lmi_server.protocols.chat_schema import (
     plain_messages,
     template_arguments,
 )
+from lmi_server.protocols.decode import decode_text
 from lmi_server.protocols.lmi_output import (
     Answer,
     JsonLinesRenderer,
@@ -204,7 +205,7 @@ def _decode(call: Call) -> LmiBody:
     if not call.body:
         return LmiBody(inputs="")
     if "text/plain" in content_type:
-        return LmiBody(inputs=_text(call.body))
+        return LmiBody(inputs=decode_text(call.body))
     looks_like_json = call.body.lstrip()[:1] == b"{"
     if "json" in content_type or not content_type or looks_like_json:
         return decode_body(call.body)
@@ -212,13 +213,6 @@ def _decode(call: Call) -> LmiBody:
         f"Content-Type {call.content_type!r} is not supported; send application/json or text/plain",
         field="Content-Type",
     )
-
-
-def _text(body: bytes) -> str:
-    try:
-        return body.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"The body is not valid UTF-8: byte {error.start} is invalid") from None
 
 
 def _prompts(body: LmiBody) -> tuple[str, ...]:

@@ -27,7 +27,9 @@ def sampling_params(
 ) -> SamplingParams:
     """``shows_tokens``: the response names tokens, so that their log-probabilities are needed."""
     stop = (parameters.stop,) if isinstance(parameters.stop, str) else tuple(parameters.stop)
-    logprobs = max(parameters.top_n_tokens or 0, parameters.logprobs or 0)
+    logprobs = max(
+        _count("top_n_tokens", parameters.top_n_tokens), _count("logprobs", parameters.logprobs)
+    )
     prompt_logprobs = parameters.prompt_logprobs
     if answer.prompt_tokens and prompt_logprobs is None:
         prompt_logprobs = 0
@@ -51,6 +53,15 @@ def sampling_params(
         prompt_logprobs=prompt_logprobs,
         skip_special_tokens=parameters.skip_special_tokens,
     )
+
+
+def _count(name: str, value: int | None) -> int:
+    """A number that a request need not show; 0 when absent."""
+    if value is not None and value < 0:
+        raise UserError(
+            f"parameters.{name} must be at least 0, got {value}", field=f"parameters.{name}"
+        )
+    return value or 0
 
 
 def _temperature(parameters: LmiParameters) -> float:

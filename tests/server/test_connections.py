@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import time
@@ -135,6 +136,28 @@ def test_enormous_body_is_413(declared: bool) -> None:
             answer = await served.raw(request)
             assert answer.startswith(b"HTTP/1.1 413 ")
             assert answer.endswith(b"\r\n\r\n")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_body_that_does_not_decompress_is_400(encoding: str) -> None:
+    async def run() -> None:
+        async with serving() as served:
+            request = http_request(b"neither", f"Content-Encoding: {encoding}")
+            answer = await served.raw(request)
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert encoding.encode() in answer.split(b"\r\n\r\n")[1]
+
+    asyncio.run(run())
+
+
+def test_a_body_that_grows_when_decompressed_is_413() -> None:
+    async def run() -> None:
+        async with serving(max_request_bytes=100_000) as served:
+            body = gzip.compress(b" " * 10_000_000)
+            answer = await served.raw(http_request(body, "Content-Encoding: gzip"))
+            assert answer.startswith(b"HTTP/1.1 413 ")
 
     asyncio.run(run())
 

@@ -277,7 +277,7 @@ def test_unknown_parameters_are_dropped_and_named() -> None:
     ("body", "words"),
     [
         (b'{"inputs":', "not valid JSON"),
-        (b'{"inputs": "\xff"}', "utf-8"),
+        (b'{"inputs": "\xff"}', "not valid UTF-8: byte 12 is invalid"),
         (b'{"inputs": "a"} x', "trailing characters"),
         (b'{"inputs": "a", "parameters": {"x": ' + b"[" * 100_000, "nested too deeply"),
         (b"[]", "the body must be object, got array"),
@@ -292,6 +292,8 @@ def test_unknown_parameters_are_dropped_and_named() -> None:
         (parameters(stop_token_ids=["x"]), "parameters.stop_token_ids[0] must be int, got str"),
         (parameters(seed="x"), "parameters.seed must be an integer, got 'x'"),
         (parameters(temperature=-1), "parameters.temperature must be at least 0, got -1"),
+        (parameters(logprobs=-1), "parameters.logprobs must be at least 0, got -1"),
+        (parameters(top_n_tokens=-2), "parameters.top_n_tokens must be at least 0, got -2"),
         (parameters(truncate=0), "parameters.truncate must be at least 1, got 0"),
         (parameters(n=0), "n must be between 1 and 128"),
         (parameters(n=2, best_of=3), "best_of is 3 and n is 2"),
