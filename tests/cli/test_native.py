@@ -169,8 +169,8 @@ def test_serve_a_configured_directory(configured: Path) -> None:
 def test_serve_from_a_launchers_command_line(model: str) -> None:
     arguments = ("--model-id", model, "--num-shard", "1", "--max-total-tokens", "24")
     with serving(*arguments, "--hostname", "127.0.0.1") as url:
-        status, answer = post(f"{url}/invocations", {"inputs": "x" * 200})
-        assert (status, "24" in answer) == (424, True)
+        status, answer = post(f"{url}/generate", {"inputs": "x" * 200})
+        assert (status, "24" in answer) == (422, True)
 
 
 def test_serving_what_is_not_available_says_all_of_it(configured: Path) -> None:
