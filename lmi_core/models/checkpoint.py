@@ -33,7 +33,7 @@ def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:
     if (directory / "model.safetensors") in files:
         files = [directory / "model.safetensors"]
     if not files:
-        raise _no_safetensors(directory)
+        raise no_safetensors(directory)
     if len(files) > 1:
         raise ModelError(
             f"{directory} holds {len(files)} safetensors files but no {INDEX_NAME} that says which "
@@ -78,13 +78,15 @@ def _read_weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _no_safetensors(directory: Path) -> ModelError:
+def no_safetensors(directory: Path) -> ModelError:
+    """The error for a directory without weights that can be read; it says how to convert others."""
+
     def first(pattern: str) -> str | None:
         return next((path.name for path in sorted(directory.glob(pattern))), None)
 
     if name := first("*.gguf"):
         hint = f"found {name}, convert it: " + _CONVERT_GGUF.format(path=directory, file=name)
-    elif name := first("*.bin") or first("*.pt") or first("*.pth"):
+    elif name := first("*.bin") or first("*.pt") or first("*.pth") or first("*.ckpt"):
         hint = f"found {name}, convert it: " + _CONVERT_PICKLE.format(path=directory)
     else:
         hint = "it needs model.safetensors, or shards with " + INDEX_NAME

@@ -75,7 +75,7 @@ def attention_spec(
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         qk_norm=qk_norm,
-        windows=windows or (0,) * config.integer("num_hidden_layers"),
+        windows=windows or (0,) * config.num_layers,
     )
 
 
@@ -100,7 +100,7 @@ def decoder_spec(
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
         intermediate_size=config.integer("intermediate_size"),
-        num_layers=config.integer("num_hidden_layers"),
+        num_layers=config.num_layers,
         norm_eps=config.number("rms_norm_eps", 1e-6),
         activation=_ACTIVATIONS[name],
         attention=attention,
@@ -125,7 +125,7 @@ def head_dim(config: HfConfig, default: int | None = None) -> int:
 def layer_windows(config: HfConfig) -> tuple[int, ...]:
     """Windows as Qwen states them: ``layer_types`` if given, else the layers from
     ``max_window_layers`` on; none unless ``use_sliding_window``."""
-    num_layers = config.integer("num_hidden_layers")
+    num_layers = config.num_layers
     window = config.optional_integer("sliding_window", 4096)
     if not config.boolean("use_sliding_window", False) or window is None:
         return (0,) * num_layers

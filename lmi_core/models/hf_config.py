@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lmi_core.errors import ModelError
+
+_MAX_INTEGER = 2**31 - 1
+"""What the native code counts with."""
+_MAX_LAYERS = 10_000
+"""So that a slip of the keyboard is an error, not a list of names that fills the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +39,25 @@ class HfConfig:
             )
         return names[0]
 
-    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """An integer of at least ``minimum``; absent or null: ``default``, if there is one."""
+    @property
+    def num_layers(self) -> int:
+        return self.integer("num_hidden_layers", maximum=_MAX_LAYERS)
+
+    def integer(
+        self,
+        key: str,
+        default: int | None = None,
+        *,
+        minimum: int = 1,
+        maximum: int = _MAX_INTEGER,
+    ) -> int:
+        """An integer within bounds; absent or null: ``default``, if there is one."""
         value = self.values.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.error(key, f"is {value!r}, but must be an integer >= {minimum}")
+        if value > maximum:
+            raise self.error(key, f"is {value}, but must be an integer <= {maximum}")
         return value
 
     def optional_integer(self, key: str, default: int | None = None) -> int | None:
@@ -73,19 +92,11 @@ def positive_number(config: HfConfig, key: str, value: object) -> float:
 def read_hf_config(directory: Path) -> HfConfig:
     """Read a model directory's configuration.
 
-    Raises ModelError when the directory or config.json is missing or not a JSON object, or when
-    the checkpoint is quantised.
+    Raises ModelError when the directory or config.json is missing, can't be read or isn't a JSON
+    object, or when the checkpoint is quantised.
     """
-    if not directory.is_dir():
-        what = "is not a directory" if directory.exists() else "does not exist"
-        raise ModelError(
-            f"model {directory} {what}; give a directory with config.json, *.safetensors and "
-            "tokenizer.json",
-            field="model",
-        )
+    _check_directory(directory)
     path = directory / "config.json"
-    if not path.exists():
-        raise ModelError(f"{path} is missing: a model directory needs it", field="config.json")
     values = read_json_object(path)
     generation_path = directory / "generation_config.json"
     generation = read_json_object(generation_path) if generation_path.exists() else {}
@@ -101,10 +112,32 @@ def read_hf_config(directory: Path) -> HfConfig:
     return HfConfig(path, values, tuple(sorted(set(eos_ids))), bos_ids[0] if bos_ids else None)
 
 
+def _check_directory(directory: Path) -> None:
+    try:
+        is_directory = stat.S_ISDIR(directory.stat().st_mode)
+    except FileNotFoundError:
+        what = "does not exist"
+    except (OSError, ValueError) as error:
+        what = f"can't be read: {getattr(error, 'strerror', None) or error}"
+    else:
+        if is_directory:
+            return
+        what = "is not a directory"
+    raise ModelError(
+        f"model {directory} {what}; give a directory with config.json, *.safetensors and "
+        "tokenizer.json",
+        field="model",
+    )
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """A file's JSON object, or ModelError."""
     try:
         values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelError(
+            f"{path} is missing: a model directory needs it", field=path.name
+        ) from None
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}", field=path.name) from error
     except (ValueError, RecursionError) as error:

@@ -215,7 +215,7 @@ def _decoder_of(backend: tokenizers.Tokenizer) -> Mapping[str, Any] | None:
 
 def _missing_tokenizer(directory: Path) -> str:
     if not (directory / "tokenizer.model").is_file():
-        return f"{directory} has no tokenizer.json"
+        return f"{directory} has no tokenizer.json; fetch it from where the model came from"
     return (
         f"{directory} has tokenizer.model but no tokenizer.json; convert it once with: "
         'python -c "from transformers import AutoTokenizer as T; '

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,8 @@ def test_eos_ids_of_both_files(
         ({"hidden_size": None}, "hidden_size is None"),
         ({"hidden_size": 0}, "hidden_size is 0, but must be an integer >= 1"),
         ({"hidden_size": 4096.0}, "hidden_size is 4096.0"),
+        ({"hidden_size": 2**40}, "hidden_size is 1099511627776, but must be an integer <= 2147"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, but must be an integer"),
         ({"hidden_size": 100}, "32 heads don't divide 100"),
         ({"num_key_value_heads": 5}, "num_key_value_heads is 5"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; supported: silu"),
@@ -169,6 +172,15 @@ def test_an_unknown_architecture_lists_the_supported(tmp_path: Path) -> None:
 def test_malformed_files(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelError, match=message):
+        read_hf_config(tmp_path)
+
+
+def test_a_directory_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(ModelError, match=f"model {tmp_path} can't be read: Permission denied"):
         read_hf_config(tmp_path)
 
 

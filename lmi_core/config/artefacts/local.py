@@ -7,20 +7,27 @@ header whose data_offsets cover the rest of the file).
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+from lmi_core.config.paths import is_dir
 from lmi_core.errors import ModelError
+from lmi_core.models.checkpoint import no_safetensors
 
 INDEX = "model.safetensors.index.json"
 
 _MAX_HEADER_BYTES = 100_000_000
-_OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5")
 
 
 def check_directory(directory: Path) -> None:
     """Raise ModelError, naming the file, unless ``directory`` holds a whole model."""
-    if not directory.is_dir():
+    if not is_dir(directory):
         raise ModelError(f"model directory {directory} doesn't exist", field="option.model_id")
+    if not os.access(directory, os.R_OK | os.X_OK):
+        raise ModelError(
+            f"model directory {directory} can't be read: Permission denied",
+            field="option.model_id",
+        )
     if not (directory / "config.json").is_file():
         raise ModelError(
             f"{directory} has no config.json: give a model as saved by Transformers",
@@ -38,9 +45,7 @@ def weight_files(directory: Path) -> list[Path]:
     files = sorted(directory.glob("*.safetensors"))
     if files:
         return files
-    others = sorted(path.name for pattern in _OTHER_FORMATS for path in directory.glob(pattern))
-    hint = f" ({', '.join(others[:3])} can't be read: convert to safetensors)" if others else ""
-    raise ModelError(f"{directory} has no *.safetensors weights{hint}", field="option.model_id")
+    raise no_safetensors(directory)
 
 
 def _shards(index: Path) -> list[str]:

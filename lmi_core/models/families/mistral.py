@@ -13,7 +13,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         config,
         num_kv_heads=config.integer("num_key_value_heads", 8),
         head_dim=head_dim(config),
-        windows=(window,) * config.integer("num_hidden_layers"),
+        windows=(window,) * config.num_layers,
     )
     return decoder_spec(config, "mistral", attention, max_positions=131072)
 

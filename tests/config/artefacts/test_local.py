@@ -1,6 +1,7 @@
 """A model directory is checked before anything is loaded from it."""
 
 import json
+import os
 
 import pytest
 
@@ -58,7 +59,14 @@ def test_missing_pieces_are_named(tmp_path, write_model):
         check_directory(tmp_path)
     directory = write_model(tmp_path)
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin can't be read: convert"):
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin, convert it: python -c .*save_pretr"):
+        check_directory(directory)
+
+
+def test_a_directory_that_may_not_be_read(tmp_path, write_model, monkeypatch):
+    directory = write_model(tmp_path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ModelError, match="can't be read: Permission denied"):
         check_directory(directory)
 
 
