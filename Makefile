@@ -64,6 +64,7 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python -m bench.kernels.linear
 	$(BIN)/python -m bench.kernels.attention
 	$(BIN)/python -m bench.engine --shape 160m
+	$(BIN)/python -m bench.startup
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.config.fuzz --seconds $(FUZZ_SECONDS) --at-least $(FUZZ_CASES)

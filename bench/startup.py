@@ -1,0 +1,179 @@
+"""What a server costs before its first request: start, memory, idle processor time, disk.
+
+    python -m bench.startup                       the default model, the median of 5 starts
+    python -m bench.startup DIR --venv .venv      another model; also the environment's size
+
+Prints one row of a table and, with ``--json``, an object. Wants a quiet machine: the time is taken
+from the creation of the process to the first 200 of ``GET /ping``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_POLL_S = 0.005
+_START_TIMEOUT_S = 300.0
+_STOP_TIMEOUT_S = 30.0
+_PING = b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Startup:
+    """Figures of one model; memory is that of the last start after its idle time."""
+
+    model: str
+    num_starts: int
+    median_s: float
+    """From the creation of the process to the first /ping that is answered with 200."""
+    worst_s: float
+    resident_mb: float
+    peak_resident_mb: float
+    idle_seconds: float
+    idle_cpu_percent: float
+    """Of one core."""
+    venv_mb: float | None
+
+
+def measure(arguments: list[str], num_starts: int, idle_s: float, venv: Path | None) -> Startup:
+    """Start the server several times; the last one is watched while it idles."""
+    seconds = []
+    for _ in range(num_starts - 1):
+        with started(arguments) as (_, start_s):
+            seconds.append(start_s)
+    with started(arguments) as (pid, start_s):
+        seconds.append(start_s)
+        # What a start leaves to do, such as closing the connection that asked.
+        time.sleep(1.0)
+        idle_percent = idle_cpu_percent(pid, idle_s)
+        resident, peak = memory_mb(pid)
+    return Startup(
+        model=arguments[0] if arguments else "default",
+        num_starts=num_starts,
+        median_s=round(statistics.median(seconds), 3),
+        worst_s=round(max(seconds), 3),
+        resident_mb=round(resident, 1),
+        peak_resident_mb=round(peak, 1),
+        idle_seconds=idle_s,
+        idle_cpu_percent=round(idle_percent, 3),
+        venv_mb=None if venv is None else round(disk_mb(venv), 1),
+    )
+
+
+@contextmanager
+def started(arguments: list[str]) -> Iterator[tuple[int, float]]:
+    """A running server's process id, and the seconds until it was ready."""
+    port = _free_port()
+    command = [sys.executable, "-m", "lmi_core", "serve", *arguments]
+    begin = time.perf_counter()
+    process = subprocess.Popen(
+        [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=subprocess.DEVNULL
+    )
+    try:
+        _wait_until_ready(process, port)
+        yield process.pid, time.perf_counter() - begin
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while not _answers_ping(port):
+        if process.poll() is not None:
+            raise SystemExit(f"the server ended with exit code {process.returncode}")
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the server was not ready after {_START_TIMEOUT_S:g} s")
+        time.sleep(_POLL_S)
+
+
+def _answers_ping(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+            client.sendall(_PING)
+            return client.recv(4096).startswith(b"HTTP/1.1 200 ")
+    except OSError:
+        return False
+
+
+def idle_cpu_percent(pid: int, seconds: float) -> float:
+    """Share of one core, user and system, that the process used; by all threads' nanoseconds."""
+    begin, begin_ns = time.perf_counter(), _cpu_ns(pid)
+    time.sleep(seconds)
+    used_ns = _cpu_ns(pid) - begin_ns
+    return 100.0 * used_ns * 1e-9 / (time.perf_counter() - begin)
+
+
+def _cpu_ns(pid: int) -> int:
+    # schedstat counts in nanoseconds, where stat has ticks of 10 ms: too coarse for 0.2 % of 30 s.
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+
+
+def memory_mb(pid: int) -> tuple[float, float]:
+    """Resident memory now and at its peak, in 10^6 bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    values = dict(line.split(":", 1) for line in lines)
+    resident, peak = (int(values[name].split()[0]) * 1024e-6 for name in ("VmRSS", "VmHWM"))
+    return resident, peak
+
+
+def disk_mb(directory: Path) -> float:
+    """What the files under a directory take on disk, in 10^6 bytes; links are not followed."""
+    paths = (Path(root) / name for root, _, names in os.walk(directory) for name in names)
+    return sum(path.lstat().st_blocks for path in paths) * 512e-6
+
+
+def row(figures: Startup) -> str:
+    """One row under the header that ``main`` prints."""
+    venv = "-" if figures.venv_mb is None else f"{figures.venv_mb:.0f}"
+    return (
+        f"| {figures.model} | {figures.median_s:.2f} (worst {figures.worst_s:.2f} "
+        f"of {figures.num_starts}) | {figures.resident_mb:.0f} (peak "
+        f"{figures.peak_resident_mb:.0f}) | {figures.idle_cpu_percent:.3f} over "
+        f"{figures.idle_seconds:g} s | {venv} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", nargs="?", help="model directory (the server's default)")
+    parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--idle-seconds", type=float, default=30.0)
+    parser.add_argument("--venv", type=Path, help="environment whose size is measured")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if args.starts < 1:
+        parser.error("--starts must be at least 1")
+    figures = measure([args.model] if args.model else [], args.starts, args.idle_seconds, args.venv)
+    if args.json:
+        print(json.dumps(asdict(figures)))
+        return
+    print("| model | seconds to first /ping | resident MB | idle CPU % | environment MB |")
+    print("|---|---|---|---|---|")
+    print(row(figures))
+
+
+if __name__ == "__main__":
+    main()
