@@ -111,6 +111,7 @@ class _Collector:
         self.usage.add(event)
         if self.echo is not None and self.echo.without_output:
             self.usage.num_generated_tokens = 0
+            choice.finish_reason = "length"
             return number
         if self.answer.logprobs and event.token_id >= 0:
             choice.logprobs.add(event, finite(event.logprob), choice.num_chars)

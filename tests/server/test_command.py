@@ -1,0 +1,49 @@
+"""From a configuration to the server's options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi_core.config.launch import prepare
+from lmi_core.config.resolve import resolve
+from lmi_core.errors import ConfigError
+from lmi_server.command import build_options
+from lmi_server.options import ServerOptions
+from tests.checkpoints import cached_checkpoint
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    path: Path = cached_checkpoint("llama2")
+    return str(path)
+
+
+def options(*argv: str, **environ: str) -> ServerOptions:
+    return build_options(prepare(resolve(argv, environ), environ))
+
+
+def test_api(model: str) -> None:
+    assert options(model).api == "lmi"
+    assert options(model, "--api", "openai").api == "openai"
+    assert options(model, SERVING_API="tgi").api == "tgi"
+    assert options("--model-id", model, "--api", "lmi").api == "lmi"
+    with pytest.raises(ConfigError) as raised:
+        options(model, "--api", "ibm")
+    assert "lmi" in str(raised.value.problems)
+
+
+def test_api_key_and_origins(model: str) -> None:
+    chosen = options(model)
+    assert (chosen.api_keys, chosen.cors_origins) == ((), ())
+    chosen = options(
+        model,
+        "--cors-allow-origin",
+        "https://a.example, https://b.example",
+        OPTION_API_KEY="a-secret",
+    )
+    assert chosen.api_keys == ("a-secret",)
+    assert "a-secret" not in repr(chosen)
+    assert chosen.cors_origins == ("https://a.example", "https://b.example")
+    assert options(model, SERVING_CORS_ALLOWED_ORIGIN="*").cors_origins == ("*",)
