@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from aiohttp import web
 
+from lmi_core.engine.outputs import TokenEvent
 from lmi_core.errors import CapacityError, LmiError
 from lmi_server.dialects import Dialect
+from lmi_server.metrics import CONTENT_TYPE, RequestMeter
 from lmi_server.protocols import tgi_errors
-from lmi_server.protocols.base import HttpError
+from lmi_server.protocols.base import HttpError, Plan, Renderer
 from lmi_server.protocols.tgi import (
     Job,
     TgiProtocol,
@@ -23,8 +27,9 @@ from lmi_server.protocols.tgi import (
 from lmi_server.protocols.tgi_schema import GenerateBody, body_decoder
 from lmi_server.protocols.tgi_tokens import chat_tokens, token_array
 from lmi_server.protocols.tgi_v1 import TgiV1
-from lmi_server.routes import METER, Route, Service, metrics_route
+from lmi_server.routes import METER, Route, Service
 from lmi_server.streaming import respond
+from lmi_server.tgi_metrics import RequestRecord, TgiMetrics
 
 
 def tgi_dialect(service: Service) -> Dialect:
@@ -49,7 +54,7 @@ def tgi_dialect(service: Service) -> Dialect:
         Route("POST", "/chat_tokenize", tokens.chat_tokenize, "tokens of a chat (TGI)"),
         Route("GET", "/info", information.info, "limits (TGI)", is_open=True),
         *(Route("GET", path, health, "health", is_open=True) for path in ("/", "/health", "/ping")),
-        metrics_route(service),
+        Route("GET", "/metrics", information.metrics, "Prometheus metrics, also TGI's"),
     )
     return Dialect(name="tgi", routes=routes, error=tgi_errors.reply)
 
@@ -83,6 +88,7 @@ class TgiService:
         self.options = service.options.tgi
         self.protocol = TgiProtocol(self.options, service.backend)
         self.permits = Permits(self.options.max_concurrent_requests)
+        self.metrics = TgiMetrics()
         self._call_numbers = itertools.count()
 
     async def read_json(self, request: web.Request) -> bytes:
@@ -92,32 +98,79 @@ class TgiService:
 
     async def generate(self, request: web.Request, job: Job) -> web.StreamResponse:
         """Check, run and answer. Once a stream is asked for, errors are events of it."""
+        meter = request[METER]
         try:
             with self.permits.take(self.protocol.num_sequences(job)):
-                meter = request[METER]
+                validation_started = meter.seconds
                 plan = await self.protocol.plan(
                     job,
                     # Clients may reuse their ids at the same time; the engine's must be unique.
                     request_id=f"{meter.request_id}-{next(self._call_numbers)}",
                     started_s=meter.started,
                 )
-                return await respond(
+                validation_seconds = meter.seconds - validation_started
+                watched = WatchedRenderer(plan.renderer)
+                response = await respond(
                     request,
                     self.service.backend,
-                    plan,
+                    replace(plan, renderer=watched),
                     meter,
                     send_timeout_s=self.service.options.send_timeout_s,
                 )
         except LmiError as error:
+            self.metrics.fail(error)
             if not job.streams:
                 raise
             return web.Response(
                 body=job.render_error(error, self.options.version),
-                headers={
-                    **self.protocol.headers(job),
-                    "Content-Type": "text/event-stream",
-                },
+                headers={**self.protocol.headers(job), "Content-Type": "text/event-stream"},
             )
+        except (asyncio.CancelledError, ConnectionError) as error:
+            self.metrics.fail(error)
+            raise
+        if watched.failure is not None:
+            self.metrics.fail(watched.failure)
+        else:
+            self.metrics.succeed(
+                _record(plan, meter, validation_seconds), self.service.backend.info
+            )
+        return response
+
+
+class WatchedRenderer(Renderer):
+    """Another renderer, that remembers the error which ended its stream."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self.streams = renderer.streams
+        self.content_type = renderer.content_type
+        self.starts_at_once = renderer.starts_at_once
+        self.keep_alive = renderer.keep_alive
+        self.failure: Exception | None = None
+
+    def headers(self) -> Mapping[str, str]:
+        return self._renderer.headers()
+
+    def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
+        return self._renderer.feed(index, events)
+
+    def finish(self) -> bytes:
+        return self._renderer.finish()
+
+    def error(self, error: Exception) -> bytes:
+        self.failure = error
+        return self._renderer.error(error)
+
+
+def _record(plan: Plan, meter: RequestMeter, validation_seconds: float) -> RequestRecord:
+    limits = [request.params.max_new_tokens or 0 for request in plan.requests]
+    return RequestRecord(
+        seconds=meter.seconds,
+        validation_seconds=validation_seconds,
+        num_prompt_tokens=meter.num_prompt_tokens,
+        max_new_tokens=max(limits),
+        num_generated_tokens=meter.num_generated_tokens,
+    )
 
 
 class GenerateHandler:
@@ -131,7 +184,13 @@ class GenerateHandler:
         tgi = self._tgi
         with tgi.service.admission.enter():
             tgi.service.loop_lag.wake()
-            job = self._decode(await tgi.read_json(request))
+            tgi.metrics.begin()
+            body = await tgi.read_json(request)
+            try:
+                job = self._decode(body)
+            except LmiError as error:
+                tgi.metrics.fail(error)
+                raise
             return await tgi.generate(request, job)
 
 
@@ -184,6 +243,13 @@ class InformationHandler:
             },
             dumps=_compact,
         )
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """TGI's metrics, then those that every dialect has."""
+        service = self._tgi.service
+        text = self._tgi.metrics.render(service.backend.info, service.backend.stats())
+        body = text + service.metrics.render()
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def models(self, request: web.Request) -> web.Response:
         name = self._tgi.options.model_id
