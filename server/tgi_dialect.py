@@ -1,4 +1,11 @@
-"""TGI's routes (TGI format reference, 3.1): admission, streams whose errors are events, health."""
+"""TGI's routes (TGI format reference, 3.1): admission, streams whose errors are events, health.
+
+Where this differs from TGI on purpose: log-probabilities are the model's own, before penalties and
+temperature; frequency and presence penalties have OpenAI's definition; chat templates are rendered
+as ``transformers`` renders them; a stop string also ends the text inside a token; the header
+``x-queue-time`` is left out, since waiting for the engine isn't told apart from its work; with an
+API key, ``/v1/models``, ``/metrics`` and ``/chat_tokenize`` need it too.
+"""
 
 from __future__ import annotations
 
