@@ -14,6 +14,8 @@ LogFormat = Literal["console", "json"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
+    """What a server is told at its start; the model's own part is the engine's."""
+
     host: str = "127.0.0.1"
     port: int = 8080
     """0: any free port; the one chosen is printed."""

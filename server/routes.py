@@ -81,6 +81,8 @@ class GenerationHandler:
 
 
 class MetricsHandler:
+    """Answers a scrape."""
+
     def __init__(self, service: Service) -> None:
         self._service = service
 

@@ -7,6 +7,8 @@ from enum import StrEnum
 
 
 class FinishReason(StrEnum):
+    """Why a choice ended."""
+
     LENGTH = "length"
     """max_new_tokens, or the context is full."""
     EOS = "eos_token"
@@ -17,6 +19,8 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
+    """One of the most likely tokens at a position; ``logprob`` is a natural logarithm."""
+
     token_id: int
     text: str
     logprob: float

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 
 class SequenceState(IntEnum):
+    """Where a sequence is, in the order in which it gets there; preemption goes back to WAITING."""
+
     HELD = 0
     """Waits until a sibling has computed the prompt that they share."""
     WAITING = 1

@@ -11,6 +11,8 @@ from lmi_core.engine.runner import RunnerInfo
 
 
 class LifeState(StrEnum):
+    """Where an engine is in its life; it never goes back."""
+
     CREATED = "created"
     LOADING = "loading"
     READY = "ready"

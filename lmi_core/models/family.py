@@ -45,6 +45,8 @@ class WeightNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
+    """A model family as data: how its config.json reads, and what its tensors are called."""
+
     name: str
     architectures: tuple[str, ...]
     read_spec: Callable[[HfConfig], DecoderSpec]

@@ -37,6 +37,8 @@ _MAX_PROBLEMS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
+    """What the engine needs of a model; ``dtype`` is that of the packed matrices."""
+
     path: Path
     spec: DecoderSpec
     weights: DecoderWeights

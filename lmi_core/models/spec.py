@@ -31,6 +31,8 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
+    """Heads, scale and windows of all layers; query heads share KV heads in groups."""
+
     num_q_heads: int
     num_kv_heads: int
     head_dim: int

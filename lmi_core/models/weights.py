@@ -38,6 +38,8 @@ class WeightBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Linear:
+    """A packed matrix [outputs, inputs] and its fp32 bias [outputs]."""
+
     weight: LinearWeight
     bias: FloatArray | None = None
 
@@ -48,6 +50,8 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
+    """One layer's weights, fused as the step graph uses them."""
+
     attention_norm: FloatArray
     qkv: Linear
     """Query, key and value heads, fused in this order."""

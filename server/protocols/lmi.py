@@ -59,6 +59,8 @@ class LmiOptions:
 
 
 class LmiProtocol(Protocol):
+    """LMI's bodies, answers and errors, as DJL-Serving gives them."""
+
     name = "lmi"
 
     def __init__(

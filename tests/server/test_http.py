@@ -333,5 +333,6 @@ def test_metrics() -> None:
             'lmi_finished_requests_total{model_name="model",reason="error"} 1.0',
         ):
             assert line in text.splitlines()
+        assert "lmi_event_loop_lag_seconds_count" in text
 
     asyncio.run(run())
