@@ -1,5 +1,6 @@
 # make run         serve the embedded model on PORT (8080)
 # make test        build, C++ tests, Python tests
+# make test-triton Triton kernels in Triton's interpreter
 # make text-generation-client   an environment for that client, which its test then uses
 # make lint        ruff, mypy, clang-format
 # make test-asan   C++ tests under the address and undefined-behaviour sanitizers
@@ -29,8 +30,8 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 FUZZ_SECONDS ?= 600
 FUZZ_CASES ?= 200000
 
-.PHONY: run test text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan cuda \
-	build clean check-tools
+.PHONY: run test test-triton text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
+	cuda build clean check-tools
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -39,6 +40,10 @@ run: $(VENV)/.installed
 test: build
 	build/native/lmi_tests
 	$(BIN)/python -m pytest
+
+test-triton: build
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -k 'triton and not cuda' tests/ops \
+	  tests/engine/test_torch_runner.py
 
 text-generation-client:
 	$(PYTHON) -m venv build/$@

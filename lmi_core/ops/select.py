@@ -18,10 +18,10 @@ from lmi_core.errors import UserError
 VARIABLE = "LMI_OPS"
 IMPLEMENTATIONS = {
     "linear": ("torch",),
-    "rms_norm": ("torch",),
-    "gated_activation": ("torch",),
-    "rope_cache_write": ("torch",),
-    "attention": ("torch",),
+    "rms_norm": ("triton", "torch"),
+    "gated_activation": ("triton", "torch"),
+    "rope_cache_write": ("triton", "torch"),
+    "attention": ("triton", "torch"),
     "sample": ("torch",),
 }
 """What there is of each op, the preferred one first."""
@@ -45,10 +45,12 @@ class Kernels:
 def select(device_type: str, forced: str | None = None) -> dict[str, str]:
     """Op -> implementation for a torch device; ``forced`` None: what ``LMI_OPS`` says.
 
-    A name without an op applies to every op that has it; the others keep the best they have. Raises
-    UserError for unknown names and for what an op, named, doesn't have.
+    A name without an op applies to every op that has it; the others keep the best they have.
+    Without a GPU, Triton is used only where forced. Raises UserError for unknown names, for what an
+    op, named, doesn't have, and for Triton where it can't run.
     """
-    can_triton = device_type == "cuda" and importlib.util.find_spec("triton") is not None
+    has_triton = importlib.util.find_spec("triton") is not None
+    can_triton = device_type == "cuda" and has_triton
     usable = {
         op: [name for name in names if name != "triton" or can_triton]
         for op, names in IMPLEMENTATIONS.items()
@@ -74,6 +76,8 @@ def select(device_type: str, forced: str | None = None) -> dict[str, str]:
             raise UserError(f"{VARIABLE}: {op} has no {name} implementation; it has {known}")
         else:
             chosen[op] = name
+    if "triton" in chosen.values():
+        _check_triton(device_type, has_triton)
     return chosen
 
 
@@ -91,6 +95,16 @@ def describe(chosen: Mapping[str, str]) -> str:
     for op, name in chosen.items():
         groups.setdefault(name, []).append(op)
     return "; ".join(f"{name}: {', '.join(ops)}" for name, ops in groups.items())
+
+
+def _check_triton(device_type: str, has_triton: bool) -> None:
+    if not has_triton:
+        raise UserError(f"{VARIABLE} asks for Triton, which is not installed: pip install triton")
+    if device_type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UserError(
+            f"{VARIABLE} asks for Triton without a GPU: set TRITON_INTERPRET=1 to run it in its "
+            "interpreter"
+        )
 
 
 def _alternatives(usable: Mapping[str, list[str]]) -> str:

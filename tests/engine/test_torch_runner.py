@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, UserError
-from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+from tests.checkpoints import VOCAB_SIZE, cached_checkpoint, make_checkpoint
 from tests.engine.harness import assert_nothing_leaked, collect, run
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
@@ -166,6 +167,33 @@ def test_unknown_kernels_are_found_before_loading(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("LMI_OPS", "attention:magic")
     with pytest.raises(UserError, match="LMI_OPS has 'attention:magic'"):
         run(start())
+
+
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1",
+    reason="Triton's interpreter wants a process of its own: make test-triton",
+)
+def test_triton_same_tokens_as_native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel in one small model: grouped queries, norms of heads, a window."""
+    pytest.importorskip("triton")
+    model = make_checkpoint(
+        tmp_path / "model", "qwen3_window", num_hidden_layers=1, max_window_layers=0
+    )
+    monkeypatch.setenv("LMI_OPS", "triton")
+
+    async def generate(device: str) -> list[list[TokenEvent]]:
+        params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
+        async with Engine(config_of(model, device, max_num_batched_tokens=16)) as engine:
+            if device == "torch-cpu":
+                assert engine.info.runner.kernels.count("triton: ") == 1
+            prompts = [[9] * 3, list(range(30, 52))]
+            return list(
+                await asyncio.gather(*(collect(engine, prompt, params) for prompt in prompts))
+            )
+
+    native = run(generate("cpu"))
+    for events, others in zip(run(generate("torch-cpu"), 110), native, strict=True):
+        assert_alike(events, others)
 
 
 @pytest.mark.gpu

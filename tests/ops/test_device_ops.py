@@ -7,6 +7,7 @@ of its own: ``make test-triton``.
 from __future__ import annotations
 
 import importlib
+import os
 from types import ModuleType
 
 import numpy as np
@@ -41,9 +42,23 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-@pytest.fixture(params=["torch"])
+@pytest.fixture(params=["torch", "triton"])
 def ops(request: pytest.FixtureRequest, device: torch.device) -> ModuleType:
-    return importlib.import_module("lmi_core.ops.torch_ops")
+    if request.param == "torch":
+        return importlib.import_module("lmi_core.ops.torch_ops")
+    return _triton_ops(device)
+
+
+@pytest.fixture(params=["triton"])
+def triton_ops(device: torch.device) -> ModuleType:
+    return _triton_ops(device)
+
+
+def _triton_ops(device: torch.device) -> ModuleType:
+    pytest.importorskip("triton")
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter wants a process of its own: make test-triton")
+    return importlib.import_module("lmi_core.ops.triton")
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -112,7 +127,7 @@ def test_rope_cache_write(
     head_dim: int,
     rotary: int,
 ) -> None:
-    case = PagedCase(((0, 3), (17, 1), (5, 20)), num_q_heads, num_kv_heads, head_dim)
+    case = PagedCase(((0, 2), (17, 1), (15, 3)), num_q_heads, num_kv_heads, head_dim)
     step = case.step(device)
     keys, values = case.cache(device, DTYPES[dtype], is_filled=False)
     num_heads = num_q_heads + 2 * num_kv_heads
@@ -179,6 +194,41 @@ def test_attention(
     settings = {"scale": case.head_dim**-0.5, "window": window, "soft_cap": soft_cap}
     y = ops.attention(q, keys, values, case.step(device), num_q_heads=case.num_q_heads, **settings)
     assert_close(y, case.expected_attention(q, keys, values, **settings), dtype)
+
+
+@pytest.mark.parametrize("window", [0, 50])
+def test_attention_over_several_splits(
+    triton_ops: ModuleType, device: torch.device, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long and short sequences side by side: the short ones' last splits are empty."""
+    module = importlib.import_module("lmi_core.ops.triton.attention")
+    monkeypatch.setattr(module, "MIN_SPLIT_KEYS", 32)
+    case = PagedCase(((99, 1), (0, 1), (40, 1)), 2, 1, 16)
+    keys, values = case.cache(device, torch.float32, is_filled=True)
+    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device)
+    settings = {"scale": 0.25, "window": window, "soft_cap": 0.0}
+    y = triton_ops.attention(
+        q, keys, values, case.step(device), num_q_heads=case.num_q_heads, **settings
+    )
+    assert_close(y, case.expected_attention(q, keys, values, **settings), "fp32")
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "num_programs", "expected"),
+    [
+        (1, 1, (32, 1)),
+        (511, 1, (512, 1)),
+        (512, 1, (256, 2)),
+        (5000, 8, (288, 18)),
+        (100_000, 8, (3040, 33)),
+        (100_000, 300, (100_000, 1)),
+    ],
+)
+def test_plan_splits(
+    triton_ops: ModuleType, num_keys: int, num_programs: int, expected: tuple[int, int]
+) -> None:
+    module = importlib.import_module("lmi_core.ops.triton.attention")
+    assert module.plan_splits(num_keys, num_programs) == expected
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

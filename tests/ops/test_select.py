@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from lmi_core.errors import UserError
@@ -14,6 +16,30 @@ def test_every_op_has_a_torch_implementation() -> None:
 
 def test_no_triton_without_a_gpu_unless_forced() -> None:
     assert set(select.select("cpu", "").values()) == {"torch"}
+
+
+def test_triton_is_preferred_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    chosen = select.select("cuda", "rms_norm:torch")
+    assert chosen["attention"] == "triton"
+    assert chosen["rms_norm"] == chosen["sample"] == "torch"
+
+
+def test_triton_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert set(select.select("cuda", "").values()) == {"torch"}
+    with pytest.raises(UserError, match="Triton, which is not installed"):
+        select.select("cuda", "attention:triton")
+
+
+def test_triton_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UserError, match="set TRITON_INTERPRET=1"):
+        select.select("cpu", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert select.select("cpu", "triton")["attention"] == "triton"
+    assert select.select("cpu", "")["attention"] == "torch"
 
 
 def test_the_environment_is_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

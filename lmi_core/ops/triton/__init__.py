@@ -1,0 +1,11 @@
+"""Triton kernels, with the signatures of ``ops.torch_ops``; arithmetic is float32.
+
+Without a GPU they run in Triton's interpreter, in a process started with ``TRITON_INTERPRET=1``.
+"""
+
+from lmi_core.ops.triton.activation import gated_activation
+from lmi_core.ops.triton.attention import attention
+from lmi_core.ops.triton.norm import rms_norm
+from lmi_core.ops.triton.rope import rope_cache_write
+
+__all__ = ["attention", "gated_activation", "rms_norm", "rope_cache_write"]

@@ -1,0 +1,87 @@
+"""Every Triton kernel compiles for the GPUs it is meant for; no GPU is needed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+HEAD = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 32, "BLOCK_DIM": 128}
+TILE = {"BLOCK_KEYS": 32, "HAS_WINDOW": True, "HAS_SOFT_CAP": True, "IS_WIDENED": False}
+POINTERS = {
+    "q_ptr": "*bf16",
+    "keys_ptr": "*bf16",
+    "values_ptr": "*bf16",
+    "y_ptr": "*bf16",
+    "seqs_ptr": "*i32",
+    "tiles_ptr": "*i32",
+    "tables_ptr": "*i32",
+    "first_rows_ptr": "*i32",
+    "num_rows_ptr": "*i32",
+    "kv_lengths_ptr": "*i32",
+    "positions_ptr": "*i32",
+    "slots_ptr": "*i32",
+}
+FLOATS = {"eps", "norm_eps", "scale", "soft_cap"}
+KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "_rms_norm_kernel": ("norm", {"HAS_ADDEND": True, "BLOCK": 4096}),
+    "_gated_activation_kernel": ("activation", {"IS_SILU": False, "BLOCK": 1024}),
+    "_rope_cache_write_kernel": (
+        "rope",
+        {"HAS_Q_NORM": True, "HAS_K_NORM": True, "HEAD_DIM": 128, "BLOCK": 128},
+    ),
+    "_decode_kernel": ("attention", {"BLOCK_GROUP": 16, **HEAD, **TILE}),
+    "_prefill_kernel": ("attention", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **TILE}),
+    "_merge_kernel": ("attention", {"HEAD_DIM": 128, "BLOCK_DIM": 128, "BLOCK_SPLITS": 32}),
+}
+
+
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter replaces the compiler"
+)
+@pytest.mark.parametrize("architecture", ["80", "90"])
+def test_every_kernel_compiles(architecture: str) -> None:
+    """In a process of its own: Triton's compiler may write to standard error."""
+    result = subprocess.run(
+        [sys.executable, "-m", __name__, architecture],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == list(KERNELS)
+
+
+def compile_kernel(name: str, architecture: int) -> str:
+    """The kernel's PTX."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module, constants = KERNELS[name]
+    function = getattr(importlib.import_module(f"lmi_core.ops.triton.{module}"), name)
+    signature = {
+        parameter: "constexpr" if parameter in constants else _type_of(parameter)
+        for parameter in function.arg_names
+    }
+    source = ASTSource(function, signature, constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
+    return str(compiled.asm["ptx"])
+
+
+def _type_of(parameter: str) -> str:
+    if parameter.endswith("_ptr"):
+        return POINTERS.get(parameter, "*fp32")
+    return "fp32" if parameter in FLOATS else "i32"
+
+
+if __name__ == "__main__":
+    for kernel in KERNELS:
+        assert f".entry {kernel}(" in compile_kernel(kernel, int(sys.argv[1]))
+        print(kernel)
