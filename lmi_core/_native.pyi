@@ -11,7 +11,7 @@ from typing import Any, Literal, final
 import numpy as np
 import numpy.typing as npt
 
-DTypeName = Literal["fp32", "bf16", "fp16", "int8"]
+DTypeName = Literal["fp32", "bf16", "fp16", "int8", "int4"]
 RowSymbol = Literal["T", "S", "L"]
 
 kernels: ModuleType  # one kernel at a time over numpy arrays, for tests and benches
@@ -231,19 +231,23 @@ class LinearWeight:
     def pack(
         parts: Sequence[npt.NDArray[np.generic]],
         *,
-        format: Literal["fp32", "bf16"],
+        format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool = False,
+        group_size: int = 0,
         instruction_set: str = "",
         num_threads: int = 0,
     ) -> LinearWeight:
         """Concatenate row-major parts [n_i, k] (fp32, fp16, or bf16 as uint16) along the outputs and repack. ``gated``: two
-        parts, gate and up, interleaved so that a tile holds both. Releases the GIL."""
+        parts, gate and up, interleaved so that a tile holds both. int8 and int4 are quantised on the way, int8 with a
+        scale per output, int4 per output and ``group_size`` (32, 64 or 128) inputs. Releases the GIL."""
     @property
     def num_outputs(self) -> int: ...
     @property
     def num_inputs(self) -> int: ...
     @property
     def format(self) -> str: ...
+    @property
+    def group_size(self) -> int: ...
     @property
     def num_bytes(self) -> int: ...
     def unpack(self) -> npt.NDArray[np.float32]:
@@ -314,7 +318,7 @@ class Graph:
         residual: Handle | None = None,
         out_dtype: Literal["fp32", "act"] = "fp32",
     ) -> Handle:
-        """act [R, k] -> [R, n]. ``activation``: the weight is gated, the result act(gate) * up, [R, n / 2] in act dtype.
+        """act [R, k] -> [R, n]; rows are quantised to int8 first if the weight is. ``activation``: the weight is gated, the result act(gate) * up, [R, n / 2] in act dtype.
         ``residual``: fp32 [R, n], added in place and returned."""
     def rope_cache_write(
         self,

@@ -52,6 +52,23 @@ void run_chunks(const cpu::Kernel<Args>& kernel, const Args& args, int32_t num_t
   }
 }
 
+// Rows of x as quantized_row_bytes() lays them out.
+py::array_t<uint8_t> quantize_rows(const std::string& instruction_set, const py::array& x,
+                                   int32_t group_size, int32_t num_threads) {
+  LMI_CHECK(x.ndim() == 2 && x.strides(1) == x.itemsize(), "x is [rows, inputs]");
+  const int64_t row_bytes = cpu::quantized_row_bytes(x.shape(1), group_size);
+  py::array_t<uint8_t> y({static_cast<int64_t>(x.shape(0)), row_bytes});
+  const cpu::QuantizeRowsArgs args{.x = x.data(),
+                                   .x_dtype = array_dtype(x),
+                                   .x_stride = x.strides(0) / x.itemsize(),
+                                   .num_columns = x.shape(1),
+                                   .group_size = group_size,
+                                   .y = y.mutable_data(),
+                                   .num_rows = x.shape(0)};
+  run_chunks(find_kernels(instruction_set).quantize_rows, args, num_threads, 1);
+  return y;
+}
+
 py::array linear(const std::string& instruction_set, const py::array& x, const LinearWeight& owner,
                  const std::optional<py::array_t<float>>& bias, const std::string& activation,
                  const std::optional<py::array_t<float>>& residual, const std::string& out_dtype,
@@ -59,9 +76,16 @@ py::array linear(const std::string& instruction_set, const py::array& x, const L
   const cpu::PackedLinear& weight = owner.packed();
   cpu::LinearArgs args;
   LMI_CHECK(x.ndim() == 2 && x.shape(1) == weight.num_inputs, "x is [rows, inputs]");
-  LMI_CHECK(array_dtype(x) == weight.dtype, "x has the dtype of the weight");
-  args.x = x.data();
-  args.x_stride = x.strides(0) / x.itemsize();
+  py::array_t<uint8_t> quantized;
+  if (weight.is_quantized()) {
+    quantized = quantize_rows(instruction_set, x, weight.group_size, num_threads);
+    args.x = quantized.data();
+    args.x_stride = quantized.shape(1);
+  } else {
+    LMI_CHECK(array_dtype(x) == weight.dtype, "x has the dtype of the weight");
+    args.x = x.data();
+    args.x_stride = x.strides(0) / x.itemsize();
+  }
   args.weight = weight;
   args.bias = bias ? bias->data() : nullptr;
   args.activation = parse_activation(activation);
@@ -81,11 +105,20 @@ py::array linear(const std::string& instruction_set, const py::array& x, const L
 
 py::array rms_norm(const std::string& instruction_set, const py::array_t<float>& x,
                    const py::array_t<float>& weight, float eps, const std::string& out_dtype,
-                   int32_t num_threads) {
+                   int32_t group_size, int32_t num_threads) {
   const DType dtype = parse_dtype(out_dtype);
-  py::array y = make_array(dtype, x.shape(0), x.shape(1));
-  const cpu::RmsNormArgs args{x.data(), weight.data(), eps,       y.mutable_data(),
-                              dtype,    x.shape(1),    x.shape(0)};
+  const int64_t row_bytes = cpu::quantized_row_bytes(x.shape(1), group_size);
+  py::array y = dtype == DType::kI8
+                    ? py::array_t<uint8_t>({static_cast<int64_t>(x.shape(0)), row_bytes})
+                    : make_array(dtype, x.shape(0), x.shape(1));
+  const cpu::RmsNormArgs args{.x = x.data(),
+                              .weight = weight.data(),
+                              .eps = eps,
+                              .y = y.mutable_data(),
+                              .y_dtype = dtype,
+                              .num_columns = x.shape(1),
+                              .num_rows = x.shape(0),
+                              .group_size = group_size};
   run_chunks(find_kernels(instruction_set).rms_norm, args, num_threads, 1);
   return y;
 }
@@ -121,8 +154,11 @@ void bind_cpu(py::module_& m) {
         py::kw_only(), py::arg("bias") = py::none(), py::arg("activation") = "",
         py::arg("residual") = py::none(), py::arg("out_dtype") = "fp32", py::arg("num_threads") = 2,
         py::arg("stride") = 1);
+  k.def("quantize_rows", &quantize_rows, py::arg("instruction_set"), py::arg("x"), py::kw_only(),
+        py::arg("group_size") = 0, py::arg("num_threads") = 2);
   k.def("rms_norm", &rms_norm, py::arg("instruction_set"), py::arg("x"), py::arg("weight"),
-        py::kw_only(), py::arg("eps"), py::arg("out_dtype") = "fp32", py::arg("num_threads") = 2);
+        py::kw_only(), py::arg("eps"), py::arg("out_dtype") = "fp32", py::arg("group_size") = 0,
+        py::arg("num_threads") = 2);
   k.def("embed", &embed, py::arg("instruction_set"), py::arg("token_ids"), py::arg("table"),
         py::kw_only(), py::arg("scale") = 1.0f, py::arg("num_threads") = 2);
   k.def("gather_rows", &gather_rows, py::arg("instruction_set"), py::arg("x"), py::arg("rows"),

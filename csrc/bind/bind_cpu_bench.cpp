@@ -44,18 +44,23 @@ std::vector<double> time_linear(const std::string& instruction_set, int64_t num_
                                 int32_t num_threads, int32_t repeats) {
   const auto kernel = cpu::kernels(cpu::parse_instruction_set(instruction_set)).linear;
   const cpu::PackedLinear& shape = weights.at(0)->packed();
-  const int64_t x_bytes = num_rows * shape.num_inputs * dtype_size(shape.dtype);
+  // A quantised row's scale and sums are set to something just as well.
+  const int64_t row_bytes = shape.is_quantized()
+                                ? cpu::quantized_row_bytes(shape.num_inputs, shape.group_size)
+                                : shape.num_inputs * dtype_size(shape.dtype);
+  const int64_t x_bytes = num_rows * row_bytes;
   const AlignedMemory x(x_bytes), y(num_rows * shape.num_outputs * 4);
   std::fill_n(reinterpret_cast<uint16_t*>(x.data()), x_bytes / 2, uint16_t{0x3c3c});
   std::vector<cpu::LinearArgs> args;
   for (const LinearWeight* weight : weights) {
     cpu::LinearArgs node;
     node.x = x.data();
-    node.x_stride = shape.num_inputs;
+    node.x_stride = shape.is_quantized() ? row_bytes : shape.num_inputs;
     node.weight = weight->packed();
     if (shape.gated) node.activation = cpu::Activation::kSilu;
     node.y = y.data();
-    node.y_dtype = shape.gated ? shape.dtype : DType::kF32;
+    const DType act_dtype = shape.is_quantized() ? DType::kBF16 : shape.dtype;
+    node.y_dtype = shape.gated ? act_dtype : DType::kF32;
     node.y_stride = shape.gated ? shape.num_outputs / 2 : shape.num_outputs;
     node.num_rows = num_rows;
     args.push_back(node);
@@ -92,14 +97,16 @@ std::vector<double> time_read(const std::string& instruction_set, int64_t num_by
   });
 }
 
-// Returns also the floating point operations of one repeat.
+// Returns also the operations of one repeat.
 std::pair<std::vector<double>, double> time_multiply_add(const std::string& instruction_set,
                                                          const std::string& dtype,
                                                          int64_t num_steps, int32_t num_threads,
                                                          int32_t repeats) {
   const auto& roofs = cpu::kernels(cpu::parse_instruction_set(instruction_set)).roofs;
-  const auto run = parse_dtype(dtype) == DType::kBF16 ? roofs.multiply_add_bf16  //
-                                                      : roofs.multiply_add_f32;
+  const DType type = parse_dtype(dtype);
+  const auto run = type == DType::kBF16  ? roofs.multiply_add_bf16
+                   : type == DType::kF32 ? roofs.multiply_add_f32
+                                         : roofs.multiply_add_int8;
   const int64_t num_chunks = 8 * static_cast<int64_t>(num_threads);
   ThreadPool pool(num_threads);
   const std::vector<double> seconds = time_repeats(num_threads, repeats, [&] {

@@ -53,7 +53,8 @@ ValueId id_of(const PyGraph& graph, const Handle& handle) {
 }
 
 std::unique_ptr<LinearWeight> pack(const std::vector<py::array>& parts, const std::string& format,
-                                   bool gated, const std::string& level, int32_t num_threads) {
+                                   bool gated, int32_t group_size, const std::string& level,
+                                   int32_t num_threads) {
   instruction_set(level);  // only checked: every level reads the same order
   LMI_CHECK(!parts.empty(), "a weight needs at least one part");
   std::vector<cpu::LinearPart> sources;
@@ -63,10 +64,10 @@ std::unique_ptr<LinearWeight> pack(const std::vector<py::array>& parts, const st
               part.shape(1), " inputs");
     sources.push_back({part.data(), array_dtype(part), part.shape(0)});
   }
-  const DType dtype = parse_dtype(format);
+  const cpu::LinearFormat target{parse_dtype(format), group_size};
   const int64_t num_inputs = parts[0].shape(1);
   const py::gil_scoped_release release;
-  return std::make_unique<LinearWeight>(sources, num_inputs, gated, dtype, num_threads);
+  return std::make_unique<LinearWeight>(sources, num_inputs, gated, target, num_threads);
 }
 
 FloatArray unpack(const LinearWeight& weight) {
@@ -79,14 +80,16 @@ FloatArray unpack(const LinearWeight& weight) {
 void bind_linear_weight(py::module_& m) {
   py::class_<LinearWeight>(m, "LinearWeight")
       .def_static("pack", &pack, py::arg("parts"), py::kw_only(), py::arg("format"),
-                  py::arg("gated") = false, py::arg("instruction_set") = "",
-                  py::arg("num_threads") = 0)
+                  py::arg("gated") = false, py::arg("group_size") = 0,
+                  py::arg("instruction_set") = "", py::arg("num_threads") = 0)
       .def_property_readonly("num_outputs",
                              [](const LinearWeight& w) { return w.packed().num_outputs; })
       .def_property_readonly("num_inputs",
                              [](const LinearWeight& w) { return w.packed().num_inputs; })
       .def_property_readonly("format",
                              [](const LinearWeight& w) { return dtype_name(w.packed().dtype); })
+      .def_property_readonly("group_size",
+                             [](const LinearWeight& w) { return w.packed().group_size; })
       .def_property_readonly("num_bytes", &LinearWeight::num_bytes)
       .def("unpack", &unpack);
 }

@@ -6,8 +6,9 @@
 
 namespace lmi {
 
-enum class DType : uint8_t { kF32, kBF16, kF16, kI8, kI32 };
+enum class DType : uint8_t { kF32, kBF16, kF16, kI8, kI32, kI4 };
 
+// Bytes of an element; 0 for int4, of which a byte holds two.
 constexpr int64_t dtype_size(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -18,6 +19,8 @@ constexpr int64_t dtype_size(DType dtype) {
       return 2;
     case DType::kI8:
       return 1;
+    case DType::kI4:
+      return 0;
   }
   return 0;
 }
@@ -34,6 +37,8 @@ constexpr const char* dtype_name(DType dtype) {
       return "int8";
     case DType::kI32:
       return "int32";
+    case DType::kI4:
+      return "int4";
   }
   return "?";
 }
@@ -60,6 +65,22 @@ inline float f16_to_float(uint16_t half) {
   // Shifting the exponent by a multiplication gets subnormals right too.
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | sign);
+}
+
+// Round to nearest, ties to even; too large: infinity, NaN stays NaN.
+inline uint16_t float_to_f16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint16_t>(bits >> 16 & 0x8000u);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return sign | 0x7e00u;
+  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;
+  if (magnitude < 0x38800000u) {
+    // Adding 0.5 leaves a subnormal's steps of 2^-24 as the last bits of the sum.
+    const float sum = std::bit_cast<float>(magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(sum) - 0x3f000000u));
+  }
+  const uint32_t rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
+  return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
 }
 
 }  // namespace lmi

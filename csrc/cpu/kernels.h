@@ -31,11 +31,24 @@ struct Scratch {
 constexpr int64_t kScratchBytes = 4 << 20;
 
 // A weight matrix [num_outputs, num_inputs] in the kernel's own order. Panels of 16 outputs:
-//   fp32: [outputs/16][inputs][16]        bf16: [outputs/16][inputs/2][16][2]
-// Outputs are padded with zeros to a multiple of 16, inputs to a multiple of 2. A gated weight
-// holds gate and up panels alternating (gate 0, up 0, gate 1, up 1, ...), num_outputs counting
-// both; each of the two is padded on its own.
+//   fp32: [inputs][16]
+//   bf16: [inputs/2][16][2]
+//   int8: 16 fp32 scales, then [inputs/4][16][4] codes c of a byte: weight = scale (c - 128),
+//         c in 1 .. 255, one scale per output
+//   int4: per group of 32, 64 or 128 inputs: 16 fp16 scales, 16 fp16 zero points, then
+//         [group/8][16][4] bytes, whose lower halves are the codes c of inputs 0 .. 3 and whose
+//         upper halves those of inputs 4 .. 7: weight = scale (c - zero), c in 0 .. 15. Symmetric
+//         weights have the zero point 8; others any that fp16 holds.
+// So every step along K is 64 bytes. Outputs are padded with zeros to a multiple of 16, inputs to a
+// whole step, of int4 to a whole group. A gated weight holds gate and up panels alternating (gate
+// 0, up 0, gate 1, up 1, ...), num_outputs counting both; each of the two is padded on its own.
 constexpr int64_t kPanelOutputs = 16;
+constexpr int64_t kMaxInt8Inputs = 65536;  // so that 32 bits hold every sum of products
+
+struct LinearFormat {
+  DType dtype = DType::kBF16;
+  int32_t group_size = 0;  // int4: inputs per scale; others 0
+};
 
 struct PackedLinear {
   DType dtype = DType::kBF16;
@@ -43,13 +56,45 @@ struct PackedLinear {
   int64_t num_inputs = 0;
   bool gated = false;
   const void* data = nullptr;  // 64-byte aligned; memory belongs to LinearWeight
+  int32_t group_size = 0;
+
+  bool is_quantized() const { return dtype == DType::kI8 || dtype == DType::kI4; }
+};
+
+// A row of inputs for int8 and int4 weights, quantised on its own: x = scale q, q in -127 .. 127.
+//   int8 q[inputs, padded with zeros to a multiple of 128]
+//   float scale; NaN if an input isn't finite
+//   int32 sums of q: over each group of an int4 weight, or one over the row
+// padded to a multiple of 64 bytes. The sums take the codes' offsets out again: sum (c - z) q =
+// sum c q - z sum q, where c is unsigned and q signed as the instructions want them.
+constexpr int64_t quantized_scale_offset(int64_t num_inputs) {
+  return (num_inputs + 127) / 128 * 128;
+}
+constexpr int64_t quantized_sums_offset(int64_t num_inputs) {
+  return quantized_scale_offset(num_inputs) + 4;
+}
+constexpr int64_t quantized_row_bytes(int64_t num_inputs, int32_t group_size) {
+  const int64_t num_sums = group_size == 0 ? 1 : (num_inputs + group_size - 1) / group_size;
+  return (quantized_sums_offset(num_inputs) + 4 * num_sums + 63) / 64 * 64;
+}
+
+struct QuantizeRowsArgs {
+  const void* x = nullptr;  // [rows, num_columns]
+  DType x_dtype = DType::kBF16;
+  int64_t x_stride = 0;  // elements
+  int64_t num_columns = 0;
+  int32_t group_size = 0;
+  uint8_t* y = nullptr;  // [rows] of quantized_row_bytes()
+  int64_t num_rows = 0;
 };
 
 enum class Activation : uint8_t { kNone, kSilu, kGeluTanh };
 
 struct LinearArgs {
-  const void* x = nullptr;  // [rows, num_inputs], dtype of the weight (bf16 weight: bf16 x)
-  int64_t x_stride = 0;     // elements
+  // [rows, num_inputs] in the dtype of the weight, or quantised rows for a quantised weight, which
+  // makes one numeric path for all row counts.
+  const void* x = nullptr;
+  int64_t x_stride = 0;  // elements; bytes of quantised rows
   PackedLinear weight;
   const float* bias = nullptr;  // [num_outputs] in the order of the unpacked matrix, or null
   // != kNone: gated weight, y has num_outputs / 2 columns.
@@ -66,9 +111,10 @@ struct RmsNormArgs {
   const float* weight = nullptr;
   float eps = 0.0f;
   void* y = nullptr;
-  DType y_dtype = DType::kF32;
+  DType y_dtype = DType::kF32;  // kF32, kBF16, or kI8: quantised rows
   int64_t num_columns = 0;
   int64_t num_rows = 0;
+  int32_t group_size = 0;  // of quantised rows
 };
 
 struct EmbedArgs {
@@ -152,22 +198,37 @@ struct Kernel {
 
 // The machine's limits for benches: what a loop of nothing else reaches on one thread.
 struct Roofs {
-  // Independent multiply-adds from registers; returns the floating point operations done.
+  // Independent multiply-adds from registers; returns the operations done.
   double (*multiply_add_f32)(int64_t num_steps) = nullptr;
   double (*multiply_add_bf16)(int64_t num_steps) = nullptr;
+  double (*multiply_add_int8)(int64_t num_steps) = nullptr;
   void (*read_memory)(const void* source, int64_t num_bytes) = nullptr;
+};
+
+// Symmetric quantisation of weights that share a scale: codes lowest .. highest. Buffers hold a
+// multiple of 16, zeros beyond the weights. The same bits at every level.
+struct WeightQuantizer {
+  // The scale of least squared error among those that a search tries; 0 if all weights are (next
+  // to) zero, NaN if one isn't finite.
+  float (*find_scale)(const float* weights, int64_t count, int32_t lowest,
+                      int32_t highest) = nullptr;
+  // Nearest code + offset of every weight.
+  void (*encode)(const float* weights, int64_t count, float scale, int32_t lowest, int32_t highest,
+                 int32_t offset, uint8_t* codes) = nullptr;
 };
 
 struct Kernels {
   InstructionSet instruction_set = InstructionSet::kScalar;
   Kernel<EmbedArgs> embed;
   Kernel<RmsNormArgs> rms_norm;
+  Kernel<QuantizeRowsArgs> quantize_rows;
   Kernel<LinearArgs> linear;
   Kernel<RopeCacheArgs> rope_cache_write;
   Kernel<AttentionArgs> attention;
   Kernel<GatherRowsArgs> gather_rows;
   Kernel<SampleArgs> sample;
   Kernel<BlockCopyArgs> block_copy;
+  WeightQuantizer weight_quantizer;
   Roofs roofs;
 };
 
@@ -184,11 +245,14 @@ struct LinearPart {
 
 // Panels and bytes of the packed form, and the packing itself of panels [first_panel, end_panel),
 // so that callers can split it over threads. target is 64-byte aligned memory of that many bytes;
-// padding is written too. A gated matrix has two parts, gate and up, of equal num_outputs.
+// padding is written too. A gated matrix has two parts, gate and up, of equal num_outputs. int8 and
+// int4 are quantised on the way.
 int64_t num_linear_panels(int64_t num_outputs, bool gated);
-int64_t packed_linear_bytes(DType dtype, int64_t num_outputs, int64_t num_inputs, bool gated);
-void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated, DType dtype,
-                 void* target, int64_t first_panel, int64_t end_panel);
+int64_t packed_linear_bytes(LinearFormat format, int64_t num_outputs, int64_t num_inputs,
+                            bool gated);
+void check_linear_format(LinearFormat format, int64_t num_inputs);  // throws Error
+void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
+                 LinearFormat format, void* target, int64_t first_panel, int64_t end_panel);
 // The row-major float matrix back (tests).
 void unpack_linear(const PackedLinear& weight, float* target);
 

@@ -8,72 +8,14 @@
 
 #include "common/check.h"
 #include "cpu/kernels.h"
+#include "cpu/pack_quantized.h"
+#include "cpu/panel_rows.h"
 
 namespace lmi::cpu {
 
 namespace {
 
 constexpr int64_t kStripColumns = 512;
-
-// The rows that make up one panel; null: padding.
-struct PanelRows {
-  const uint8_t* data[kPanelOutputs] = {};
-  DType dtype[kPanelOutputs] = {};
-};
-
-PanelRows find_rows(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
-                    int64_t panel) {
-  PanelRows rows;
-  const size_t first_part = gated ? panel % 2 : 0;
-  const size_t end_part = gated ? first_part + 1 : parts.size();
-  const int64_t first_row = (gated ? panel / 2 : panel) * kPanelOutputs;
-  int64_t part_start = 0;
-  for (size_t p = first_part; p < end_part; part_start += parts[p].num_outputs, ++p) {
-    const LinearPart& part = parts[p];
-    const int64_t begin = std::max(first_row, part_start);
-    const int64_t end = std::min(first_row + kPanelOutputs, part_start + part.num_outputs);
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t offset = (row - part_start) * num_inputs * dtype_size(part.dtype);
-      rows.data[row - first_row] = static_cast<const uint8_t*>(part.data) + offset;
-      rows.dtype[row - first_row] = part.dtype;
-    }
-  }
-  return rows;
-}
-
-template <typename Target>
-Target from_float(float value) {
-  if constexpr (sizeof(Target) == sizeof(float)) {
-    return value;
-  } else {
-    return float_to_bf16(value);
-  }
-}
-
-template <typename Target, typename Source, typename Widen>
-void convert(const uint8_t* row, int64_t first, int64_t count, Target* target, Widen widen) {
-  for (int64_t i = 0; i < count; ++i) {
-    Source value;
-    std::memcpy(&value, row + (first + i) * sizeof(Source), sizeof(Source));
-    target[i] = from_float<Target>(widen(value));
-  }
-}
-
-// Columns [first, first + count) of one row as Target; bf16 to bf16 keeps the bits.
-template <typename Target>
-void convert_row(const uint8_t* row, DType dtype, int64_t first, int64_t count, Target* target) {
-  if (row == nullptr) {
-    std::fill_n(target, count, Target{0});
-  } else if (sizeof(Target) == dtype_size(dtype) && dtype != DType::kF16) {
-    std::memcpy(target, row + first * sizeof(Target), count * sizeof(Target));
-  } else if (dtype == DType::kF32) {
-    convert<Target, float>(row, first, count, target, [](float value) { return value; });
-  } else if (dtype == DType::kBF16) {
-    convert<Target, bf16_t>(row, first, count, target, bf16_to_float);
-  } else {
-    convert<Target, uint16_t>(row, first, count, target, f16_to_float);
-  }
-}
 
 template <typename Target>
 void pack_panel(const PanelRows& rows, int64_t num_inputs, uint32_t* target) {
@@ -94,12 +36,15 @@ void pack_panel(const PanelRows& rows, int64_t num_inputs, uint32_t* target) {
   }
 }
 
-int64_t padded_inputs(DType dtype, int64_t num_inputs) {
-  return dtype == DType::kBF16 ? (num_inputs + 1) / 2 * 2 : num_inputs;
-}
-
-int64_t panel_bytes(DType dtype, int64_t num_inputs) {
-  return kPanelOutputs * padded_inputs(dtype, num_inputs) * dtype_size(dtype);
+int64_t panel_bytes(LinearFormat format, int64_t num_inputs) {
+  switch (format.dtype) {
+    case DType::kF32:
+      return kPanelOutputs * num_inputs * 4;
+    case DType::kBF16:
+      return kPanelOutputs * ((num_inputs + 1) / 2) * 4;
+    default:
+      return quantized_panel_bytes(format, num_inputs);
+  }
 }
 
 void check_parts(const std::vector<LinearPart>& parts, bool gated) {
@@ -121,28 +66,53 @@ int64_t num_linear_panels(int64_t num_outputs, bool gated) {
   return parts * ((num_outputs / parts + kPanelOutputs - 1) / kPanelOutputs);
 }
 
-int64_t packed_linear_bytes(DType dtype, int64_t num_outputs, int64_t num_inputs, bool gated) {
-  return num_linear_panels(num_outputs, gated) * panel_bytes(dtype, num_inputs);
+int64_t packed_linear_bytes(LinearFormat format, int64_t num_outputs, int64_t num_inputs,
+                            bool gated) {
+  return num_linear_panels(num_outputs, gated) * panel_bytes(format, num_inputs);
 }
 
-void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated, DType dtype,
-                 void* target, int64_t first_panel, int64_t end_panel) {
-  LMI_CHECK(dtype == DType::kF32 || dtype == DType::kBF16, "linear format ", dtype_name(dtype));
+void check_linear_format(LinearFormat format, int64_t num_inputs) {
+  const int32_t group = format.group_size;
+  switch (format.dtype) {
+    case DType::kF32:
+    case DType::kBF16:
+    case DType::kI8:
+      LMI_CHECK(group == 0, dtype_name(format.dtype), " weights have no groups, got ", group);
+      LMI_CHECK(format.dtype != DType::kI8 || num_inputs <= kMaxInt8Inputs,
+                "int8 weights have at most ", kMaxInt8Inputs, " inputs, not ", num_inputs);
+      return;
+    case DType::kI4:
+      LMI_CHECK(group == 32 || group == 64 || group == 128,
+                "the group size of int4 weights is 32, 64 or 128, not ", group);
+      return;
+    default:
+      LMI_CHECK(false, "linear format ", dtype_name(format.dtype));
+  }
+}
+
+void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
+                 LinearFormat format, void* target, int64_t first_panel, int64_t end_panel) {
+  check_linear_format(format, num_inputs);
   check_parts(parts, gated);
+  const int64_t stride = panel_bytes(format, num_inputs);
+  PanelQuantizer quantizer(format, num_inputs);
   for (int64_t panel = first_panel; panel < end_panel; ++panel) {
     const PanelRows rows = find_rows(parts, num_inputs, gated, panel);
-    uint8_t* bytes = static_cast<uint8_t*>(target) + panel * panel_bytes(dtype, num_inputs);
+    uint8_t* bytes = static_cast<uint8_t*>(target) + panel * stride;
     uint32_t* words = reinterpret_cast<uint32_t*>(bytes);
-    if (dtype == DType::kBF16) {
+    if (format.dtype == DType::kBF16) {
       pack_panel<bf16_t>(rows, num_inputs, words);
-    } else {
+    } else if (format.dtype == DType::kF32) {
       pack_panel<float>(rows, num_inputs, words);
+    } else {
+      quantizer.pack(rows, bytes);
     }
   }
 }
 
 void unpack_linear(const PackedLinear& weight, float* target) {
-  const int64_t stride = panel_bytes(weight.dtype, weight.num_inputs);
+  const LinearFormat format{weight.dtype, weight.group_size};
+  const int64_t stride = panel_bytes(format, weight.num_inputs);
   const int64_t num_parts = weight.gated ? 2 : 1;
   const int64_t part_outputs = weight.num_outputs / num_parts;
   for (int64_t output = 0; output < weight.num_outputs; ++output) {
@@ -154,9 +124,11 @@ void unpack_linear(const PackedLinear& weight, float* target) {
       float& value = target[output * weight.num_inputs + input];
       if (weight.dtype == DType::kF32) {
         value = reinterpret_cast<const float*>(data)[input * kPanelOutputs + lane];
-      } else {
+      } else if (weight.dtype == DType::kBF16) {
         const bf16_t* halves = reinterpret_cast<const bf16_t*>(data);
         value = bf16_to_float(halves[(input / 2 * kPanelOutputs + lane) * 2 + input % 2]);
+      } else {
+        value = unpack_quantized(format, data, lane, input);
       }
     }
   }

@@ -73,29 +73,44 @@ ValueId Graph::rms_norm(ValueId x, cpu::RmsNormArgs args) {
   return y;
 }
 
+// What the linear's kernel reads: x, or its quantised rows.
+ValueId Graph::linear_input(ValueId x, const cpu::PackedLinear& weight) {
+  const DType dtype = weight.is_quantized() ? config_.act_dtype : weight.dtype;
+  check_operand(x, dtype, weight.num_inputs, "linear");
+  if (!weight.is_quantized()) return x;
+  const int64_t row_bytes = cpu::quantized_row_bytes(weight.num_inputs, weight.group_size);
+  const ValueId y = add_value("quantized", DType::kI8, row_bytes, value(x).rows);
+  const cpu::QuantizeRowsArgs args{.x_dtype = dtype,
+                                   .x_stride = weight.num_inputs,
+                                   .num_columns = weight.num_inputs,
+                                   .group_size = weight.group_size};
+  add_node(QuantizeNode{args, x, y}, {x, y});
+  return y;
+}
+
 ValueId Graph::linear(ValueId x, cpu::LinearArgs args) {
   check_recording();
-  check_operand(x, args.weight.dtype, args.weight.num_inputs, "linear");
+  const ValueId input = linear_input(x, args.weight);
   const bool is_gated = args.activation != cpu::Activation::kNone;
   LMI_CHECK(is_gated == args.weight.gated, "a gated weight goes with an activation");
   const int64_t columns = is_gated ? args.weight.num_outputs / 2 : args.weight.num_outputs;
   args.add_to_y = false;
   const ValueId y =
       add_value(is_gated ? "gated_linear" : "linear", args.y_dtype, columns, value(x).rows);
-  add_node(LinearNode{args, x, y}, {x, y});
+  add_node(LinearNode{args, input, y}, {input, y});
   return y;
 }
 
 ValueId Graph::linear_add(ValueId x, ValueId residual, cpu::LinearArgs args) {
   check_recording();
-  check_operand(x, args.weight.dtype, args.weight.num_inputs, "linear");
   check_operand(residual, DType::kF32, args.weight.num_outputs, "linear's residual");
   LMI_CHECK(args.activation == cpu::Activation::kNone && !args.weight.gated,
             "a residual is added to plain linears only");
   LMI_CHECK(value(x).rows == value(residual).rows, "the residual has other rows");
   args.add_to_y = true;
   args.y_dtype = DType::kF32;
-  add_node(LinearNode{args, x, residual}, {x, residual});
+  const ValueId input = linear_input(x, args.weight);
+  add_node(LinearNode{args, input, residual}, {input, residual});
   return residual;
 }
 
@@ -173,6 +188,7 @@ void Graph::finish() {
         node);
   }
   for (const ValueId id : outputs_) values_[id].last_node = static_cast<int32_t>(nodes_.size());
+  fuse_quantization();
   assign_offsets();
   for (const Node& node : nodes_) {
     if (const auto* rope = std::get_if<RopeCacheNode>(&node)) {
@@ -185,6 +201,25 @@ void Graph::finish() {
   }
   for (Node& node : nodes_) std::visit([this](auto& n) { link(n); }, node);
   finished_ = true;
+}
+
+// A norm whose rows are quantised by the next node and read by no other writes them quantised.
+void Graph::fuse_quantization() {
+  std::vector<Node> nodes;
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    const auto* quantize = std::get_if<QuantizeNode>(&nodes_[i]);
+    auto* norm = nodes.empty() ? nullptr : std::get_if<RmsNormNode>(&nodes.back());
+    if (quantize == nullptr || norm == nullptr || norm->y != quantize->x ||
+        values_[quantize->x].last_node != static_cast<int32_t>(i)) {
+      nodes.push_back(std::move(nodes_[i]));
+      continue;
+    }
+    norm->args.y_dtype = DType::kI8;
+    norm->args.group_size = quantize->args.group_size;
+    norm->y = quantize->y;
+    values_[norm->y].first_node = static_cast<int32_t>(i) - 1;
+  }
+  nodes_ = std::move(nodes);
 }
 
 int64_t Graph::row_capacity(RowSymbol rows) const {
@@ -232,8 +267,9 @@ const uint8_t* Graph::data(ValueId id) const {
 }
 
 std::vector<std::string> Graph::describe() const {
-  static constexpr const char* kNames[] = {"embed",     "rms_norm",    "linear", "rope_cache_write",
-                                           "attention", "gather_rows", "sample", "block_copy"};
+  static constexpr const char* kNames[] = {"embed",       "rms_norm",         "quantize_rows",
+                                           "linear",      "rope_cache_write", "attention",
+                                           "gather_rows", "sample",           "block_copy"};
   std::vector<std::string> lines;
   const auto operand = [this](ValueId id) {
     const Value& value = values_[id];
@@ -287,6 +323,11 @@ void Graph::link(RmsNormNode& node) const {
   node.args.y = pointer(node.y);
 }
 
+void Graph::link(QuantizeNode& node) const {
+  node.args.x = pointer(node.x);
+  node.args.y = pointer(node.y);
+}
+
 void Graph::link(LinearNode& node) const {
   node.args.x = pointer(node.x);
   node.args.x_stride = values_[node.x].columns;
@@ -320,6 +361,10 @@ void Graph::bind(EmbedNode& node, const StepView& step) const {
 }
 
 void Graph::bind(RmsNormNode& node, const StepView& step) const {
+  node.args.num_rows = num_rows(node.x, step);
+}
+
+void Graph::bind(QuantizeNode& node, const StepView& step) const {
   node.args.num_rows = num_rows(node.x, step);
 }
 

@@ -45,9 +45,10 @@ class Graph {
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  // Recording. Arguments carry the constant operands (weights, sizes, flags); pointers to
-  // activations, row counts and the step are filled in at run time. Owners of constant memory are
-  // kept by the caller for as long as the graph lives.
+  // Recording. A linear with a quantised weight quantises its input, in a node of its own or, where
+  // a norm makes the input for it alone, in the norm. Arguments carry the constant operands
+  // (weights, sizes, flags); pointers to activations, row counts and the step are filled in at run
+  // time. Owners of constant memory are kept by the caller for as long as the graph lives.
   ValueId embed(cpu::EmbedArgs args);
   ValueId rms_norm(ValueId x, cpu::RmsNormArgs args);
   ValueId linear(ValueId x, cpu::LinearArgs args);
@@ -77,6 +78,10 @@ class Graph {
     cpu::RmsNormArgs args;
     ValueId x, y;
   };
+  struct QuantizeNode {
+    cpu::QuantizeRowsArgs args;
+    ValueId x, y;
+  };
   struct LinearNode {
     cpu::LinearArgs args;
     ValueId x, y;
@@ -100,13 +105,15 @@ class Graph {
   struct BlockCopyNode {
     cpu::BlockCopyArgs args;
   };
-  using Node = std::variant<EmbedNode, RmsNormNode, LinearNode, RopeCacheNode, AttentionNode,
-                            GatherNode, SampleNode, BlockCopyNode>;
+  using Node = std::variant<EmbedNode, RmsNormNode, QuantizeNode, LinearNode, RopeCacheNode,
+                            AttentionNode, GatherNode, SampleNode, BlockCopyNode>;
 
   ValueId add_value(std::string name, DType dtype, int64_t columns, RowSymbol rows);
   void add_node(Node node, std::initializer_list<ValueId> operands);
   void check_recording() const;
   void check_operand(ValueId id, DType dtype, int64_t columns, const char* what) const;
+  ValueId linear_input(ValueId x, const cpu::PackedLinear& weight);
+  void fuse_quantization();
   int64_t row_capacity(RowSymbol rows) const;
   int64_t value_bytes(const Value& value) const;
   void assign_offsets();
@@ -117,6 +124,7 @@ class Graph {
   // Fill in what is fixed after finish(): pointers to values.
   void link(EmbedNode& node) const;
   void link(RmsNormNode& node) const;
+  void link(QuantizeNode& node) const;
   void link(LinearNode& node) const;
   void link(RopeCacheNode& node) const;
   void link(AttentionNode& node) const;
@@ -127,6 +135,7 @@ class Graph {
   // Fill in what a step decides: row counts, the step itself.
   void bind(EmbedNode& node, const StepView& step) const;
   void bind(RmsNormNode& node, const StepView& step) const;
+  void bind(QuantizeNode& node, const StepView& step) const;
   void bind(LinearNode& node, const StepView& step) const;
   void bind(RopeCacheNode& node, const StepView& step) const { node.args.step = &step; }
   void bind(AttentionNode& node, const StepView& step) const { node.args.step = &step; }
@@ -136,6 +145,7 @@ class Graph {
 
   const auto& kernel(const EmbedNode&) const { return kernels_.embed; }
   const auto& kernel(const RmsNormNode&) const { return kernels_.rms_norm; }
+  const auto& kernel(const QuantizeNode&) const { return kernels_.quantize_rows; }
   const auto& kernel(const LinearNode&) const { return kernels_.linear; }
   const auto& kernel(const RopeCacheNode&) const { return kernels_.rope_cache_write; }
   const auto& kernel(const AttentionNode&) const { return kernels_.attention; }

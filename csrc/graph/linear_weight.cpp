@@ -8,19 +8,21 @@
 namespace lmi {
 
 LinearWeight::LinearWeight(const std::vector<cpu::LinearPart>& parts, int64_t num_inputs,
-                           bool gated, DType format, int32_t num_threads) {
+                           bool gated, cpu::LinearFormat format, int32_t num_threads) {
   LMI_CHECK(!parts.empty() && num_inputs > 0, "a weight needs parts and inputs");
   LMI_CHECK(!gated || (parts.size() == 2 && parts[0].num_outputs == parts[1].num_outputs),
             "a gated weight has two parts of one size, gate and up");
   int64_t num_outputs = 0;
   for (const cpu::LinearPart& part : parts) num_outputs += part.num_outputs;
   LMI_CHECK(num_outputs > 0, "a weight needs outputs");
+  cpu::check_linear_format(format, num_inputs);
   memory_ = PackedMemory(cpu::packed_linear_bytes(format, num_outputs, num_inputs, gated));
-  packed_ = {.dtype = format,
+  packed_ = {.dtype = format.dtype,
              .num_outputs = num_outputs,
              .num_inputs = num_inputs,
              .gated = gated,
-             .data = memory_.data()};
+             .data = memory_.data(),
+             .group_size = format.group_size};
 
   const int64_t num_panels = cpu::num_linear_panels(num_outputs, gated);
   // Small matrices aren't worth a thread; gated panels go in pairs.

@@ -13,7 +13,7 @@ class LinearWeight {
  public:
   // Repacks the parts, concatenated along the outputs, on num_threads threads.
   LinearWeight(const std::vector<cpu::LinearPart>& parts, int64_t num_inputs, bool gated,
-               DType format, int32_t num_threads);
+               cpu::LinearFormat format, int32_t num_threads);
 
   const cpu::PackedLinear& packed() const { return packed_; }
   int64_t num_bytes() const { return memory_.num_bytes(); }

@@ -1,0 +1,225 @@
+// Integers of the vector layer: 16 lanes of 32 bits, and products of bytes summed by fours. Every
+// level gives the same, exact sums.
+#pragma once
+
+#include "cpu/isa/simd.h"
+
+namespace lmi::cpu::LMI_ISA {
+
+// The names, each defined per level below:
+//   broadcast_int, load_int, store_int, to_float
+//   Quads: 16 lanes of 4 unsigned bytes        load_quads; load_low_nibbles, load_high_nibbles
+//   InputQuad: 4 signed bytes for every lane   broadcast_quad
+//   dot_quads(acc, a, b)[i] = acc[i] + sum over j < 4 of a[i][j] b[j]
+//   store_bytes: the lower byte of 16 whole numbers
+
+static inline int32_t load_4_bytes(const void* source) {
+  int32_t bytes;
+  memcpy(&bytes, source, sizeof(bytes));
+  return bytes;
+}
+
+#if LMI_SIMD >= 2
+
+struct I32x16 {
+  __m512i v;
+};
+
+static inline I32x16 broadcast_int(int32_t value) { return {_mm512_set1_epi32(value)}; }
+static inline I32x16 load_int(const void* source) { return {_mm512_loadu_si512(source)}; }
+static inline void store_int(void* target, I32x16 x) { _mm512_storeu_si512(target, x.v); }
+static inline F32x16 to_float(I32x16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
+
+static inline void store_bytes(uint8_t* target, F32x16 x) {
+  const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(target), bytes);
+}
+
+static inline __m512i low_nibbles(__m512i bytes) {
+  return _mm512_and_si512(bytes, _mm512_set1_epi8(0x0f));
+}
+
+#if LMI_SIMD == 3
+
+struct Quads {
+  __m512i v;
+};
+struct InputQuad {
+  __m512i v;
+};
+
+static inline Quads make_quads(__m512i bytes) { return {bytes}; }
+static inline InputQuad broadcast_quad(const void* source) {
+  return {_mm512_set1_epi32(load_4_bytes(source))};
+}
+static inline I32x16 dot_quads(I32x16 acc, Quads a, InputQuad b) {
+  return {_mm512_dpbusd_epi32(acc.v, a.v, b.v)};
+}
+
+#else
+
+// vpmaddubsw would saturate: bytes are widened, the even ones and the odd ones.
+struct Quads {
+  __m512i even, odd;
+};
+struct InputQuad {
+  __m512i even, odd;
+};
+
+static inline Quads make_quads(__m512i bytes) {
+  return {_mm512_and_si512(bytes, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(bytes, 8)};
+}
+static inline InputQuad broadcast_quad(const void* source) {
+  const __m512i bytes = _mm512_set1_epi32(load_4_bytes(source));
+  return {_mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8), _mm512_srai_epi16(bytes, 8)};
+}
+static inline I32x16 dot_quads(I32x16 acc, Quads a, InputQuad b) {
+  acc.v = _mm512_add_epi32(acc.v, _mm512_madd_epi16(a.even, b.even));
+  return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(a.odd, b.odd))};
+}
+
+#endif
+
+static inline Quads load_quads(const void* source) {
+  return make_quads(_mm512_loadu_si512(source));
+}
+static inline Quads load_low_nibbles(const void* source) {
+  return make_quads(low_nibbles(_mm512_loadu_si512(source)));
+}
+static inline Quads load_high_nibbles(const void* source) {
+  return make_quads(low_nibbles(_mm512_srli_epi16(_mm512_loadu_si512(source), 4)));
+}
+
+#elif LMI_SIMD == 1
+
+struct I32x16 {
+  __m256i low, high;
+};
+
+static inline __m256i load_8_ints(const void* source, int first) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(source) + first);
+}
+
+static inline I32x16 broadcast_int(int32_t value) {
+  return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)};
+}
+static inline I32x16 load_int(const void* source) {
+  return {load_8_ints(source, 0), load_8_ints(source, 1)};
+}
+static inline void store_int(void* target, I32x16 x) {
+  _mm256_storeu_si256(static_cast<__m256i*>(target), x.low);
+  _mm256_storeu_si256(static_cast<__m256i*>(target) + 1, x.high);
+}
+static inline F32x16 to_float(I32x16 x) {
+  return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)};
+}
+
+static inline void store_bytes(uint8_t* target, F32x16 x) {
+  const __m256i byte = _mm256_set1_epi32(0xff);
+  const __m256i low = _mm256_and_si256(_mm256_cvtps_epi32(x.low), byte);
+  const __m256i high = _mm256_and_si256(_mm256_cvtps_epi32(x.high), byte);
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+  const __m128i bytes =
+      _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(target), bytes);
+}
+
+// vpmaddubsw would saturate: bytes are widened, the even ones and the odd ones.
+struct HalfQuads {
+  __m256i even, odd;
+};
+struct Quads {
+  HalfQuads low, high;
+};
+using InputQuad = HalfQuads;
+
+static inline HalfQuads make_half(__m256i bytes) {
+  return {_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16(bytes, 8)};
+}
+static inline __m256i low_nibbles(__m256i bytes) {
+  return _mm256_and_si256(bytes, _mm256_set1_epi8(0x0f));
+}
+static inline Quads load_quads(const void* source) {
+  return {make_half(load_8_ints(source, 0)), make_half(load_8_ints(source, 1))};
+}
+static inline Quads load_low_nibbles(const void* source) {
+  return {make_half(low_nibbles(load_8_ints(source, 0))),
+          make_half(low_nibbles(load_8_ints(source, 1)))};
+}
+static inline Quads load_high_nibbles(const void* source) {
+  return {make_half(low_nibbles(_mm256_srli_epi16(load_8_ints(source, 0), 4))),
+          make_half(low_nibbles(_mm256_srli_epi16(load_8_ints(source, 1), 4)))};
+}
+static inline InputQuad broadcast_quad(const void* source) {
+  const __m256i bytes = _mm256_set1_epi32(load_4_bytes(source));
+  return {_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
+}
+static inline __m256i dot_half(__m256i acc, HalfQuads a, HalfQuads b) {
+  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(a.even, b.even));
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(a.odd, b.odd));
+}
+static inline I32x16 dot_quads(I32x16 acc, const Quads& a, InputQuad b) {
+  return {dot_half(acc.low, a.low, b), dot_half(acc.high, a.high, b)};
+}
+
+#else
+
+struct I32x16 {
+  Ints4 v[4];
+};
+
+static inline I32x16 broadcast_int(int32_t value) {
+  const Ints4 lanes = {value, value, value, value};
+  return {{lanes, lanes, lanes, lanes}};
+}
+static inline I32x16 load_int(const void* source) {
+  I32x16 result;
+  __builtin_memcpy(&result, source, sizeof(result));
+  return result;
+}
+static inline void store_int(void* target, I32x16 x) { __builtin_memcpy(target, &x, sizeof(x)); }
+static inline F32x16 to_float(I32x16 x) {
+  F32x16 result;
+  for (int i = 0; i < 4; ++i) result.v[i] = __builtin_convertvector(x.v[i], Lanes4);
+  return result;
+}
+
+static inline void store_bytes(uint8_t* target, F32x16 x) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    target[lane] = static_cast<uint8_t>(static_cast<int32_t>(x.v[lane / 4][lane % 4]));
+  }
+}
+
+struct Quads {
+  I32x16 bytes;
+};
+struct InputQuad {
+  int32_t bytes[4];
+};
+
+static inline Quads load_quads(const void* source) { return {load_int(source)}; }
+static inline Quads load_low_nibbles(const void* source) {
+  Quads result = load_quads(source);
+  for (int i = 0; i < 4; ++i) result.bytes.v[i] &= 0x0f0f0f0f;
+  return result;
+}
+static inline Quads load_high_nibbles(const void* source) {
+  Quads result = load_quads(source);
+  for (int i = 0; i < 4; ++i) result.bytes.v[i] = result.bytes.v[i] >> 4 & 0x0f0f0f0f;
+  return result;
+}
+static inline InputQuad broadcast_quad(const void* source) {
+  int8_t bytes[4];
+  memcpy(bytes, source, sizeof(bytes));
+  return {{bytes[0], bytes[1], bytes[2], bytes[3]}};
+}
+static inline I32x16 dot_quads(I32x16 acc, const Quads& a, InputQuad b) {
+  for (int j = 0; j < 4; ++j) {
+    for (int i = 0; i < 4; ++i) acc.v[i] += (a.bytes.v[i] >> 8 * j & 0xff) * b.bytes[j];
+  }
+  return acc;
+}
+
+#endif
+
+}  // namespace lmi::cpu::LMI_ISA

@@ -1,0 +1,72 @@
+// The rows of a panel in the sources of a weight matrix, and reading them.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "cpu/kernels.h"
+
+namespace lmi::cpu {
+
+// The rows that make up one panel; null: padding.
+struct PanelRows {
+  const uint8_t* data[kPanelOutputs] = {};
+  DType dtype[kPanelOutputs] = {};
+};
+
+inline PanelRows find_rows(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
+                           int64_t panel) {
+  PanelRows rows;
+  const size_t first_part = gated ? panel % 2 : 0;
+  const size_t end_part = gated ? first_part + 1 : parts.size();
+  const int64_t first_row = (gated ? panel / 2 : panel) * kPanelOutputs;
+  int64_t part_start = 0;
+  for (size_t p = first_part; p < end_part; part_start += parts[p].num_outputs, ++p) {
+    const LinearPart& part = parts[p];
+    const int64_t begin = std::max(first_row, part_start);
+    const int64_t end = std::min(first_row + kPanelOutputs, part_start + part.num_outputs);
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t offset = (row - part_start) * num_inputs * dtype_size(part.dtype);
+      rows.data[row - first_row] = static_cast<const uint8_t*>(part.data) + offset;
+      rows.dtype[row - first_row] = part.dtype;
+    }
+  }
+  return rows;
+}
+
+template <typename Target>
+Target from_float(float value) {
+  if constexpr (sizeof(Target) == sizeof(float)) {
+    return value;
+  } else {
+    return float_to_bf16(value);
+  }
+}
+
+template <typename Target, typename Source, typename Widen>
+void convert_values(const uint8_t* row, int64_t first, int64_t count, Target* target, Widen widen) {
+  for (int64_t i = 0; i < count; ++i) {
+    Source value;
+    std::memcpy(&value, row + (first + i) * sizeof(Source), sizeof(Source));
+    target[i] = from_float<Target>(widen(value));
+  }
+}
+
+// Columns [first, first + count) of one row as Target; bf16 to bf16 keeps the bits.
+template <typename Target>
+void convert_row(const uint8_t* row, DType dtype, int64_t first, int64_t count, Target* target) {
+  if (row == nullptr) {
+    std::fill_n(target, count, Target{0});
+  } else if (sizeof(Target) == dtype_size(dtype) && dtype != DType::kF16) {
+    std::memcpy(target, row + first * sizeof(Target), count * sizeof(Target));
+  } else if (dtype == DType::kF32) {
+    convert_values<Target, float>(row, first, count, target, [](float value) { return value; });
+  } else if (dtype == DType::kBF16) {
+    convert_values<Target, bf16_t>(row, first, count, target, bf16_to_float);
+  } else {
+    convert_values<Target, uint16_t>(row, first, count, target, f16_to_float);
+  }
+}
+
+}  // namespace lmi::cpu
