@@ -112,6 +112,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and engine")
     group.add_argument("--served-model-name", metavar="NAME", help="default: the directory's name")
     group.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto")
+    group.add_argument("--quantize", choices=("int8", "int4"), help="quantise the weights at load")
     group.add_argument("--kv-dtype", choices=("auto", "bf16", "fp32"), default="auto")
     group.add_argument("--threads", type=_positive, metavar="N", help="default: physical cores")
     group.add_argument("--max-model-len", type=_positive, metavar="TOKENS")
@@ -139,6 +140,7 @@ def build_engine_config(args: argparse.Namespace) -> EngineConfig:
         served_model_name=args.served_model_name
         or (name if re.fullmatch(r"[\w.-]+", name) else "model"),
         dtype=args.dtype,
+        quantize=args.quantize,
         kv_dtype=args.kv_dtype,
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,

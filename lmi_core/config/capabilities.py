@@ -104,6 +104,8 @@ BACKENDS = {
                     "format.jsonlines",
                     "format.sse",
                     "format.tgi_compat",
+                    "quant.int4",
+                    "quant.int8",
                     "request.sampling",
                     "request.stop",
                 }

@@ -8,6 +8,7 @@ from typing import Literal
 
 DType = Literal["auto", "bf16", "fp32"]
 Device = Literal["cpu", "cuda", "torch-cpu"]
+Quantization = Literal["int8", "int4"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,9 @@ class EngineConfig:
     """cpu: the native engine; cuda: the first GPU; torch-cpu: as cuda, without one (tests)."""
     dtype: DType = "auto"
     """Weights and activations; auto: bf16 where the checkpoint is 16 bit, else fp32."""
+    quantize: Quantization | None = None
+    """What the matrices become at load, multiplied with int8 activations; None: as ``dtype``. int8
+    has a scale per output, int4 one per output and 128 inputs; the output head is int8 in both."""
     kv_dtype: DType = "auto"
     """KV cache; auto: as ``dtype``."""
     max_model_len: int | None = None

@@ -182,6 +182,7 @@ class NativeRunner:
             num_threads=self._worker.num_threads,
             instruction_set=config.instruction_set or _native.default_instruction_set(),
             dtype=model.dtype,
+            quantize=model.quantize or "",
             kv_dtype=kv_dtype,
         )
 
@@ -212,6 +213,7 @@ def load_native_runner(
     model = load_model(
         config.model,
         config.dtype,
+        quantize=config.quantize,
         backend=NativeWeights(config.instruction_set, num_threads),
         progress=None if progress is None else partial(progress, "weights"),
     )

@@ -27,6 +27,8 @@ class RunnerInfo:
     num_threads: int = 1
     instruction_set: str = ""
     dtype: str = ""
+    quantize: str = ""
+    """int8 or int4 if the weights were quantised at load."""
     kv_dtype: str = ""
     device: str = "cpu"
     kernels: str = ""

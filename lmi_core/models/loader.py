@@ -22,12 +22,14 @@ from lmi_core.models.weights import (
     LayerWeights,
     Linear,
     MappedFile,
+    PackFormat,
     WeightBackend,
     WeightFormat,
     expected_shapes,
 )
 from lmi_core.ops.recorder import FloatArray
 
+Quantization = Literal["int8", "int4"]
 Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and in all."""
 
@@ -43,6 +45,8 @@ class LoadedModel:
     spec: DecoderSpec
     weights: DecoderWeights
     dtype: WeightFormat
+    """Activations; of the weights, what isn't quantised."""
+    quantize: Quantization | None
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
 
@@ -51,12 +55,15 @@ def load_model(
     path: Path,
     dtype: Literal["auto", "bf16", "fp32"] = "auto",
     *,
+    quantize: Quantization | None = None,
     backend: WeightBackend | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Read, check and pack the model in directory ``path``.
 
-    ``dtype`` auto: bf16 where the checkpoint is 16 bit, else fp32. ``backend``: None: native.
+    ``dtype`` auto: bf16 where the checkpoint is 16 bit, else fp32. ``quantize``: what the matrices
+    of layers and head become; the head stays int8 with int4, whose errors would go straight into
+    the logits, and the embedding as it is. ``backend``: None: native.
     Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape.
     """
     config = read_hf_config(path)
@@ -73,14 +80,16 @@ def load_model(
     reader = _TensorReader(
         {name: tensors[name] for name in expected_shapes(spec, family.names)},
         backend or _native_backend(),
-        weight_format,
+        quantize or weight_format,
         progress,
     )
+    head_format: PackFormat = weight_format if quantize is None else "int8"
     return LoadedModel(
         path=path,
         spec=spec,
-        weights=_load_weights(reader, spec, family.names),
+        weights=_load_weights(reader, spec, family.names, head_format),
         dtype=weight_format,
+        quantize=quantize,
         eos_token_ids=config.eos_token_ids,
         bos_token_id=config.bos_token_id,
     )
@@ -133,22 +142,26 @@ class _TensorReader:
         self,
         tensors: Mapping[str, TensorInfo],
         backend: WeightBackend,
-        weight_format: WeightFormat,
+        layer_format: PackFormat,
         progress: Progress | None,
     ) -> None:
         self._tensors = tensors
         self._backend = backend
-        self._format = weight_format
+        self._format = layer_format
         self._progress = progress
         self._files: dict[Path, MappedFile] = {}
         self._num_bytes_done = 0
         self._num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
 
-    def linear(self, prefixes: Sequence[str], *, gated: bool = False) -> Linear:
-        """The linear layers of these names as one."""
+    def linear(
+        self, prefixes: Sequence[str], *, gated: bool = False, format: PackFormat | None = None
+    ) -> Linear:
+        """The linear layers of these names as one; ``format``: None: that of layers."""
         weight_names = [f"{prefix}.weight" for prefix in prefixes]
         weight = self._backend.pack(
-            [self._view(name) for name in weight_names], format=self._format, gated=gated
+            [self._view(name) for name in weight_names],
+            format=format or self._format,
+            gated=gated,
         )
         self._release(weight_names)
         bias = None
@@ -156,9 +169,9 @@ class _TensorReader:
             bias = np.concatenate([self.vector(f"{prefix}.bias") for prefix in prefixes])
         return Linear(weight, bias)
 
-    def tied_head(self, name: str) -> Linear:
+    def tied_head(self, name: str, format: PackFormat) -> Linear:
         """The embedding packed as the output head; its source pages go, the mapping stays."""
-        weight = self._backend.pack([self._view(name)], format=self._format, gated=False)
+        weight = self._backend.pack([self._view(name)], format=format, gated=False)
         tensor = self._tensors[name]
         self._file(tensor.path).drop(tensor.offset, tensor.num_bytes)
         return Linear(weight)
@@ -210,8 +223,13 @@ def _to_float32(values: npt.NDArray[np.generic], dtype: str) -> FloatArray:
     return values.astype(np.float32)
 
 
-def _load_weights(reader: _TensorReader, spec: DecoderSpec, names: WeightNames) -> DecoderWeights:
-    head = reader.tied_head(names.embedding) if spec.tied_head else reader.linear([names.head])
+def _load_weights(
+    reader: _TensorReader, spec: DecoderSpec, names: WeightNames, head_format: PackFormat
+) -> DecoderWeights:
+    if spec.tied_head:
+        head = reader.tied_head(names.embedding, head_format)
+    else:
+        head = reader.linear([names.head], format=head_format)
     return DecoderWeights(
         embedding=reader.table(names.embedding),
         layers=tuple(_load_layer(reader, spec, names, i) for i in range(spec.num_layers)),

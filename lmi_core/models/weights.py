@@ -15,6 +15,8 @@ from lmi_core.models.spec import DecoderSpec
 from lmi_core.ops.recorder import FloatArray, LinearWeight
 
 WeightFormat = Literal["fp32", "bf16"]
+PackFormat = Literal["fp32", "bf16", "int8", "int4"]
+"""int8: a scale per output; int4: a scale per output and 128 inputs."""
 
 
 class MappedFile(Protocol):
@@ -28,11 +30,11 @@ class MappedFile(Protocol):
 
 class WeightBackend(Protocol):
     """Maps files and packs matrices for a recorder; ``parts`` are row-major [n_i, k] in fp32, fp16
-    or bf16 (as uint16), ``gated`` ones are gate and up."""
+    or bf16 (as uint16), ``gated`` ones are gate and up. int8 and int4 quantise them."""
 
     def open(self, path: Path) -> MappedFile: ...
     def pack(
-        self, parts: Sequence[npt.NDArray[np.generic]], *, format: WeightFormat, gated: bool
+        self, parts: Sequence[npt.NDArray[np.generic]], *, format: PackFormat, gated: bool
     ) -> LinearWeight: ...
 
 

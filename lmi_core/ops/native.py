@@ -12,6 +12,9 @@ import numpy.typing as npt
 from lmi_core import _native
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight
 
+INT4_GROUP_SIZE = 128
+"""Inputs per scale of int4 weights: 4.25 bits a weight, scales and zero points included."""
+
 
 class NativeWeights:
     """Maps files and packs matrices for the kernels of one instruction set ("": the best)."""
@@ -27,13 +30,14 @@ class NativeWeights:
         self,
         parts: Sequence[npt.NDArray[np.generic]],
         *,
-        format: Literal["fp32", "bf16"],
+        format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool,
     ) -> LinearWeight:
         return _native.LinearWeight.pack(
             parts,
             format=format,
             gated=gated,
+            group_size=INT4_GROUP_SIZE if format == "int4" else 0,
             instruction_set=self.instruction_set,
             num_threads=self.num_threads,
         )

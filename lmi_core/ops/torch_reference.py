@@ -58,9 +58,11 @@ class TorchWeights:
         self,
         parts: Sequence[npt.NDArray[np.generic]],
         *,
-        format: Literal["fp32", "bf16"],
+        format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool,
     ) -> TorchLinearWeight:
+        if format not in _DTYPES:
+            raise ValueError(f"the reference has fp32 and bf16 weights, not {format}")
         return TorchLinearWeight(torch.cat([_tensor(part) for part in parts]).to(_DTYPES[format]))
 
 

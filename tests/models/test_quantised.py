@@ -1,0 +1,74 @@
+"""Models whose weights are quantised at load, beside fp32 models of the same, rounded weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmi_core import _native
+from lmi_core.models.loader import LoadedModel, Quantization, load_model
+from lmi_core.models.weights import PackFormat
+from lmi_core.ops.native import NativeWeights
+from lmi_core.ops.recorder import LinearWeight
+from tests.checkpoints import cached_checkpoint
+from tests.models.forward import NativeForward, all_logits
+
+MOST_ERROR = 0.06
+"""What int8 activations may cost in three random layers, relative to the logits."""
+
+
+class Dequantised(NativeWeights):
+    """Quantised weights as an fp32 model has them: what is left is the activations' share."""
+
+    def pack(self, parts: Sequence[Any], *, format: PackFormat, gated: bool) -> LinearWeight:
+        if format not in ("int8", "int4"):
+            return super().pack(parts, format=format, gated=gated)
+        weights = [super(Dequantised, self).pack([p], format=format, gated=False) for p in parts]
+        floats = [weight.unpack() for weight in weights]
+        return super().pack(floats, format="fp32", gated=gated)
+
+
+def logits_of(model: LoadedModel, act_dtype: str) -> np.ndarray:
+    random = np.random.default_rng(2)
+    sequences = [random.integers(4, 384, length).tolist() for length in (90, 33, 7)]
+    return np.concatenate(all_logits(NativeForward(model, 128, act_dtype), sequences, max_chunk=48))
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("variant", ["llama_bias", "llama_tied", "qwen3"])
+@pytest.mark.parametrize(("stored", "dtype"), [("float32", "fp32"), ("bfloat16", "bf16")])
+def test_logits_are_close(variant: str, stored: str, dtype: str, quantize: Quantization) -> None:
+    path = cached_checkpoint(variant, dtype=stored)
+    exact = logits_of(load_model(path, "fp32", quantize=quantize, backend=Dequantised()), "fp32")
+    model = load_model(path, quantize=quantize)
+    assert (model.dtype, model.quantize) == (dtype, quantize)
+    error = logits_of(model, dtype) - exact
+    assert 0 < np.sqrt(np.mean(error**2)) <= MOST_ERROR * exact.std()
+
+
+def test_formats_of_the_matrices() -> None:
+    """Layers as asked, the head int8 in both: its errors would go straight into the logits."""
+    path = cached_checkpoint("llama3", dtype="bfloat16")
+    for quantize in ("int8", "int4"):
+        weights = load_model(path, quantize=quantize).weights
+        layer = weights.layers[0]
+        for linear in (layer.qkv, layer.attention_output, layer.gate_up, layer.down):
+            assert isinstance(linear.weight, _native.LinearWeight)
+            assert linear.weight.format == quantize
+        assert isinstance(weights.head.weight, _native.LinearWeight)
+        assert weights.head.weight.format == "int8"
+        assert weights.embedding.dtype == np.uint16
+
+
+def test_norms_quantise_what_linears_read() -> None:
+    """No pass over the rows of its own where a norm comes before."""
+    model = load_model(cached_checkpoint("llama3"), quantize="int8")
+    lines = NativeForward(model, 64, "fp32").graph.describe()
+    ops = [line.split()[0] for line in lines]
+    assert ops.count("quantize_rows") == 2 * model.spec.num_layers
+    for line in lines:
+        if line.startswith("rms_norm"):
+            assert "int8" in line.split("->")[1]
