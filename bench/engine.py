@@ -109,9 +109,11 @@ def row(what: str, rates: list[float], shares: list[float]) -> dict[str, Any]:
 
 async def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     log = StepLog()
+    quantize = arguments.dtype if arguments.dtype in ("int8", "int4") else None
     config = EngineConfig(
         model=checkpoint(arguments.shape),
-        dtype=arguments.dtype,
+        dtype="bf16" if quantize else arguments.dtype,
+        quantize=quantize,
         max_num_seqs=max(arguments.batches),
         num_threads=arguments.threads,
         enable_prefix_caching=False,

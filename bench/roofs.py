@@ -19,6 +19,7 @@ class Roofs:
     read_gb_per_s: float
     bf16_gflops: float
     fp32_gflops: float
+    int8_gops: float = 0.0
 
 
 def measure_roofs(num_threads: int | None = None, instruction_set: str = "") -> Roofs:
@@ -33,7 +34,9 @@ def measure_roofs(num_threads: int | None = None, instruction_set: str = "") -> 
         return float(operations / min(seconds) * 1e-9)
 
     read_s = min(_native.kernels.time_read(level, READ_BYTES, num_threads, 5))
-    return Roofs(num_threads, READ_BYTES / read_s * 1e-9, gflops("bf16"), gflops("fp32"))
+    return Roofs(
+        num_threads, READ_BYTES / read_s * 1e-9, gflops("bf16"), gflops("fp32"), gflops("int8")
+    )
 
 
 if __name__ == "__main__":

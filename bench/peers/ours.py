@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bench.peers.driver import Generate, Load, arguments_of, drive
 from bench.peers.load import LMI
@@ -14,8 +14,16 @@ from bench.peers.process import Command
 from bench.peers.side import HttpSide, LineSide, Side
 from bench.peers.work import Timing
 
-DTYPES = ("bf16", "fp32")
+DTYPES = ("bf16", "fp32", "int8", "int4")
 LOGS = Path("build/peers/logs")
+
+
+def quantize_of(dtype: str) -> Literal["int8", "int4"] | None:
+    match dtype:
+        case "int8" | "int4":
+            return dtype
+        case _:
+            return None
 
 
 def engine_side(load: Load) -> Side:
@@ -25,8 +33,10 @@ def engine_side(load: Load) -> Side:
 
 def server_side(load: Load) -> Side:
     def command(port: int) -> Command:
+        quantize = quantize_of(load.dtype)
+        weights = f"--option option.quantize={quantize}" if quantize else f"--dtype {load.dtype}"
         options = (
-            f"--host 127.0.0.1 --port {port} --log-level warning --dtype {load.dtype}"
+            f"--host 127.0.0.1 --port {port} --log-level warning {weights}"
             f" --max-batch-size {load.max_num_seqs} --threads {load.num_threads}"
         )
         arguments = [sys.executable, "-m", "lmi_core", "serve", str(load.model), *options.split()]
@@ -44,7 +54,8 @@ def open_engine(load: Load) -> tuple[Generate, dict[str, Any]]:
     engine = Engine(
         EngineConfig(
             model=load.model,
-            dtype="bf16" if load.dtype == "bf16" else "fp32",
+            dtype="fp32" if load.dtype == "fp32" else "bf16",
+            quantize=quantize_of(load.dtype),
             num_threads=load.num_threads,
             max_num_seqs=load.max_num_seqs,
             enable_prefix_caching=False,

@@ -160,10 +160,15 @@ def load_torch_runner(
     """Load the model's weights to the configured device and build its runner.
 
     Raises ModelError for files that can't be served, UserError for a device that isn't there, for
-    ``LMI_OPS`` that can't be had and for sizes that don't fit.
+    ``quantize``, ``LMI_OPS`` that can't be had and for sizes that don't fit.
     """
     from lmi_core.models.loader import load_model
 
+    if config.quantize is not None:
+        raise UserError(
+            f"quantize={config.quantize} is for device=cpu; leave it out for {config.device}",
+            field="quantize",
+        )
     device = find_device(config)
     select.select(device.type)
     model = load_model(

@@ -38,9 +38,11 @@ class DeviceWeights:
         self,
         parts: Sequence[npt.NDArray[np.generic]],
         *,
-        format: Literal["fp32", "bf16"],
+        format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool,
     ) -> DeviceWeight:
+        if format not in DTYPES:
+            raise ValueError(f"torch devices have fp32 and bf16 weights, not {format}")
         shape = (sum(len(part) for part in parts), parts[0].shape[1])
         matrix = torch.empty(shape, dtype=DTYPES[format], device=self.device)
         first = 0

@@ -29,7 +29,7 @@ from bench.peers.work import WORKS, Figure, Timing, Work, figure_of, make_prompt
 from bench.roofs import Roofs
 from tests.bench.fake_peer import FakePeer, server, side, write_model
 
-ROOFS = Roofs(1, 40.0, 900.0, 450.0)
+ROOFS = Roofs(1, 40.0, 900.0, 450.0, 1800.0)
 MACHINE = {"cpu": "test", "num_threads": 1}
 QUICK = Pace(settle_s=0.0)
 
@@ -269,7 +269,10 @@ def test_shares_of_the_roof() -> None:
     assert ours is not None
     assert theirs is not None
     assert (ours.median, theirs.median) == (pytest.approx(0.5), pytest.approx(0.25))
-    assert make_row(dtype="int4", pairs=[pair(1.0, 1.0)]).shares("ours") is None
+    assert make_row(dtype="fp16", pairs=[pair(1.0, 1.0)]).shares("ours") is None
+    rates = [make_row(dtype=dtype).roof_tokens_per_s(ROOFS) for dtype in ("bf16", "int8", "int4")]
+    assert 1.8 < rates[1] / rates[0] < 2.0
+    assert 1.3 < rates[2] / rates[1] < 1.9
     one, many = (make_row(what).roof_tokens_per_s(ROOFS) for what in ("decode1", "serve32"))
     assert one < many < 32 * one
 

@@ -175,11 +175,11 @@ def test_serve_from_a_launchers_command_line(model: str) -> None:
 
 def test_serving_what_is_not_available_says_all_of_it(configured: Path) -> None:
     with (configured / "serving.properties").open("a") as properties:
-        properties.write("option.quantize=bitsandbytes8\noption.max_sparsity=2\n")
+        properties.write("option.quantize=awq\noption.max_sparsity=2\n")
     result = lmi("serve", str(configured))
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
-    assert "serving.properties:6: option.quantize=bitsandbytes8" in result.stderr
+    assert "serving.properties:6: option.quantize=awq" in result.stderr
     assert "serving.properties:7: option.max_sparsity" in result.stderr
 
 

@@ -111,7 +111,6 @@ CASES: dict[str, Case] = {
         "option.rolling_batch=disable\n"
         "option.batch_size=4\n",
         config=LLAMA,
-        exit_code=2,
     ),
     "scheduler": Case(
         "engine=Python\n"
@@ -140,7 +139,6 @@ CASES: dict[str, Case] = {
     "deepspeed_smoothquant": Case(
         "engine=DeepSpeed\noption.quantize=smoothquant\noption.smoothquant_alpha=0.65\n",
         config=LLAMA,
-        exit_code=2,
     ),
     "fastertransformer": Case(
         "engine=FasterTransformer\n"

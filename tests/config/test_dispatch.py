@@ -152,9 +152,23 @@ def test_diffusion_is_refused(model_dir, resolved):
 
 
 def test_quantisation_that_does_not_exist_yet_is_refused(model_dir, resolved):
-    name = model_dir("option.quantize=bitsandbytes8", config=LLAMA)
+    name = model_dir("option.quantize=awq", config=LLAMA)
     with pytest.raises(ConfigError, match="not available in this version"):
         resolved(name)
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        ("option.quantize=bitsandbytes8", "int8"),
+        ("option.load_in_4bit=true", "int4"),
+        ("option.rolling_batch=lmi-dist\noption.dtype=int8", "int8"),
+        ("", None),
+    ],
+)
+def test_quantisation_at_load(model_dir, resolved, properties, expected):
+    resolution = resolved(model_dir(properties, config=LLAMA))
+    assert resolution.models[0].settings.get("quantize") == expected
 
 
 def test_speculation_only_tunes(model_dir, explained):

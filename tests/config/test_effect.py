@@ -29,11 +29,10 @@ def with_capability(monkeypatch):
 
 
 def test_a_missing_capability_refuses_what_changes_tokens():
-    effect = effect_of(QUANTIZE, "bitsandbytes8", "native")
+    effect = effect_of(QUANTIZE, "awq", "native")
     assert effect.outcome is Outcome.REFUSED
     assert effect.text == (
-        "not available in this version: int8 weights quantised at load (leave it out to serve the "
-        "model in bf16)"
+        "not available in this version: AWQ checkpoints (give an unquantised checkpoint)"
     )
 
 
@@ -50,9 +49,9 @@ def test_values_that_ask_for_nothing_are_not_refused():
 
 
 def test_adding_the_capability_turns_the_row_on(with_capability):
-    with_capability("quant.int8", "lora")
-    assert effect_of(QUANTIZE, "bitsandbytes8", "native") == Effect(Outcome.MAPPED, "quantize=int8")
-    assert effect_of(QUANTIZE, "bitsandbytes4", "native").outcome is Outcome.REFUSED
+    with_capability("weights.awq", "lora")
+    assert effect_of(QUANTIZE, "awq", "native") == Effect(Outcome.MAPPED, "quantize=awq")
+    assert effect_of(QUANTIZE, "gptq", "native").outcome is Outcome.REFUSED
     assert effect_of(BY_KEY["option.enable_lora"], True, "native").outcome is Outcome.MAPPED
 
 

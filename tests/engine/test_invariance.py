@@ -77,9 +77,11 @@ def config_of(model: Path, dtype: str, **changes: object) -> EngineConfig:
     return EngineConfig(**settings)  # type: ignore[arg-type]
 
 
-async def alone(model: Path, dtype: str, requests: list[Request]) -> list[Outcome]:
+async def alone(
+    model: Path, dtype: str, quantize: str | None, requests: list[Request]
+) -> list[Outcome]:
     """Every request by itself: whole prompts, one thread, no cache."""
-    config = config_of(model, dtype, max_num_seqs=1, enable_prefix_caching=False)
+    config = config_of(model, dtype, quantize=quantize, max_num_seqs=1, enable_prefix_caching=False)
     async with Engine(config) as engine:
         return [await outcome(engine, request) for request in requests]
 
@@ -136,13 +138,17 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("variant", sorted(MODELS))
-def test_bits_do_not_depend_on_company(variant, dtype):
+# variant, dtype, quantize: quantised weights change the linears only, which are alike everywhere.
+CASES = [(variant, dtype, None) for variant in sorted(MODELS) for dtype in ("fp32", "bf16")]
+CASES += [("llama3", "bf16", "int8"), ("qwen3", "bf16", "int4")]
+
+
+@pytest.mark.parametrize(("variant", "dtype", "quantize"), CASES)
+def test_bits_do_not_depend_on_company(variant, dtype, quantize):
     stored = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
     model = cached_checkpoint(variant, dtype=stored)
     requests = make_requests(seed=7)
-    expected = asyncio.run(alone(model, dtype, requests))
+    expected = asyncio.run(alone(model, dtype, quantize, requests))
     for number, (name, changes) in enumerate(CONDITIONS.items()):
         if name == "few blocks":  # a bit more than one longest sequence
             num_blocks = MAX_MODEL_LEN // BLOCK_SIZE + 4
@@ -150,7 +156,7 @@ def test_bits_do_not_depend_on_company(variant, dtype):
                 **changes,
                 "kv_cache_bytes": num_blocks * block_bytes(MODELS[variant], dtype),
             }
-        config = config_of(model, dtype, **changes)
+        config = config_of(model, dtype, quantize=quantize, **changes)
         got, engine = asyncio.run(together(config, requests, seed=number))
         for i, request in enumerate(requests):
             assert got[i] == expected[i], (name, i, len(request.prompt))

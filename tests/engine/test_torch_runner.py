@@ -159,6 +159,15 @@ def test_no_gpu_is_a_clear_error() -> None:
         run(start())
 
 
+def test_quantisation_is_refused() -> None:
+    async def start() -> None:
+        async with Engine(replace(config_of(Path("nowhere"), "torch-cpu"), quantize="int8")):
+            pass
+
+    with pytest.raises(UserError, match="quantize=int8 is for device=cpu; leave it out"):
+        run(start())
+
+
 def test_unknown_kernels_are_found_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     async def start() -> None:
         async with Engine(config_of(Path("nowhere"), "torch-cpu")):
