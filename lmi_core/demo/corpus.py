@@ -29,7 +29,9 @@ LONG_CHAT_WORDS = 1100
 
 def _turns(tasks: list[Task]) -> list[Turn]:
     return [
-        turn for task in tasks for turn in (Turn("user", task.prompt), Turn("assistant", task.answer))
+        turn
+        for task in tasks
+        for turn in (Turn("user", task.prompt), Turn("assistant", task.answer))
     ]
 
 
@@ -117,14 +119,15 @@ def plain_sums(rng: Random, *, held_out: bool) -> str:
 
 
 Source = Callable[..., str]
+Sources = tuple[tuple[Source, int], ...]
 
-SHORT_SOURCES: tuple[tuple[Source, int], ...] = (
+SHORT_SOURCES: Sources = (
     (short_chat, 62),
     (plain_story, 16),
     (plain_sums, 14),
     (plain_reading, 8),
 )
-LONG_SOURCES: tuple[tuple[Source, int], ...] = (
+LONG_SOURCES: Sources = (
     (long_chat, 10),
     (story_book, 3),
     (short_chat, 12),
@@ -135,7 +138,7 @@ LONG_SOURCES: tuple[tuple[Source, int], ...] = (
 
 
 def documents(
-    seed: int, *, sources: tuple[tuple[Source, int], ...] = SHORT_SOURCES, held_out: bool = False
+    seed: int, *, sources: Sources = SHORT_SOURCES, held_out: bool = False
 ) -> Iterator[str]:
     """Documents without end, special tokens spelled out; the same ones for the same arguments."""
     rng = Random(f"{seed}-{held_out}")

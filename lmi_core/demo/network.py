@@ -27,7 +27,7 @@ class Shape:
 
 
 def rotary_table(shape: Shape) -> tuple[Tensor, Tensor]:
-    """Cosines and sines `[max_positions, head_size]`, the two halves of a head rotating together."""
+    """Cosines and sines `[max_positions, head_size]`; both halves of a head rotate together."""
     exponents = torch.arange(0, shape.head_size, 2, dtype=torch.float32) / shape.head_size
     angles = torch.outer(torch.arange(shape.max_positions), shape.rope_theta**-exponents)
     angles = torch.cat((angles, angles), dim=-1)

@@ -30,7 +30,9 @@ def pack_chunk(documents: list[list[int]], length: int) -> Rows:
     return np.array(rows, dtype=np.uint16)
 
 
-def packed_rows(texts: Iterable[str], tokenizer: Tokenizer, length: int, seed: int) -> Iterator[Rows]:
+def packed_rows(
+    texts: Iterable[str], tokenizer: Tokenizer, length: int, seed: int
+) -> Iterator[Rows]:
     """Rows of `length` tokens, chunk by chunk, shuffled within each chunk."""
     rng = np.random.default_rng(seed)
     source = iter(texts)

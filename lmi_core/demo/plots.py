@@ -34,8 +34,8 @@ LOST = (
     ),
     (
         "Then {a_friend} named {fname} came by and offered to help.",
-        "A kind {friend} named {fname} heard {him} and said, \"I will help you look.\"",
-        "\"Do not be sad,\" said {fname} the {friend}. \"We will find it together.\"",
+        'A kind {friend} named {fname} heard {him} and said, "I will help you look."',
+        '"Do not be sad," said {fname} the {friend}. "We will find it together."',
     ),
     (
         "Together they found the {item} under a tree.",
@@ -44,7 +44,7 @@ LOST = (
     ),
     (
         "{name} thanked {fname} and shared some {food} with {fname}.",
-        "\"Thank you, {fname}!\" said {name}, and they ate {food} together.",
+        '"Thank you, {fname}!" said {name}, and they ate {food} together.',
     ),
 )
 
@@ -62,11 +62,11 @@ FRIEND = (
     (
         "At first, {name} was too shy to say hello.",
         "{fname} was carrying {a_item} and looked tired.",
-        "\"May I sit with you?\" asked {fname}.",
+        '"May I sit with you?" asked {fname}.',
     ),
     (
         "{name} offered {fname} some {food}.",
-        "\"Would you like some {food}?\" asked {name}.",
+        '"Would you like some {food}?" asked {name}.',
         "{name} smiled and gave {fname} a plate of {food}.",
     ),
     (
@@ -89,7 +89,7 @@ TREASURE = (
     (
         "{He} asked {a_friend} named {fname} to come along.",
         "{fname} the {friend} wanted to come too.",
-        "\"Let us go together,\" said {fname} the {friend}.",
+        '"Let us go together," said {fname} the {friend}.',
     ),
     (
         "They walked all day and crossed a deep river.",
@@ -102,7 +102,7 @@ TREASURE = (
         "Behind an old door they saw {a_item}.",
     ),
     (
-        "\"It is the most beautiful {item} I have ever seen,\" said {name}.",
+        '"It is the most beautiful {item} I have ever seen," said {name}.',
         "The {item} was shining like the sun.",
         "{fname} wanted to keep the {item}, but {name} said they should share it.",
     ),
@@ -149,7 +149,7 @@ MAKING = (
         "There was going to be a party {there}.",
     ),
     (
-        "\"I will make {a_item},\" {he} said.",
+        '"I will make {a_item}," {he} said.',
         "{He} decided to make {a_item} for {his} friend {fname}.",
         "{He} wanted to build {a_item} with {his} own hands.",
     ),
@@ -168,7 +168,7 @@ MAKING = (
         "In the end the {color} {item} was perfect.",
     ),
     (
-        "\"How wonderful!\" said {fname}, and everyone clapped.",
+        '"How wonderful!" said {fname}, and everyone clapped.',
         "{fname} was amazed and wanted to learn how to do it.",
     ),
 )
@@ -184,7 +184,7 @@ CONTEST = (
     ),
     (
         "{He} practiced every morning and ate a lot of {food}.",
-        "\"I will do my best,\" said {name}.",
+        '"I will do my best," said {name}.',
     ),
     (
         "On the big day, {fname} slipped and fell down.",
@@ -209,7 +209,7 @@ SECRET = (
     (
         "{He} followed it down a long path.",
         "{name} took a lamp and went to look.",
-        "\"Who is there?\" {he} asked, but nobody answered.",
+        '"Who is there?" {he} asked, but nobody answered.',
     ),
     (
         "It was only {fname}, {a_friend}, with {a_item}.",
@@ -217,8 +217,8 @@ SECRET = (
         "There stood {fname} the {friend} next to {a_item}.",
     ),
     (
-        "\"Please do not tell anyone,\" said {fname}. \"The {item} is magic.\"",
-        "\"This {item} can make a wish come true,\" said {fname}.",
+        '"Please do not tell anyone," said {fname}. "The {item} is magic."',
+        '"This {item} can make a wish come true," said {fname}.',
         "{fname} had kept the {item} as a secret for many years.",
     ),
     (
@@ -247,7 +247,7 @@ ENDINGS = (
     "{name} learned that it is good to be kind. The end.",
     "And that is how the {who} and the {friend} became friends for life.",
     "The {who} went home and told everyone {there} about it. The end.",
-    "\"What a day!\" said the {who}, and smiled.",
+    '"What a day!" said the {who}, and smiled.',
     "Ever since, people tell the story of the {who} {there}.",
     "And from then on, they shared everything, even the {color} {item}.",
     "The end.",

@@ -173,7 +173,7 @@ PROMPTS = (
     "Read this text: {text}\n\n{question}",
     "Read the text and answer the question.\n\n{text}\n\n{question}",
     "Here is a short text.\n{text}\n{question}",
-    "Answer the question about this text: \"{text}\" {question}",
+    'Answer the question about this text: "{text}" {question}',
     "{question}\n\n{text}",
 )
 
@@ -204,8 +204,7 @@ def draw_facts(rng: Random, num_facts: int, *, held_out: bool) -> list[Fact]:
 def state(facts: list[Fact], rng: Random) -> str:
     """A text that says all `facts`."""
     sentences = (
-        rng.choice(fact.relation.statements).format(s=fact.subject, v=fact.value)
-        for fact in facts
+        rng.choice(fact.relation.statements).format(s=fact.subject, v=fact.value) for fact in facts
     )
     return " ".join(map(fix_articles, sentences))
 

@@ -157,6 +157,8 @@ def extraction_task(rng: Random, *, held_out: bool) -> Task:
     keys = draw_keys(rng, list(STATEMENTS), held_out=held_out)
     values = {key: fill(key, rng) for key in keys}
     told = rng.sample(keys, len(keys))
-    text = " ".join(STATEMENTS.get(key, f"The {key} is {{v}}.").format(v=values[key]) for key in told)
+    text = " ".join(
+        STATEMENTS.get(key, f"The {key} is {{v}}.").format(v=values[key]) for key in told
+    )
     request = rng.choice(EXTRACTIONS).format(text=text, keys=list_keys(keys, rng))
     return Task("json", request, json.dumps(values), keys=tuple(keys))

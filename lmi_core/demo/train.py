@@ -20,15 +20,32 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmi_core.demo.bpe import load_tokenizer, train_tokenizer
-from lmi_core.demo.corpus import LONG_SOURCES, SHORT_SOURCES, documents
+from lmi_core.demo.corpus import LONG_SOURCES, SHORT_SOURCES, Sources, documents
 from lmi_core.demo.export import export
 from lmi_core.demo.network import Network, Shape
 from lmi_core.demo.packing import PAD_ID, Rows, packed_rows
 
-SHORT_LENGTH = 512
-LONG_LENGTH = 2048
 TOKENIZER_DOCUMENTS = 12_000
 CHECKPOINT_SECONDS = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of a run, until a share `until` of it is used up."""
+
+    until: float
+    row_tokens: int
+    batch_tokens: int
+    sources: Sources
+
+
+STAGES = (
+    # Many small steps on short rows first: that is when the model finds out how to copy.
+    Stage(0.3, 256, 4096, SHORT_SOURCES),
+    Stage(0.88, 512, 8192, SHORT_SOURCES),
+    # Long rows are slower; by tokens this is about a tenth.
+    Stage(1.0, 2048, 8192, LONG_SOURCES),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +54,6 @@ class Plan:
 
     max_seconds: float = 3300.0
     max_tokens: int = 25_000_000
-    batch_tokens: int = 8192
-    long_share: float = 0.12
     warmup_share: float = 0.01
     decay_share: float = 0.4
     matrix_rate: float = 0.02
@@ -58,20 +73,17 @@ class Progress:
 
     step: int = 0
     tokens: int = 0
-    long_tokens: int = 0
     seconds: float = 0.0
 
 
-def rows(plan: Plan, tokenizer_dir: Path, *, is_long: bool, step: int) -> Iterator[Rows]:
-    """Batches of packed rows; another `step` to begin at gives other documents."""
-    seed = plan.seed * 1_000_003 + step * 2 + is_long
-    sources, length = (LONG_SOURCES, LONG_LENGTH) if is_long else (SHORT_SOURCES, SHORT_LENGTH)
-    chunks = packed_rows(
-        documents(seed, sources=sources), load_tokenizer(tokenizer_dir), length, seed
-    )
-    flat = chain.from_iterable(chunks)
+def batches(plan: Plan, stage: Stage, tokenizer_dir: Path, step: int) -> Iterator[Rows]:
+    """Batches of packed rows of a stage; another `step` to begin at gives other documents."""
+    seed = plan.seed * 1_000_003 + step
+    texts = documents(seed, sources=stage.sources)
+    chunks = packed_rows(texts, load_tokenizer(tokenizer_dir), stage.row_tokens, seed)
+    rows = chain.from_iterable(chunks)
     while True:
-        yield np.stack(list(islice(flat, plan.batch_tokens // length)))
+        yield np.stack(list(islice(rows, stage.batch_tokens // stage.row_tokens)))
 
 
 def loss_of(network: Network, ids: Tensor) -> Tensor:
@@ -97,7 +109,7 @@ class Trainer:
         layers = list(self.network.layers.parameters())
         matrices = [weight for weight in layers if weight.ndim == 2]
         others = [weight for weight in layers if weight.ndim < 2]
-        others += [self.network.embed_tokens.weight, self.network.norm.weight]
+        others += [*self.network.embed_tokens.parameters(), *self.network.norm.parameters()]
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(matrices, lr=plan.matrix_rate, weight_decay=0.01),
             torch.optim.AdamW(
@@ -134,6 +146,7 @@ class Trainer:
         self.network.load_state_dict(state["network"])
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
+        state["progress"].pop("long_tokens", 0)
         self.progress = Progress(**state["progress"])
 
     def learn(self, batch: Rows) -> float:
@@ -155,30 +168,26 @@ class Trainer:
 
     def run(self) -> None:
         """Train until time or tokens are used up, saving checkpoints on the way."""
-        batches = [
-            rows(self.plan, self.out, is_long=is_long, step=self.progress.step)
-            for is_long in (False, True)
-        ]
         start = time.monotonic() - self.progress.seconds
         saved = self.progress.seconds
-        while (used := self.used()) < 1.0:
-            is_long = used >= 1.0 - self.plan.long_share
-            loss = self.learn(next(batches[is_long]))
-            self.progress.long_tokens += is_long * self.plan.batch_tokens
-            self.progress.seconds = time.monotonic() - start
-            if self.progress.step % 20 == 0:
-                print(self.report(loss), flush=True)
-            if self.progress.seconds - saved > CHECKPOINT_SECONDS:
-                self.save()
-                saved = self.progress.seconds
+        for stage in STAGES:
+            source = batches(self.plan, stage, self.out, self.progress.step)
+            while self.used() < stage.until:
+                loss = self.learn(next(source))
+                self.progress.seconds = time.monotonic() - start
+                if self.progress.step % 20 == 0:
+                    print(f"{self.report()}  loss {loss:.4f}", flush=True)
+                if self.progress.seconds - saved > CHECKPOINT_SECONDS:
+                    self.save()
+                    saved = self.progress.seconds
         self.save()
 
-    def report(self, loss: float) -> str:
+    def report(self) -> str:
         """A line about where the run is."""
         now = self.progress
         return (
-            f"step {now.step}  tokens {now.tokens / 1e6:.2f}M  long {now.long_tokens / 1e6:.2f}M  "
-            f"{now.seconds:.0f} s  {now.tokens / max(now.seconds, 1):.0f} tokens/s  loss {loss:.4f}"
+            f"step {now.step}  tokens {now.tokens / 1e6:.2f}M  "
+            f"{now.seconds:.0f} s  {now.tokens / max(now.seconds, 1):.0f} tokens/s"
         )
 
 
@@ -204,7 +213,7 @@ def main() -> None:
     trainer.resume()
     trainer.run()
     export(trainer.network, load_tokenizer(args.out), args.out / "model")
-    print(trainer.report(0.0))
+    print(trainer.report())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """The words that the generator puts together, and the few rules of grammar that they need."""
 
+# ruff: noqa: SIM905 -- lists of words are easier to read as text
+
 from __future__ import annotations
 
 from random import Random
@@ -22,10 +24,9 @@ PLACES = tuple(
     vineyard canyon windmill monastery inn tavern attic cellar volcano lagoon glacier""".split()
 )
 
-OPEN_PLACES = frozenset(
-    "farm island bridge beach playground station glacier airport volcano".split()
-)
-"""Places one is on or at, written with "on" or "at" rather than "in"."""
+ON_PLACES = frozenset("farm island bridge beach glacier volcano".split())
+AT_PLACES = frozenset("playground station airport".split())
+"""Places with a preposition of their own; all others take "in"."""
 
 NAMES = tuple(
     """Mila Tom Anna Ben Clara Daniel Ella Felix Grace Henry Iris Jack Kate Leo Mia Noah Olive Paul
@@ -52,11 +53,6 @@ TRAITS = tuple(
     """little brave clever kind shy curious happy lonely lazy proud gentle hungry sleepy funny quiet
     young old tiny friendly careful cheerful grumpy patient polite silly strong wise honest busy
     small big""".split()
-)
-
-PLACE_TRAITS = tuple(
-    """old quiet dark small big beautiful strange sunny hidden cold noisy empty magic distant
-    peaceful crowded dusty snowy""".split()
 )
 
 FOODS = tuple(
@@ -116,9 +112,9 @@ def article(phrase: str) -> str:
 
 def located(place: str) -> str:
     """The preposition that goes with `place`."""
-    return "on" if place in ("farm", "island", "bridge", "beach", "glacier", "volcano") else (
-        "at" if place in OPEN_PLACES else "in"
-    )
+    if place in ON_PLACES:
+        return "on"
+    return "at" if place in AT_PLACES else "in"
 
 
 def join_and(items: list[str]) -> str:
