@@ -9,7 +9,7 @@ from random import Random
 from lmi_core.demo import words
 from lmi_core.demo.split import is_held_out
 from lmi_core.demo.story import draw_cast, story_questions, tell
-from lmi_core.demo.task import Task
+from lmi_core.demo.task import Task, contains
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +230,14 @@ def ask(fact: Fact, facts: list[Fact], rng: Random) -> Task:
     else:
         required = fact.value
         forbidden = {rival.value for rival in rivals}
+    answer = fix_articles(answer.format(s=fact.subject, v=fact.value))
     return Task(
         "reading",
         fix_articles(question.format(s=fact.subject, v=fact.value)),
-        fix_articles(answer.format(s=fact.subject, v=fact.value)),
+        answer,
         required=(required.removeprefix("in a ").removeprefix("on a "),),
-        forbidden=tuple(sorted(forbidden - {required})),
+        # A rival may be part of the right answer: the table that something else is on.
+        forbidden=tuple(sorted(rival for rival in forbidden if not contains(answer, rival))),
     )
 
 

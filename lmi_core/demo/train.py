@@ -42,7 +42,7 @@ class Stage:
 STAGES = (
     # Many small steps on short rows first: that is when the model finds out how to copy.
     Stage(0.3, 256, 4096, SHORT_SOURCES),
-    Stage(0.88, 512, 8192, SHORT_SOURCES),
+    Stage(0.88, 512, 4096, SHORT_SOURCES),
     # Long rows are slower; by tokens this is about a tenth.
     Stage(1.0, 2048, 8192, LONG_SOURCES),
 )
