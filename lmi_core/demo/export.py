@@ -88,7 +88,9 @@ def export(network: Network, tokenizer: Tokenizer, directory: Path) -> None:
         f"model.{name}": value.detach().to(torch.bfloat16).contiguous()
         for name, value in network.state_dict().items()
     }
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    path = directory / "model.safetensors"
+    save_file(weights, path, metadata={"format": "pt"})
+    path.chmod(0o644)
     tokenizer.save(str(directory / "tokenizer.json"))
     for name, content in (
         ("config.json", model_config(network.shape)),

@@ -44,7 +44,7 @@ STAGES = (
     Stage(0.3, 256, 4096, SHORT_SOURCES),
     Stage(0.88, 512, 4096, SHORT_SOURCES),
     # Long rows are slower; by tokens this is about a tenth.
-    Stage(1.0, 2048, 8192, LONG_SOURCES),
+    Stage(1.0, 2048, 4096, LONG_SOURCES),
 )
 
 
@@ -55,7 +55,7 @@ class Plan:
     max_seconds: float = 3300.0
     max_tokens: int = 25_000_000
     warmup_share: float = 0.01
-    decay_share: float = 0.4
+    decay_share: float = 0.2
     matrix_rate: float = 0.02
     vector_rate: float = 0.004
     seed: int = 1
@@ -146,7 +146,6 @@ class Trainer:
         self.network.load_state_dict(state["network"])
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
-        state["progress"].pop("long_tokens", 0)
         self.progress = Progress(**state["progress"])
 
     def learn(self, batch: Rows) -> float:
