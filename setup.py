@@ -78,7 +78,10 @@ setup(
     version=runpy.run_path("lmi_core/version.py")["__version__"],
     packages=[*find_packages(include=["lmi_core*"]), "lmi_server", "lmi_server.protocols"],
     package_dir={"lmi_server": "server"},
-    package_data={"lmi_core": ["py.typed", "*.pyi", "demo/*"], "lmi_server": ["py.typed"]},
+    package_data={
+        "lmi_core": ["py.typed", "*.pyi", "demo/*.md", "demo/model/*"],
+        "lmi_server": ["py.typed"],
+    },
     ext_modules=[Extension("lmi_core._native", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
 )
