@@ -9,6 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 MODEL_DIR = Path(__file__).parent / "model"
-"""The committed checkpoint, in the layout of a Hugging Face model directory."""
+"""The place of the checkpoint, in the layout of a Hugging Face model directory."""
 
 __all__ = ["MODEL_DIR"]
