@@ -9,6 +9,7 @@ from lmi_core.demo import words
 from lmi_core.demo.chat import Turn, render_chat, render_text
 from lmi_core.demo.reading import reading, with_text
 from lmi_core.demo.records import record_task
+from lmi_core.demo.repeat import repeat_task
 from lmi_core.demo.story import draw_cast, story_questions, story_task, tell
 from lmi_core.demo.sums import sum_list, sum_task
 from lmi_core.demo.talk import talk_task
@@ -22,6 +23,9 @@ SYSTEM_TEXTS = (
     "You tell stories to children.",
     "Be kind and brief.",
 )
+
+SHARES = {"story": 22, "reading": 24, "sum": 12, "json": 20, "repeat": 18, "talk": 4}
+"""Kinds of requests with their relative frequencies."""
 
 LONG_CHAT_WORDS = 1100
 """Enough for a long conversation to fill a window of 2048 tokens."""
@@ -44,7 +48,7 @@ def _chat(tasks: list[Task], rng: Random) -> str:
 
 def draw_task(rng: Random, *, held_out: bool) -> list[Task]:
     """One request, or a text with up to three questions in a row."""
-    kind = rng.choices(("story", "reading", "sum", "json", "talk"), (20, 30, 25, 20, 5))[0]
+    kind = rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]
     if kind == "story":
         cast = draw_cast(rng, held_out=held_out)
         follow_ups = story_questions(cast, rng)[: rng.choice((0, 0, 1, 2))]
@@ -54,7 +58,9 @@ def draw_task(rng: Random, *, held_out: bool) -> list[Task]:
         return [with_text(text, tasks[0], rng), *tasks[1 : rng.randint(1, 4)]]
     if kind == "sum":
         return [sum_task(rng, rng.choice((1, 2, 2)), held_out=held_out)]
-    return [record_task(rng, held_out=held_out) if kind == "json" else talk_task(rng)]
+    if kind == "json":
+        return [record_task(rng, held_out=held_out)]
+    return [repeat_task(rng) if kind == "repeat" else talk_task(rng)]
 
 
 def short_chat(rng: Random, *, held_out: bool) -> str:
@@ -122,10 +128,10 @@ Source = Callable[..., str]
 Sources = tuple[tuple[Source, int], ...]
 
 SHORT_SOURCES: Sources = (
-    (short_chat, 62),
-    (plain_story, 16),
-    (plain_sums, 14),
-    (plain_reading, 8),
+    (short_chat, 80),
+    (plain_story, 9),
+    (plain_sums, 5),
+    (plain_reading, 6),
 )
 LONG_SOURCES: Sources = (
     (long_chat, 10),
