@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
@@ -192,6 +193,14 @@ def test_length_wins_over_other_reasons(reason: FinishReason) -> None:
 )
 def test_numbers(value: float | None, text: str) -> None:
     assert number(value) == text
+
+
+def test_numbers_are_the_shortest_that_give_the_float_back() -> None:
+    rng = np.random.default_rng(3)
+    for value in -(10 ** rng.uniform(-4, 7, 3000)).astype(np.float32):
+        text = number(float(value))
+        assert np.float32(text) == value
+        assert text == np.format_float_positional(value, unique=True, trim="0")
 
 
 @pytest.mark.parametrize(
