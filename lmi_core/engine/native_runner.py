@@ -209,6 +209,7 @@ def load_native_runner(
     from lmi_core.models.loader import load_model
     from lmi_core.ops.native import NativeWeights
 
+    check_sizes(config)
     num_threads = config.num_threads or _native.num_physical_cores()
     model = load_model(
         config.model,
@@ -219,6 +220,23 @@ def load_native_runner(
     )
     check_max_model_len(config, model)
     return NativeRunner(config, model), model
+
+
+def check_sizes(config: EngineConfig) -> None:
+    """Raise UserError for a size that the native code can't count or hold."""
+    for name, value, low, high in (
+        ("num_threads", config.num_threads, 1, 1024),
+        ("max_num_seqs", config.max_num_seqs, 1, 16384),
+        ("max_num_batched_tokens", config.max_num_batched_tokens, 1, 131072),
+        ("block_size", config.block_size, 16, 4096),
+        ("kv_cache_bytes", config.kv_cache_bytes, 1, _native.cpu_info()["memory_limit_bytes"]),
+    ):
+        if value is not None and not low <= value <= high:
+            raise UserError(f"{name} is {value}; allowed are {low} to {high}", field=name)
+    if config.block_size % 16:
+        raise UserError(
+            f"block_size is {config.block_size}, but must be a multiple of 16", field="block_size"
+        )
 
 
 def check_max_model_len(config: EngineConfig, model: LoadedModel) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 
 import lmi_core
+from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.engine import Engine
+from lmi_core.engine.native_runner import check_sizes
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import LifeState
@@ -148,3 +151,20 @@ def test_synchronous_use_needs_an_own_loop() -> None:
     with pytest.raises(UserError, match="own_loop=True"), make_engine(runner):
         pass
     runner.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_threads", 100_000),
+        ("max_num_seqs", 10**9),
+        ("max_num_batched_tokens", 10**10),
+        ("block_size", 40),
+        ("block_size", 0),
+        ("kv_cache_bytes", 10**18),
+    ],
+)
+def test_sizes_that_no_machine_has_are_refused(name: str, value: int) -> None:
+    config = EngineConfig(model=Path("unread"), **{name: value})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=f"{name} is {value}"):
+        check_sizes(config)
