@@ -21,6 +21,8 @@ import numpy as np
 
 from bench.checkpoints import SHAPES, Shape
 from lmi_core import _native
+from lmi_core.ops.native import NativeWeights
+from lmi_core.ops.recorder import LinearWeight
 
 STREAM_BYTES = 160 << 20  # weights of one timed pass, well beyond any cache
 READ_BYTES = 256 << 20
@@ -72,7 +74,7 @@ def random_parts(linear: Linear, dtype: str) -> list[np.ndarray]:
     num_parts = 2 if linear.gated else 1
     shape = (linear.num_outputs // num_parts, linear.num_inputs)
     floats = rng.standard_normal((num_parts, *shape), np.float32) * np.float32(0.02)
-    parts = (floats.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bf16" else floats
+    parts = floats if dtype == "fp32" else (floats.view(np.uint32) >> 16).astype(np.uint16)
     return list(parts)
 
 
@@ -88,15 +90,14 @@ def measure(
     shape: str, linear: Linear, rows: list[int], args: argparse.Namespace
 ) -> Iterator[tuple[Row, Roofs]]:
     parts = random_parts(linear, args.dtype)
-    element_bytes = 2 if args.dtype == "bf16" else 4
-    weight_bytes = linear.num_outputs * linear.num_inputs * element_bytes
-    num_copies = max(1, STREAM_BYTES // weight_bytes)
-    weights = [
-        _native.LinearWeight.pack(
-            parts, format=args.dtype, gated=linear.gated, num_threads=args.threads
-        )
-        for _ in range(num_copies)
-    ]
+    backend = NativeWeights(num_threads=args.threads)
+
+    def pack() -> LinearWeight:
+        return backend.pack(parts, format=args.dtype, gated=linear.gated)
+
+    weights = [pack()]
+    weight_bytes = weights[0].num_bytes
+    weights += [pack() for _ in range(STREAM_BYTES // weight_bytes - 1)]
     operations = 2 * linear.num_outputs * linear.num_inputs
     for num_rows in rows:
         used = weights if num_rows < 64 else weights[:2]
@@ -137,7 +138,7 @@ def describe(row: Row, roofs: Roofs) -> str:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--instruction-set", default=_native.default_instruction_set())
-    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--dtype", choices=["bf16", "fp32", "int8", "int4"], default="bf16")
     parser.add_argument("--threads", type=int, default=_native.num_physical_cores())
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 512])
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))

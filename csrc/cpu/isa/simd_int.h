@@ -11,6 +11,7 @@ namespace lmi::cpu::LMI_ISA {
 //   Quads: 16 lanes of 4 unsigned bytes        load_quads; load_low_nibbles, load_high_nibbles
 //   InputQuad: 4 signed bytes for every lane   broadcast_quad
 //   dot_quads(acc, a, b)[i] = acc[i] + sum over j < 4 of a[i][j] b[j]
+//   keep_in_register: see below, no more than a hint
 //   store_bytes: the lower byte of 16 whole numbers
 
 static inline int32_t load_4_bytes(const void* source) {
@@ -29,6 +30,9 @@ static inline I32x16 broadcast_int(int32_t value) { return {_mm512_set1_epi32(va
 static inline I32x16 load_int(const void* source) { return {_mm512_loadu_si512(source)}; }
 static inline void store_int(void* target, I32x16 x) { _mm512_storeu_si512(target, x.v); }
 static inline F32x16 to_float(I32x16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
+
+// The value is in a register here. Where it goes on to be spilled, it isn't before.
+static inline void keep_in_register(I32x16& x) { __asm__("" : "+v"(x.v)); }
 
 static inline void store_bytes(uint8_t* target, F32x16 x) {
   const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v));
@@ -114,6 +118,8 @@ static inline F32x16 to_float(I32x16 x) {
   return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)};
 }
 
+static inline void keep_in_register(I32x16&) {}
+
 static inline void store_bytes(uint8_t* target, F32x16 x) {
   const __m256i byte = _mm256_set1_epi32(0xff);
   const __m256i low = _mm256_and_si256(_mm256_cvtps_epi32(x.low), byte);
@@ -183,6 +189,8 @@ static inline F32x16 to_float(I32x16 x) {
   for (int i = 0; i < 4; ++i) result.v[i] = __builtin_convertvector(x.v[i], Lanes4);
   return result;
 }
+
+static inline void keep_in_register(I32x16&) {}
 
 static inline void store_bytes(uint8_t* target, F32x16 x) {
   for (int lane = 0; lane < kLanes; ++lane) {
