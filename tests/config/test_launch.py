@@ -51,7 +51,7 @@ def test_faults_come_before_anything_is_fetched(model_dir):
 
 
 def test_broken_files_are_named(model_dir):
-    with pytest.raises(ModelError, match=r"no \*\.safetensors weights"):
+    with pytest.raises(ModelError, match=r"holds no \*\.safetensors"):
         launch(model_dir("", config=LLAMA))
 
 
