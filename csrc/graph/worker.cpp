@@ -9,6 +9,19 @@
 #include "common/check.h"
 
 namespace lmi {
+namespace {
+
+constexpr int64_t kSpinNs = 150'000;
+
+void cpu_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
 
 int64_t monotonic_ns() {
   timespec now{};
@@ -29,6 +42,7 @@ void Worker::submit(Graph& graph, StepBuffer& step, int completion_fd) {
     const std::lock_guard lock(mutex_);
     LMI_CHECK(!is_closing_, "the worker is closed");
     jobs_.push_back({&graph, &step, completion_fd});
+    num_queued_.store(static_cast<int32_t>(jobs_.size()), std::memory_order_release);
   }
   job_added_.notify_one();
 }
@@ -57,6 +71,11 @@ void Worker::main() {
   }
   std::unique_lock lock(mutex_);
   while (true) {
+    if (jobs_.empty() && !is_closing_) {
+      lock.unlock();
+      spin_for_job();
+      lock.lock();
+    }
     job_added_.wait(lock, [this] { return is_closing_ || !jobs_.empty(); });
     if (jobs_.empty()) return;
     const Job job = jobs_.front();
@@ -64,8 +83,16 @@ void Worker::main() {
     execute(job, pool, scratch);
     lock.lock();
     jobs_.pop_front();
+    num_queued_.store(static_cast<int32_t>(jobs_.size()), std::memory_order_release);
     job_done_.notify_all();
   }
+}
+
+// A loop that is generating submits its next step within this time; waking a sleeping thread would
+// cost about as much. Idle, this is spent once.
+void Worker::spin_for_job() const {
+  const int64_t end_ns = monotonic_ns() + kSpinNs;
+  while (num_queued_.load(std::memory_order_acquire) == 0 && monotonic_ns() < end_ns) cpu_pause();
 }
 
 void Worker::execute(const Job& job, ThreadPool& pool, std::vector<cpu::Scratch>& scratch) {

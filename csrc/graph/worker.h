@@ -3,6 +3,7 @@
 // It never runs Python. One worker per process and device serves every engine of the process.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -44,13 +45,15 @@ class Worker {
   };
 
   void main();
+  void spin_for_job() const;
   void execute(const Job& job, ThreadPool& pool, std::vector<cpu::Scratch>& scratch);
 
   const int32_t num_threads_;
   std::mutex mutex_;
   std::condition_variable job_added_;
   std::condition_variable job_done_;
-  std::deque<Job> jobs_;  // the front one is being executed
+  std::deque<Job> jobs_;                // the front one is being executed
+  std::atomic<int32_t> num_queued_{0};  // size of jobs_, readable without the mutex
   bool is_closing_ = false;
   std::thread thread_;
 };
