@@ -18,6 +18,7 @@ from lmi_server.logging import setup_logging
 from lmi_server.metrics import Metrics
 from lmi_server.options import ServerOptions
 from lmi_server.protocols.lmi import LmiOptions
+from lmi_server.protocols.lmi_release import Release
 from lmi_server.protocols.tgi_options import TgiOptions
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,9 @@ def build_options(launch: Launch) -> ServerOptions:
         drain_timeout_s=server.drain_timeout_s,
         log_format=server.log_format,
         lmi=LmiOptions(
-            output_formatter=launch.model.output_formatter, tgi_compat=launch.model.tgi_compat
+            output_formatter=launch.model.output_formatter,
+            tgi_compat=launch.model.tgi_compat,
+            release=Release.parse(release) if (release := launch.model.lmi_compat) else None,
         ),
         tgi=_tgi_options(launch),
         chat_template=ChatTemplate.load(engine.model),

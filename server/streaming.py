@@ -44,13 +44,26 @@ async def respond(
         merged = _merged(backend, requests)
         feed_all = partial(_feed_all, plan.renderer, meter)
         return await _stream(request, merged, feed_all, plan, meter, send_timeout_s)
-    if len(requests) == 1:
-        await _collect(backend, requests[0], 0, plan, meter)
-    else:
-        await _collect_all(backend, requests, plan, meter)
-    body = plan.renderer.finish()
+    try:
+        if len(requests) == 1:
+            await _collect(backend, requests[0], 0, plan, meter)
+        else:
+            await _collect_all(backend, requests, plan, meter)
+    except EngineError as error:
+        return _failed(plan, error)
+    return _whole(plan, plan.renderer.finish())
+
+
+def _whole(plan: Plan, body: bytes) -> web.Response:
     headers = {**plan.headers, **plan.renderer.headers()}
     return web.Response(body=body, headers={**headers, "Content-Type": plan.renderer.content_type})
+
+
+def _failed(plan: Plan, error: EngineError) -> web.Response:
+    """The answer that a failure before its first byte leaves, where it is no error of the call."""
+    if not plan.renderer.absorbs_failures:
+        raise error
+    return _whole(plan, plan.renderer.error(error))
 
 
 async def _truncated(
@@ -152,7 +165,10 @@ async def _stream(
     renderer = plan.renderer
     async with aclosing(batches):
         # The status line waits for the first events, so that a refusal can still set the status.
-        batch = None if renderer.starts_at_once else await anext(batches)
+        try:
+            batch = None if renderer.starts_at_once else await anext(batches)
+        except EngineError as error:
+            return _failed(plan, error)
         response = web.StreamResponse(
             headers={**plan.headers, "Content-Type": renderer.content_type}
         )

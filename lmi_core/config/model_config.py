@@ -47,6 +47,7 @@ class ModelConfig:
     files: ModelFiles
     output_formatter: str | None
     tgi_compat: bool
+    lmi_compat: str | None
     trust_remote_code: bool
     max_input_tokens: int | None
     settings: Mapping[str, Any]

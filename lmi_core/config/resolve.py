@@ -242,6 +242,7 @@ class _Examination:
             files=files,
             output_formatter=formatter if isinstance(formatter, str) else None,
             tgi_compat=values.get("option.tgi_compat") is True,
+            lmi_compat=str(release) if (release := values.get("option.lmi_compat")) else None,
             trust_remote_code=values.get("option.trust_remote_code") is True,
             max_input_tokens=max_input if isinstance(max_input, int) else None,
             settings=MappingProxyType(settings),

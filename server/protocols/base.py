@@ -64,6 +64,8 @@ class Renderer(ABC):
     content_type: str
     starts_at_once: bool = False
     """The status doesn't wait for the first events: errors before them are sent by ``error``."""
+    absorbs_failures: bool = False
+    """An engine's failure ends the answer by ``error`` instead of taking its place."""
     keep_alive: bytes = b""
     """Sent whenever a stream has been silent for a while; empty: nothing is."""
 

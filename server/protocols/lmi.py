@@ -2,7 +2,10 @@
 
 The wire format is that of releases 0.28 and 0.29 (LMI format reference, 8.2): request errors are
 HTTP 424 with ``{"code":424,"error":...}``, errors of the server itself are pretty-printed objects
-with ``code``, ``type`` and ``message``.
+with ``code``, ``type`` and ``message``. ``LmiOptions.release`` chooses the forms of one release
+instead, chat included, but not its faults: answers in pieces that aren't JSON, text twice,
+unescaped prompts, ids of a built-in function, missing content types, errors without text, and
+prompts of chats that don't ask for an answer.
 """
 
 from __future__ import annotations
@@ -18,19 +21,24 @@ from lmi_core.text.chat import ChatTemplate
 from lmi_server.protocols.base import Call, HttpError, Plan, Protocol, Renderer, Reply
 from lmi_server.protocols.chat_output import ChatLinesRenderer, ChatRenderer, ChatSseRenderer
 from lmi_server.protocols.chat_schema import (
+    ChatBody,
     chat_sampling_params,
     decode_chat,
     plain_messages,
     template_arguments,
 )
 from lmi_server.protocols.decode import decode_text
+from lmi_server.protocols.lmi_chat_output import chat_renderer
 from lmi_server.protocols.lmi_output import (
     Answer,
     JsonLinesRenderer,
     JsonRenderer,
+    OlderLinesRenderer,
     SseRenderer,
     error_body,
+    error_code,
 )
+from lmi_server.protocols.lmi_release import Release, split_parameters
 from lmi_server.protocols.lmi_sampling import num_choices, sampling_params, truncate
 from lmi_server.protocols.lmi_schema import (
     LmiBody,
@@ -56,6 +64,23 @@ class LmiOptions:
     """json, jsonlines or sse: beats what a request asks for. None: each request decides."""
     tgi_compat: bool = False
     """Lists, TGI's token names and server-sent events, for TGI's clients."""
+    release: Release | None = None
+    """Speak as this release did (lmi_compat). None: as 0.29, and chats as OpenAI does."""
+
+    def __post_init__(self) -> None:
+        release = self.release
+        if release is None or release >= Release.V0_28:
+            return
+        for name, is_set in (
+            ("tgi_compat", self.tgi_compat),
+            ("output_formatter=sse", self.output_formatter == "sse"),
+        ):
+            if is_set:
+                raise UserError(
+                    f"option.{name} came with LMI 0.28, but option.lmi_compat is {release}; "
+                    "leave one of them out",
+                    field="option.lmi_compat",
+                )
 
 
 class LmiProtocol(Protocol):
@@ -72,15 +97,18 @@ class LmiProtocol(Protocol):
         self._model_name = model_name
         self._options = options or LmiOptions()
         self._chat_template = chat_template
+        self._release = self._options.release or Release.V0_29
 
     def parse(self, call: Call) -> Plan:
         body = _decode(call)
         if body.messages is not None:
             return self._parse_chat(call)
         prompts = _prompts(body)
-        parameters, unknown = decode_parameters(body.parameters or {})
+        known, later = split_parameters(body.parameters or {}, self._release)
+        parameters, unknown = decode_parameters(known)
         _refuse_adapters(body)
-        formatter = self._formatter(parameters, stream=bool(body.stream))
+        stream = bool(body.stream) and self._release.has_stream_field
+        formatter = self._formatter(parameters, stream=stream)
         answer = self._answer(body, parameters, prompts)
         if formatter != "json":
             _refuse_streamed(answer)
@@ -99,7 +127,7 @@ class LmiProtocol(Protocol):
             ),
             renderer=_renderer(formatter, answer),
             truncate_prompt_tokens=truncate(parameters),
-            headers=_report_unknown(call.request_id, unknown),
+            headers=_report_unknown(call.request_id, (*later, *unknown)),
         )
 
     def error(self, error: Exception) -> Reply:
@@ -116,13 +144,21 @@ class LmiProtocol(Protocol):
             case CapacityError():
                 return self._capacity(error)
             case UserError() | EngineError():
-                return Reply(status=424, body=error_body(error))
+                code, body = error_code(error, self._release), error_body(error, self._release)
+                has_status = self._release in (Release.V0_24, Release.V0_29)
+                return Reply(status=code if has_status else 200, body=body)
             case _:
                 body = server_error(500, "InternalServerException", str(error))
                 return Reply(status=500, body=body)
 
     def _parse_chat(self, call: Call) -> Plan:
         """Chat bodies: OpenAI's objects, in lines unless the client accepts events."""
+        if not self._release.has_chat:
+            raise UserError(
+                f"messages came with LMI 0.27, but option.lmi_compat is {self._release}; "
+                "send inputs instead",
+                field="messages",
+            )
         chat = decode_chat(call.body)
         if self._chat_template is None:
             raise UserError(
@@ -133,23 +169,32 @@ class LmiProtocol(Protocol):
             plain_messages(chat.messages), **template_arguments(chat)
         )
         params = chat_sampling_params(chat)
+        request_id = f"chatcmpl-{call.request_id}"
+        if self._options.release is None:
+            renderer = self._chat_renderer(call, chat, request_id, params.n)
+        else:
+            renderer = chat_renderer(chat, request_id, params.n, self._release)
+        request = GenerationRequest(
+            request_id=call.request_id, prompt=prompt, add_special_tokens=False, params=params
+        )
+        return Plan(requests=(request,), renderer=renderer)
+
+    def _chat_renderer(
+        self, call: Call, chat: ChatBody, answer_id: str, num_choices: int
+    ) -> Renderer:
         answer = ChatAnswer(
-            id=f"chatcmpl-{call.request_id}",
+            id=answer_id,
             model=self._model_name,
-            num_choices=params.n,
+            num_choices=num_choices,
             logprobs=bool(chat.logprobs),
             usage=chat.includes_usage,
             compact=False,
             error=error_body,
         )
-        renderer: Renderer = ChatRenderer(answer)
-        if chat.stream:
-            accepts_events = "text/event-stream" in call.headers.get("accept", "")
-            renderer = ChatSseRenderer(answer) if accepts_events else ChatLinesRenderer(answer)
-        request = GenerationRequest(
-            request_id=call.request_id, prompt=prompt, add_special_tokens=False, params=params
-        )
-        return Plan(requests=(request,), renderer=renderer)
+        if not chat.stream:
+            return ChatRenderer(answer)
+        accepts_events = "text/event-stream" in call.headers.get("accept", "")
+        return ChatSseRenderer(answer) if accepts_events else ChatLinesRenderer(answer)
 
     def _capacity(self, error: CapacityError) -> Reply:
         message = f"Worker queue capacity exceeded for model: {self._model_name} ({error})"
@@ -188,6 +233,7 @@ class LmiProtocol(Protocol):
             or parameters.prompt_logprobs is not None,
             top_tokens=bool(parameters.top_n_tokens or parameters.logprobs),
             tgi_names=tgi_compat,
+            release=self._release,
         )
 
 
@@ -270,6 +316,8 @@ def _renderer(formatter: str, answer: Answer) -> Renderer:
     match formatter:
         case "json":
             return JsonRenderer(answer)
+        case "jsonlines" if answer.release <= Release.V0_27:
+            return OlderLinesRenderer(answer)
         case "jsonlines":
             return JsonLinesRenderer(answer)
         case _:

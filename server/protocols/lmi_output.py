@@ -1,7 +1,8 @@
 """Responses in LMI's formats: ``json`` once at the end, ``jsonlines`` and ``sse`` per token.
 
 The bytes are those of LMI 0.28/0.29: Python's default JSON spacing, non-ASCII unescaped, token
-objects with int ids. (LMI format reference, 4.4 to 4.6, 4.9.)
+objects with int ids; those of older releases where the configuration asks for them. (LMI format
+reference, 4.4 to 4.6, 4.8, 4.9.)
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from json.encoder import encode_basestring as quote
 from typing import Any
 
 from lmi_core.engine.outputs import PromptToken, TokenEvent, TokenLogprob
+from lmi_core.errors import EngineError
 from lmi_server.protocols.base import Renderer
+from lmi_server.protocols.lmi_release import Release
+
+_FAILED_TOKEN = {"id": -1, "text": "", "log_prob": -1, "special_token": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +38,7 @@ class Answer:
     top_tokens: bool = False
     tgi_names: bool = False
     """``logprob`` and ``special`` in token objects instead of LMI's own names."""
+    release: Release = Release.V0_29
 
 
 @dataclass(slots=True)
@@ -66,23 +72,21 @@ class _Record:
         if event.finish_reason is not None:
             choice.finish_reason = str(event.finish_reason)
         if keep_token:
-            choice.tokens.append(_token(event, event.special, self.answer.tgi_names))
+            choice.tokens.append(_token(event, event.special, self.answer))
         if self.answer.top_tokens:
-            choice.top_tokens.append(_top(event.top, self.answer.tgi_names))
+            choice.top_tokens.append([_token(token, False, self.answer) for token in event.top])
         return choice
 
     def add_prompt(self, prompt: Sequence[PromptToken]) -> None:
-        self.prefill = [_token(token, False, self.answer.tgi_names) for token in prompt]
+        self.prefill = [_token(token, False, self.answer) for token in prompt]
 
     def full_text(self, choice: _Choice) -> str:
         return self.prompt + choice.text if self.answer.full_text else choice.text
 
     def details(self, choice: _Choice, *, tokens: bool) -> dict[str, Any]:
-        details: dict[str, Any] = {
-            "finish_reason": choice.finish_reason,
-            "generated_tokens": choice.num_tokens,
-            "inputs": self.prompt,
-        }
+        details: dict[str, Any] = {"finish_reason": choice.finish_reason}
+        if self.answer.release >= Release.V0_27:
+            details |= {"generated_tokens": choice.num_tokens, "inputs": self.prompt}
         if tokens:
             details["tokens"] = choice.tokens
         if self.answer.prompt_tokens:
@@ -90,6 +94,11 @@ class _Record:
         if self.answer.top_tokens:
             details["top_tokens"] = choice.top_tokens
         return details
+
+    def fail(self, choice: _Choice) -> None:
+        """End a choice with the token that stands for a failed step in release 0.28."""
+        choice.tokens.append({**_FAILED_TOKEN})
+        choice.finish_reason = "error"
 
 
 class JsonRenderer(Renderer):
@@ -101,6 +110,7 @@ class JsonRenderer(Renderer):
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._records = [_Record(answer, prompt) for prompt in answer.prompts]
+        self.absorbs_failures = answer.release.ends_failures_in_form
 
     def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
         record = self._records[index]
@@ -116,7 +126,13 @@ class JsonRenderer(Renderer):
         return _dumps(objects if self._answer.as_list else objects[0])
 
     def error(self, error: Exception) -> bytes:
-        return error_body(error)
+        if not self.absorbs_failures:
+            return error_body(error, self._answer.release)
+        for record in self._records:
+            for choice in record.choices:
+                if choice.finish_reason is None:
+                    record.fail(choice)
+        return self.finish()
 
 
 def _json_object(record: _Record) -> dict[str, Any]:
@@ -125,6 +141,8 @@ def _json_object(record: _Record) -> dict[str, Any]:
         result: dict[str, Any] = {"generated_text": record.full_text(choice)}
         if record.answer.details:
             result["details"] = record.details(choice, tokens=True)
+        elif choice.finish_reason == "error":
+            result["details"] = {"finish_reason": "error"}
         return result
     best, *others = sorted(record.choices, key=lambda choice: -choice.logprob)
     details = {"inputs": record.prompt, **_sequence(best)}
@@ -154,6 +172,7 @@ class JsonLinesRenderer(Renderer):
 
     def __init__(self, answer: Answer) -> None:
         self._record = _Record(answer, answer.prompts[0])
+        self.absorbs_failures = answer.release.ends_failures_in_form
         self._logprob_key = ', "logprob": ' if answer.tgi_names else ', "log_prob": '
         self._special = ', "special": true' if answer.tgi_names else ', "special_token": true'
         self._not_special = ', "special": false' if answer.tgi_names else ""
@@ -165,7 +184,21 @@ class JsonLinesRenderer(Renderer):
         return b""
 
     def error(self, error: Exception) -> bytes:
-        return error_body(error)
+        if self.absorbs_failures:
+            return self._frame(self._failed_line()).encode()
+        return error_body(error, self._record.answer.release)
+
+    def _failed_line(self) -> str:
+        choice = self._record.choices[0]
+        self._record.fail(choice)
+        line = {
+            "token": _FAILED_TOKEN,
+            "generated_text": self._record.full_text(choice),
+            "details": {"finish_reason": "error"},
+        }
+        if self._record.answer.details:
+            line["details"] = self._record.details(choice, tokens=False)
+        return json.dumps(line, ensure_ascii=False)
 
     def _frame(self, line: str) -> str:
         return line + "\n"
@@ -200,34 +233,70 @@ class SseRenderer(JsonLinesRenderer):
     content_type = "text/event-stream"
 
     def error(self, error: Exception) -> bytes:
-        return self._frame(error_body(error).decode()).encode()
+        if self.absorbs_failures:
+            return super().error(error)
+        return self._frame(error_body(error, self._record.answer.release).decode()).encode()
 
     def _frame(self, line: str) -> str:
         return f"data: {line}\n\n"
 
 
-def error_body(error: Exception) -> bytes:
+class OlderLinesRenderer(JsonLinesRenderer):
+    """Lines as releases up to 0.27 write them."""
+
+    def _lines(self, events: Sequence[TokenEvent]) -> list[str]:
+        return [self._line(event) for event in events if event.prompt is None]
+
+    def _line(self, event: TokenEvent) -> str:
+        choice = self._record.add(event, keep_token=False)
+        answer = self._record.answer
+        if answer.release <= Release.V0_25:
+            return json.dumps({"outputs": [event.text]}, ensure_ascii=False)
+        line: dict[str, Any] = {"token": _token(event, event.special, answer)}
+        if event.finish_reason is not None:
+            line["generated_text"] = self._record.full_text(choice)
+            if answer.details:
+                line["details"] = self._record.details(choice, tokens=False)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def error_code(error: Exception, release: Release = Release.V0_29) -> int:
+    """The code in the error object, and the status where the release sets one."""
+    return 500 if release == Release.V0_24 and isinstance(error, EngineError) else 424
+
+
+def error_body(error: Exception, release: Release = Release.V0_29) -> bytes:
     """The error object of LMI's model handlers."""
-    body = {"code": 424, "error": str(error)}
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    body = {"code": error_code(error, release), "error": str(error)}
+    if release == Release.V0_24:
+        text = json.dumps(body, ensure_ascii=False)
+    elif release <= Release.V0_26:
+        text = json.dumps(body, ensure_ascii=False, indent=2)
+    else:
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
 
 
 def _token(
-    token: TokenEvent | PromptToken | TokenLogprob, special: bool, tgi_names: bool
+    token: TokenEvent | PromptToken | TokenLogprob, special: bool, answer: Answer
 ) -> dict[str, Any]:
     logprob = token.logprob
     if logprob is not None and not math.isfinite(logprob):
         logprob = None
-    if tgi_names:
+    if answer.tgi_names:
         return {"id": token.token_id, "text": token.text, "logprob": logprob, "special": special}
+    if answer.release <= Release.V0_27:
+        members = {
+            "id": [token.token_id] if answer.release == Release.V0_27 else token.token_id,
+            "text": token.text,
+            "log_prob": logprob,
+            "special_token": special,
+        }
+        return {name: value for name, value in members.items() if value}
     result: dict[str, Any] = {"id": token.token_id, "text": token.text, "log_prob": logprob}
     if special:
         result["special_token"] = True
     return result
-
-
-def _top(tokens: Sequence[TokenLogprob], tgi_names: bool) -> list[dict[str, Any]]:
-    return [_token(token, False, tgi_names) for token in tokens]
 
 
 def _number(value: float | None) -> str:

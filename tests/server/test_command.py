@@ -8,9 +8,10 @@ import pytest
 
 from lmi_core.config.launch import prepare
 from lmi_core.config.resolve import resolve
-from lmi_core.errors import ConfigError
+from lmi_core.errors import ConfigError, UserError
 from lmi_server.command import build_options
 from lmi_server.options import ServerOptions
+from lmi_server.protocols.lmi_release import Release
 from tests.checkpoints import cached_checkpoint
 
 
@@ -47,3 +48,10 @@ def test_api_key_and_origins(model: str) -> None:
     assert "a-secret" not in repr(chosen)
     assert chosen.cors_origins == ("https://a.example", "https://b.example")
     assert options(model, SERVING_CORS_ALLOWED_ORIGIN="*").cors_origins == ("*",)
+
+
+def test_lmi_release(model: str) -> None:
+    assert options(model).lmi.release is None
+    assert options(model, OPTION_LMI_COMPAT="0.27").lmi.release == Release.V0_27
+    with pytest.raises(UserError, match="tgi_compat came with"):
+        options(model, OPTION_LMI_COMPAT="0.27", OPTION_TGI_COMPAT="true")

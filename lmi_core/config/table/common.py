@@ -397,6 +397,17 @@ OPTIONS = (
         },
     ),
     Option(
+        key="option.lmi_compat",
+        type=Choice(("0.24", "0.25", "0.26", "0.27", "0.28", "0.29")),
+        doc="LMI release whose answers and errors clients of /invocations expect.",
+        systems=_COMMON,
+        actions={
+            "native": honoured(
+                "lmi_compat", test="tests/server/test_lmi_releases.py::test_json_details"
+            )
+        },
+    ),
+    Option(
         key="option.bedrock_compat",
         type=Bool(),
         doc="Third-party request and answer format.",
