@@ -5,7 +5,7 @@
 # make lint        ruff, mypy, clang-format
 # make test-asan   C++ tests under the address and undefined-behaviour sanitizers
 # make test-tsan   C++ tests under the thread sanitizer
-# make bench       kernels and engine beside the machine's roofs (a quiet machine, 15 minutes)
+# make bench       kernels, engine and front end beside the machine's roofs (a quiet machine, 15 minutes)
 # make fuzz        random configurations for FUZZ_SECONDS (600), at least FUZZ_CASES (200000)
 # make bench-peers-quick  install other engines (once, about 20 minutes each at most), then compare
 #                  the 160M shape with them in under 30 minutes; run again, it goes on
@@ -70,6 +70,7 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python -m bench.kernels.attention
 	$(BIN)/python -m bench.engine --shape 160m
 	$(BIN)/python -m bench.startup
+	$(BIN)/python -m bench.front_end
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.config.fuzz --seconds $(FUZZ_SECONDS) --at-least $(FUZZ_CASES)

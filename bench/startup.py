@@ -12,21 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-_POLL_S = 0.005
-_START_TIMEOUT_S = 300.0
-_STOP_TIMEOUT_S = 30.0
-_PING = b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+from bench.server_process import cpu_ns, started
+
+SERVE = (sys.executable, "-m", "lmi_core", "serve")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +44,14 @@ def measure(arguments: list[str], num_starts: int, idle_s: float, venv: Path | N
     """Start the server several times; the last one is watched while it idles."""
     seconds = []
     for _ in range(num_starts - 1):
-        with started(arguments) as (_, start_s):
-            seconds.append(start_s)
-    with started(arguments) as (pid, start_s):
-        seconds.append(start_s)
+        with started([*SERVE, *arguments]) as server:
+            seconds.append(server.start_s)
+    with started([*SERVE, *arguments]) as server:
+        seconds.append(server.start_s)
         # What a start leaves to do, such as closing the connection that asked.
         time.sleep(1.0)
-        idle_percent = idle_cpu_percent(pid, idle_s)
-        resident, peak = memory_mb(pid)
+        idle_percent = idle_cpu_percent(server.pid, idle_s)
+        resident, peak = memory_mb(server.pid)
     return Startup(
         model=arguments[0] if arguments else "default",
         num_starts=num_starts,
@@ -71,64 +65,12 @@ def measure(arguments: list[str], num_starts: int, idle_s: float, venv: Path | N
     )
 
 
-@contextmanager
-def started(arguments: list[str]) -> Iterator[tuple[int, float]]:
-    """A running server's process id, and the seconds until it was ready."""
-    port = _free_port()
-    command = [sys.executable, "-m", "lmi_core", "serve", *arguments]
-    begin = time.perf_counter()
-    process = subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=subprocess.DEVNULL
-    )
-    try:
-        _wait_until_ready(process, port)
-        yield process.pid, time.perf_counter() - begin
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while not _answers_ping(port):
-        if process.poll() is not None:
-            raise SystemExit(f"the server ended with exit code {process.returncode}")
-        if time.monotonic() > deadline:
-            raise SystemExit(f"the server was not ready after {_START_TIMEOUT_S:g} s")
-        time.sleep(_POLL_S)
-
-
-def _answers_ping(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
-            client.sendall(_PING)
-            return client.recv(4096).startswith(b"HTTP/1.1 200 ")
-    except OSError:
-        return False
-
-
 def idle_cpu_percent(pid: int, seconds: float) -> float:
     """Share of one core, user and system, that the process used; by all threads' nanoseconds."""
-    begin, begin_ns = time.perf_counter(), _cpu_ns(pid)
+    begin, begin_ns = time.perf_counter(), cpu_ns(pid)
     time.sleep(seconds)
-    used_ns = _cpu_ns(pid) - begin_ns
+    used_ns = cpu_ns(pid) - begin_ns
     return 100.0 * used_ns * 1e-9 / (time.perf_counter() - begin)
-
-
-def _cpu_ns(pid: int) -> int:
-    # schedstat counts in nanoseconds, where stat has ticks of 10 ms: too coarse for 0.2 % of 30 s.
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 
 
 def memory_mb(pid: int) -> tuple[float, float]:
