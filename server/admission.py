@@ -49,7 +49,7 @@ class Admission:
 
     async def read_body(self, request: web.Request) -> bytes:
         """The whole body; HttpError 413 when it is too long, 408 when it takes too long, 400 when
-        it can't be decompressed."""
+        it can't be decompressed or its chunks are malformed."""
         if (request.content_length or 0) > self._max_request_bytes:
             raise self._too_large()
         try:
@@ -58,14 +58,7 @@ class Admission:
         except web.HTTPRequestEntityTooLarge:
             raise self._too_large() from None
         except web.RequestPayloadError:
-            encoding = request.headers.get("Content-Encoding", "none")[:40]
-            raise HttpError(
-                400,
-                "BadRequestException",
-                f"The body does not decode as its Content-Encoding says ({encoding}); "
-                "send it as it is, or compressed by gzip or deflate",
-                close=True,
-            ) from None
+            raise _undecodable(request.headers.get("Content-Encoding", "")) from None
         except TimeoutError:
             raise HttpError(
                 408,
@@ -81,3 +74,13 @@ class Admission:
             f"The body is longer than {self._max_request_bytes} bytes",
             close=True,
         )
+
+
+def _undecodable(encoding: str) -> HttpError:
+    message = "The body's chunks are malformed; send it with Content-Length, or in valid chunks"
+    if encoding:
+        message = (
+            f"The body does not decode as its Content-Encoding says ({encoding[:40]}); "
+            "send it as it is, or compressed by gzip or deflate"
+        )
+    return HttpError(400, "BadRequestException", message, close=True)

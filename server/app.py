@@ -16,7 +16,7 @@ from lmi_core.version import __version__
 from lmi_server.access import Access
 from lmi_server.admission import Admission
 from lmi_server.backend import Backend
-from lmi_server.connections import ConnectionWatch
+from lmi_server.connections import Connection, Refuse
 from lmi_server.dialects import Dialect, DialectTable
 from lmi_server.lmi_dialect import lmi_dialect
 from lmi_server.logging import log_access
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 SERVICE = web.AppKey("service", Service)
 ROUTES: web.AppKey[Sequence[Route]] = web.AppKey("routes", Sequence)
 """Those without a dialect's prefix."""
+REFUSE: web.AppKey[Refuse] = web.AppKey("refuse", Callable)  # type: ignore[arg-type]
+"""Answers what isn't HTTP."""
 
 DIALECTS: tuple[Callable[[Service], Dialect], ...] = (lmi_dialect, openai_dialect, tgi_dialect)
 """Every dialect that a server has."""
@@ -46,14 +48,8 @@ _HTTP_ERRORS = {
 }
 
 
-def build_app(
-    backend: Backend,
-    options: ServerOptions,
-    metrics: Metrics,
-    *,
-    watch: ConnectionWatch | None = None,
-) -> web.Application:
-    """An application that serves ``backend``; ``watch`` is told about requests that arrive."""
+def build_app(backend: Backend, options: ServerOptions, metrics: Metrics) -> web.Application:
+    """An application that serves ``backend``."""
     admission = Admission(
         max_in_flight=options.max_in_flight,
         max_request_bytes=options.max_request_bytes,
@@ -71,26 +67,29 @@ def build_app(
     table = DialectTable([dialect(service) for dialect in DIALECTS], options.api)
     access = Access(options.api_keys, options.cors_origins)
     app = web.Application(
-        middlewares=[_front(service, table, access, watch)],
+        middlewares=[_front(service, table, access)],
         client_max_size=options.max_request_bytes,
     )
     app.on_response_prepare.append(_common_headers(table, access))
     app[SERVICE] = service
     app[ROUTES] = list(table.routes())
+    app[REFUSE] = _refuser(service, table)
+    expect = _expectations(table, options.max_request_bytes)
     for route in (*app[ROUTES], *table.prefixed_routes()):
-        app.router.add_route(route.method, route.path, access.guard(route))
+        methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
+        for method in methods:
+            app.router.add_route(method, route.path, access.guard(route), expect_handler=expect)
     return app
 
 
-def _front(
-    service: Service, table: DialectTable, access: Access, watch: ConnectionWatch | None
-) -> Middleware:
+def _front(service: Service, table: DialectTable, access: Access) -> Middleware:
     """The outermost layer: identify and time the request, render errors, log one line."""
 
     @web.middleware
     async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if watch is not None:
-            watch.request_arrived(request.protocol)
+        connection = request.protocol
+        if isinstance(connection, Connection):
+            connection.request_arrived()
         meter = request[METER] = RequestMeter(_request_id(request))
         status = _CLIENT_CLOSED
         try:
@@ -103,19 +102,54 @@ def _front(
             response = _reply(dialect.error(_explain(error, request, meter.request_id)))
             status = response.status
         finally:
-            _finish(service, request, meter, status)
+            if isinstance(connection, Connection):
+                connection.request_finished()
+            _finish(service, request.method, request.path, meter, status)
         return response
 
     return front
 
 
-def _finish(service: Service, request: web.Request, meter: RequestMeter, status: int) -> None:
+def _refuser(service: Service, table: DialectTable) -> Refuse:
+    """Answers what the HTTP library can't parse, of which there is no request."""
+
+    def refuse(path: str, error: HttpError) -> web.Response:
+        meter = RequestMeter(str(uuid.uuid4()))
+        dialect = table.of(path) if path else table.main
+        response = _reply(dialect.error(error))
+        response.headers.update({**dialect.headers, "Server": _SERVER})
+        response.headers["x-request-id"] = meter.request_id
+        _finish(service, "-", path, meter, response.status)
+        return response
+
+    return refuse
+
+
+def _expectations(
+    table: DialectTable, max_request_bytes: int
+) -> Callable[[web.Request], Awaitable[web.StreamResponse | None]]:
+    """What is done about ``Expect``: a body that will be refused is not asked for."""
+
+    async def expect(request: web.Request) -> web.StreamResponse | None:
+        expected = request.headers.get("Expect", "")
+        if expected.lower() != "100-continue":
+            kind, message = "ExpectationFailedException", f"Expect: {expected[:80]} is not known"
+            return _reply(table.of(request.path).error(HttpError(417, kind, message)))
+        if (request.content_length or 0) <= max_request_bytes:
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
+        return None
+
+    return expect
+
+
+def _finish(service: Service, method: str, path: str, meter: RequestMeter, status: int) -> None:
     seconds = meter.seconds
     service.metrics.count_answer(status, seconds)
     log_access(
         id=meter.request_id,
-        method=request.method,
-        path=request.path,
+        method=method,
+        path=path,
         status=status,
         ms=round(seconds * 1000, 1),
         prompt_tokens=meter.num_prompt_tokens,
@@ -134,12 +168,13 @@ def _explain(error: Exception, request: web.Request, request_id: str) -> Excepti
     if isinstance(error, HttpError | LmiError):
         return error
     if isinstance(error, web.HTTPException):
+        headers = {}
         message = f"{request.method} {request.path} is not a route of this server"
         if isinstance(error, web.HTTPMethodNotAllowed):
-            allowed = ", ".join(sorted(error.allowed_methods))
+            allowed = headers["Allow"] = ", ".join(sorted(error.allowed_methods))
             message = f"{request.path} does not allow {request.method}; allowed are {allowed}"
         kind = _HTTP_ERRORS.get(error.status, "BadRequestException")
-        return HttpError(error.status, kind, message)
+        return HttpError(error.status, kind, message, headers=headers)
     log.error("request %s failed", request_id, exc_info=error)
     return RuntimeError(f"The request failed inside the server; incident {request_id}")
 

@@ -1,45 +1,98 @@
-"""Deadlines of connections: one that sends no complete request head in time is closed."""
+"""Connections: deadlines for request heads, and refusals of what isn't HTTP."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
+from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
+from lmi_server.protocols.base import HttpError
 
-class ConnectionWatch:
-    """Gives each new connection a deadline for its first request's headers.
+Refuse = Callable[[str, HttpError], web.Response]
+"""The response to what isn't a request; the path is empty when not even that was understood."""
 
-    Afterwards the keep-alive timeout of the HTTP server takes over.
+_REQUEST_LINE = re.compile(rb"[A-Z]{3,7} (/[!->@-~]{0,200})", re.ASCII)
+
+
+class Connection(RequestHandler):
+    """One client's connection.
+
+    A head must be complete within ``head_timeout_s``: the first from the connection's start, later
+    ones from their first byte. Between requests the keep-alive timeout of the HTTP library holds.
     """
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._deadlines: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
+    __slots__ = ("_deadline", "_head_timeout_s", "_in_request", "_path", "_refuse")
 
-    def factory(self, server: web.Server) -> Callable[[], asyncio.Protocol]:
-        """A protocol factory for ``loop.create_server``."""
+    def __init__(
+        self, server: web.Server, *, refuse: Refuse, head_timeout_s: float, **settings: Any
+    ) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **settings)
+        self._refuse = refuse
+        self._head_timeout_s = head_timeout_s
+        self._path = b""
+        self._in_request = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._await_head()
 
-        def accept() -> asyncio.Protocol:
-            connection = server()
-            loop = asyncio.get_running_loop()
-            self._deadlines[connection] = loop.call_later(self._timeout_s, self._expire, connection)
-            return connection
+    def request_arrived(self) -> None:
+        """A head is complete, and its request begins."""
+        self._in_request = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
-        return accept
+    def request_finished(self) -> None:
+        self._in_request = False
 
-    def request_arrived(self, connection: asyncio.BaseProtocol) -> None:
-        deadline = self._deadlines.pop(connection, None)
-        if deadline is not None:
-            deadline.cancel()
+    def data_received(self, data: bytes) -> None:
+        line = _REQUEST_LINE.match(data)
+        if line is not None:
+            self._path = line[1]
+        if self._deadline is None and not self._in_request:
+            self._await_head()
+        super().data_received(data)
 
-    def close(self) -> None:
-        for deadline in self._deadlines.values():
-            deadline.cancel()
-        self._deadlines.clear()
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.request_arrived()
+        super().connection_lost(exc)
 
-    def _expire(self, connection: RequestHandler) -> None:
-        self._deadlines.pop(connection, None)
-        connection.force_close()
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What the HTTP library couldn't parse, in the form of the path's protocol."""
+        if status != 400:
+            return super().handle_error(request, status, exc, message)
+        self.request_arrived()
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun already")
+        return self._refuse(self._path.decode("ascii"), _bad_request(exc, message))
+
+    def _await_head(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(self._head_timeout_s, self.force_close)
+
+
+def _bad_request(exc: BaseException | None, message: str | None) -> HttpError:
+    if isinstance(exc, LineTooLong):
+        return HttpError(
+            431,
+            "RequestHeaderFieldsTooLargeException",
+            "The request's head is too large: a line or a header is longer than 8190 bytes",
+            close=True,
+        )
+    reason = (message or "").strip().partition("\n")[0].rstrip(":. ")
+    return HttpError(
+        400,
+        "BadRequestException",
+        "The request is not valid HTTP/1.1" + (f": {reason[:200]}" if reason else ""),
+        close=True,
+    )

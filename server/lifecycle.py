@@ -11,14 +11,15 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from aiohttp import web
 
 from lmi_core.errors import UserError
-from lmi_server.app import ROUTES, SERVICE, build_app
+from lmi_server.app import REFUSE, ROUTES, SERVICE, build_app
 from lmi_server.backend import Backend
 from lmi_server.banner import banner
-from lmi_server.connections import ConnectionWatch
+from lmi_server.connections import Connection
 from lmi_server.metrics import Metrics
 from lmi_server.options import ServerOptions
 
@@ -59,14 +60,11 @@ class HttpServer:
 
     def __init__(self, backend: Backend, options: ServerOptions, metrics: Metrics) -> None:
         self._options = options
-        self._watch = ConnectionWatch(options.receive_timeout_s)
-        self.app = build_app(backend, options, metrics, watch=self._watch)
+        self.app = build_app(backend, options, metrics)
         self._runner = web.AppRunner(
             self.app,
             access_log=None,
             handler_cancellation=True,
-            keepalive_timeout=options.keepalive_timeout_s,
-            lingering_time=_LINGERING_S,
             shutdown_timeout=_CANCEL_TIMEOUT_S,
         )
         self._listening: asyncio.Server | None = None
@@ -75,7 +73,15 @@ class HttpServer:
         """Accept connections on a bound socket."""
         await self._runner.setup()
         assert self._runner.server is not None
-        accept = self._watch.factory(self._runner.server)
+        accept = partial(
+            Connection,
+            self._runner.server,
+            refuse=self.app[REFUSE],
+            head_timeout_s=self._options.receive_timeout_s,
+            access_log=None,
+            keepalive_timeout=self._options.keepalive_timeout_s,
+            lingering_time=_LINGERING_S,
+        )
         try:
             self._listening = await asyncio.get_running_loop().create_server(
                 accept, sock=listener, backlog=_BACKLOG
@@ -101,7 +107,6 @@ class HttpServer:
         await _first_of(admission.idle(), urgent.wait(), timeout_s=self._options.drain_timeout_s)
         if admission.num_in_flight:
             log.warning("%d requests did not finish and are cut off", admission.num_in_flight)
-        self._watch.close()
         await self._runner.cleanup()
 
 

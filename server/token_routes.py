@@ -9,7 +9,7 @@ from aiohttp import web
 
 from lmi_server.protocols.chat_schema import ChatBody, decode_chat
 from lmi_server.protocols.decode import decode_json
-from lmi_server.protocols.openai import OpenAIProtocol
+from lmi_server.protocols.openai import OpenAIProtocol, check_content_type
 from lmi_server.routes import Service
 
 
@@ -44,7 +44,7 @@ class TokenHandler:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         with self._service.admission.enter():
-            body = await self._service.admission.read_body(request)
+            body = await self._read(request)
             kind = decode_json(_KIND, body)
             if kind.messages is not None:
                 chat: ChatBody = decode_chat(body)
@@ -68,6 +68,10 @@ class TokenHandler:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         with self._service.admission.enter():
-            body = decode_json(_TOKENS, await self._service.admission.read_body(request))
+            body = decode_json(_TOKENS, await self._read(request))
         self._protocol.check_model(body.model)
         return web.json_response({"prompt": self._service.backend.decode(body.tokens)})
+
+    async def _read(self, request: web.Request) -> bytes:
+        check_content_type(request.headers.get("Content-Type", ""))
+        return await self._service.admission.read_body(request)

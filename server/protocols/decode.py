@@ -12,24 +12,57 @@ from lmi_core.errors import UserError
 T = TypeVar("T")
 
 _MSGSPEC_ERROR = re.compile(r"^(?P<reason>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
+MAX_DEPTH = 64
+"""Objects and lists within each other."""
+# A string that doesn't end reaches to the body's end, so that the search is linear.
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[][{}]', re.DOTALL)
+_LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _WRONG_TYPE = re.compile(r"^Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`$")
 
 
 def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Decode a JSON body; UserError names the byte or the field at fault."""
     try:
+        check_depth(body)
         return decoder.decode(body)
     except UnicodeDecodeError:
         raise UserError(_not_utf8(body)) from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except msgspec.ValidationError as error:
         raise _user_error(error, prefix="") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UserError(f"The body is not valid JSON: {malformed_reason(error, body)}") from None
+
+
+def check_depth(body: bytes) -> None:
+    """RecursionError when objects and lists are nested more than MAX_DEPTH deep."""
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(body):
+        first = body[match.start()]
+        if first in b"[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise RecursionError(f"more than {MAX_DEPTH} levels at byte {match.start()}")
+        elif first in b"]}":
+            depth -= 1
+
+
+def malformed_reason(error: Exception, body: bytes) -> str:
+    """Why a body isn't JSON that is taken, in one line."""
+    if isinstance(error, RecursionError):
+        return f"nested too deeply, at most {MAX_DEPTH} levels are allowed"
+    lone = _LONE_SURROGATE.search(body)
+    if lone and "truncated" in str(error):
+        return f"lone surrogate {lone[0].decode()} (byte {lone.start()})"
+    return str(error).splitlines()[0]
 
 
 def convert(value: Any, kind: type[T], *, name: str) -> T:
     """Check a decoded value against a struct; ``name`` is its place in the body."""
     try:
         return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, RecursionError) as error:
+    except msgspec.ValidationError as error:
         raise _user_error(error, prefix=name) from None
 
 
@@ -51,9 +84,6 @@ def _not_utf8(body: bytes) -> str:
 
 
 def _user_error(error: Exception, *, prefix: str) -> UserError:
-    if not isinstance(error, msgspec.ValidationError):
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        return UserError(f"The body is not valid JSON: {reason}")
     match = _MSGSPEC_ERROR.match(str(error))
     reason, path = (match["reason"], match["path"] or "$") if match else (str(error), "$")
     path = (prefix + path.removeprefix("$")).lstrip(".") or "the body"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -10,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from lmi_server.protocols.base import HttpError
+from lmi_server.protocols.decode import check_depth, malformed_reason
 
 T = TypeVar("T")
 
@@ -82,21 +85,51 @@ def body_decoder(kind: type[T]) -> Callable[[bytes], T]:
 
     def decode(body: bytes) -> T:
         try:
-            return decoder.decode(body)
+            check_depth(body)
+            decoded = decoder.decode(body)
         except msgspec.ValidationError as error:
             raise wrong_shape(_reason(str(error))) from None
         except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-            raise _malformed(error) from None
+            raise _malformed(error, body) from None
+        _refuse_duplicates(body, decoded)
+        return decoded
 
     return decode
+
+
+def _refuse_duplicates(body: bytes, decoded: object) -> None:
+    """TGI takes no field twice; the schema library would take the last."""
+    for struct in (decoded, getattr(decoded, "parameters", UNSET)):
+        names = getattr(struct, "__struct_fields__", ())
+        if any(body.count(b'"%s"' % name.encode()) > 1 for name in names):
+            break
+    else:
+        return
+    try:
+        top = json.loads(body, object_pairs_hook=list, parse_int=len, strict=False)
+    except ValueError:  # in a field that the schema library skips
+        return
+    _refuse_duplicate_of(decoded, top)
+    parameters = dict(top).get("parameters")
+    if parameters is not None and hasattr(decoded, "parameters"):
+        _refuse_duplicate_of(decoded.parameters, parameters, path="parameters: ")
+
+
+def _refuse_duplicate_of(struct: object, pairs: list[tuple[str, object]], path: str = "") -> None:
+    fields = getattr(struct, "__struct_fields__", ())
+    counts = Counter(name for name, _ in pairs if name in fields)
+    for name, count in counts.items():
+        if count > 1:
+            raise wrong_shape(f"{path}duplicate field `{name}`")
 
 
 def decode_any(body: bytes) -> Any:
     """JSON of any shape; HttpError 400 when it isn't JSON."""
     try:
+        check_depth(body)
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise _malformed(error) from None
+        raise _malformed(error, body) from None
 
 
 def wrong_shape(reason: str) -> HttpError:
@@ -127,11 +160,10 @@ def check_grammar(grammar: dict[str, Any] | None) -> None:
         raise ValueError("missing field `value` of `grammar`")
 
 
-def _malformed(error: Exception) -> HttpError:
-    reason = "recursion limit exceeded" if isinstance(error, RecursionError) else str(error)
-    return HttpError(
-        400, "BadRequest", f"Failed to parse the request body as JSON: {reason.splitlines()[0]}"
-    )
+def _malformed(error: Exception, body: bytes) -> HttpError:
+    is_deep = isinstance(error, RecursionError)
+    reason = "recursion limit exceeded" if is_deep else malformed_reason(error, body)
+    return HttpError(400, "BadRequest", f"Failed to parse the request body as JSON: {reason}")
 
 
 def _reason(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -200,3 +202,54 @@ def test_json_logs_name_requests_but_never_show_prompts() -> None:
     assert access[0]["id"]
     assert access[0]["status"] in (200, 499)
     assert "secret" not in stderr
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+NUM_IDLE = 5000
+
+
+@pytest.mark.skipif(
+    resource.getrlimit(resource.RLIMIT_NOFILE)[1] < NUM_IDLE + 100,
+    reason="this system allows fewer open files",
+)
+def test_5000_idle_connections_cost_little_and_are_let_go() -> None:
+    with running(server={"receive_timeout_s": 20.0}) as process:
+        assert generated(process.port)
+        before = resident_bytes(process.popen.pid)
+        clients = subprocess.Popen(
+            [sys.executable, "-m", "tests.server.idle_clients", str(process.port), str(NUM_IDLE)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with clients:
+            assert clients.stdout is not None
+            assert clients.stdin is not None
+            assert int(clients.stdout.readline()) == NUM_IDLE
+            started = time.monotonic()
+            assert generated(process.port)
+            assert time.monotonic() - started < 2
+            assert resident_bytes(process.popen.pid) - before < NUM_IDLE * 32 * 1024
+            clients.stdin.close()
+            clients.wait(10)
+        deadline = time.monotonic() + 10
+        while open_files(process.popen.pid) > 50:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert generated(process.port)
+
+
+def open_files(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def generated(port: int) -> str:
+    body = json.dumps({**STREAM, "stream": False}).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/invocations", body)
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return str(json.load(answer)["generated_text"])

@@ -1,0 +1,370 @@
+"""Bad input to every dialect: wrong methods and types, broken JSON, broken HTTP, slow heads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from lmi_core.text.chat import ChatTemplate
+from lmi_server.protocols.base import HttpError
+from lmi_server.protocols.decode import MAX_DEPTH, check_depth
+from lmi_server.protocols.tgi_schema import CompatBody, GenerateBody, body_decoder
+from tests.server.harness import Answer, Served, http_request, serving
+
+TEMPLATE = ChatTemplate({"default": "{{ messages | length }}"})
+LMI = ("/invocations", "/predictions/model", "/lmi/invocations")
+OPENAI = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/openai/v1/completions")
+OPENAI_TOKENS = ("/detokenize",)
+TGI = ("/generate", "/generate_stream", "/", "/tgi/invocations", "/tgi/v1/chat/completions")
+TGI_TOKENS = ("/chat_tokenize", "/tgi/tokenize")
+JSON = {"Content-Type": "application/json"}
+
+
+def check_form(path: str, answer: Answer) -> None:
+    """The error has the form of the path's dialect."""
+    if path in LMI:
+        error = json.loads(answer.body)
+        assert set(error) in ({"code", "error"}, {"code", "type", "message"})
+        assert error["code"] == answer.status
+        assert answer.headers["Pragma"] == "no-cache"
+    elif path in (*OPENAI, *OPENAI_TOKENS):
+        error = json.loads(answer.body)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["message"]
+    else:
+        assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
+
+
+def ask(path: str, body: bytes, headers: dict[str, str] = JSON) -> Answer:
+    async def run() -> Answer:
+        async with serving(chat_template=TEMPLATE) as served:
+            answer = await served.post(body, path, headers=headers)
+            assert (await served.post({"inputs": "x"})).status == 200
+            return answer
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "HEAD"])
+@pytest.mark.parametrize("path", [*OPENAI, *OPENAI_TOKENS, *TGI, *TGI_TOKENS])
+def test_wrong_methods(path: str, method: str) -> None:
+    if path == "/" and method in ("GET", "HEAD"):
+        pytest.skip("is TGI's health")
+
+    async def run() -> None:
+        async with serving() as served, served.client.request(method, path) as response:
+            assert response.status == 405
+            assert "POST" in response.headers["Allow"]
+            answer = Answer(405, response.headers, await response.read())
+            if method == "HEAD":
+                assert answer.body == b""
+            elif path in (*TGI, *TGI_TOKENS):
+                assert answer.body == b""
+                check_form(path, answer)
+            else:
+                check_form(path, answer)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/metrics", "/info", "/", "/ping"])
+def test_head_answers_where_get_does(path: str) -> None:
+    async def run() -> None:
+        async with serving() as served, served.client.head(path) as response:
+            assert (response.status, await response.read()) == (200, b"")
+
+    if path != "/info":  # needs more of an engine
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", [*OPENAI, *OPENAI_TOKENS, *TGI, *TGI_TOKENS])
+@pytest.mark.parametrize("content_type", ["text/plain", "image/png", "multipart/form-data; b=x"])
+def test_wrong_content_types(path: str, content_type: str) -> None:
+    answer = ask(path, b"{}", {"Content-Type": content_type})
+    assert answer.status == 415
+    check_form(path, answer)
+
+
+def test_lmi_has_no_415() -> None:
+    """Its handlers decode what they can, and fail in their own way."""
+    answer = ask("/invocations", b"\x89PNG", {"Content-Type": "image/png"})
+    assert (answer.status, json.loads(answer.body)["code"]) == (424, 424)
+
+
+DEEP = b'{"inputs": "a", "x": ' + b"[" * 64 + b"]" * 64 + b"}"
+MALFORMED = [
+    b"",
+    b"{",
+    b'{"inputs": "a"',
+    b'{"inputs": "a',
+    b"{}}",
+    b"nonsense",
+    b'{"inputs": NaN}',
+    b'{"inputs": "a", "parameters": {"temperature": Infinity}}',
+    b'{"inputs": "a", "parameters": {"temperature": -Infinity}}',
+    b'{"inputs": "\\ud800"}',
+    b'{"inputs": "\\ud800x", "prompt": "\\ud800x"}',
+    b'{"inputs": "\\udc00", "prompt": "\\udc00"}',
+    b'{"inputs": "\xed\xa0\x80", "prompt": "\xed\xa0\x80"}',
+    b'{"inputs": "\xff", "prompt": "\xff"}',
+    DEEP,
+    b"[" * 100_000,
+    b'{"x":' * 100_000,
+]
+
+
+@pytest.mark.parametrize("body", MALFORMED, ids=lambda body: repr(body[:24]))
+@pytest.mark.parametrize("path", [LMI[0], *OPENAI[:3], *OPENAI_TOKENS, *TGI, *TGI_TOKENS])
+def test_malformed_json(path: str, body: bytes) -> None:
+    answer = ask(path, body)
+    # What comes before the fault may already be of the wrong shape.
+    assert answer.status in ((424,) if path in LMI else (400,) if path in OPENAI else (400, 422))
+    check_form(path, answer)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"inputs": "\\ud800"}', "lone surrogate \\ud800 (byte 12)"),
+        (b'{"inputs": "a\\\\b\\ud83d\\ude00", "x": "\\uDBFFx"}', "lone surrogate \\uDBFF"),
+        (DEEP, "nested too deeply, at most 64 levels are allowed"),
+        (b'{"inputs": "a', "Input data was truncated"),
+        (b"\xef\xbb\xbf{}", "invalid character (byte 0)"),
+    ],
+)
+def test_malformed_json_says_why(body: bytes, reason: str) -> None:
+    assert reason in json.loads(ask("/invocations", body).body)["error"]
+
+
+def test_depth_counts_brackets_outside_strings() -> None:
+    deepest = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
+    for body in (
+        deepest,
+        b"[" + b",".join([deepest[1:-1]] * 3) + b"]",
+        b'{"a": "' + b"[{" * 100 + b'"}',
+        b'{"a": "\\"' + b"[" * 100 + b'"}',
+        b'["\\\\", "' + b"[" * 100 + b'"]',
+    ):
+        check_depth(body)
+        json.loads(body)
+    for body in (b"[" + deepest + b"]", b'["\\\\"' + deepest, b'{"":' * (MAX_DEPTH + 1)):
+        with pytest.raises(RecursionError):
+            check_depth(body)
+
+
+def test_depth_is_checked_in_linear_time() -> None:
+    body = b"[]" * 65 + b'"' + b'\\"' * 2_000_000
+    started = time.monotonic()
+    check_depth(body)
+    assert time.monotonic() - started < 2
+
+
+def test_duplicate_keys_by_dialect() -> None:
+    """Python's decoder takes the last; TGI's refuses."""
+    body = b'{"inputs": "a b", "inputs": "c", "parameters": {"max_new_tokens": 1}}'
+    assert ask("/invocations", body).status == 200
+    assert ask("/v1/completions", b'{"prompt": "", "prompt": "a", "max_tokens": 1}').status == 200
+    answer = ask("/generate", body)
+    assert answer.status == 422
+    assert answer.body == (
+        b"Failed to deserialize the JSON body into the target type: duplicate field `inputs`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "is_refused"),
+    [
+        (b'{"inputs": "a", "parameters": {"seed": 1, "seed": 2}}', True),
+        (b'{"inputs": "a", "parameters": {}, "parameters": {}}', True),
+        (b'{"inputs": "a", "x": {"inputs": 1, "inputs": 2}}', False),
+        (b'{"inputs": "a", "x": 1, "x": 2}', False),
+        (b'{"inputs": "a", "x": 1' + b"0" * 9000 + b', "y": "inputs"}', False),
+        (b'{"inputs": "\\"inputs\\": \\"inputs\\""}', False),
+        (b'{"inputs": "inputs"}', False),
+    ],
+)
+def test_duplicate_fields_of_tgi(body: bytes, is_refused: bool) -> None:
+    for kind in (GenerateBody, CompatBody):
+        if is_refused:
+            with pytest.raises(HttpError, match="duplicate field"):
+                body_decoder(kind)(body)
+        else:
+            body_decoder(kind)(body)
+
+
+@pytest.mark.parametrize("path", [LMI[0], *OPENAI[:2], *TGI[:3]])
+def test_enormous_bodies(path: str) -> None:
+    async def run() -> None:
+        async with serving(max_request_bytes=1000) as served:
+            answer = await served.post(b" " * 1001, path, headers=JSON)
+            assert answer.status == 413
+            if path in LMI:
+                assert answer.body == b""
+            else:
+                check_form(path, answer)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", [LMI[0], OPENAI[0], TGI[0]])
+def test_slow_bodies(path: str) -> None:
+    async def run() -> None:
+        async with serving(receive_timeout_s=0.1) as served:
+            head = http_request(b"{", "Content-Type: application/json", path=path)
+            status, _ = parsed(await served.raw(head.replace(b"h: 1\r", b"h: 9\r")))
+            assert status == 408
+
+    asyncio.run(run())
+
+
+def parsed(answer: bytes) -> tuple[int, bytes]:
+    """Status and body of one response."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+NOT_HTTP = [
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+    (b"POST PATH HTTP/9.9\r\n\r\n", 400),
+    (b"POST PATH HTTP/1.1\r\nHost: x\r\nBad Header: y\r\n\r\n", 400),
+    (b"POST PATH HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n", 400),
+    (b"POST PATH HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+    (b"POST PATH HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+    (
+        b"POST PATH HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        400,
+    ),
+    (b"POST PATH HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 9000 + b"\r\n\r\n", 431),
+    (b"POST PATH?" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
+    (b"POST PATH HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 200 + b"\r\n", 400),
+    (b"POST PATH HTTP/1.1\r\nHost: x\r\nX: a\x00b\r\n\r\n", 400),
+]
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/v1/completions", "/generate"])
+def test_what_is_not_http_gets_the_dialects_form(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with serving() as served:
+            for number, (data, expected) in enumerate(NOT_HTTP):
+                answer = await served.raw(data.replace(b"PATH", path.encode()))
+                status, body = parsed(answer)
+                assert status == expected, (data, answer)
+                assert b"\r\nServer: lmi/" in answer
+                assert b"x-request-id: " in answer
+                form = path if number else "/invocations"  # a TLS hello has no path
+                if form == "/generate":
+                    assert body.startswith(b"The request")
+                elif form == "/invocations":
+                    assert json.loads(body)["code"] == status
+                else:
+                    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+            assert (await served.post({"inputs": "x"})).status == 200
+            async with served.client.get("/metrics") as response:
+                assert 'lmi_http_requests_total{status="400"}' in await response.text()
+
+    asyncio.run(run())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_bad_request_after_a_good_one() -> None:
+    async def run() -> None:
+        async with serving() as served:
+            reader, writer = await open_and_use(served)
+            writer.write(b"GET /v1/models HTTP/1.1\r\nBad Header: x\r\n\r\n")
+            status, body = parsed((await reader.read()).lstrip(b'"}\n '))
+            assert status == 400
+            assert json.loads(body)["error"]["type"] == "invalid_request_error"
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_malformed_chunks() -> None:
+    async def run() -> None:
+        async with serving() as served:
+            head = b"POST /invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            status, body = parsed(await served.raw(head + b"zz\r\nhello\r\n0\r\n\r\n"))
+            assert status == 400
+            assert b"chunks are malformed" in body or b"not valid HTTP" in body
+
+    asyncio.run(run())
+
+
+def test_a_body_that_will_be_refused_is_not_asked_for() -> None:
+    async def run() -> None:
+        async with serving(max_request_bytes=1000) as served:
+            body = b'{"inputs": "x"}'
+            request = http_request(body, "Expect: 100-continue", "Connection: close")
+            answer = await served.raw(request)
+            assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+            large = request.replace(b"Content-Length: 15", b"Content-Length: 5000")
+            answer = await served.raw(large.removesuffix(body))
+            assert answer.startswith(b"HTTP/1.1 413 ")
+            status, body = parsed(await served.raw(request.replace(b"100-continue", b"tea")))
+            assert (status, json.loads(body)["code"]) == (417, 417)
+
+    asyncio.run(run())
+
+
+async def open_and_use(served: Served) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A kept-alive connection that has had one answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readuntil(b"Healthy")
+    return reader, writer
+
+
+def test_a_slow_second_head_is_cut_off() -> None:
+    async def run() -> None:
+        async with serving(receive_timeout_s=0.2, keepalive_timeout_s=60) as served:
+            reader, writer = await open_and_use(served)
+            started = time.monotonic()
+            for piece in (b"POST /invocations HTTP/1.1\r\n", b"Host: x\r\n"):
+                writer.write(piece)
+                await asyncio.sleep(0.05)
+            await reader.read()
+            assert 0.15 < time.monotonic() - started < 3
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_an_idle_connection_has_no_deadline_for_its_next_head() -> None:
+    async def run() -> None:
+        async with serving(receive_timeout_s=0.1, keepalive_timeout_s=60) as served:
+            reader, writer = await open_and_use(served)
+            await asyncio.sleep(0.3)
+            writer.write(http_request(b'{"inputs": "x"}', "Connection: close"))
+            assert b"generated_text" in await reader.read()
+            writer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/predictions/other", {"inputs": "x"}, 404),
+        ("/predictions/model/7", {"inputs": "x"}, 404),
+        ("/invocations", {"inputs": "x", "adapters": "fr"}, 424),
+        ("/v1/completions", {"model": "other", "prompt": "x"}, 404),
+        ("/v1/chat/completions", {"model": "other", "messages": [{}]}, 404),
+        ("/tokenize", {"model": "other", "prompt": "x"}, 404),
+        ("/v1/models/other", None, 404),
+    ],
+)
+def test_unknown_models_versions_and_adapters(path: str, body: Any, status: int) -> None:
+    async def run() -> None:
+        async with serving(chat_template=TEMPLATE) as served:
+            method = "GET" if body is None else "POST"
+            async with served.client.request(method, path, json=body) as response:
+                assert response.status == status
+                assert "other" in (text := await response.text()) or "7" in text or "fr" in text
+
+    asyncio.run(run())
