@@ -360,6 +360,13 @@ class Graph:
     def arena_bytes(self) -> int: ...
     def describe(self) -> list[str]:
         """One line per node: op, operands, shapes, dtypes, offsets."""
+    def measure_nodes(self, num_tokens: int) -> None:
+        """Start anew to measure the nodes of steps of ``num_tokens`` tokens; 0 stops.
+
+        Not while a step runs.
+        """
+    def node_times(self) -> list[tuple[int, int, int]]:
+        """Of each node: steps measured, their wall time and their CPU time of all threads, ns."""
 
 @final
 class Worker:

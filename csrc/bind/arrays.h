@@ -9,6 +9,7 @@
 
 #include "common/check.h"
 #include "common/dtype.h"
+#include "cpu/kernels.h"
 
 namespace lmi {
 
@@ -20,6 +21,13 @@ inline DType parse_dtype(const std::string& name) {
   }
   LMI_CHECK(false, "unknown dtype '", name, "'; known are fp32, bf16, fp16, int8, int4");
   return DType::kF32;
+}
+
+inline cpu::Activation parse_activation(const std::string& name) {
+  if (name.empty()) return cpu::Activation::kNone;
+  if (name == "silu") return cpu::Activation::kSilu;
+  LMI_CHECK(name == "gelu_tanh", "activation '", name, "'; known are silu, gelu_tanh");
+  return cpu::Activation::kGeluTanh;
 }
 
 // fp32 and fp16 arrays are what they say, uint16 is bf16.

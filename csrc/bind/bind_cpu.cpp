@@ -27,13 +27,6 @@ const Kernels& find_kernels(const std::string& name) {
   return cpu::kernels(cpu::parse_instruction_set(name));
 }
 
-cpu::Activation parse_activation(const std::string& name) {
-  if (name.empty()) return cpu::Activation::kNone;
-  if (name == "silu") return cpu::Activation::kSilu;
-  LMI_CHECK(name == "gelu_tanh", "activation is silu or gelu_tanh, not ", name);
-  return cpu::Activation::kGeluTanh;
-}
-
 py::array make_array(DType dtype, int64_t num_rows, int64_t num_columns) {
   const char* name = dtype == DType::kF32 ? "float32" : "uint16";
   return py::array(py::dtype(name), {num_rows, num_columns});

@@ -180,13 +180,6 @@ Handle rms_norm(PyGraph& self, const Handle& x, const FloatArray& weight, float 
                               {.weight = weight.data(), .eps = eps, .num_columns = weight.size()})};
 }
 
-cpu::Activation parse_activation(const std::string& name) {
-  if (name.empty()) return cpu::Activation::kNone;
-  if (name == "silu") return cpu::Activation::kSilu;
-  LMI_CHECK(name == "gelu_tanh", "activation '", name, "'; known are silu, gelu_tanh");
-  return cpu::Activation::kGeluTanh;
-}
-
 Handle linear(PyGraph& self, const Handle& x, const py::object& weight_object,
               const std::optional<FloatArray>& bias, const std::string& activation,
               const Handle* residual, const std::string& out_dtype) {
@@ -301,7 +294,18 @@ void bind_graph_class(py::module_& m) {
       .def("read", &read_value, py::arg("x"), py::arg("num_rows"))
       .def_property_readonly("arena_bytes",
                              [](const PyGraph& self) { return self.graph.arena_bytes(); })
-      .def("describe", [](const PyGraph& self) { return self.graph.describe(); });
+      .def("describe", [](const PyGraph& self) { return self.graph.describe(); })
+      .def(
+          "measure_nodes",
+          [](PyGraph& self, int32_t num_tokens) { self.graph.measure_nodes(num_tokens); },
+          py::arg("num_tokens"))
+      .def("node_times", [](const PyGraph& self) {
+        py::list rows;
+        for (const NodeTime& time : self.graph.node_times()) {
+          rows.append(py::make_tuple(time.num_steps, time.wall_ns, time.cpu_ns.load()));
+        }
+        return rows;
+      });
 }
 
 void bind_worker(py::module_& m) {

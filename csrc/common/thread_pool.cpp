@@ -2,7 +2,6 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -12,20 +11,14 @@
 #include <string>
 
 #include "common/check.h"
+#include "common/signal_block.h"
+#include "common/spin.h"
 
 namespace lmi {
 namespace {
 
 constexpr std::chrono::microseconds kSpinTime{20};
 constexpr int kPausesPerClockRead = 32;
-
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 constexpr uint64_t make_tickets(int64_t num_chunks) {
   return static_cast<uint64_t>(num_chunks) << 32;
@@ -49,7 +42,7 @@ bool spin_until(Condition& condition) {
   do {
     for (int i = 0; i < kPausesPerClockRead; ++i) {
       if (condition()) return true;
-      pause();
+      cpu_pause();
     }
   } while (std::chrono::steady_clock::now() < end);
   return false;
@@ -60,17 +53,12 @@ bool spin_until(Condition& condition) {
 ThreadPool::ThreadPool(int32_t num_threads) : num_threads_(num_threads) {
   LMI_CHECK(num_threads >= 1 && num_threads <= 4096, "num_threads is ", num_threads,
             ", allowed are 1 to 4096");
-  // Signals are for the threads of the embedding program.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const SignalBlock no_signals;
   for (int32_t thread_id = 1; thread_id < num_threads; ++thread_id) {
     helpers_.emplace_back([this, thread_id] { help(thread_id); });
     const std::string name = "lmi-pool-" + std::to_string(thread_id);
     pthread_setname_np(helpers_.back().native_handle(), name.c_str());
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 ThreadPool::~ThreadPool() {

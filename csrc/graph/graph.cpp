@@ -1,7 +1,6 @@
 #include "graph/graph.h"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 #include "common/check.h"
@@ -266,48 +265,6 @@ const uint8_t* Graph::data(ValueId id) const {
   return pointer(id);
 }
 
-std::vector<std::string> Graph::describe() const {
-  static constexpr const char* kNames[] = {"embed",       "rms_norm",         "quantize_rows",
-                                           "linear",      "rope_cache_write", "attention",
-                                           "gather_rows", "sample",           "block_copy"};
-  std::vector<std::string> lines;
-  const auto operand = [this](ValueId id) {
-    const Value& value = values_[id];
-    std::ostringstream text;
-    text << value.name << ' ' << dtype_name(value.dtype) << '['
-         << (value.rows == RowSymbol::kTokens ? 'T' : 'L') << ", " << value.columns << "] @"
-         << value.offset;
-    return text.str();
-  };
-  for (const Node& node : nodes_) {
-    std::ostringstream line;
-    line << kNames[node.index()];
-    std::visit(
-        [&](const auto& n) {
-          if constexpr (requires { n.x; }) line << ' ' << operand(n.x);
-          if constexpr (requires { n.qkv; }) line << ' ' << operand(n.qkv);
-          if constexpr (requires {
-                          n.q;
-                          n.y;
-                        })
-            line << ' ' << operand(n.q);
-          if constexpr (requires { n.logits; }) line << ' ' << operand(n.logits);
-          if constexpr (requires { n.args.weight.num_outputs; }) {
-            line << " x " << dtype_name(n.args.weight.dtype) << '[' << n.args.weight.num_outputs
-                 << ", " << n.args.weight.num_inputs << ']';
-          }
-          if constexpr (requires { n.y; }) {
-            line << " -> " << operand(n.y);
-          } else if constexpr (requires { n.qkv; }) {
-            line << " -> " << operand(n.q);
-          }
-        },
-        node);
-    lines.push_back(line.str());
-  }
-  return lines;
-}
-
 // --- replay
 
 uint8_t* Graph::pointer(ValueId id) const { return arena_.data() + values_[id].offset; }
@@ -377,25 +334,31 @@ void Graph::bind(GatherNode& node, const StepView& step) const {
   node.args.num_rows = step.num_logit_rows;
 }
 
+// The node's chunks for this step.
+int64_t Graph::start_node(int32_t node_id, const StepView& step, int32_t num_threads) {
+  return std::visit(
+      [&](auto& node) {
+        bind(node, step);
+        return kernel(node).num_chunks(node.args, num_threads);
+      },
+      nodes_[node_id]);
+}
+
+void Graph::run_chunk(int32_t node_id, int64_t chunk, int32_t num_threads,
+                      cpu::Scratch& scratch) const {
+  std::visit([&](const auto& node) { kernel(node).run(node.args, chunk, num_threads, scratch); },
+             nodes_[node_id]);
+}
+
 void Graph::run(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch) {
   LMI_CHECK(finished_, "the graph isn't finished");
+  if (step.num_tokens == measured_tokens_) return run_measured(step, pool, scratch);
   const int32_t num_threads = pool.num_threads();
   pool.run(
       static_cast<int32_t>(nodes_.size()),
-      [&](int32_t phase) {
-        return std::visit(
-            [&](auto& node) {
-              bind(node, step);
-              return kernel(node).num_chunks(node.args, num_threads);
-            },
-            nodes_[phase]);
-      },
-      [&](int32_t phase, int64_t chunk, int32_t thread_id) {
-        std::visit(
-            [&](const auto& node) {
-              kernel(node).run(node.args, chunk, num_threads, scratch[thread_id]);
-            },
-            nodes_[phase]);
+      [&](int32_t node_id) { return start_node(node_id, step, num_threads); },
+      [&](int32_t node_id, int64_t chunk, int32_t thread_id) {
+        run_chunk(node_id, chunk, num_threads, scratch[thread_id]);
       });
 }
 

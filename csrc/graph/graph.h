@@ -7,6 +7,7 @@
 // atomic counter.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <variant>
@@ -39,6 +40,13 @@ struct GraphConfig {
   cpu::InstructionSet instruction_set = cpu::InstructionSet::kScalar;
 };
 
+// What a node took, summed over steps.
+struct NodeTime {
+  int64_t num_steps = 0;
+  int64_t wall_ns = 0;             // until the next node began
+  std::atomic<int64_t> cpu_ns{0};  // of all threads in its chunks
+};
+
 class Graph {
  public:
   explicit Graph(const GraphConfig& config);
@@ -65,6 +73,11 @@ class Graph {
   int64_t arena_bytes() const { return arena_.num_bytes(); }
   const uint8_t* data(ValueId id) const;
   std::vector<std::string> describe() const;
+
+  // Measures each node of the following steps of num_tokens tokens; 0: of none. A clock is read
+  // around every chunk, so a measured step is a little slower. Not while a step runs.
+  void measure_nodes(int32_t num_tokens);
+  const std::vector<NodeTime>& node_times() const { return node_times_; }
 
   // Replays every node on all threads of the pool; called by one thread at a time.
   void run(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch);
@@ -115,8 +128,12 @@ class Graph {
   ValueId linear_input(ValueId x, const cpu::PackedLinear& weight);
   void fuse_quantization();
   int64_t row_capacity(RowSymbol rows) const;
+  void run_measured(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch);
   int64_t value_bytes(const Value& value) const;
   void assign_offsets();
+
+  int64_t start_node(int32_t node_id, const StepView& step, int32_t num_threads);
+  void run_chunk(int32_t node_id, int64_t chunk, int32_t num_threads, cpu::Scratch& scratch) const;
 
   uint8_t* pointer(ValueId id) const;
   int64_t num_rows(ValueId id, const StepView& step) const;
@@ -161,6 +178,8 @@ class Graph {
   AlignedMemory arena_;
   AlignedMemory attention_workspace_;
   int64_t attention_workspace_bytes_ = 0;
+  std::vector<NodeTime> node_times_;
+  int32_t measured_tokens_ = 0;
   bool finished_ = false;
 };
 

@@ -7,19 +7,13 @@
 #include <exception>
 
 #include "common/check.h"
+#include "common/signal_block.h"
+#include "common/spin.h"
 
 namespace lmi {
 namespace {
 
 constexpr int64_t kSpinNs = 150'000;
-
-void cpu_pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 }  // namespace
 
@@ -31,6 +25,7 @@ int64_t monotonic_ns() {
 
 Worker::Worker(int32_t num_threads) : num_threads_(num_threads) {
   LMI_CHECK(num_threads >= 1, "num_threads ", num_threads);
+  const SignalBlock no_signals;
   thread_ = std::thread([this] { main(); });
 }
 

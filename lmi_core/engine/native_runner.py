@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from lmi_core import _native
 from lmi_core.engine.runner import RunnerInfo
+from lmi_core.engine.step_memory import StepMemory, StepSizes
 from lmi_core.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,10 +20,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 
-NUM_STEPS = 2
-"""One step runs while the results of the last one are delivered."""
-MAX_LOGIT_ROWS = 256
-"""Rows whose logits one step computes; prompt log-probabilities go in chunks of at most this."""
+DEFAULT_BATCHED_TOKENS = 2048
 DEFAULT_CONTEXT_TOKENS = 4096
 """The default pool has room for max_num_seqs sequences of this length (or the model's)."""
 
@@ -113,8 +111,12 @@ class NativeRunner:
 
         spec = model.spec
         kv_dtype = model.dtype if config.kv_dtype == "auto" else config.kv_dtype
-        max_model_len = config.max_model_len or spec.max_positions
-        max_num_tokens = config.max_num_batched_tokens or 2048
+        sizes = StepSizes.of(
+            config,
+            vocab_size=spec.vocab_size,
+            max_positions=spec.max_positions,
+            max_num_tokens=DEFAULT_BATCHED_TOKENS,
+        )
         attention = spec.attention
         block_bytes = _native.KvCache.block_bytes(
             num_layers=spec.num_layers,
@@ -123,26 +125,12 @@ class NativeRunner:
             head_dim=attention.head_dim,
             dtype=kv_dtype,
         )
-        self.memory = plan_kv_cache(config, block_bytes=block_bytes, max_model_len=max_model_len)
-        max_logit_rows = max(MAX_LOGIT_ROWS, config.max_num_seqs)
-        max_blocks_per_seq = -(-max_model_len // config.block_size)
-
-        self.pool = _native.BlockPool(self.memory.num_blocks, config.block_size, os.urandom(16))
-        self.block_tables = _native.BlockTables(config.max_num_seqs, max_blocks_per_seq)
-        self.sampling = _native.SamplingTable(config.max_num_seqs, spec.vocab_size)
-        self.steps = tuple(
-            _native.Step(
-                max_tokens=max_num_tokens,
-                max_seqs=config.max_num_seqs,
-                max_logit_rows=max_logit_rows,
-                max_logprobs=config.max_logprobs,
-                max_copies=config.max_num_seqs,
-                block_size=config.block_size,
-                block_tables=self.block_tables,
-                sampling=self.sampling,
-            )
-            for _ in range(NUM_STEPS)
+        self.memory = plan_kv_cache(
+            config, block_bytes=block_bytes, max_model_len=sizes.max_model_len
         )
+        shared = StepMemory.of(config, sizes, self.memory.num_blocks)
+        self.pool, self.block_tables = shared.pool, shared.block_tables
+        self.sampling, self.steps = shared.sampling, shared.steps
         self.cache = _native.KvCache(
             num_layers=spec.num_layers,
             num_blocks=self.memory.num_blocks,
@@ -152,15 +140,15 @@ class NativeRunner:
             dtype=kv_dtype,
         )
         self.graph = _native.Graph(
-            max_tokens=max_num_tokens,
+            max_tokens=sizes.max_num_tokens,
             max_seqs=config.max_num_seqs,
-            max_logit_rows=max_logit_rows,
-            max_blocks_per_seq=max_blocks_per_seq,
+            max_logit_rows=sizes.max_logit_rows,
+            max_blocks_per_seq=sizes.max_blocks_per_seq,
             block_size=config.block_size,
             act_dtype=model.dtype,
             instruction_set=config.instruction_set,
         )
-        record(model, NativeRecorder(self.graph), self.cache, max_model_len)
+        record(model, NativeRecorder(self.graph), self.cache, sizes.max_model_len)
         self.graph.finish()
 
         self._worker: _native.Worker | None = SharedWorker.acquire(
@@ -168,11 +156,11 @@ class NativeRunner:
         )
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.info = RunnerInfo(
-            vocab_size=spec.vocab_size,
-            max_model_len=max_model_len,
+            vocab_size=sizes.vocab_size,
+            max_model_len=sizes.max_model_len,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=max_num_tokens,
-            max_logit_rows=max_logit_rows,
+            max_num_batched_tokens=sizes.max_num_tokens,
+            max_logit_rows=sizes.max_logit_rows,
             max_logprobs=config.max_logprobs,
             num_blocks=self.memory.num_blocks,
             block_size=config.block_size,

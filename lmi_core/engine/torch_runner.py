@@ -13,13 +13,12 @@ import torch
 
 from lmi_core import _native
 from lmi_core.engine.native_runner import (
-    MAX_LOGIT_ROWS,
-    NUM_STEPS,
     Progress,
     check_max_model_len,
     plan_kv_cache,
 )
 from lmi_core.engine.runner import RunnerInfo
+from lmi_core.engine.step_memory import StepMemory, StepSizes
 from lmi_core.errors import UserError
 from lmi_core.ops import select
 from lmi_core.ops.device_step import DeviceStep
@@ -45,35 +44,23 @@ class TorchRunner:
         spec = model.spec
         self.device = device
         kv_dtype = model.dtype if config.kv_dtype == "auto" else config.kv_dtype
-        max_model_len = config.max_model_len or spec.max_positions
-        max_num_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
-        max_logit_rows = max(MAX_LOGIT_ROWS, config.max_num_seqs)
+        sizes = StepSizes.of(
+            config,
+            vocab_size=spec.vocab_size,
+            max_positions=spec.max_positions,
+            max_num_tokens=DEFAULT_BATCHED_TOKENS[device.type],
+        )
         attention = spec.attention
         slot_elements = 2 * spec.num_layers * attention.num_kv_heads * attention.head_dim
         memory = plan_kv_cache(
             config,
             block_bytes=slot_elements * config.block_size * DTYPES[kv_dtype].itemsize,
-            max_model_len=max_model_len,
-            spare=_spare_memory(device, spec, max_num_tokens, max_logit_rows),
+            max_model_len=sizes.max_model_len,
+            spare=_spare_memory(device, spec, sizes),
         )
-        self.pool = _native.BlockPool(memory.num_blocks, config.block_size, os.urandom(16))
-        self.block_tables = _native.BlockTables(
-            config.max_num_seqs, -(-max_model_len // config.block_size)
-        )
-        self.sampling = _native.SamplingTable(config.max_num_seqs, spec.vocab_size)
-        self.steps = tuple(
-            _native.Step(
-                max_tokens=max_num_tokens,
-                max_seqs=config.max_num_seqs,
-                max_logit_rows=max_logit_rows,
-                max_logprobs=config.max_logprobs,
-                max_copies=config.max_num_seqs,
-                block_size=config.block_size,
-                block_tables=self.block_tables,
-                sampling=self.sampling,
-            )
-            for _ in range(NUM_STEPS)
-        )
+        shared = StepMemory.of(config, sizes, memory.num_blocks)
+        self.pool, self.block_tables = shared.pool, shared.block_tables
+        self.sampling, self.steps = shared.sampling, shared.steps
         cache = PagedCache(
             num_layers=spec.num_layers,
             num_blocks=memory.num_blocks,
@@ -84,13 +71,13 @@ class TorchRunner:
             device=device,
         )
         chosen = select.select(device.type)
-        self._graph = _record(model, chosen, cache, max_model_len, device)
+        self._graph = _record(model, chosen, cache, sizes.max_model_len, device)
         self.info = RunnerInfo(
-            vocab_size=spec.vocab_size,
-            max_model_len=max_model_len,
+            vocab_size=sizes.vocab_size,
+            max_model_len=sizes.max_model_len,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=max_num_tokens,
-            max_logit_rows=max_logit_rows,
+            max_num_batched_tokens=sizes.max_num_tokens,
+            max_logit_rows=sizes.max_logit_rows,
             max_logprobs=config.max_logprobs,
             num_blocks=memory.num_blocks,
             block_size=config.block_size,
@@ -211,7 +198,7 @@ def _record(
 
 
 def _spare_memory(
-    device: torch.device, spec: DecoderSpec, max_num_tokens: int, max_logit_rows: int
+    device: torch.device, spec: DecoderSpec, sizes: StepSizes
 ) -> tuple[int, str] | None:
     """GPU memory for the KV cache: what is usable, less the weights and a step's values."""
     if device.type != "cuda":
@@ -220,7 +207,7 @@ def _spare_memory(
     attention = spec.attention
     columns = 3 * spec.hidden_size + 2 * attention.q_size + 2 * attention.kv_size
     columns += 3 * spec.intermediate_size
-    step_bytes = 4 * max_num_tokens * columns + 48 * max_logit_rows * spec.vocab_size
+    step_bytes = 4 * sizes.max_num_tokens * columns + 48 * sizes.max_logit_rows * spec.vocab_size
     kept_bytes = round(total_bytes * (1 - USABLE_SHARE)) + step_bytes
     gib = 2**30
     return max(0, free_bytes - kept_bytes), (

@@ -2,9 +2,11 @@
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -132,6 +134,34 @@ def test_thread_count_does_not_change_a_bit():
         results.append(tiny.graph.read(tiny.logits, 1).tobytes())
         worker.close()
     assert len(set(results)) == 1
+
+
+def test_only_steps_of_the_wanted_size_are_measured(worker):
+    tiny = Tiny()
+    tiny.graph.measure_nodes(3)
+    for num_tokens in (3, 5, 3):
+        tiny.step.clear()
+        tiny.step.add(list(range(num_tokens)), 0, 0, 0, "last")
+        worker.run(tiny.graph, tiny.step)
+    times = tiny.graph.node_times()
+    assert len(times) == len(tiny.graph.describe())
+    for num_steps, wall_ns, cpu_ns in times:
+        assert num_steps == 2
+        assert wall_ns > 0
+        assert cpu_ns > 0
+
+
+def test_the_workers_threads_take_no_signals(worker):
+    tiny = Tiny()
+    tiny.step.add([1], 0, 0, 0, "last")
+    worker.run(tiny.graph, tiny.step)  # they have their names now
+    masks = {}
+    for task in Path("/proc/self/task").iterdir():
+        status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines())
+        masks[status["Name"]] = int(status["SigBlk"], 16)
+    for name in ("lmi-worker", "lmi-pool-1"):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            assert masks[name] >> number - 1 & 1, (name, number)
 
 
 def test_values_that_are_dead_share_memory():

@@ -1,0 +1,50 @@
+// The recorded graph in words, a line per node.
+#include <sstream>
+
+#include "graph/graph.h"
+
+namespace lmi {
+
+std::vector<std::string> Graph::describe() const {
+  static constexpr const char* kNames[] = {"embed",       "rms_norm",         "quantize_rows",
+                                           "linear",      "rope_cache_write", "attention",
+                                           "gather_rows", "sample",           "block_copy"};
+  std::vector<std::string> lines;
+  const auto operand = [this](ValueId id) {
+    const Value& value = values_[id];
+    std::ostringstream text;
+    text << value.name << ' ' << dtype_name(value.dtype) << '['
+         << (value.rows == RowSymbol::kTokens ? 'T' : 'L') << ", " << value.columns << "] @"
+         << value.offset;
+    return text.str();
+  };
+  for (const Node& node : nodes_) {
+    std::ostringstream line;
+    line << kNames[node.index()];
+    std::visit(
+        [&](const auto& n) {
+          if constexpr (requires { n.x; }) line << ' ' << operand(n.x);
+          if constexpr (requires { n.qkv; }) line << ' ' << operand(n.qkv);
+          if constexpr (requires {
+                          n.q;
+                          n.y;
+                        })
+            line << ' ' << operand(n.q);
+          if constexpr (requires { n.logits; }) line << ' ' << operand(n.logits);
+          if constexpr (requires { n.args.weight.num_outputs; }) {
+            line << " x " << dtype_name(n.args.weight.dtype) << '[' << n.args.weight.num_outputs
+                 << ", " << n.args.weight.num_inputs << ']';
+          }
+          if constexpr (requires { n.y; }) {
+            line << " -> " << operand(n.y);
+          } else if constexpr (requires { n.qkv; }) {
+            line << " -> " << operand(n.q);
+          }
+        },
+        node);
+    lines.push_back(line.str());
+  }
+  return lines;
+}
+
+}  // namespace lmi
