@@ -174,6 +174,16 @@ class Step:
         """Report the log-probability (and top-n) of ``token_id`` for this row (prompt logprobs)."""
     def add_copy(self, src_block: int, dst_block: int) -> None:
         """Copy a KV block in every layer before the forward pass (copy on write)."""
+    def add_mask(self, logit_row: int) -> npt.NDArray[np.uint32]:
+        """Restrict what a logit row samples: a writable mask of one bit per token id, lowest first, all
+        clear. It may be written until ``set_mask_ready``, also while the step runs: ``sample`` waits."""
+    def set_mask_ready(self, logit_row: int) -> None:
+        """The row's mask is filled. A step with a mask ends only after this call."""
+    def set_masks_ready(self) -> None:
+        """``set_mask_ready`` of every masked row."""
+    def wait_for_masks(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
+        """The masked logit rows and a copy of their masks [rows, words], once all are filled (runners
+        written in Python). Releases the GIL."""
     # results, valid once the step completed
     def sampled(self) -> list[int]:
         """Sampled id per logit row, -1 where nothing was sampled."""

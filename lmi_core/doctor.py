@@ -25,7 +25,6 @@ _OPTIONAL = (
     ("tensorrt_llm", "the TensorRT-LLM backend"),
     ("ray", "replicas over several machines"),
     ("llguidance", "structured output"),
-    ("xgrammar", "structured output"),
 )
 
 

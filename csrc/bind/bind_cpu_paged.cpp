@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -22,6 +23,7 @@ namespace {
 
 using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using Ints = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+using Words = py::array_t<uint32_t, py::array::c_style | py::array::forcecast>;
 
 DType cache_dtype(const std::string& name) {
   if (name == "fp32") return DType::kF32;
@@ -164,7 +166,8 @@ class KernelRunner {
   }
 
   py::dict sample(const Floats& logits, const SamplingTable& table, Ints sampling_rows,
-                  Ints positions, Ints target_ids, int32_t max_logprobs) {
+                  Ints positions, Ints target_ids, int32_t max_logprobs,
+                  const std::map<int32_t, Words>& masks) {
     const int64_t num_rows = logits.shape(0);
     Ints ids(num_rows), num_top(num_rows), top_ids({num_rows, int64_t{max_logprobs}});
     Floats logprobs(num_rows), top_logprobs({num_rows, int64_t{max_logprobs}});
@@ -180,6 +183,15 @@ class KernelRunner {
     step.num_top = num_top.mutable_data();
     step.top_ids = top_ids.mutable_data();
     step.top_logprobs = top_logprobs.mutable_data();
+    std::vector<const uint32_t*> row_masks(num_rows);
+    const std::vector<uint32_t> ready(num_rows, 1);
+    for (const auto& [row, words] : masks) {
+      LMI_CHECK(row >= 0 && row < num_rows && words.size() * 32 >= logits.shape(1), "mask of row ",
+                row);
+      row_masks[row] = words.data();
+    }
+    step.masks = row_masks.data();
+    step.mask_ready = ready.data();
     run(kernels_.sample, cpu::SampleArgs{logits.data(), logits.shape(1), logits.shape(1), &step});
     py::dict result;
     result["ids"] = ids;
@@ -303,12 +315,14 @@ void bind_cpu_paged(py::module_& m) {
       .def(
           "sample",
           [](KernelRunner& runner, const Floats& logits, const TestSamplingTable& rows,
-             Ints sampling_rows, Ints positions, Ints target_ids, int32_t max_logprobs) {
+             Ints sampling_rows, Ints positions, Ints target_ids, int32_t max_logprobs,
+             const std::map<int32_t, Words>& masks) {
             return runner.sample(logits, rows.table, std::move(sampling_rows), std::move(positions),
-                                 std::move(target_ids), max_logprobs);
+                                 std::move(target_ids), max_logprobs, masks);
           },
           py::arg("logits"), py::arg("rows"), py::kw_only(), py::arg("sampling_rows"),
-          py::arg("positions"), py::arg("target_ids"), py::arg("max_logprobs"));
+          py::arg("positions"), py::arg("target_ids"), py::arg("max_logprobs"),
+          py::arg("masks") = std::map<int32_t, Words>());
 }
 
 }  // namespace lmi

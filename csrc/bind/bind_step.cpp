@@ -6,6 +6,7 @@
 #include "bind/arrays.h"
 #include "bind/bind.h"
 #include "bind/ids.h"
+#include "cpu/sampling_row.h"
 #include "graph/step_buffer.h"
 
 namespace py = pybind11;
@@ -202,6 +203,29 @@ py::array view_array(const py::object& self, const std::string& name) {
   return array_view<float>({view.num_logit_rows}, view.sampled_logprobs, self);
 }
 
+// The masked logit rows and their masks [rows, words], once all of them are filled.
+py::tuple wait_for_masks(const StepBuffer& step) {
+  const StepView& view = step.view();
+  std::vector<int32_t> rows;
+  std::vector<const uint32_t*> masks;
+  {
+    const py::gil_scoped_release release;
+    for (int32_t row = 0; row < view.num_logit_rows; ++row) {
+      const uint32_t* mask = cpu::wait_for_mask(view, row);
+      if (mask == nullptr) continue;
+      rows.push_back(row);
+      masks.push_back(mask);
+    }
+  }
+  const py::ssize_t num_words = (view.sampling->vocab_size + 31) / 32;
+  py::array_t<uint32_t> words({static_cast<py::ssize_t>(rows.size()), num_words});
+  for (size_t i = 0; i < masks.size(); ++i) {
+    std::copy_n(masks[i], num_words, words.mutable_data(static_cast<py::ssize_t>(i), 0));
+  }
+  return py::make_tuple(py::array_t<int32_t>(static_cast<py::ssize_t>(rows.size()), rows.data()),
+                        words);
+}
+
 py::list top_of(const StepBuffer& step, int32_t logit_row) {
   const StepView& view = step.view();
   LMI_CHECK(logit_row >= 0 && logit_row < view.num_logit_rows, "logit row ", logit_row);
@@ -262,6 +286,17 @@ void bind_step(py::module_& m) {
           py::arg("logits"))
       .def("set_target", &StepBuffer::set_target, py::arg("logit_row"), py::arg("token_id"))
       .def("add_copy", &StepBuffer::add_copy, py::arg("src_block"), py::arg("dst_block"))
+      .def(
+          "add_mask",
+          [](const py::object& self, int32_t logit_row) {
+            const std::span<uint32_t> words = self.cast<StepBuffer&>().add_mask(logit_row);
+            return py::array_t<uint32_t>(static_cast<py::ssize_t>(words.size()), words.data(),
+                                         self);
+          },
+          py::arg("logit_row"))
+      .def("set_mask_ready", &StepBuffer::set_mask_ready, py::arg("logit_row"))
+      .def("set_masks_ready", &StepBuffer::set_masks_ready)
+      .def("wait_for_masks", &wait_for_masks)
       .def("sampled",
            [](const StepBuffer& s) {
              return to_list(s.view().sampled_ids, s.view().num_logit_rows);

@@ -1,5 +1,6 @@
 #include "cpu/sampling_row.h"
 
+#include <atomic>
 #include <cstddef>
 
 namespace lmi::cpu {
@@ -30,6 +31,14 @@ SamplingRowView view_sampling_row(const SamplingTable& table, int32_t row) {
     view.num_seen = static_cast<int64_t>(source.seen.size());
   }
   return view;
+}
+
+const uint32_t* wait_for_mask(const StepView& step, int64_t logit_row) {
+  if (step.masks == nullptr || step.masks[logit_row] == nullptr) return nullptr;
+  // atomic_ref takes no const before C++26; nothing is written.
+  const std::atomic_ref<uint32_t> ready(const_cast<uint32_t&>(step.mask_ready[logit_row]));
+  while (ready.load(std::memory_order_acquire) == 0) ready.wait(0, std::memory_order_acquire);
+  return step.masks[logit_row];
 }
 
 }  // namespace lmi::cpu

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "graph/sampling_table.h"
+#include "graph/step.h"
 
 namespace lmi::cpu {
 
@@ -32,5 +33,9 @@ struct SamplingRowView {
 };
 
 SamplingRowView view_sampling_row(const SamplingTable& table, int32_t row);
+
+// The mask of a logit row once it is filled, null if every token is allowed. Sleeps until then: the
+// engine's loop fills masks while the rest of the step runs, and never waits for this step itself.
+const uint32_t* wait_for_mask(const StepView& step, int64_t logit_row);
 
 }  // namespace lmi::cpu

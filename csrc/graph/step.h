@@ -48,6 +48,11 @@ struct StepView {
   int32_t* sample_positions = nullptr;  // of the sampled token: the RNG's counter
   int32_t* target_ids = nullptr;        // >= 0: report this token's log-probability instead
   const SamplingTable* sampling = nullptr;
+  // Tokens that a row may sample, a bit per id, lowest first; null: all of them. The loop fills a
+  // mask while the step runs and then sets its flag, for which sample waits. Both are null in a
+  // step without masks.
+  const uint32_t* const* masks = nullptr;
+  const uint32_t* mask_ready = nullptr;  // 0 or 1, accessed atomically
 
   // Copies of whole blocks (all layers) done before the forward pass, [num_copies].
   int32_t* copy_src = nullptr;

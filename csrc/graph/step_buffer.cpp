@@ -1,6 +1,7 @@
 #include "graph/step_buffer.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "common/check.h"
 
@@ -44,10 +45,16 @@ StepBuffer::StepBuffer(StepCapacity capacity, const BlockTables& tables,
   view_.copy_dst = take(capacity.max_copies);
   view_.top_ids = take(num_top);
   view_.top_logprobs = reinterpret_cast<float*>(take(num_top));
+  mask_memory_.resize(capacity.max_logit_rows);
+  masks_.resize(capacity.max_logit_rows);
+  mask_ready_.resize(capacity.max_logit_rows);
 }
 
 void StepBuffer::clear() {
   view_.num_tokens = view_.num_seqs = view_.num_logit_rows = view_.num_copies = 0;
+  view_.masks = nullptr;
+  view_.mask_ready = nullptr;
+  std::fill(masks_.begin(), masks_.end(), nullptr);
   times = {};
   error.clear();
 }
@@ -126,6 +133,30 @@ void StepBuffer::add_copy(int32_t src_block, int32_t dst_block) {
   view_.copy_src[view_.num_copies] = src_block;
   view_.copy_dst[view_.num_copies] = dst_block;
   ++view_.num_copies;
+}
+
+std::span<uint32_t> StepBuffer::add_mask(int32_t logit_row) {
+  LMI_CHECK(logit_row >= 0 && logit_row < view_.num_logit_rows, "logit row ", logit_row);
+  std::vector<uint32_t>& words = mask_memory_[logit_row];
+  words.assign((view_.sampling->vocab_size + 31) / 32, 0);
+  masks_[logit_row] = words.data();
+  mask_ready_[logit_row] = 0;
+  view_.masks = masks_.data();
+  view_.mask_ready = mask_ready_.data();
+  return words;
+}
+
+void StepBuffer::set_mask_ready(int32_t logit_row) {
+  LMI_CHECK(logit_row >= 0 && logit_row < view_.num_logit_rows, "logit row ", logit_row);
+  const std::atomic_ref<uint32_t> ready(mask_ready_[logit_row]);
+  ready.store(1, std::memory_order_release);
+  ready.notify_all();
+}
+
+void StepBuffer::set_masks_ready() {
+  for (int32_t row = 0; row < view_.num_logit_rows; ++row) {
+    if (masks_[row] != nullptr) set_mask_ready(row);
+  }
 }
 
 void StepBuffer::set_result(int32_t logit_row, int32_t token_id, float logprob,

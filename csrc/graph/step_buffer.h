@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,13 @@ class StepBuffer {
               int32_t sampling_row, LogitRows logits);
   void set_target(int32_t logit_row, int32_t token_id);
   void add_copy(int32_t src_block, int32_t dst_block);
+
+  // Restricts what a logit row samples to a mask, see StepView::masks: cleared words that may be
+  // written until set_mask_ready, also while the step runs.
+  std::span<uint32_t> add_mask(int32_t logit_row);
+  void set_mask_ready(int32_t logit_row);
+  void set_masks_ready();
+
   void set_result(int32_t logit_row, int32_t token_id, float logprob,
                   const std::vector<std::pair<int32_t, float>>& top);
 
@@ -51,6 +59,9 @@ class StepBuffer {
   StepView view_;
   const BlockTables& tables_;
   std::unique_ptr<int32_t[]> memory_;
+  std::vector<std::vector<uint32_t>> mask_memory_;  // per logit row, allocated when first used
+  std::vector<const uint32_t*> masks_;
+  std::vector<uint32_t> mask_ready_;
 };
 
 }  // namespace lmi

@@ -24,6 +24,9 @@ from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
 from lmi_core.engine.stream import EventStream
 from lmi_core.errors import CapacityError, ConfigError, EngineError, UserError
+from lmi_core.structured.compiler import GrammarCompiler
+from lmi_core.structured.library import load_library
+from lmi_core.structured.matcher import CompiledGrammar, GrammarLibrary
 from lmi_core.text.stop import StopMatcher, StopStrings
 from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
 
@@ -75,6 +78,7 @@ class EngineCore:
             overlap=config.overlap,
             check_integrity=check_integrity,
         )
+        self._grammars = GrammarCompiler(self._grammar_library)
         self._num_encoding = 0
         self._started_s = time.monotonic()
         self.state = LifeState.READY
@@ -104,12 +108,14 @@ class EngineCore:
         self._num_encoding += 1
         try:
             prompt_ids = await self._prompt_ids(request)
+            self._check_prompt(prompt_ids)
+            grammar = request.params.grammar
+            compiled = None if grammar is None else await self._grammars.compile(grammar)
         finally:
             self._num_encoding -= 1
         self._check_accepting()
         self._check_id(request.request_id)
-        self._check_prompt(prompt_ids)
-        self._admit(request, prompt_ids, stream, arrival_s)
+        self._admit(request, prompt_ids, compiled, stream, arrival_s)
 
     async def generate_batches(
         self, request: GenerationRequest
@@ -169,6 +175,7 @@ class EngineCore:
             self._task.cancel()
             self._loop.detach()
             self._runner.close()
+            self._grammars.close()
             self.tokenizer.close()
             self.state = LifeState.STOPPED
 
@@ -180,6 +187,7 @@ class EngineCore:
         self,
         request: GenerationRequest,
         prompt_ids: list[int],
+        grammar: CompiledGrammar | None,
         stream: EventStream,
         arrival_s: float,
     ) -> None:
@@ -191,7 +199,7 @@ class EngineCore:
             arrival_s=arrival_s,
             stream=stream,
         )
-        active.sequences = self._sequences(active)
+        active.sequences = self._sequences(active, grammar)
         self._totals.num_requests += 1
         self._totals.num_prompt_tokens += len(prompt_ids)
         self._requests[request.request_id] = active
@@ -201,7 +209,7 @@ class EngineCore:
             stream.notify()
         self._loop.wake()
 
-    def _sequences(self, active: ActiveRequest) -> list[Sequence]:
+    def _sequences(self, active: ActiveRequest, grammar: CompiledGrammar | None) -> list[Sequence]:
         request = active.request
         params = request.params
         num_prompt = len(active.prompt_ids)
@@ -223,6 +231,8 @@ class EngineCore:
                     skip_special_tokens=params.skip_special_tokens, context=active.prompt_ids
                 ),
                 stop_matcher=StopMatcher(stops, params.include_stop) if stops else None,
+                has_eos=bool(eos_ids),
+                matcher=None if grammar is None else grammar.matcher(),
             )
             for choice in range(params.n)
         ]
@@ -235,6 +245,13 @@ class EngineCore:
             request.prompt,
             add_special_tokens=request.add_special_tokens,
             max_tokens=self.info.max_prompt_tokens,
+        )
+
+    def _grammar_library(self) -> GrammarLibrary:
+        return load_library(
+            self.tokenizer,
+            vocab_size=self._runner.info.vocab_size,
+            eos_token_ids=sorted(self._eos_ids),
         )
 
     def _check_accepting(self) -> None:

@@ -104,9 +104,9 @@ class Delivery:
     ) -> None:
         sequence, token_id, _, num_generated, reason = output
         request = sequence.request
-        if token_id < 0:
+        if sequence.error is not None or token_id < 0:
             message = "no token could be sampled: every one is banned, or logits aren't finite"
-            self.fail(request, EngineError(message))
+            self.fail(request, sequence.error or EngineError(message))
             return
         self._observe_time(sequence, now_s, intervals_s)
         text, reason, stop = self._show(sequence, token_id, reason)
@@ -141,7 +141,11 @@ class Delivery:
         if reason is FinishReason.STOP:
             stop = token_id
             text = sequence.detokenizer.push(token_id) if params.include_stop else ""
-        elif reason is FinishReason.EOS and params.skip_special_tokens:
+        elif (
+            reason is FinishReason.EOS
+            and params.skip_special_tokens
+            and token_id in sequence.end_ids
+        ):
             text = ""
         else:
             text = sequence.detokenizer.push(token_id)

@@ -147,6 +147,7 @@ class StepLoop:
             _log.exception("a step couldn't be submitted")
             self._fail(plan, str(error))
             return None
+        self._scheduler.fill_masks(step)
         return Submitted(plan, step, submitted_s, done)
 
     def _on_completion(self) -> None:

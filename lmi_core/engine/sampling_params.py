@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from lmi_core.errors import UserError
+from lmi_core.structured.grammar import Grammar
 
 _MAX_LOGIT_BIAS = 1e9
 """Decides whatever the logits are, and leaves sums finite in float32."""
@@ -47,6 +48,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens, reported once before the first token."""
     skip_special_tokens: bool = True
+    grammar: Grammar | None = None
+    """What the text must follow. Unless something else ends it, it ends when it is complete."""
 
     def validate(self, *, vocab_size: int, max_logprobs: int) -> None:
         """Raise UserError naming the first field out of range."""

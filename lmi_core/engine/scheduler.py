@@ -11,6 +11,7 @@ from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.policy import Plan, Policy, Queues
 from lmi_core.engine.sequence import Sequence, SequenceState
+from lmi_core.structured.matcher import Mask
 
 if TYPE_CHECKING:
     from lmi_core._native import Step
@@ -52,6 +53,8 @@ class Scheduler:
         self.memory = memory
         self._policy = policy
         self.num_preemptions = 0
+        self._masked: list[tuple[Sequence, int, Mask]] = []
+        """What the grammars of the step being submitted must still fill, by logit row."""
 
     @property
     def num_running(self) -> int:
@@ -79,8 +82,9 @@ class Scheduler:
         return plan
 
     def fill(self, plan: Plan, step: Step) -> None:
-        """Write the plan into a step buffer."""
+        """Write the plan into a step buffer; masks are missing until ``fill_masks``."""
         step.clear()
+        self._masked = []
         for source, target in plan.copies:
             step.add_copy(source, target)
         for sequence in plan.sequences:
@@ -100,6 +104,25 @@ class Scheduler:
             sequence.logit_row = step.add(token_ids[start:end], start, row, row, "last")
         else:
             sequence.logit_row = step.add(token_ids[start:end], start, row, row, "none")
+        if sequence.matcher is not None and end == len(token_ids):
+            sampled_row = step.num_logit_rows - 1
+            self._masked.append((sequence, sampled_row, step.add_mask(sampled_row)))
+
+    def fill_masks(self, step: Step) -> None:
+        """Fill the masks of a submitted step, for which its sampling waits. A grammar that fails
+        leaves its own row without a token."""
+        try:
+            for sequence, logit_row, mask in self._masked:
+                assert sequence.matcher is not None
+                try:
+                    sequence.matcher.fill_mask(mask)
+                except Exception as error:
+                    mask[:] = 0
+                    sequence.error = error
+                step.set_mask_ready(logit_row)
+        finally:
+            self._masked = []
+            step.set_masks_ready()
 
     def commit(self, plan: Plan, step: Step) -> Commit:
         """Take over a completed step: append tokens, publish blocks, release what ended."""
@@ -149,14 +172,33 @@ class Scheduler:
             if token_id in sequence.end_ids:
                 is_stop_id = token_id in sequence.request.request.params.stop_token_ids
                 reason = FinishReason.STOP if is_stop_id else FinishReason.EOS
+            elif sequence.matcher is not None and self._ends_grammar(sequence, token_id):
+                reason = FinishReason.EOS
             elif len(token_ids) >= sequence.max_len:
                 reason = FinishReason.LENGTH
+        if sequence.error is not None:
+            reason = FinishReason.ABORT
         num_generated = len(token_ids) - sequence.num_prompt
         if reason is not None:
             self.finish(sequence)
         elif sequence.needs_observe:
             self.memory.observe(sequence, token_id)
         return Output(sequence, token_id, logit_row, num_generated, reason)
+
+    def _ends_grammar(self, sequence: Sequence, token_id: int) -> bool:
+        """Go on in the grammar by a token; whether the text ends here, without an id that says so:
+        there is no such id, it may not come yet, or there is no room for it."""
+        assert sequence.matcher is not None
+        try:
+            sequence.matcher.accept(token_id)
+        except Exception as error:
+            sequence.error = error
+            return True
+        if not sequence.matcher.is_complete:
+            return False
+        length = len(sequence.token_ids)
+        min_length = sequence.num_prompt + sequence.request.request.params.min_new_tokens
+        return not sequence.has_eos or length < min_length or length >= sequence.max_len
 
     def fail(self, plan: Plan) -> list[ActiveRequest]:
         """Give up a failed step: nothing of it is published. Returns the requests it served, all of

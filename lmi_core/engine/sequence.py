@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from lmi_core.structured.matcher import Matcher
 from lmi_core.text.detokenizer import Detokenizer
 from lmi_core.text.stop import StopMatcher
 
@@ -30,12 +31,15 @@ class Sequence:
         "choice",
         "detokenizer",
         "end_ids",
+        "error",
+        "has_eos",
         "hashes",
         "is_delivered",
         "is_ending",
         "key",
         "last_token_s",
         "logit_row",
+        "matcher",
         "max_len",
         "needs_observe",
         "num_computed",
@@ -60,6 +64,8 @@ class Sequence:
         hashes: list[bytes],
         detokenizer: Detokenizer,
         stop_matcher: StopMatcher | None,
+        has_eos: bool = True,
+        matcher: Matcher | None = None,
     ) -> None:
         self.request = request
         self.choice = choice
@@ -72,6 +78,13 @@ class Sequence:
         """Prompt and output together end here."""
         self.end_ids = end_ids
         """End-of-sequence and stop token ids."""
+        self.has_eos = has_eos
+        """Whether there is an end-of-sequence id among them."""
+        self.matcher = matcher
+        """Where the output is in the request's grammar. It knows every token of the output, also
+        across preemptions."""
+        self.error: Exception | None = None
+        """Why no token could be sampled, if it is known."""
         self.needs_observe = request.needs_observe
         self.detokenizer = detokenizer
         self.stop_matcher = stop_matcher

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,10 +18,14 @@ IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 Edits = tuple[IntArray, IntArray, FloatArray]
 """Logit rows, token ids and values."""
+Masks = tuple[IntArray, npt.NDArray[np.uint32]]
+"""Logit rows, and per row a bit per token id, lowest first: those that may be sampled."""
 
 
 class _Step(Protocol):
     def view(self, name: str) -> npt.NDArray[np.generic]: ...
+
+    def wait_for_masks(self) -> Masks: ...
 
 
 class _SamplingTable(Protocol):
@@ -49,6 +54,8 @@ class SamplingInputs:
     seen: Edits
     """Values: how often the token was generated; 0: only in the prompt."""
     bans: Edits
+    masks: Callable[[], Masks]
+    """Waits until they are filled, which happens while the step runs."""
 
     @classmethod
     def of(cls, step: _Step, table: _SamplingTable, max_logprobs: int) -> SamplingInputs:
@@ -82,6 +89,7 @@ class SamplingInputs:
             biases=edits("biases"),
             seen=edits("seen"),
             bans=edits("bans"),
+            masks=step.wait_for_masks,
             **{
                 name: spread(name, neutral)
                 for name, neutral in (

@@ -122,6 +122,12 @@ class Tokenizer:
             return self._token_bytes[token_id].decode(errors="replace")
         return self._backend.decode([token_id], skip_special_tokens=False)
 
+    @property
+    def token_bytes(self) -> Mapping[int, bytes] | None:
+        """The bytes of each token, none for an id that there isn't; None if a token's text depends
+        on its neighbours."""
+        return self._token_bytes
+
     def detokenizer(
         self, *, skip_special_tokens: bool = True, context: Sequence[int] = ()
     ) -> Detokenizer:

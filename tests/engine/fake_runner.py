@@ -25,12 +25,19 @@ from lmi_core.engine.runner import RunnerInfo
 VOCAB_SIZE = 256
 
 
-def next_token(context: Sequence[int], position: int, sampling: SamplingRow) -> int:
+def next_token(
+    context: Sequence[int],
+    position: int,
+    sampling: SamplingRow,
+    masked: frozenset[int] = frozenset(),
+) -> int:
     """The model: a function of context, position, seed, choice and observed tokens."""
     data = repr((list(context), position, sampling.identity())).encode()
     value = int.from_bytes(hashlib.blake2b(data, digest_size=4).digest(), "little")
-    banned = sampling.banned()
+    banned = sampling.banned() | masked
     token = value % VOCAB_SIZE
+    if len(banned) == VOCAB_SIZE:
+        return -1
     while token in banned:
         token = (token + 1) % VOCAB_SIZE
     return token
@@ -163,10 +170,18 @@ class FakeModel:
         self.cached[slots, 0] = step.view("token_ids")
         self.cached[slots, 1] = step.view("positions")
         self.num_computed_tokens += len(slots)
+        masked = {
+            int(row): frozenset(
+                np.flatnonzero(np.unpackbits(~mask.view(np.uint8), bitorder="little"))
+            )
+            for row, mask in zip(*step.wait_for_masks(), strict=True)
+        }
         for logit_row, token_row in enumerate(step.view("logit_token_rows").tolist()):
-            self._answer(step, logit_row, token_row)
+            self._answer(step, logit_row, token_row, masked.get(logit_row, frozenset()))
 
-    def _answer(self, step: _native.Step, logit_row: int, token_row: int) -> None:
+    def _answer(
+        self, step: _native.Step, logit_row: int, token_row: int, masked: frozenset[int]
+    ) -> None:
         context = self._context(step, token_row)
         target = int(step.view("target_ids")[logit_row])
         row = int(step.view("sampling_rows")[logit_row])
@@ -177,7 +192,7 @@ class FakeModel:
             step.set_result(logit_row, -1, logprob_of(context, target), top)
             return
         position = int(step.view("sample_positions")[logit_row])
-        token = next_token(context, position, sampling)
+        token = next_token(context, position, sampling, masked)
         step.set_result(logit_row, token, logprob_of(context, token), top)
 
     def _context(self, step: _native.Step, token_row: int) -> list[int]:

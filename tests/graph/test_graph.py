@@ -97,6 +97,23 @@ def test_replay_computes_what_was_recorded(worker):
     assert tiny.step.native_ns > 0
 
 
+def test_sampling_waits_for_masks_and_for_nothing_else(worker):
+    tiny = Tiny()
+    tiny.step.add([3, 1, 4], 0, 0, 0, "last")
+    tiny.step.add([7], 5, 1, 1, "last")
+    mask = tiny.step.add_mask(0)
+    done = os.eventfd(0)
+    worker.submit(tiny.graph, tiny.step, done)
+    assert not select.select([done], [], [], 0.05)[0]
+    best = tiny.expected_logits([4, 7]).argsort(-1)
+    second = int(best[0, -2])
+    mask[second // 32] = 1 << second % 32
+    tiny.step.set_mask_ready(0)
+    assert select.select([done], [], [], 10)[0]
+    os.close(done)
+    assert tiny.step.sampled() == [second, int(best[1, -1])]
+
+
 def test_one_recording_serves_every_batch(worker):
     tiny = Tiny()
     for token_ids in ([1], list(range(40)), [5, 6], [9] * 64):

@@ -109,3 +109,23 @@ def test_the_number_of_sequences_and_copies_is_bounded(tables):
     step.add_copy(0, 1)
     with pytest.raises(_native.NativeError, match="1 block copies"):
         step.add_copy(1, 2)
+
+
+def test_masks_are_filled_after_the_step_and_cleared_with_it(step):
+    step.add([1], 0, 0, 0, "last")
+    step.add([2], 0, 1, 1, "last")
+    mask = step.add_mask(1)
+    assert mask.shape == (4,)  # 100 ids
+    assert not mask.any()
+    mask[:] = [1, 2, 3, 4]
+    step.set_mask_ready(1)
+    rows, masks = step.wait_for_masks()
+    assert rows.tolist() == [1]
+    assert masks.tolist() == [[1, 2, 3, 4]]
+    step.clear()
+    assert step.wait_for_masks()[0].size == 0
+    step.add([1], 0, 0, 0, "last")
+    step.add([2], 0, 1, 1, "last")
+    assert not step.add_mask(1).any()
+    with pytest.raises(_native.NativeError, match="logit row 2"):
+        step.add_mask(2)

@@ -28,6 +28,7 @@ def sample(
     sampling_rows: Any = None,
     target_ids: Any = None,
     max_logprobs: int = 20,
+    masks: dict[int, npt.NDArray[np.uint32]] | None = None,
     num_threads: int = 1,
     stride: int = 1,
 ) -> dict[str, Any]:
@@ -40,8 +41,16 @@ def sample(
         positions=np.arange(count) if positions is None else positions,
         target_ids=np.full(count, -1) if target_ids is None else target_ids,
         max_logprobs=max_logprobs,
+        masks=masks or {},
     )
     return result
+
+
+def mask_of(token_ids: Any, vocab: int) -> npt.NDArray[np.uint32]:
+    """A bit per token id, lowest first."""
+    bits = np.zeros((vocab + 31) // 32 * 32, np.uint8)
+    bits[np.asarray(token_ids, np.int64)] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def draw_many(level: str, logits: Logits, row: dict[str, Any], count: int) -> npt.NDArray[np.int32]:
@@ -293,6 +302,49 @@ def test_masked_logits_are_never_drawn(level: str, settings: dict[str, Any]) -> 
     assert set(ids) <= {4, 300, 999}
     top = sample(level, logits[None], [{"num_logprobs": 5}])
     assert top["top_ids"][0, : top["num_top"][0]].tolist() == [300, 4, 999]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("vocab", [1, 31, 33, 300, 5003])
+@pytest.mark.parametrize("settings", [{}, *FILTERS[:2], *FILTERS[4:8], FILTERS[11]], ids=str)
+def test_a_mask_is_as_bans_of_all_other_tokens(
+    level: str, vocab: int, settings: dict[str, Any]
+) -> None:
+    """To the bit; and rows without a mask don't notice those beside them."""
+    rng = np.random.default_rng(vocab)
+    logits = random_logits(40, vocab, seed=vocab)
+    rows: list[dict[str, Any]] = [
+        {"seed": i, "num_logprobs": 2, "logit_bias": [(0, 1.5)] * (i % 2), **settings}
+        for i in range(40)
+    ]
+    masks: dict[int, npt.NDArray[np.uint32]] = {}
+    banned = [dict(row) for row in rows]
+    for i in range(0, 40, 2):
+        allowed = np.flatnonzero(rng.random(vocab) < [0.5, 0.01, 1.0][i % 3])
+        masks[i] = mask_of(allowed, vocab)
+        banned[i]["banned_ids"] = np.setdiff1d(np.arange(vocab), allowed).tolist()
+    result = sample(level, logits, rows, masks=masks, num_threads=2, stride=7)
+    expected = sample(level, logits, banned)
+    free = sample(level, logits, rows)
+    for i in range(40):
+        same = expected if i in masks else free
+        assert result["ids"][i] == same["ids"][i]
+        if result["ids"][i] < 0:
+            continue  # its other results mean nothing
+        assert result["logprobs"][i] == same["logprobs"][i]
+        num_top = same["num_top"][i]
+        assert result["num_top"][i] == num_top
+        for name in ("top_ids", "top_logprobs"):
+            np.testing.assert_array_equal(result[name][i, :num_top], same[name][i, :num_top])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_empty_mask_gives_no_token_and_a_full_one_changes_none(level: str) -> None:
+    logits = random_logits(3, 1000)
+    rows = [{"temperature": 1.0, "seed": i} for i in range(3)]
+    masks = {0: mask_of([], 1000), 1: mask_of(np.arange(1000), 1000)}
+    ids = sample(level, logits, rows, masks=masks)["ids"]
+    assert ids.tolist() == [-1, *sample(level, logits, rows)["ids"][1:]]
 
 
 def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:

@@ -10,7 +10,12 @@ import pytest
 
 from lmi_core import _native
 from lmi_core.ops.sampling_inputs import SamplingInputs, SamplingResults
-from tests.kernels.test_sample import chi_square, filtered_probabilities, random_logits
+from tests.kernels.test_sample import (
+    chi_square,
+    filtered_probabilities,
+    mask_of,
+    random_logits,
+)
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
@@ -78,7 +83,9 @@ def sample_rows(logits: Logits, rows: list[dict[str, Any]]) -> SamplingResults:
     return sampler.run(logits)
 
 
-def native_rows(logits: Logits, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def native_rows(
+    logits: Logits, rows: list[dict[str, Any]], masks: dict[int, Any] | None = None
+) -> dict[str, Any]:
     count = len(rows)
     result: dict[str, Any] = _native.paged_kernels.Runner("scalar").sample(
         logits,
@@ -87,6 +94,7 @@ def native_rows(logits: Logits, rows: list[dict[str, Any]]) -> dict[str, Any]:
         positions=np.arange(count) % 64 + 1,
         target_ids=np.full(count, -1),
         max_logprobs=MAX_LOGPROBS,
+        masks=masks or {},
     )
     return result
 
@@ -165,6 +173,29 @@ def test_filtered_distribution(filters: dict[str, Any]) -> None:
     ids = sample_rows(np.repeat(logits, num_draws, axis=0), rows).token_ids
     p = filtered_probabilities(logits[0], temperature=0.9, **filters)
     assert chi_square(ids, p) < 4
+
+
+def test_masks_are_as_the_native_sampler_has_them() -> None:
+    vocab = 333
+    rng = np.random.default_rng(4)
+    rows = [{"temperature": [0.0, 1.2][i % 2], "seed": i} for i in range(24)]
+    logits = random_logits(len(rows), vocab, seed=6)
+    masks = {i: mask_of(np.flatnonzero(rng.random(vocab) < 0.1), vocab) for i in range(0, 24, 3)}
+    masks[0] = mask_of([], vocab)
+    sampler = Sampler(len(rows), vocab)
+    for row, settings in enumerate(rows):
+        sampler.set(row, **settings)
+        sampler.add(row, row)
+    for row, mask in masks.items():
+        sampler.step.add_mask(row)[:] = mask
+    sampler.step.set_masks_ready()
+    result = sampler.run(logits)
+    native = native_rows(logits, rows, masks)
+    np.testing.assert_array_equal(result.token_ids, native["ids"])
+    np.testing.assert_allclose(result.logprobs[1:], native["logprobs"][1:], atol=1e-5)
+    free = sample_rows(logits, rows)
+    unmasked = [i for i in range(24) if i % 3]
+    np.testing.assert_array_equal(result.token_ids[unmasked], free.token_ids[unmasked])
 
 
 def test_rows_do_not_touch_each_other() -> None:

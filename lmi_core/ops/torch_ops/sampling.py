@@ -52,8 +52,10 @@ def in_order(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _modify(logits: Tensor, inputs: SamplingInputs) -> Tensor:
-    """Logit bias, penalties, bans; a copy only where there is something to change."""
-    if not any(len(edits[0]) for edits in (inputs.biases, inputs.seen, inputs.bans)):
+    """Logit bias, penalties, bans, masks; a copy only where there is something to change."""
+    masked_rows, masks = inputs.masks()
+    edited = (inputs.biases, inputs.seen, inputs.bans)
+    if not len(masked_rows) and not any(len(edits[0]) for edits in edited):
         return logits
     modified = logits.clone()
     rows, ids, biases = _edits(inputs.biases, logits)
@@ -66,7 +68,17 @@ def _modify(logits: Tensor, inputs: SamplingInputs) -> Tensor:
     modified[rows, ids] = seen
     rows, ids, _ = _edits(inputs.bans, logits)
     modified[rows, ids] = -torch.inf
+    if len(masked_rows):
+        rows = _to(masked_rows, logits).long()
+        modified[rows] = modified[rows].masked_fill(~_allowed(masks, logits), -torch.inf)
     return modified
+
+
+def _allowed(masks: npt.NDArray[np.uint32], logits: Tensor) -> Tensor:
+    """[rows, vocab] from the bits of the masks."""
+    words = _to(masks.view(np.int32), logits).unsqueeze(2)
+    bits = words >> torch.arange(32, dtype=torch.int32, device=logits.device) & 1
+    return bits.flatten(1)[:, : logits.shape[1]].bool()
 
 
 def _draw(logits: Tensor, best: Tensor, token_ids: Tensor, inputs: SamplingInputs) -> None:

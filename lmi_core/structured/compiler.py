@@ -1,0 +1,68 @@
+"""Compiled grammars of one engine: off the event loop, each once, the most recent ones kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from lmi_core.errors import UserError
+from lmi_core.structured.grammar import Grammar
+from lmi_core.structured.matcher import CompiledGrammar, GrammarLibrary
+
+_MAX_CACHED = 128
+_TIMEOUT_S = 10.0
+
+
+class GrammarCompiler:
+    """Compiles in threads, which the library does without the GIL."""
+
+    def __init__(
+        self,
+        make_library: Callable[[], GrammarLibrary],
+        *,
+        max_cached: int = _MAX_CACHED,
+        timeout_s: float = _TIMEOUT_S,
+    ) -> None:
+        """``make_library`` is called for the first grammar, in a thread: it reads the whole
+        vocabulary. What it raises, every grammar gets."""
+        self._make_library = make_library
+        self._max_cached = max_cached
+        self._timeout_s = timeout_s
+        self._library: GrammarLibrary | None = None
+        self._library_lock = threading.Lock()
+        self._cache: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="lmi-grammar")
+
+    async def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Raises UserError for a grammar that is wrong, too large or takes too long."""
+        cached = self._cache.get(grammar)
+        if cached is not None:
+            self._cache.move_to_end(grammar)
+            return cached
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                compiled = await loop.run_in_executor(self._threads, self._compile, grammar)
+        except TimeoutError:
+            raise UserError(
+                f"the {grammar.kind} couldn't be compiled within {self._timeout_s:g} s; "
+                "make it simpler",
+                field="grammar",
+            ) from None
+        self._cache[grammar] = compiled
+        if len(self._cache) > self._max_cached:
+            self._cache.popitem(last=False)
+        return compiled
+
+    def close(self) -> None:
+        """Release the threads. Idempotent."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        with self._library_lock:
+            if self._library is None:
+                self._library = self._make_library()
+        return self._library.compile(grammar)

@@ -1,0 +1,131 @@
+"""Grammars compiled by llguidance (https://github.com/guidance-ai/llguidance).
+
+The library counts its work: a grammar that needs more than its limits fails, whatever the machine
+and its load. On top, a matcher has a budget of processor time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import llguidance
+
+from lmi_core.errors import UserError
+from lmi_core.structured.grammar import Grammar, GrammarKind
+from lmi_core.structured.matcher import Mask
+from lmi_core.text.tokenizer import Tokenizer
+
+_JSON_WHITESPACE = "[ ]?"
+"""Between the parts of JSON; a model can't go on with blanks for ever."""
+_FIRST_BUDGET_S, _TOKEN_BUDGET_S = 2.0, 0.02
+"""Processor time of a matcher: at once, and more with every token."""
+_MAX_REASON_CHARS = 300
+
+
+class GuidanceLibrary:
+    """Implements ``GrammarLibrary``."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        limits: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``limits``: keyword arguments of ``LLParserLimits`` that differ from its defaults."""
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, eos_token_ids[0])),
+            eos_token=list(eos_token_ids),
+        )
+        self._limits = llguidance.LLParserLimits(verbose_errors=False, **limits or {})
+
+    def compile(self, grammar: Grammar) -> GuidanceGrammar:
+        try:
+            source = _source(grammar)
+        except ValueError as error:
+            raise _refused(grammar.kind, str(error)) from None
+        compiled = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+        if compiled.is_error():
+            raise _refused(grammar.kind, compiled.get_error())
+        return GuidanceGrammar(compiled)
+
+
+class GuidanceGrammar:
+    """Implements ``CompiledGrammar``."""
+
+    def __init__(self, compiled: llguidance.LLMatcher) -> None:
+        self._compiled = compiled
+
+    def matcher(self) -> GuidanceMatcher:
+        return GuidanceMatcher(self._compiled.deep_copy())
+
+
+class GuidanceMatcher:
+    """Implements ``Matcher``. Belongs to one thread."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self._matcher = matcher
+        self._budget_s = _FIRST_BUDGET_S
+
+    def fill_mask(self, mask: Mask) -> None:
+        if self._budget_s < 0:
+            raise _too_slow("it takes too much processor time")
+        started_s = time.thread_time()
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._budget_s += _TOKEN_BUDGET_S - (time.thread_time() - started_s)
+        if self._matcher.is_error():
+            raise _too_slow(_reason(self._matcher.get_error()))
+
+    def accept(self, token_id: int) -> None:
+        if not self._matcher.consume_token(token_id):
+            raise _too_slow(_reason(self._matcher.get_error()))
+
+    def rollback(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens)
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+
+
+class _Vocabulary:
+    """What ``llguidance.TokenizerWrapper`` wants of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_id: int) -> None:
+        self.eos_token_id = eos_token_id
+        self.bos_token_id = tokenizer.bos_token_id
+        self.special_token_ids = sorted(tokenizer.special_ids)
+        assert tokenizer.token_bytes is not None
+        self.tokens = [tokenizer.token_bytes[i] for i in range(vocab_size)]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise TypeError("text is needed, not bytes")
+        return self._tokenizer.encode_now(text, add_special_tokens=False)
+
+
+def _source(grammar: Grammar) -> str:
+    """The grammar in the library's own form; ValueError when it can't be read."""
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        options: Any = {"whitespace_pattern": _JSON_WHITESPACE}
+        return str(llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=options))
+    form: Any = grammar.kind.value
+    return str(llguidance.grammar_from(form, grammar.text))
+
+
+def _refused(kind: GrammarKind, reason: str) -> UserError:
+    return UserError(f"the {kind} can't be used: {_reason(reason)}", field="grammar")
+
+
+def _too_slow(reason: str) -> UserError:
+    return UserError(f"the grammar failed while generating: {reason}", field="grammar")
+
+
+def _reason(message: str) -> str:
+    """The library's message on one line."""
+    text = " ".join(message.replace("<non-verbose/>", "").split())
+    return text if len(text) <= _MAX_REASON_CHARS else text[:_MAX_REASON_CHARS] + "..."

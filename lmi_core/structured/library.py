@@ -1,0 +1,43 @@
+"""Which library compiles grammars: llguidance, an optional dependency."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+from lmi_core.errors import MissingExtraError, UserError
+from lmi_core.structured.matcher import GrammarLibrary
+from lmi_core.text.tokenizer import Tokenizer
+
+EXTRA = "structured"
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("llguidance") is not None
+
+
+def load_library(
+    tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Sequence[int]
+) -> GrammarLibrary:
+    """The library with a model's vocabulary; takes a while for a large one.
+
+    Raises MissingExtraError when it isn't installed, UserError for a model that no text of a
+    grammar could end with, or whose tokens don't have a text each.
+    """
+    if not is_installed():
+        raise MissingExtraError("structured output", EXTRA)
+    if not eos_token_ids:
+        raise UserError(
+            "structured output needs a model with an end-of-sequence id; name it in "
+            "generation_config.json (eos_token_id)",
+            field="grammar",
+        )
+    if tokenizer.token_bytes is None:
+        raise UserError(
+            "structured output needs a tokenizer whose tokens stand for bytes (byte-level BPE or "
+            "byte fallback); this model's is of another kind",
+            field="grammar",
+        )
+    from lmi_core.structured.guidance import GuidanceLibrary
+
+    return GuidanceLibrary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)

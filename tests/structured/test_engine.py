@@ -1,0 +1,290 @@
+"""Structured output through the engine: every text follows its grammar, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+
+from lmi_core.config.engine_config import EngineConfig
+from lmi_core.demo import MODEL_DIR
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.outputs import FinishReason, TokenEvent
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import UserError
+from lmi_core.structured.grammar import Grammar
+from tests.checkpoints import cached_checkpoint
+from tests.engine.fake_runner import FakeRunner
+from tests.engine.harness import (
+    EOS_ID,
+    assert_nothing_leaked,
+    collect,
+    make_engine,
+    run,
+    text,
+    token_ids,
+)
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", 3]}, "minItems": 1, "maxItems": 3},
+        "home": {
+            "type": "object",
+            "properties": {
+                "street": {"type": "string", "pattern": "^[A-Z][a-z]{1,6}$"},
+                "rooms": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+            },
+            "required": ["street"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "age", "tags", "home"],
+    "additionalProperties": False,
+}
+SCHEMAS: list[Any] = [
+    PERSON,
+    {"type": "array", "items": {"$ref": "#/$defs/p"}, "maxItems": 2, "$defs": {"p": PERSON}},
+    {"type": "number", "minimum": -5, "exclusiveMaximum": 12},
+    {"anyOf": [{"const": "x"}, {"type": "string", "format": "date"}]},
+]
+
+
+def demo_config(**changes: Any) -> EngineConfig:
+    settings = {"max_num_seqs": 32, "kv_cache_bytes": 64 << 20, "num_threads": 1, **changes}
+    return EngineConfig(model=MODEL_DIR, **settings)
+
+
+def tiny_config(**changes: Any) -> EngineConfig:
+    settings = {
+        "max_num_seqs": 32,
+        "max_model_len": 480,
+        "kv_cache_bytes": 64 << 20,
+        "num_threads": 1,
+        "block_size": 16,
+        **changes,
+    }
+    return EngineConfig(model=cached_checkpoint("llama3"), **settings)
+
+
+def hot(grammar: Grammar | None, seed: int, **changes: Any) -> SamplingParams:
+    settings = {"temperature": 1.5, "max_new_tokens": 400, "seed": seed, **changes}
+    return SamplingParams(grammar=grammar, **settings)
+
+
+@pytest.mark.parametrize("make_config", [demo_config, tiny_config])
+def test_every_text_is_valid(make_config: Any) -> None:
+    async def use() -> None:
+        async with Engine(make_config(), check_integrity=True) as engine:
+            tasks = [
+                collect(engine, "Once", hot(Grammar.json_schema(schema), seed))
+                for schema in SCHEMAS
+                for seed in range(8)
+            ]
+            results = await asyncio.gather(*tasks)
+            await assert_nothing_leaked(engine)
+        assert len({text(events) for events in results}) > 12
+        num_complete = 0
+        for number, events in enumerate(results):
+            if events[-1].finish_reason is FinishReason.LENGTH:
+                continue
+            assert events[-1].finish_reason is FinishReason.EOS
+            num_complete += 1
+            value = json.loads(text(events))
+            jsonschema.validate(value, SCHEMAS[number // 8])
+        assert num_complete > 24
+
+    run(use(), timeout_s=100)
+
+
+def test_regex_choice_and_free_json() -> None:
+    async def use() -> None:
+        async with Engine(demo_config(), check_integrity=True) as engine:
+            for seed in range(6):
+                pattern = r"[a-f]{3,9}(-[0-9]+)?\.(txt|é)"
+                params = hot(Grammar.regex(pattern), seed)
+                assert re.fullmatch(pattern, text(await collect(engine, "A", params)))
+                params = hot(Grammar.choice(["north", "nordic", "south"]), seed)
+                assert text(await collect(engine, "A", params)) in ("north", "nordic", "south")
+                events = await collect(engine, "A", hot(Grammar.json_object(), seed))
+                if events[-1].finish_reason is FinishReason.EOS:
+                    assert isinstance(json.loads(text(events)), dict)
+
+    run(use())
+
+
+def outcome(events: list[TokenEvent]) -> list[tuple[int, int, float | None]]:
+    return sorted((e.choice, e.num_generated_tokens, e.token_id, e.logprob) for e in events)  # type: ignore[misc]
+
+
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "many at once": {},
+    "plain loop": {"overlap": False, "max_num_batched_tokens": 40},
+    "two threads": {"num_threads": 2, "max_num_batched_tokens": 64},
+    "few blocks": {"kv_cache_bytes": None},
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_same_request_same_tokens_with_and_without_grammars(name: str) -> None:
+    """Masked rows and rows beside them are what they are alone, to the bit."""
+    rng = random.Random(3)
+    requests = []
+    for number in range(24):
+        prompt = [rng.randrange(4, 384) for _ in range(rng.randrange(1, 60))]
+        grammar = Grammar.json_schema(SCHEMAS[number % 4]) if number % 3 else None
+        params = hot(grammar, number, max_new_tokens=60, logprobs=0, n=1 + number % 2)
+        requests.append((prompt, params))
+
+    async def alone() -> list[Any]:
+        async with Engine(tiny_config(max_num_seqs=2, enable_prefix_caching=False)) as engine:
+            return [outcome(await collect(engine, *request)) for request in requests]
+
+    async def together() -> tuple[list[Any], int]:
+        changes = CONDITIONS[name]
+        if name == "few blocks":
+            from lmi_core import _native
+
+            sizes = {"num_layers": 3, "num_kv_heads": 2, "head_dim": 16}
+            block = _native.KvCache.block_bytes(block_size=16, dtype="fp32", **sizes)
+            changes = {"kv_cache_bytes": 36 * block}
+        async with Engine(tiny_config(**changes), check_integrity=True) as engine:
+            results = await asyncio.gather(*(collect(engine, *r) for r in requests))
+            await assert_nothing_leaked(engine)
+            assert sum(len(events) for events in results) > 1000
+            return [outcome(events) for events in results], engine.stats().totals.num_preemptions
+
+    expected = run(alone(), timeout_s=100)
+    got, num_preemptions = run(together(), timeout_s=100)
+    for number in range(len(requests)):
+        assert got[number] == expected[number], number
+    assert (num_preemptions > 0) == (name == "few blocks")
+
+
+def test_the_torch_runner_masks_too() -> None:
+    pytest.importorskip("torch", exc_type=ImportError)
+
+    async def use() -> None:
+        config = tiny_config(device="torch-cpu", max_num_seqs=4)
+        async with Engine(config, check_integrity=True) as engine:
+            pattern = "[a-f]{5}(-[0-9]{2}){2}"
+            tasks = [collect(engine, "A", hot(Grammar.regex(pattern), seed)) for seed in range(3)]
+            tasks.append(collect(engine, "A", hot(None, 9, max_new_tokens=8)))
+            *results, free = await asyncio.gather(*tasks)
+            assert len(free) == 8
+            assert all(re.fullmatch(pattern, text(events)) for events in results)
+
+    run(use(), timeout_s=60)
+
+
+def test_a_bad_grammar_is_refused_and_a_slow_one_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = Grammar.regex("(.*a.{12}){1,40}b")
+
+    async def use() -> None:
+        async with Engine(demo_config(), check_integrity=True) as engine:
+            with pytest.raises(UserError, match="unclosed"):
+                await collect(engine, "A", hot(Grammar.regex("[a"), 0))
+            good = [collect(engine, "A", hot(Grammar.json_schema(PERSON), i)) for i in range(8)]
+            free = [collect(engine, "A", hot(None, i, max_new_tokens=30)) for i in range(8)]
+            failing = collect(engine, "A", hot(slow, 1))
+            error, *results = await asyncio.gather(failing, *good, *free, return_exceptions=True)
+            assert isinstance(error, UserError)
+            assert "failed while generating" in str(error)
+            assert all(isinstance(events, list) for events in results)
+            assert engine.healthy
+            await assert_nothing_leaked(engine)
+
+    from lmi_core.structured import guidance
+
+    real = guidance.llguidance.LLParserLimits
+    monkeypatch.setattr(
+        guidance.llguidance,
+        "LLParserLimits",
+        lambda **limits: real(**{**limits, "step_lexer_fuel": 3000}),
+    )
+    run(use(), timeout_s=60)
+
+
+def test_32_at_once_and_aborts_leave_nothing_behind() -> None:
+    async def use() -> None:
+        async with Engine(demo_config(), check_integrity=True) as engine:
+
+            async def leave_early(seed: int) -> None:
+                grammar = Grammar.json_schema(PERSON) if seed % 2 else None
+                num_events = 0
+                async for _ in engine.generate("A", hot(grammar, seed, ignore_eos=not grammar)):
+                    num_events += 1
+                    if num_events > seed % 7:
+                        break
+
+            stay = [collect(engine, "A", hot(Grammar.json_schema(PERSON), i)) for i in range(16)]
+            await asyncio.gather(*map(leave_early, range(16)), *stay)
+            await assert_nothing_leaked(engine)
+
+    run(use(), timeout_s=60)
+
+
+def test_choices_follow_the_grammar_independently() -> None:
+    async def use() -> None:
+        async with Engine(demo_config(), check_integrity=True) as engine:
+            events = await collect(engine, "A", hot(Grammar.regex("[a-z]{6}"), 4, n=5))
+            texts = {text(events, choice) for choice in range(5)}
+            assert len(texts) > 1
+            assert all(re.fullmatch("[a-z]{6}", one) for one in texts)
+
+    run(use())
+
+
+# ---- how a text ends, on an engine whose tokens are single bytes
+
+
+def fake(pattern: str, **changes: Any) -> tuple[list[TokenEvent], str]:
+    async def use() -> list[TokenEvent]:
+        async with make_engine(FakeRunner()) as engine:
+            params = SamplingParams(grammar=Grammar.regex(pattern), **changes)
+            events = await collect(engine, [1, 2, 3], params)
+            await assert_nothing_leaked(engine)
+            return events
+
+    events = run(use())
+    return events, text(events)
+
+
+def test_a_complete_text_ends_with_the_end_of_sequence() -> None:
+    events, shown = fake("[a-z]{4}")
+    assert re.fullmatch("[a-z]{4}", shown)
+    assert token_ids(events)[-1] == EOS_ID
+    assert events[-1].finish_reason is FinishReason.EOS
+    assert events[-1].num_generated_tokens == 5
+
+
+@pytest.mark.parametrize(
+    "changes", [{"ignore_eos": True}, {"min_new_tokens": 20}, {"max_new_tokens": 4}], ids=str
+)
+def test_without_an_end_of_sequence_it_ends_by_itself(changes: dict[str, Any]) -> None:
+    events, shown = fake("[a-z]{4}", **changes)
+    assert re.fullmatch("[a-z]{4}", shown)
+    assert events[-1].finish_reason is FinishReason.EOS
+    assert events[-1].num_generated_tokens == 4
+    assert EOS_ID not in token_ids(events)
+
+
+def test_a_text_cut_short_ends_by_its_length() -> None:
+    events, shown = fake("[a-z]{40}", max_new_tokens=7)
+    assert len(shown) == 7
+    assert events[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_a_grammar_whose_tokens_are_all_banned_fails() -> None:
+    banned = tuple(i for i in range(256) if i != EOS_ID)
+    with pytest.raises(Exception, match="no token could be sampled"):
+        fake("[a-z]{4}", banned_token_ids=banned)
