@@ -58,7 +58,7 @@ class KvMemory:
     def admit(self, sequence: Sequence, *, num_spare_blocks: int) -> Admission | None:
         """Give a waiting sequence a row and blocks for all of its tokens, if that leaves
         ``num_spare_blocks`` available; None otherwise. What is cached, or computed by a sibling,
-        is shared."""
+        is shared. Whatever it raises, it has taken nothing."""
         if not self._free_rows:
             return None
         source = _fork_source(sequence)
@@ -73,12 +73,16 @@ class KvMemory:
         return Admission()
 
     def extend(self, sequence: Sequence) -> bool:
-        """One more block; False when there is none."""
+        """One more block; False when there is none. Whatever it raises, it has taken nothing."""
         new_ids = self.pool.allocate(1)
         if new_ids is None:
             return False
+        try:
+            self._tables.append(sequence.row, new_ids)
+        except Exception:
+            self.pool.free(new_ids)
+            raise
         sequence.block_ids += new_ids
-        self._tables.append(sequence.row, new_ids)
         self._num_promised -= 1
         return True
 
@@ -148,7 +152,13 @@ class KvMemory:
         num_needed = num_new + num_spare_blocks
         if self._guaranteed_no_evict:
             num_needed = self._num_max_blocks(sequence) - len(shared) + self._num_promised
-        new_ids = self.pool.allocate(num_new) if num_needed <= self.pool.num_available else None
+        new_ids = None
+        if num_needed <= self.pool.num_available:
+            try:
+                new_ids = self.pool.allocate(num_new)
+            except Exception:
+                self.pool.free(shared)
+                raise
         if new_ids is None:
             self.pool.free(shared)
             return False
@@ -157,8 +167,12 @@ class KvMemory:
         sequence.num_published = len(shared)
         sequence.num_computed = num_computed
         self._num_promised += self._num_max_blocks(sequence) - len(sequence.block_ids)
-        self._tables.set(sequence.row, sequence.block_ids)
-        self._set_sampling(sequence)
+        try:
+            self._tables.set(sequence.row, sequence.block_ids)
+            self._set_sampling(sequence)
+        except Exception:
+            self.release(sequence)
+            raise
         return True
 
     def _cached_prefix(self, sequence: Sequence) -> list[int]:

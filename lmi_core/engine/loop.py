@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from lmi_core.engine.active_request import ActiveRequest
@@ -13,6 +14,7 @@ from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.policy import Plan
 from lmi_core.engine.runner import Runner
 from lmi_core.engine.scheduler import Commit, Scheduler
+from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
 from lmi_core.errors import EngineError
 
@@ -131,8 +133,9 @@ class StepLoop:
     def _submit_next(self) -> Submitted | None:
         """Plan a step and hand it to the worker; None when nothing can run, or it failed."""
         plan = self._scheduler.plan()
+        self._fail_requests(plan.failures, "planning a step for the request failed")
         if not plan.sequences:
-            if self._scheduler.has_work:
+            if self._scheduler.has_work and not plan.failures:
                 raise EngineError("sequences wait, but none can run")
             return None
         steps = self._runner.steps
@@ -166,6 +169,7 @@ class StepLoop:
             return None
         self._num_failures_in_a_row = 0
         commit = self._scheduler.commit(plan, step)
+        self._fail_requests(commit.failures, "taking over the request's step failed")
         if self._check_integrity:
             self._scheduler.check_integrity()
         return Committed(commit, step, completed_s)
@@ -192,6 +196,13 @@ class StepLoop:
         for request in self._scheduler.fail(plan):
             self._delivery.fail(request, EngineError(f"the step that served the request: {cause}"))
         self._scheduler.check_integrity()
+
+    def _fail_requests(self, failures: Iterable[tuple[Sequence, Exception]], what: str) -> None:
+        """End the requests that our own code failed for, outside of the step itself."""
+        for sequence, error in failures:
+            request = sequence.request
+            _log.error("request %s: %s", request.request_id, what, exc_info=error)
+            self._delivery.fail(request, EngineError(f"{what}: {error}"))
 
     def _die(self, error: Exception) -> None:
         """End every request; queues and blocks may be inconsistent and aren't touched any more."""

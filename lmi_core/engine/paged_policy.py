@@ -50,8 +50,11 @@ class PagedPolicy:
         return self._info.max_logit_rows - len(sequences)
 
     def _grow(self, sequence: Sequence, plan: Plan) -> bool:
-        """One more block, at the cost of the newest sequences; False if it was the newest."""
-        while not self._memory.extend(sequence):
+        """One more block, at the cost of the newest sequences; False if it was the newest, or
+        failed."""
+        while not self._extend(sequence, plan):
+            if plan.failures and plan.failures[-1][0] is sequence:
+                return False
             victim = self._queues.running.pop()
             self._memory.release(victim)
             self._queues.wait(victim)
@@ -60,9 +63,17 @@ class PagedPolicy:
                 return False
         return True
 
+    def _extend(self, sequence: Sequence, plan: Plan) -> bool:
+        try:
+            return self._memory.extend(sequence)
+        except Exception as error:  # one sequence's fault must not end the others
+            plan.failures.append((sequence, error))
+            return False
+
     def _continue_prompts(self, plan: Plan, num_logit_rows: int) -> int:
+        failed = [sequence for sequence, _ in plan.failures]
         for sequence in self._queues.running:
-            if not sequence.num_scheduled:
+            if not sequence.num_scheduled and sequence not in failed:
                 num_logit_rows = self._schedule_chunk(sequence, plan, num_logit_rows)
         return num_logit_rows
 
@@ -78,7 +89,11 @@ class PagedPolicy:
             state = (sequence, memory.pool.num_available, len(queues.running))
             if state == self._refusal:
                 return
-            admission = memory.admit(sequence, num_spare_blocks=self._num_spare_blocks())
+            try:
+                admission = memory.admit(sequence, num_spare_blocks=self._num_spare_blocks())
+            except Exception as error:  # those behind it are admitted by the next step
+                plan.failures.append((sequence, error))
+                return
             if admission is None:
                 self._refusal = state
                 return

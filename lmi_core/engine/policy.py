@@ -21,6 +21,8 @@ class Plan:
     """(source, target) blocks copied before the forward pass."""
     num_tokens: int = 0
     num_preempted: int = 0
+    failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
+    """Sequences that planning itself failed for; they are in none of the lists above."""
 
 
 @dataclass(slots=True)

@@ -43,6 +43,8 @@ class Commit:
 
     outputs: list[Output] = field(default_factory=list)
     prompt_chunks: list[PromptChunk] = field(default_factory=list)
+    failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
+    """Sequences that the commit itself failed for; all choices of their requests are finished."""
 
 
 class Scheduler:
@@ -129,15 +131,22 @@ class Scheduler:
         commit = Commit()
         sampled = step.sampled()
         for sequence in plan.sequences:
-            num_tokens, sequence.num_scheduled = sequence.num_scheduled, 0
-            start = sequence.num_computed
-            sequence.num_computed = start + num_tokens
-            self.memory.publish(sequence)
-            if sequence.is_ending:
-                self._release(sequence)
-            elif sequence.logit_row >= 0:
-                self._commit_rows(sequence, start, num_tokens, sampled, commit)
+            try:
+                self._commit_one(sequence, sampled, commit)
+            except Exception as error:  # one request's fault must not end the others
+                commit.failures.append((sequence, error))
+                self.finish_all(sequence.request.sequences)
         return commit
+
+    def _commit_one(self, sequence: Sequence, sampled: list[int], commit: Commit) -> None:
+        num_tokens, sequence.num_scheduled = sequence.num_scheduled, 0
+        start = sequence.num_computed
+        sequence.num_computed = start + num_tokens
+        self.memory.publish(sequence)
+        if sequence.is_ending:
+            self._release(sequence)
+        elif sequence.logit_row >= 0:
+            self._commit_rows(sequence, start, num_tokens, sampled, commit)
 
     def _commit_rows(
         self,

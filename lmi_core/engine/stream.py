@@ -34,12 +34,17 @@ class EventStream:
             self._is_finished = True
 
     def take(self) -> tuple[list[TokenEvent], bool]:
-        """Everything that is there, and whether nothing follows. Raises the stream's error."""
+        """Everything that is there, and whether nothing follows. Raises the stream's error, by a
+        call of its own when there are events before it: the reader is notified again for that.
+        """
         # Read first: the other thread may put the last events after the queue looked empty.
         is_finished = self._is_finished
         events = []
         while self._events:
             events.append(self._events.popleft())
-        if is_finished and not events and self._error is not None:
+        if not is_finished or self._error is None:
+            return events, is_finished
+        if not events:
             raise self._error
-        return events, is_finished and (self._error is None or not events)
+        self.notify()
+        return events, False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -171,6 +173,79 @@ def test_a_fault_in_the_loop_fails_everything_loudly() -> None:
     run(main())
 
 
+class Faulty:
+    """Passes calls on to a part of the engine; the named ones fail when their turn comes."""
+
+    def __init__(self, part: Any, turns: dict[str, set[int]]) -> None:
+        self._part = part
+        self._turns = turns
+        self._calls: Counter[str] = Counter()
+        self.num_faults = 0
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._part, name)
+        if name not in self._turns:
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            turn = self._calls[name]
+            self._calls[name] += 1
+            if turn in self._turns[name]:
+                self.num_faults += 1
+                raise MemoryError(f"{name} is out of luck")
+            return value(*args, **kwargs)
+
+        return call
+
+
+MEMORY_CALLS = [
+    ("pool", "allocate"),
+    ("pool", "acquire_prefix"),
+    ("pool", "add_ref"),
+    ("pool", "publish"),
+    ("block_tables", "set"),
+    ("block_tables", "append"),
+    ("sampling", "set"),
+    ("sampling", "observe_prompt"),
+    ("sampling", "observe_many"),
+    ("sampling", "observe"),
+]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("part", "call"), MEMORY_CALLS)
+def test_a_fault_around_a_step_fails_its_own_request(part: str, call: str, overlap: bool) -> None:
+    """Admission, growth and commit may raise; one request ends, the others get their tokens."""
+    params = SamplingParams(
+        max_new_tokens=40, ignore_eos=True, temperature=1.0, seed=3, repetition_penalty=1.5, n=2
+    )
+    prompt = list(range(20))
+
+    async def main() -> None:
+        runner = FakeRunner(max_num_seqs=6, num_blocks=24)
+        faulty = Faulty(getattr(runner, part), {call: {3}})
+        setattr(runner, part, faulty)
+        async with make_engine(runner, overlap=overlap) as engine:
+            results = await asyncio.gather(
+                *(collect(engine, prompt, params) for _ in range(6)), return_exceptions=True
+            )
+            assert faulty.num_faults == 1
+            failed = [result for result in results if isinstance(result, BaseException)]
+            assert len(failed) == 1
+            assert isinstance(failed[0], EngineError)
+            assert f"{call} is out of luck" in str(failed[0])
+            for result in results:
+                if not isinstance(result, BaseException):
+                    for choice in (0, 1):
+                        expected = expected_tokens(prompt, params, seed=3, choice=choice)
+                        assert token_ids(result, choice) == expected
+            assert engine.healthy
+            assert len(await collect(engine, request("after"))) == 20
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_abort_at_any_moment(overlap: bool) -> None:
     params = SamplingParams(max_new_tokens=12, ignore_eos=True, n=2, temperature=1.0)
@@ -243,5 +318,21 @@ def test_a_slow_reader_gets_merged_lists_and_holds_nobody_up() -> None:
             assert len(rest) == 1
             assert token_ids(first + rest[0]) == expected_tokens([1, 2, 3], PARAMS)
             assert text(first + rest[0])
+
+    run(main())
+
+
+def test_a_reader_that_is_behind_gets_the_events_and_then_the_error() -> None:
+    async def main() -> None:
+        runner = FakeRunner()
+        runner.fail_step = lambda number: "out of luck" if number == 5 else ""
+        async with make_engine(runner) as engine:
+            batches = engine.generate_batches(request("slow"))
+            first = await anext(batches)
+            await until(lambda: engine.stats().totals.num_failed_steps == 1)
+            rest = await anext(batches)
+            assert len(first + rest) == 5
+            with pytest.raises(EngineError, match="out of luck"):
+                await anext(batches)
 
     run(main())
