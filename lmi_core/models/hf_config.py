@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,7 @@ def read_hf_config(directory: Path) -> HfConfig:
     Raises ModelError when the directory or config.json is missing, can't be read or isn't a JSON
     object, or when the checkpoint is quantised.
     """
-    _check_directory(directory)
+    check_directory(directory)
     path = directory / "config.json"
     values = read_json_object(path)
     generation_path = directory / "generation_config.json"
@@ -112,7 +113,8 @@ def read_hf_config(directory: Path) -> HfConfig:
     return HfConfig(path, values, tuple(sorted(set(eos_ids))), bos_ids[0] if bos_ids else None)
 
 
-def _check_directory(directory: Path) -> None:
+def check_directory(directory: Path) -> None:
+    """Raise ModelError unless ``directory`` is one whose files can be read."""
     try:
         is_directory = stat.S_ISDIR(directory.stat().st_mode)
     except FileNotFoundError:
@@ -120,9 +122,9 @@ def _check_directory(directory: Path) -> None:
     except (OSError, ValueError) as error:
         what = f"can't be read: {getattr(error, 'strerror', None) or error}"
     else:
-        if is_directory:
+        if is_directory and os.access(directory, os.R_OK | os.X_OK):
             return
-        what = "is not a directory"
+        what = "can't be read: Permission denied" if is_directory else "is not a directory"
     raise ModelError(
         f"model {directory} {what}; give a directory with config.json, *.safetensors and "
         "tokenizer.json",

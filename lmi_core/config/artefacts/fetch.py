@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lmi_core.config.artefacts.cache import download_root
 from lmi_core.config.artefacts.hub import fetch_from_hub
-from lmi_core.config.artefacts.local import check_directory
+from lmi_core.config.artefacts.local import check_model
 from lmi_core.config.artefacts.progress import Progress
 from lmi_core.config.artefacts.s3 import fetch_from_s3
 from lmi_core.config.model_config import ModelSource
@@ -45,5 +45,5 @@ def fetch(
         )
     else:
         raise ModelError("the model has no files: set option.model_id", field="option.model_id")
-    check_directory(directory)
+    check_model(directory)
     return directory

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmi_core.config.artefacts.local import check_directory
+from lmi_core.config.artefacts.local import check_model
 from lmi_core.config.paths import is_dir, is_file
 from lmi_core.errors import MissingExtraError, ModelError
 
@@ -54,7 +54,7 @@ def find_in_cache(model_id: str, revision: str | None, cache: Path) -> Path | No
     snapshot = snapshot_in_cache(model_id, revision, cache)
     try:
         if snapshot is not None:
-            check_directory(snapshot)
+            check_model(snapshot)
     except ModelError:
         return None
     return snapshot
