@@ -11,6 +11,7 @@ from lmi_core.config.model_files import ModelFiles
 from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
 from lmi_core.config.system import WrittenFor
+from lmi_core.config.table.accelerate import NATIVE_QUANTIZE
 
 _TNX_KEYS = (
     "fuse_qkv",
@@ -161,7 +162,7 @@ def _scheduler(subject: Subject) -> None:
 
 def _deepspeed(subject: Subject) -> None:
     quantize = subject.option("quantize")
-    if quantize not in (None, "dynamic_int8", "smoothquant"):
+    if quantize not in (None, "dynamic_int8", "smoothquant", *NATIVE_QUANTIZE):
         subject.ignore(
             "option.quantize",
             f"DeepSpeed treats option.quantize={quantize} as unset; it knows dynamic_int8 and "
@@ -172,7 +173,7 @@ def _deepspeed(subject: Subject) -> None:
             "option.dtype", "option.dtype=bf16 can't be used with option.quantize=smoothquant"
         )
     if subject.option("checkpoint") is not None:
-        if quantize in ("dynamic_int8", "smoothquant"):
+        if quantize in ("dynamic_int8", "smoothquant", *NATIVE_QUANTIZE):
             subject.error(
                 "option.checkpoint", "option.checkpoint can't be combined with option.quantize"
             )
@@ -237,6 +238,29 @@ def _trtllm(subject: Subject) -> None:
         subject.error("option.chatglm_model_version", "chatglm needs option.chatglm_model_version")
 
 
+def _device(subject: Subject) -> None:
+    """What only the CPU engine has."""
+    device = subject.option("device")
+    if device in (None, "cpu"):
+        return
+    for name in ("num_threads", "instruction_set"):
+        if subject.option(name) is not None:
+            subject.ignore(f"option.{name}", f"belongs to option.device=cpu, not to {device}")
+    if subject.option("deterministic") is True:
+        subject.error(
+            "option.deterministic",
+            f"option.deterministic=true needs option.device=cpu: with {device}, results may depend "
+            "on what else is in the batch",
+        )
+    is_int8 = subject.option("dtype") == "int8"
+    for name, value in (("quantize", subject.option("quantize")), ("dtype", is_int8 and "int8")):
+        if value:
+            subject.error(
+                f"option.{name}",
+                f"option.{name}={value} needs option.device=cpu; leave it out for {device}",
+            )
+
+
 _COMMON: tuple[Rule, ...] = (
     _choices,
     _static_batching,
@@ -245,6 +269,7 @@ _COMMON: tuple[Rule, ...] = (
     _adapter_only,
     _mpi,
     _int8_dtype,
+    _device,
 )
 _BY_SYSTEM: dict[str, tuple[Rule, ...]] = {
     "lmi_dist": (_lmi_dist,),

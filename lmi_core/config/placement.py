@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmi_core.config.capabilities import BACKENDS
 from lmi_core.config.host import Host
 from lmi_core.config.merge import Values
 from lmi_core.config.problem import Problems
@@ -30,16 +29,19 @@ def placement_for(
     mpi_mode: bool,
     problems: Problems,
 ) -> Placement:
-    """Return the placement on ``backend``; the native engine without CUDA is one copy."""
-    placement = place(values, host, system, mpi_mode=mpi_mode, problems=problems)
-    if backend != "native" or "device.cuda" in BACKENDS["native"].capabilities:
-        return placement
-    if host.num_gpus:
+    """Return the placement on ``backend``; the native engine is one copy on one device."""
+    if backend != "native":
+        return place(values, host, system, mpi_mode=mpi_mode, problems=problems)
+    device = values.get("option.device") or "cpu"
+    if host.num_gpus and device == "cpu":
         problems.warn(
             "",
-            f"{host.num_gpus} GPUs are visible, but the native engine runs on the CPU in this "
-            "version",
+            f"{host.num_gpus} GPUs are visible, but the native engine runs on the CPU; "
+            "option.device=cuda uses the first of them",
         )
+    if device == "cuda" and not host.num_gpus:
+        key = "option.device"
+        problems.warn(values.where(key), "option.device=cuda, but no GPU is visible here", key)
     return Placement()
 
 

@@ -12,6 +12,7 @@ from lmi_core.config.problem import Problems
 from lmi_core.config.table import BY_KEY
 
 SHOWN_DEFAULTS = (
+    "option.device",
     "option.dtype",
     "option.tensor_parallel_degree",
     "option.rolling_batch",
@@ -88,7 +89,7 @@ def _unknown(setting: Setting, backend: str) -> Row:
 
 def _default(option: Option, system: str, backend: str) -> Row | None:
     default = option.default_for(system)
-    if default is None:
+    if default is None or backend not in option.actions:
         return None
     effect = effect_of(option, default, backend)
     return Row(option.key, show(default), "default", effect.outcome, effect.text)

@@ -62,7 +62,7 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         max_request_size_bytes=limit if isinstance(limit, int) else 64 << 20,
         receive_timeout_s=timeout if isinstance(timeout, float) else 30.0,
         drain_timeout_s=drain if isinstance(drain, int) else 90 if tgi else 30,
-        log_format="json" if server.get("log_format") == "json" else "console",
+        log_format="json" if _logs_json(server) else "console",
         log_level=str(server.get("log_level") or "info"),
         download_dir=_path(server.get("download_dir")),
         hub_cache=_path(server.get("option.huggingface_hub_cache")),
@@ -89,6 +89,11 @@ def _limit(values: Values, name: str, tgi: bool) -> int | None:
 def _api(server: Values, tgi: bool) -> str:
     """A launcher's configuration asks for the launcher's protocol."""
     return str(server.get("api") or ("tgi" if tgi else "lmi"))
+
+
+def _logs_json(server: Values) -> bool:
+    given = server.get("log_format")
+    return given == "json" or (given is None and server.get("option.json_output") is True)
 
 
 def _text(value: object) -> str | None:

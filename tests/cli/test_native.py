@@ -11,8 +11,9 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -37,10 +38,12 @@ def model() -> str:
 
 
 @contextmanager
-def serving(*args: str, environ: dict[str, str] | None = None) -> Iterator[str]:
-    """The URL of a server process; it must end cleanly on SIGTERM."""
+def serving(
+    *args: str, environ: dict[str, str] | None = None, log: TextIO | None = None
+) -> Iterator[str]:
+    """The URL of a server process; it must end cleanly on SIGTERM. Its log goes to ``log``."""
     # A file: a server whose log nobody reads from a pipe stops when the pipe is full.
-    with tempfile.TemporaryFile("w+") as log:
+    with nullcontext(log) if log else tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "lmi_core", "serve", *args, "--port", "0"],
             env={**os.environ, **(environ or {})},

@@ -290,8 +290,41 @@ def test_a_launcher_makes_one_copy(explained):
 
 
 def test_too_few_devices_are_an_error(resolved):
+    argv = ("org/m", "-o", "rolling_batch=vllm", "-o", "tensor_parallel_degree=8")
     with pytest.raises(ConfigError, match="needs 8 devices, but 4 are visible"):
-        resolved("org/m", "-o", "tensor_parallel_degree=8", host=Host(num_gpus=4))
+        resolved(*argv, host=Host(num_gpus=4))
+
+
+def test_the_native_engine_is_one_copy_however_many_devices_there_are(explained):
+    for device, warning in (("cpu", "device=cuda uses the first"), ("cuda", None)):
+        argv = ("org/m", "-o", "tensor_parallel_degree=8", "-o", f"device={device}")
+        report = explained(*argv, host=Host(num_gpus=4))
+        assert report.models[0].placement == Placement(1, 1)
+        assert not report.errors
+        assert [warning in str(w) for w in report.warnings] == ([True] if warning else [])
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("quantize=int8", "option.quantize=int8 needs option.device=cpu"),
+        ("load_in_8bit=true", "option.quantize=bitsandbytes8 needs option.device=cpu"),
+        ("dtype=int8", "option.dtype=int8 needs option.device=cpu"),
+        ("deterministic=true", "may depend on what else is in the batch"),
+    ],
+)
+def test_what_only_the_cpu_engine_has(resolved, option, message):
+    with pytest.raises(ConfigError, match=message):
+        resolved("org/m", "-o", "device=cuda", "-o", option, host=Host(num_gpus=1))
+
+
+def test_settings_of_the_cpu_engine_have_no_effect_on_a_gpu(explained):
+    argv = ("org/m", "-o", "device=cuda", "-o", "num_threads=2")
+    report = explained(*argv, host=Host(num_gpus=1))
+    assert dict(report.models[0].settings)["device"] == "cuda"
+    assert "num_threads" not in report.models[0].settings
+    assert "belongs to option.device=cpu" in str(report.warnings[0])
+    assert "no GPU is visible" in str(explained("org/m", "-o", "device=cuda").warnings[0])
 
 
 def test_all_faults_of_a_configuration_come_together(model_dir, resolved):

@@ -1,6 +1,6 @@
 """Hugging Face Accelerate keys."""
 
-from lmi_core.config.option import Flag, Option, mapped, needs, no_effect, refused
+from lmi_core.config.option import Flag, Option, honoured, mapped, needs, no_effect, refused
 from lmi_core.config.value_type import Bool, Int, StopList, Text
 
 _SYSTEMS = ("accelerate",)
@@ -25,15 +25,17 @@ _OFF = no_effect("asks for what happens anyway")
 _PAGED = no_effect("the native engine has its own attention kernels")
 
 
+_HONOURED = "tests/config/test_honoured.py::test_quantized_weights_are_smaller"
+
 QUANTIZE = {
-    "int8": _INT8,
+    "int8": honoured("quantize", test=_HONOURED, capability="quant.int8"),
     "bitsandbytes8": _INT8,
     "bitsandbytes": _INT8,
     "dynamic_int8": _INT8,
     "static_int8": _INT8,
     "smoothquant": _INT8,
     "eetq": _INT8,
-    "int4": _INT4,
+    "int4": honoured("quantize", test=_HONOURED, capability="quant.int4"),
     "bitsandbytes4": _INT4,
     "bitsandbytes-nf4": _INT4,
     "bitsandbytes-fp4": _INT4,
@@ -41,6 +43,9 @@ QUANTIZE = {
     "gptq": needs("weights.gptq", "give an unquantised checkpoint", setting="quantize"),
 }
 """What the native engine does with each value of ``option.quantize``."""
+
+NATIVE_QUANTIZE = ("int8", "int4")
+"""The native engine's own names, which every system's configuration may use."""
 
 TGI_QUANTIZE = (
     "awq",
@@ -61,6 +66,7 @@ _ACCELERATE = (
     "gptq",
     "awq",
     "deepspeedfp",
+    *NATIVE_QUANTIZE,
 )
 
 OPTIONS = (
@@ -80,7 +86,7 @@ OPTIONS = (
         ),
         spellings=("option.quantization",),
         env=("HF_MODEL_QUANTIZE",),
-        flag=Flag("--quantize", "QUANTIZE", choices=TGI_QUANTIZE),
+        flag=Flag("--quantize", "QUANTIZE", choices=(*TGI_QUANTIZE, *NATIVE_QUANTIZE)),
         choices={
             "accelerate": _ACCELERATE,
             "scheduler": _ACCELERATE,
@@ -91,10 +97,11 @@ OPTIONS = (
                 "deepspeedfp",
                 "bitsandbytes8",
                 "bitsandbytes",
+                *NATIVE_QUANTIZE,
             ),
-            "neuronx": ("static_int8", "bitsandbytes8"),
-            "trtllm": ("smoothquant", "awq"),
-            "tgi": TGI_QUANTIZE,
+            "neuronx": ("static_int8", "bitsandbytes8", *NATIVE_QUANTIZE),
+            "trtllm": ("smoothquant", "awq", *NATIVE_QUANTIZE),
+            "tgi": (*TGI_QUANTIZE, *NATIVE_QUANTIZE),
             "common": (
                 *QUANTIZE,
                 "exl2",
@@ -155,7 +162,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=-1,
         actions={
-            "native": needs("device.cuda", tuning=True, idle=(-1,)),
+            "native": no_effect("one copy runs on the device that option.device names"),
             "transformers": mapped("device"),
         },
     ),
@@ -165,7 +172,7 @@ OPTIONS = (
         doc="Spread of the layers over devices.",
         systems=_SYSTEMS,
         actions={
-            "native": no_effect("the CPU engine keeps the model on one device"),
+            "native": no_effect("the native engine keeps the model on one device"),
             "transformers": mapped("device_map"),
         },
     ),

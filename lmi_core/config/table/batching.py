@@ -1,6 +1,6 @@
 """Dynamic batching, queues and workers: keys that the model server reads itself."""
 
-from lmi_core.config.option import Flag, Option, honoured, mapped, needs, no_effect
+from lmi_core.config.option import Flag, Option, honoured, mapped, no_effect
 from lmi_core.config.value_type import Bool, Int, Text
 
 _SYSTEMS = ("batching",)
@@ -33,7 +33,7 @@ OPTIONS = (
         flag=Flag("--max-concurrent-requests", "MAX_CONCURRENT_REQUESTS"),
         actions={
             "native": honoured(
-                "max_queue_size", test="tests/engine/test_engine.py::test_queue_bound"
+                "max_queue_size", test="tests/config/test_honoured.py::test_requests_that_may_wait"
             ),
             "transformers": mapped("max_queue_size"),
             "vllm": mapped("max_queue_size"),
@@ -79,7 +79,7 @@ OPTIONS = (
         systems=("common", "batching"),
         default="*",
         spellings=("option.load_on_devices",),
-        actions={"native": needs("device.cuda", tuning=True, idle=("*", "cpu", "-1"))},
+        actions={"native": no_effect("one copy runs on the device that option.device names")},
     ),
     _workers("minWorkers", "SERVING_MIN_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS"),
     _workers("maxWorkers", "SERVING_MAX_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS"),

@@ -157,7 +157,7 @@ OPTIONS = (
         env=("TENSOR_PARALLEL_DEGREE", "SM_NUM_GPUS"),
         flag=Flag("--num-shard", "NUM_SHARD"),
         actions={
-            "native": no_effect("the CPU engine runs one unsharded copy that uses every thread"),
+            "native": no_effect("the native engine runs one unsharded copy"),
             "transformers": mapped("device_map"),
             "vllm": mapped("tensor_parallel_size"),
             "trtllm": mapped("tp_size"),
@@ -233,7 +233,7 @@ OPTIONS = (
         flag=Flag("--max-batch-size", "MAX_BATCH_SIZE"),
         actions={
             "native": honoured(
-                "max_num_seqs", test="tests/engine/test_scheduler.py::test_random_histories"
+                "max_num_seqs", test="tests/config/test_honoured.py::test_sequences_of_the_batch"
             ),
             "transformers": mapped("max_num_seqs"),
             "vllm": mapped("max_num_seqs"),
@@ -465,7 +465,7 @@ OPTIONS = (
         actions={
             "native": honoured(
                 "served_model_name",
-                test="tests/config/test_resolve.py::test_models_without_a_directory",
+                test="tests/cli/test_options.py::test_name_log_and_size",
             )
         },
     ),

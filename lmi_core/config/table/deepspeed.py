@@ -16,7 +16,7 @@ OPTIONS = (
         actions={
             "native": honoured(
                 "max_model_len",
-                test="tests/engine/test_engine.py::test_context_end_is_a_length_finish",
+                test="tests/config/test_honoured.py::test_length_of_a_sequence",
             ),
             "vllm": mapped("max_model_len"),
         },
@@ -27,7 +27,7 @@ OPTIONS = (
         doc="Capture the forward pass as a CUDA graph.",
         systems=_SYSTEMS,
         default=False,
-        actions={"native": no_effect("the CPU engine replays its own recorded graph")},
+        actions={"native": no_effect("the native engine replays its own recorded graph")},
     ),
     Option(
         key="option.triangular_masking",

@@ -19,7 +19,7 @@ OPTIONS = (
         actions={
             "native": honoured(
                 "max_num_batched_tokens",
-                test="tests/engine/test_scheduler.py::test_random_histories",
+                test="tests/config/test_honoured.py::test_tokens_of_a_step",
             ),
             "vllm": mapped("max_num_batched_tokens"),
             "trtllm": mapped("max_num_tokens"),
@@ -42,7 +42,7 @@ OPTIONS = (
         actions={
             "native": honoured(
                 "max_model_len",
-                test="tests/engine/test_engine.py::test_context_end_is_a_length_finish",
+                test="tests/config/test_honoured.py::test_length_of_a_sequence",
             ),
             "transformers": mapped("max_length"),
             "vllm": mapped("max_model_len"),
@@ -88,7 +88,7 @@ OPTIONS = (
         env=("CUDA_MEMORY_FRACTION",),
         flag=Flag("--cuda-memory-fraction", "CUDA_MEMORY_FRACTION"),
         actions={
-            "native": no_effect("the CPU engine sizes its cache by option.kv_cache_bytes"),
+            "native": no_effect("option.kv_cache_bytes sizes the native engine's cache"),
             "vllm": mapped("gpu_memory_utilization"),
             "trtllm": mapped("kv_cache_config.free_gpu_memory_fraction"),
         },

@@ -3,6 +3,9 @@
 from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs, no_effect
 from lmi_core.config.value_type import Bool, Bytes, Choice, Int, ValueType
 
+_TESTS = "tests/config/test_honoured.py"
+_DEVICES = f"{_TESTS}::test_devices_give_the_same_greedy_tokens"
+
 
 def _native(
     name: str,
@@ -27,16 +30,41 @@ def _native(
 
 OPTIONS = (
     _native(
-        "block_size", Int(16, 4096), "Tokens in a block of the KV cache, a multiple of 16.", 32
+        "device",
+        Choice(("cpu", "cuda", "torch-cpu")),
+        "Device: the CPU engine, the first GPU through torch, or torch on the CPU (for tests).",
+        "cpu",
+        honoured(
+            "device",
+            test=_DEVICES,
+            by_value={
+                "cuda": mapped(
+                    "device", "torch and Triton kernels, one by one", capability="device.cuda"
+                )
+            },
+        ),
     ),
-    _native("kv_cache_bytes", Bytes(), "Bytes of the KV cache."),
+    _native(
+        "block_size",
+        Int(16, 4096),
+        "Tokens in a block of the KV cache, a multiple of 16.",
+        32,
+        honoured("block_size", test=f"{_TESTS}::test_reuse_of_prefixes_in_blocks"),
+    ),
+    _native(
+        "kv_cache_bytes",
+        Bytes(),
+        "Bytes of the KV cache.",
+        native=honoured("kv_cache_bytes", test=f"{_TESTS}::test_bytes_of_the_cache"),
+    ),
     _native(
         "kv_cache_dtype",
         Choice(("auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2")),
         "Data type of the KV cache.",
         "auto",
-        mapped(
+        honoured(
             "kv_dtype",
+            test=f"{_TESTS}::test_data_types",
             by_value={
                 "int8": needs("kv.int8", "write bf16", setting="kv_dtype", idle=()),
                 "fp8_e4m3fn": needs("kv.fp8", "write int8 or bf16", idle=()),
@@ -46,13 +74,18 @@ OPTIONS = (
         Flag("--kv-cache-dtype", "KV_CACHE_DTYPE", choices=("fp8_e4m3fn", "fp8_e5m2")),
         spellings=("option.kv_dtype",),
     ),
-    _native("num_threads", Int(1, 4096), "Threads of the CPU engine."),
+    _native(
+        "num_threads",
+        Int(1, 4096),
+        "Threads of the CPU engine.",
+        native=honoured("num_threads", test=f"{_TESTS}::test_data_types"),
+    ),
     _native(
         "seed",
         Int(0),
         "Seed of requests that bring none.",
         0,
-        honoured("seed", test="tests/engine/test_engine.py::test_seeds_are_derived_and_reported"),
+        honoured("seed", test=f"{_TESTS}::test_the_seed_decides_what_is_sampled"),
     ),
     _native(
         "overlap",
@@ -69,6 +102,7 @@ OPTIONS = (
         Choice(("auto", "scalar", "avx2", "avx512", "avx512_bf16")),
         "Instruction set of the kernels.",
         "auto",
+        honoured("instruction_set", test=f"{_TESTS}::test_data_types"),
     ),
     _native(
         "deterministic",
@@ -91,7 +125,7 @@ OPTIONS = (
         False,
         honoured(
             "guaranteed_no_evict",
-            test="tests/engine/test_engine.py::test_preemption_changes_no_token",
+            test=f"{_TESTS}::test_preemption_or_none",
         ),
     ),
 )

@@ -28,7 +28,7 @@ OPTIONS = (
         128,
         honoured(
             "max_model_len",
-            test="tests/engine/test_engine.py::test_context_end_is_a_length_finish",
+            test="tests/config/test_honoured.py::test_length_of_a_sequence",
         ),
     ),
     _neuron("unroll", Text("None or a number"), "Layers unrolled in the compiled graph."),

@@ -1,12 +1,13 @@
 """Keys of the server as a whole: ``config.properties`` and ``SERVING_*`` variables."""
 
-from lmi_core.config.option import Action, Option, honoured, mapped, needs, no_effect
+from lmi_core.config.option import Action, Option, honoured, needs, no_effect
 from lmi_core.config.value_type import Bool, Bytes, Choice, Float, Int, Text, ValueType
 
 APIS = ("lmi", "tgi", "openai")
 """The protocols that shared routes can speak."""
 
 _DIALECTS = "tests/server/test_dialects.py"
+_NAME_AND_LOG = "tests/cli/test_options.py::test_name_log_and_size"
 _JAVA = no_effect("belongs to the Java server; none runs here")
 _TLS = needs("server.tls", "put a TLS proxy in front", idle=())
 _CORS = no_effect("answers name the methods of the routes and the headers that were asked for")
@@ -125,7 +126,7 @@ OPTIONS = (
         "Largest request body in bytes.",
         honoured(
             "max_request_size",
-            test="tests/server/test_connections.py::test_enormous_body_is_413",
+            test=_NAME_AND_LOG,
         ),
         67108864,
         "SAGEMAKER_MAX_REQUEST_SIZE",
@@ -185,14 +186,14 @@ OPTIONS = (
         "log_format",
         Choice(("console", "json")),
         "Form of log lines.",
-        mapped("log_format"),
+        honoured("log_format", test=_NAME_AND_LOG),
         "console",
     ),
     _server(
         "log_level",
         Choice(("debug", "info", "warning")),
         "Least severity that is logged.",
-        mapped("log_level"),
+        honoured("log_level", test=_NAME_AND_LOG),
         "info",
     ),
     _server(

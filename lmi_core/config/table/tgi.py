@@ -1,11 +1,15 @@
 """Flags and variables of the text-generation-inference launcher that have no LMI key."""
 
-from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs, no_effect, refused
+from lmi_core.config.option import Action, Flag, Option, honoured, needs, no_effect, refused
 from lmi_core.config.value_type import Bool, Choice, Float, Int, Items, Text, ValueType
 
 _ROPE = needs("rope.override", idle=())
+_MIXED = no_effect(
+    "prompts are chunked and mixed with decoding, so none waits for decoding to pause; TGI ignores "
+    "it then, too"
+)
 _INTERNAL = no_effect("no shard processes are started")
-_LIMITS = "tests/server/test_tgi_options.py::test_limits"
+_LIMITS = "tests/cli/test_options.py::test_limits_of_a_launcher"
 
 
 def _tgi(
@@ -44,7 +48,7 @@ OPTIONS = (
         "--sharded",
         Choice(("true", "false"), exact=True),
         "Shard the model over all visible devices.",
-        no_effect("the CPU engine runs one unsharded copy"),
+        no_effect("the native engine runs one unsharded copy"),
     ),
     _tgi(
         "--speculate",
@@ -80,7 +84,7 @@ OPTIONS = (
         "--max-input-tokens",
         Int(1),
         "Most tokens of a prompt.",
-        mapped("max_input_tokens", "limit of prompts on TGI's routes"),
+        honoured("max_input_tokens", "limit of prompts on TGI's routes", test=_LIMITS),
         aliases=("--max-input-length",),
         legacy_env="MAX_INPUT_LENGTH",
     ),
@@ -90,27 +94,30 @@ OPTIONS = (
         "Most tokens of one sequence, prompt and answer together.",
         honoured(
             "max_model_len",
-            test="tests/engine/test_engine.py::test_context_end_is_a_length_finish",
+            test="tests/config/test_honoured.py::test_length_of_a_sequence",
         ),
     ),
     _tgi(
         "--waiting-served-ratio",
         Float(0),
         "Waiting to running ratio at which prefill interrupts decoding.",
-        needs("scheduler.waiting_served_ratio", tuning=True, idle=()),
+        _MIXED,
         0.3,
     ),
     _tgi(
         "--max-batch-total-tokens",
         Int(1),
         "Token budget of the running batch.",
-        needs("scheduler.max_batch_total_tokens", tuning=True, idle=()),
+        no_effect(
+            "the capacity of the KV cache is the budget, as in TGI for paged models; "
+            "option.kv_cache_bytes sets it"
+        ),
     ),
     _tgi(
         "--max-waiting-tokens",
         Int(0),
         "Decode steps until waiting requests are let in.",
-        needs("scheduler.max_waiting_tokens", tuning=True, idle=()),
+        _MIXED,
         20,
     ),
     _tgi(
@@ -147,7 +154,7 @@ OPTIONS = (
         "--cuda-graphs",
         Items(Int(0)),
         "Batch sizes captured as CUDA graphs; 0 for none.",
-        no_effect("the CPU engine replays its own recorded graph"),
+        no_effect("the native engine replays its own recorded graph"),
     ),
     _tgi(
         "--hostname",
@@ -161,7 +168,7 @@ OPTIONS = (
         "--port",
         Int(0, 65535),
         "Port to listen on.",
-        mapped("port"),
+        honoured("port", test="tests/cli/test_options.py::test_port_and_log_of_a_launcher"),
         3000,
         aliases=("-p",),
         server=True,
@@ -186,7 +193,18 @@ OPTIONS = (
         no_effect("set --huggingface-hub-cache"),
         server=True,
     ),
-    _later("--json-output", Bool(), "Log as JSON.", "logs are plain text", switch=True),
+    _tgi(
+        "--json-output",
+        Bool(),
+        "Log as JSON.",
+        honoured(
+            None,
+            "log_format=json",
+            test="tests/cli/test_options.py::test_port_and_log_of_a_launcher",
+        ),
+        switch=True,
+        server=True,
+    ),
     _later("--otlp-endpoint", Text("URL"), "Where traces go.", "no traces are sent"),
     _later("--otlp-service-name", Text("name"), "Name in traces.", "no traces are sent"),
     _tgi(
@@ -246,9 +264,7 @@ OPTIONS = (
         "--max-client-batch-size",
         Int(1),
         "Most prompts in one request.",
-        honoured(
-            "max_client_batch_size", test="tests/server/test_tgi_v1.py::test_too_many_prompts"
-        ),
+        honoured("max_client_batch_size", test=_LIMITS),
         4,
         server=True,
     ),
@@ -269,7 +285,7 @@ OPTIONS = (
         "Largest request body in bytes.",
         honoured(
             "max_request_size",
-            test="tests/server/test_connections.py::test_enormous_body_is_413",
+            test=_LIMITS,
         ),
         2_000_000,
         server=True,
@@ -278,7 +294,11 @@ OPTIONS = (
         "--enable-prefill-logprobs",
         Bool(),
         "Allow log probabilities of the prompt.",
-        mapped("enable_prefill_logprobs", "tgi_version=2 allows them without"),
+        honoured(
+            "enable_prefill_logprobs",
+            "tgi_version=2 allows them without",
+            test="tests/cli/test_options.py::test_port_and_log_of_a_launcher",
+        ),
         False,
         switch=True,
         server=True,

@@ -32,14 +32,22 @@ OPTIONS = (
         Int(1),
         "Most tokens of a prompt.",
         1024,
-        mapped(None, "adds to option.max_output_len to give max_model_len"),
+        honoured(
+            None,
+            "adds to option.max_output_len to give max_model_len",
+            test="tests/config/test_honoured.py::test_length_of_a_sequence",
+        ),
     ),
     _trt(
         "max_output_len",
         Int(1),
         "Most tokens of an answer.",
         512,
-        mapped(None, "adds to option.max_input_len to give max_model_len"),
+        honoured(
+            None,
+            "adds to option.max_input_len to give max_model_len",
+            test="tests/config/test_honoured.py::test_length_of_a_sequence",
+        ),
     ),
     _trt(
         "max_num_tokens",
@@ -48,7 +56,7 @@ OPTIONS = (
         None,
         honoured(
             "max_num_batched_tokens",
-            test="tests/engine/test_scheduler.py::test_random_histories",
+            test="tests/config/test_honoured.py::test_tokens_of_a_step",
         ),
     ),
     _trt("use_custom_all_reduce", Bool(), "All-reduce kernel for NVLink.", False),
@@ -57,7 +65,9 @@ OPTIONS = (
         Int(1),
         "Tokens in a block of the KV cache.",
         64,
-        mapped("block_size"),
+        honoured(
+            "block_size", test="tests/config/test_honoured.py::test_reuse_of_prefixes_in_blocks"
+        ),
         "kv_cache_config.tokens_per_block",
     ),
     _trt(
@@ -67,7 +77,7 @@ OPTIONS = (
         "max_utilization",
         honoured(
             "guaranteed_no_evict",
-            test="tests/engine/test_engine.py::test_preemption_changes_no_token",
+            test="tests/config/test_honoured.py::test_preemption_or_none",
             convert={"max_utilization": False, "guaranteed_no_evict": True},
         ),
         "scheduler_config.capacity_scheduler_policy",
@@ -77,7 +87,7 @@ OPTIONS = (
         Float(0, 1),
         "Share of free device memory for the KV cache.",
         0.95,
-        no_effect("the CPU engine sizes its cache by option.kv_cache_bytes"),
+        no_effect("option.kv_cache_bytes sizes the native engine's cache"),
         "kv_cache_config.free_gpu_memory_fraction",
     ),
     _trt(
@@ -85,7 +95,7 @@ OPTIONS = (
         Int(1),
         "Sequences in the running batch; option.max_rolling_batch_size if absent.",
         None,
-        honoured("max_num_seqs", test="tests/engine/test_scheduler.py::test_random_histories"),
+        honoured("max_num_seqs", test="tests/config/test_honoured.py::test_sequences_of_the_batch"),
         "max_batch_size",
     ),
     _trt(
@@ -105,7 +115,7 @@ OPTIONS = (
         False,
         honoured(
             "enable_prefix_caching",
-            test="tests/engine/test_engine.py::test_prefix_cache_is_hit_and_reported",
+            test="tests/config/test_honoured.py::test_reuse_of_prefixes_in_blocks",
             capability="cache.prefix",
             idle=(False,),
         ),

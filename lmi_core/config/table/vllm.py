@@ -51,7 +51,7 @@ OPTIONS = (
         "Reuse the KV cache of equal prefixes.",
         honoured(
             "enable_prefix_caching",
-            test="tests/engine/test_engine.py::test_prefix_cache_is_hit_and_reported",
+            test="tests/config/test_honoured.py::test_reuse_of_prefixes_in_blocks",
             capability="cache.prefix",
             idle=(False,),
         ),
@@ -72,7 +72,7 @@ OPTIONS = (
         "max_logprobs",
         Int(0),
         "Most log probabilities a request may ask for per token.",
-        mapped("max_logprobs"),
+        honoured("max_logprobs", test="tests/config/test_honoured.py::test_most_log_probabilities"),
         20,
     ),
     Option(

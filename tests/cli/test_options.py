@@ -1,0 +1,88 @@
+"""Options of the server, as its clients see them: several to each server, which takes a second."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import cached_checkpoint
+from tests.cli.test_native import post, serving
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    return str(cached_checkpoint("llama2"))
+
+
+def test_limits_of_a_launcher(model: str) -> None:
+    """Each flag's limit is kept, and named by the answer that refuses a request."""
+    flags = (
+        "--max-best-of 3 --max-stop-sequences 1 --max-top-n-tokens 2 --max-input-tokens 9 "
+        "--max-client-batch-size 2 --max-total-tokens 24 --payload-limit 5000"
+    )
+    refused = {
+        "best_of": {"best_of": 4, "do_sample": True},
+        "stop": {"stop": ["a", "b"]},
+        "top_n_tokens": {"top_n_tokens": 3},
+        "max_new_tokens": {"max_new_tokens": 23},
+    }
+    served = {"best_of": 3, "do_sample": True, "stop": ["a"], "top_n_tokens": 2}
+    arguments = ("--model-id", model, *flags.split(), "--hostname", "127.0.0.1")
+    with serving(*arguments) as url:
+        body = {"inputs": "hello", "parameters": {**served, "max_new_tokens": 3, "details": True}}
+        status, answer = post(f"{url}/generate", body)
+        assert status == 200, answer
+        for name, parameters in refused.items():
+            status, answer = post(f"{url}/generate", {"inputs": "hi", "parameters": parameters})
+            assert (status, name in answer) == (422, True), answer
+        long = {"inputs": "hello hello hello", "parameters": {"max_new_tokens": 1}}
+        status, answer = post(f"{url}/generate", long)
+        assert (status, "`inputs` must have less than 9 tokens" in answer) == (422, True), answer
+        status, answer = post(f"{url}/v1/completions", {"model": "m", "prompt": ["a", "b", "c"]})
+        assert (status, "batch" in answer) == (422, True), answer
+        assert post(f"{url}/generate", {"inputs": "x" * 6000})[0] == 413
+
+
+def test_name_log_and_size(model: str, tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text(
+        f"option.model_id={model}\noption.modelName=chosen\noption.output_formatter=jsonlines\n"
+    )
+    environ = {"SERVING_LOG_FORMAT": "json", "SERVING_LOG_LEVEL": "warning"}
+    with tempfile.TemporaryFile("w+") as log:
+        arguments = (str(tmp_path), "--option", "max_request_size=4096")
+        with serving(*arguments, environ=environ, log=log) as url:
+            body = {"inputs": "hello", "parameters": {"max_new_tokens": 2}}
+            status, lines = post(f"{url}/predictions/chosen", body)
+            assert (status, len(lines.splitlines())) == (200, 2)
+            assert post(f"{url}/predictions/model", body)[0] == 404
+            assert post(f"{url}/invocations", {"inputs": "x" * 5000})[0] == 413
+            with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+                assert json.load(response)["data"][0]["id"] == "chosen"
+        log.seek(0)
+        # warning leaves the access log out, and every line that is left is JSON
+        assert all("level" in json.loads(line) for line in log.read().splitlines())
+
+
+def test_port_and_log_of_a_launcher(model: str) -> None:
+    arguments = ("--model-id", model, "--hostname", "127.0.0.1", "--json-output")
+    body = {"inputs": "hello", "parameters": {"max_new_tokens": 1, "decoder_input_details": True}}
+    body["parameters"]["details"] = True
+    with tempfile.TemporaryFile("w+") as log:
+        for more, num_prefill in ((), 0), (("--enable-prefill-logprobs",), 4):
+            environ = {"SERVING_TGI_VERSION": "3"}
+            with serving(*arguments, *more, environ=environ, log=log) as url:
+                # The port is the one given (0: any), not a launcher's 3000.
+                assert not url.endswith(":3000")
+                status, answer = post(f"{url}/generate", body)
+                assert status == 200, answer
+                prefill = json.loads(answer)["details"]["prefill"]
+                assert bool(prefill) == bool(num_prefill)
+        log.seek(0)
+        lines = [json.loads(line) for line in log.read().splitlines()]
+        assert "/generate" in {line.get("path") for line in lines}

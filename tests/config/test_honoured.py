@@ -1,0 +1,329 @@
+"""What a configuration says, done by the real engine: from written keys to behaviour."""
+
+import asyncio
+import itertools
+from contextlib import asynccontextmanager
+
+import pytest
+
+from lmi_core.config.host import Host
+from lmi_core.config.resolve import resolve
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.outputs import FinishReason
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.engine.stats import NullObserver
+from lmi_core.errors import CapacityError, UserError
+from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+
+pytestmark = pytest.mark.timeout(120)
+
+PROMPT = tuple(range(10, 50))
+TRTLLM = "engine=MPI\noption.rolling_batch=trtllm\n"
+
+
+class StepWatch(NullObserver):
+    """Remembers the largest steps."""
+
+    def __init__(self):
+        self.max_num_seqs = self.max_num_tokens = 0
+
+    def on_step(self, step):
+        self.max_num_seqs = max(self.max_num_seqs, step.num_seqs)
+        self.max_num_tokens = max(self.max_num_tokens, step.num_tokens)
+
+
+@pytest.fixture
+def configured(tmp_path):
+    """Return a function from what is written to the native engine's configuration."""
+    numbers = itertools.count()
+    checkpoint = cached_checkpoint("llama2", dtype="bfloat16")
+
+    def configure(properties="", argv=(), environ=None):
+        directory = tmp_path / f"model{next(numbers)}"
+        directory.mkdir()
+        for path in checkpoint.iterdir():
+            (directory / path.name).symlink_to(path)
+        if properties:
+            (directory / "serving.properties").write_text(properties)
+        arguments = argv if "--model-id" in argv else [*argv, str(directory), "--prefer-native"]
+        arguments = [str(directory) if a == "MODEL" else a for a in arguments]
+        deployment = resolve(arguments, environ or {}, Host())
+        return deployment.models[0].engine_config(directory)
+
+    return configure
+
+
+@asynccontextmanager
+async def running(config, watch=None):
+    async with Engine(config, observer=watch, check_integrity=True) as engine:
+        yield engine
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+def params(num_tokens=4, **more):
+    return SamplingParams(max_new_tokens=num_tokens, ignore_eos=True, **more)
+
+
+async def generate(engine, prompt=PROMPT, num_tokens=4, **more):
+    return [event async for event in engine.generate(prompt, params(num_tokens, **more))]
+
+
+@pytest.mark.parametrize(
+    ("properties", "argv", "environ"),
+    [
+        ("option.max_rolling_batch_size=2\n", (), {}),
+        ("option.rolling_batch=vllm\noption.max_num_seqs=2\n", (), {}),
+        (f"{TRTLLM}option.max_num_sequences=2\n", (), {}),
+        ("", (), {"MAX_BATCH_SIZE": "2"}),
+        ("", ("--model-id", "MODEL", "--max-batch-size", "2"), {}),
+    ],
+)
+def test_sequences_of_the_batch(configured, properties, argv, environ):
+    watch = StepWatch()
+
+    async def main():
+        async with running(configured(properties, argv, environ), watch) as engine:
+            await asyncio.gather(*(generate(engine) for _ in range(5)))
+
+    run(main())
+    assert watch.max_num_seqs == 2
+
+
+@pytest.mark.parametrize(
+    ("properties", "argv"),
+    [
+        ("option.max_rolling_batch_prefill_tokens=16\n", ()),
+        ("option.rolling_batch=vllm\noption.max_num_batched_tokens=16\n", ()),
+        (f"{TRTLLM}option.max_num_tokens=16\n", ()),
+        ("", ("--model-id", "MODEL", "--max-batch-prefill-tokens", "16")),
+    ],
+)
+def test_tokens_of_a_step(configured, properties, argv):
+    watch = StepWatch()
+    argv = (*argv, "--option", "max_rolling_batch_size=4")
+
+    async def main():
+        async with running(configured(properties, argv), watch) as engine:
+            await asyncio.gather(*(generate(engine) for _ in range(3)))
+
+    run(main())
+    assert watch.max_num_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("properties", "argv"),
+    [
+        ("option.max_model_len=24\n", ()),
+        ("engine=DeepSpeed\noption.max_tokens=24\n", ()),
+        ("option.entryPoint=djl_python.transformers_neuronx\noption.n_positions=24\n", ()),
+        (f"{TRTLLM}option.max_input_len=16\noption.max_output_len=8\n", ()),
+        ("", ("--model-id", "MODEL", "--max-total-tokens", "24")),
+    ],
+)
+def test_length_of_a_sequence(configured, properties, argv):
+    async def main():
+        async with running(configured(properties, argv)) as engine:
+            events = await generate(engine, PROMPT[:20], num_tokens=20)
+            assert len(events) == 4
+            assert events[-1].finish_reason is FinishReason.LENGTH
+            with pytest.raises(UserError, match="23"):
+                await generate(engine, PROMPT[:24])
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("properties", "num_cached"),
+    [
+        ("option.block_size=16\n", 32),
+        ("option.block_size=16\noption.enable_prefix_caching=true\n", 32),
+        ("option.block_size=16\noption.enable_prefix_caching=false\n", 0),
+        (f"{TRTLLM}option.tokens_per_block=32\noption.enable_kv_cache_reuse=true\n", 32),
+        (f"{TRTLLM}option.tokens_per_block=48\noption.enable_kv_cache_reuse=true\n", 0),
+        (f"{TRTLLM}option.tokens_per_block=16\noption.enable_kv_cache_reuse=false\n", 0),
+    ],
+)
+def test_reuse_of_prefixes_in_blocks(configured, properties, num_cached):
+    async def main():
+        async with running(configured(properties)) as engine:
+            await generate(engine)
+            assert (await generate(engine))[0].num_cached_tokens == num_cached
+
+    run(main())
+
+
+def test_bytes_of_the_cache(configured):
+    async def main():
+        config = configured(
+            "option.kv_cache_bytes=64K\noption.block_size=16\noption.max_model_len=128\n"
+        )
+        async with running(config) as engine:
+            info = engine.info
+            assert 32 << 10 < info.runner.kv_cache_bytes <= 64 << 10
+            capacity = info.runner.num_blocks * 16
+            assert 128 <= capacity < 512
+            results = await asyncio.gather(*(generate(engine, (i, *PROMPT)) for i in range(8)))
+            assert {len(events) for events in results} == {4}
+            assert engine.stats().num_blocks == info.runner.num_blocks
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("properties", "num_preemptions"),
+    [
+        ("option.guaranteed_no_evict=true\n", False),
+        (f"{TRTLLM}option.batch_scheduler_policy=guaranteed_no_evict\n", False),
+        (f"{TRTLLM}option.batch_scheduler_policy=max_utilization\n", True),
+    ],
+)
+def test_preemption_or_none(configured, properties, num_preemptions):
+    sizes = ("kv_cache_bytes=64K", "block_size=16")
+    small = [argument for size in sizes for argument in ("--option", size)]
+    if "trtllm" in properties:
+        properties += "option.max_input_len=64\noption.max_output_len=64\n"
+    else:
+        properties += "option.max_model_len=128\n"
+
+    async def main():
+        async with running(configured(properties, small)) as engine:
+            results = [generate(engine, (i, *PROMPT[:15]), num_tokens=48) for i in range(4)]
+            assert {len(events) for events in await asyncio.gather(*results)} == {48}
+            assert bool(engine.stats().totals.num_preemptions) == num_preemptions
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("properties", "argv"),
+    [("job_queue_size=1\n", ()), ("", ("--model-id", "MODEL", "--max-concurrent-requests", "1"))],
+)
+def test_requests_that_may_wait(configured, properties, argv):
+    argv = (*argv, "--option", "max_rolling_batch_size=1")
+
+    async def main():
+        async with running(configured(properties, argv)) as engine:
+            tasks = [asyncio.create_task(generate(engine, num_tokens=64)) for _ in range(3)]
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            refused = [result for result in results if isinstance(result, CapacityError)]
+            assert len(refused) == 1
+            assert "at most 1 may" in str(refused[0])
+
+    run(main())
+
+
+def test_most_log_probabilities(configured):
+    async def main():
+        async with running(configured("option.max_logprobs=3\n")) as engine:
+            events = await generate(engine, logprobs=3)
+            assert len(events[0].top) == 3
+            with pytest.raises(UserError, match="between 0 and 3"):
+                await generate(engine, logprobs=4)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("written", "dtype", "kv_dtype", "weight_bytes"),
+    [
+        ("option.dtype=auto", "bf16", "bf16", 2),
+        ("option.dtype=fp32", "fp32", "fp32", 4),
+        ("option.dtype=float32\noption.kv_cache_dtype=bf16", "fp32", "bf16", 4),
+        ("option.dtype=bfloat16\noption.kv_cache_dtype=auto", "bf16", "bf16", 2),
+        ("option.dtype=bf16\noption.kv_cache_dtype=fp32", "bf16", "fp32", 2),
+    ],
+)
+def test_data_types(configured, written, dtype, kv_dtype, weight_bytes):
+    threads = "\noption.num_threads=1\noption.instruction_set=scalar\noption.kv_cache_bytes=1M\n"
+
+    async def main():
+        async with running(configured(written + threads)) as engine:
+            info = engine.info.runner
+            assert (info.dtype, info.kv_dtype) == (dtype, kv_dtype)
+            assert (info.num_threads, info.instruction_set) == (1, "scalar")
+            width = {"bf16": 2, "fp32": 4}[kv_dtype]
+            # 3 layers, 2 KV heads of 16 values, K and V, blocks of 32 tokens
+            assert info.num_blocks == (1 << 20) // (3 * 2 * 16 * 2 * 32 * width)
+            assert info.weight_bytes >= 2 * VOCAB_SIZE * 64 * weight_bytes
+            assert len(await generate(engine)) == 4
+
+    run(main())
+
+
+QUANTIZED = [
+    ("option.quantize=int8\n", (), "int8"),
+    ("option.quantize=int4\n", (), "int4"),
+    ("", ("--quantize", "int8"), "int8"),
+    ("", ("--quantize=int4",), "int4"),
+    ("option.rolling_batch=disable\noption.quantize=int8\n", (), "int8"),
+    ("option.rolling_batch=disable\noption.quantize=bitsandbytes8\n", (), "int8"),
+    ("option.rolling_batch=disable\noption.quantize=bitsandbytes4\n", (), "int4"),
+    ("option.rolling_batch=disable\noption.load_in_8bit=true\n", (), "int8"),
+    ("option.rolling_batch=scheduler\noption.load_in_4bit=true\n", (), "int4"),
+    ("engine=DeepSpeed\noption.quantize=dynamic_int8\n", (), "int8"),
+    ("engine=DeepSpeed\noption.quantize=smoothquant\n", (), "int8"),
+    ("engine=MPI\noption.rolling_batch=lmi-dist\noption.quantize=bitsandbytes\n", (), "int8"),
+    ("engine=MPI\noption.rolling_batch=lmi-dist\noption.dtype=int8\n", (), "int8"),
+    ("option.rolling_batch=vllm\noption.quantize=bitsandbytes\n", (), "int8"),
+    (f"{TRTLLM}option.quantize=smoothquant\n", (), "int8"),
+    (
+        "option.entryPoint=djl_python.transformers_neuronx\noption.quantize=static_int8\n",
+        (),
+        "int8",
+    ),
+    ("", ("--model-id", "MODEL", "--quantize", "eetq"), "int8"),
+    ("", ("--model-id", "MODEL", "--quantize", "bitsandbytes"), "int8"),
+    ("", ("--model-id", "MODEL", "--quantize", "bitsandbytes-nf4"), "int4"),
+    ("", ("--model-id", "MODEL", "--quantize", "int8"), "int8"),
+]
+
+
+@pytest.mark.parametrize(("properties", "argv", "expected"), QUANTIZED)
+def test_every_system_reaches_quantized_weights(configured, properties, argv, expected):
+    assert configured(properties, argv).quantize == expected
+
+
+def test_quantized_weights_are_smaller(configured):
+    async def weight_bytes(properties):
+        async with running(configured(properties)) as engine:
+            assert len(await generate(engine)) == 4
+            return engine.info.runner.weight_bytes
+
+    async def main():
+        whole = await weight_bytes("option.dtype=bf16\n")
+        eight = await weight_bytes("option.quantize=int8\n")
+        four = await weight_bytes("option.quantize=int4\n")
+        assert whole > eight > four
+
+    run(main())
+
+
+def test_devices_give_the_same_greedy_tokens(configured):
+    """``cuda`` differs from ``torch-cpu`` in the torch device only."""
+    pytest.importorskip("torch")
+
+    async def tokens(device):
+        async with running(configured(f"option.device={device}\noption.dtype=fp32\n")) as engine:
+            assert engine.info.runner.device == device
+            return [event.token_id for event in await generate(engine, num_tokens=8)]
+
+    async def main():
+        assert await tokens("cpu") == await tokens("torch-cpu")
+
+    run(main())
+
+
+def test_the_seed_decides_what_is_sampled(configured):
+    async def sampled(seed):
+        async with running(configured(f"option.seed={seed}\n")) as engine:
+            events = await generate(engine, num_tokens=12, temperature=1.0)
+            return [event.token_id for event in events]
+
+    async def main():
+        first, again, other = [await sampled(seed) for seed in (1, 1, 2)]
+        assert first == again != other
+
+    run(main())
