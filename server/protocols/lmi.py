@@ -51,6 +51,7 @@ from lmi_server.protocols.openai_output import Answer as ChatAnswer
 log = logging.getLogger(__name__)
 
 _FORMATTERS = ("json", "jsonlines", "sse")
+_ADAPTER_HEADERS = ("x-amzn-sagemaker-adapter-identifier", "adapter")
 _MAX_PROMPTS = 256
 _PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 IGNORED_HEADER = "x-lmi-ignored-parameters"
@@ -106,7 +107,7 @@ class LmiProtocol(Protocol):
         prompts = _prompts(body)
         known, later = split_parameters(body.parameters or {}, self._release)
         parameters, unknown = decode_parameters(known)
-        _refuse_adapters(body)
+        _refuse_adapters(body, call, len(prompts))
         stream = bool(body.stream) and self._release.has_stream_field
         formatter = self._formatter(parameters, stream=stream)
         answer = self._answer(body, parameters, prompts)
@@ -280,13 +281,21 @@ def _prompts(body: LmiBody) -> tuple[str, ...]:
     return prompts
 
 
-def _refuse_adapters(body: LmiBody) -> None:
+def _refuse_adapters(body: LmiBody, call: Call, num_prompts: int) -> None:
+    """The header wins over the body, and older releases take a property."""
     adapters = [body.adapters] if isinstance(body.adapters, str) else body.adapters or []
-    named = [adapter for adapter in adapters if adapter]
+    if adapters and len(adapters) != num_prompts:
+        raise UserError(
+            "Number of adapters is not equal to the number of inputs: "
+            f"{len(adapters)} for {num_prompts}",
+            field="adapters",
+        )
+    headers = [call.headers.get(name, "") for name in _ADAPTER_HEADERS]
+    named = [adapter for adapter in (*headers, *adapters) if adapter]
     if named:
         raise UserError(
-            f"adapters names {named[0]!r}, but adapters are not available in this version; "
-            "leave adapters out",
+            f"The request names the adapter {named[0][:80]!r}, but adapters are not available "
+            "in this version; leave it out",
             field="adapters",
         )
     if body.cached_prompt:

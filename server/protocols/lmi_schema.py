@@ -78,6 +78,7 @@ _NEUTRAL = {
     "decoding_strategy": None,
     "cached_prompt": None,
 }
+_LEAST = {"num_beams": 1, "best_of": 1}
 _BODY = msgspec.json.Decoder(LmiBody)
 
 
@@ -93,6 +94,7 @@ def decode_parameters(raw: dict[str, Any]) -> tuple[LmiParameters, tuple[str, ..
     """
     given = {name: value for name, value in raw.items() if value is not None}
     parameters = convert(given, LmiParameters, name="parameters")
+    _check_ranges(parameters)
     for name, neutral in _NEUTRAL.items():
         value = getattr(parameters, name)
         if value != neutral:
@@ -102,3 +104,18 @@ def decode_parameters(raw: dict[str, Any]) -> tuple[LmiParameters, tuple[str, ..
                 field=f"parameters.{name}",
             )
     return parameters, tuple(name for name in given if name not in _KNOWN)
+
+
+def _check_ranges(parameters: LmiParameters) -> None:
+    """Of parameters that the engine doesn't check, since it doesn't have them."""
+    for name, least in _LEAST.items():
+        value = getattr(parameters, name)
+        if value is not None and value < least:
+            raise _out_of_range(name, f"at least {least}", value)
+    if not 0.0 < parameters.typical_p <= 1.0:
+        raise _out_of_range("typical_p", "above 0 and at most 1", parameters.typical_p)
+
+
+def _out_of_range(name: str, allowed: str, value: float) -> UserError:
+    field = f"parameters.{name}"
+    return UserError(f"{field} must be {allowed}, got {str(value)[:40]}", field=field)

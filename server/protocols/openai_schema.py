@@ -67,6 +67,9 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     allowed_token_ids: list[int] | None = None
     logits_processors: list[Any] | None = None
     typical_p: float | None = None
+    watermark: bool | None = None
+    num_beams: int | None = None
+    adapter_id: str | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -86,12 +89,18 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "allowed_token_ids": (),
     "logits_processors": ([],),
     "typical_p": (1.0,),
+    "watermark": (False,),
+    "num_beams": (1,),
+    "adapter_id": ("",),
 }
 """Fields without a mechanism, and the values that ask for what happens anyway."""
 
 
 def check_common(body: OpenAIBody) -> None:
     """Raise UserError naming the first field that is out of range or can't be served."""
+    check_range("best_of", body.best_of, 1, None)
+    check_range("num_beams", body.num_beams, 1, None)
+    check_range("typical_p", body.typical_p, 0.0, 1.0)
     for name, neutral in _NEUTRAL.items():
         value = getattr(body, name)
         if value is not None and value not in neutral:

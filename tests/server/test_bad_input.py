@@ -53,7 +53,7 @@ def ask(path: str, body: bytes, headers: dict[str, str] = JSON) -> Answer:
 @pytest.mark.parametrize("path", [*OPENAI, *OPENAI_TOKENS, *TGI, *TGI_TOKENS])
 def test_wrong_methods(path: str, method: str) -> None:
     if path == "/" and method in ("GET", "HEAD"):
-        pytest.skip("is TGI's health")
+        return  # TGI's health
 
     async def run() -> None:
         async with serving() as served, served.client.request(method, path) as response:
