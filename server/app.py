@@ -22,6 +22,7 @@ from lmi_server.lmi_dialect import lmi_dialect
 from lmi_server.logging import log_access
 from lmi_server.metrics import LoopLag, Metrics, RequestMeter
 from lmi_server.openai_dialect import openai_dialect
+from lmi_server.openapi import TABLE
 from lmi_server.options import ServerOptions
 from lmi_server.protocols.base import HttpError, Reply
 from lmi_server.routes import METER, Route, Service
@@ -72,6 +73,7 @@ def build_app(backend: Backend, options: ServerOptions, metrics: Metrics) -> web
     )
     app.on_response_prepare.append(_common_headers(table, access))
     app[SERVICE] = service
+    app[TABLE] = table
     app[ROUTES] = list(table.routes())
     app[REFUSE] = _refuser(service, table)
     expect = _expectations(table, options.max_request_bytes)

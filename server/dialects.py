@@ -23,6 +23,18 @@ PRECEDENCE: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorForm:
+    """How a dialect's errors look, for documents."""
+
+    schema: Mapping[str, object]
+    """JSON schema of an error's body."""
+    statuses: Mapping[int, str]
+    """Statuses that its routes answer with, and when."""
+    has_text: bool = False
+    """Some errors are plain text instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """A protocol's routes (without prefix) and the form of its errors."""
 
@@ -30,6 +42,7 @@ class Dialect:
     routes: tuple[Route, ...]
     error: Callable[[Exception], Reply]
     """Also renders what HTTP or routing refuse (HttpError)."""
+    errors: ErrorForm
     headers: Mapping[str, str] = field(default_factory=dict)
     """On every response, unless the response sets them itself."""
 
@@ -63,10 +76,15 @@ class DialectTable:
 
     def routes(self) -> Iterator[Route]:
         """The routes without a prefix."""
+        for _, route in self.owned_routes():
+            yield route
+
+    def owned_routes(self) -> Iterator[tuple[Dialect, Route]]:
+        """The routes without a prefix, and whose they are."""
         for dialect in self._by_name.values():
             for route in dialect.routes:
                 if self._owners.get(first_segment(route.path)) is dialect:
-                    yield route
+                    yield dialect, route
 
     def prefixed_routes(self) -> Iterator[Route]:
         """Every dialect's routes under its name."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from lmi_server.dialects import Dialect
+from lmi_server.dialects import Dialect, ErrorForm
+from lmi_server.openapi import openapi_route
 from lmi_server.properties import request_properties
 from lmi_server.protocols.base import HttpError
+from lmi_server.protocols.chat_schema import ChatBody
 from lmi_server.protocols.lmi import LmiProtocol, pretty_json
+from lmi_server.protocols.lmi_schema import LmiRequest
 from lmi_server.routes import GenerationHandler, Route, Service, metrics_route
 
 _HEADERS = {
@@ -15,21 +18,54 @@ _HEADERS = {
     "Cache-Control": "no-cache; no-store, must-revalidate, private",
     "Expires": "Thu, 01 Jan 1970 00:00:00 UTC",
 }
+_ANSWERS = ("application/json", "application/jsonlines", "text/event-stream")
+_ERRORS = ErrorForm(
+    schema={
+        "type": "object",
+        "properties": {
+            "code": {"type": "integer"},
+            "error": {"type": "string"},
+            "type": {"type": "string"},
+            "message": {"type": "string"},
+        },
+        "required": ["code"],
+    },
+    statuses={
+        400: "not HTTP, or what a request may not say",
+        401: "the API key is missing or wrong",
+        404: "no such route or model",
+        405: "wrong method",
+        408: "the body came too slowly",
+        413: "the body is too long",
+        424: "the request can't be served as written, or a step failed",
+        500: "the server failed",
+        503: "the server is full, not ready or stopping",
+    },
+)
 
 
 def lmi_dialect(service: Service) -> Dialect:
     options = service.options
     protocol = LmiProtocol(options.model_name, options.lmi, options.chat_template)
     inference = InferenceHandler(service, protocol).handle
-    purpose = "generate (LMI)"
+
+    def generates(path: str) -> Route:
+        return Route(
+            "*", path, inference, "generate (LMI)", bodies=(LmiRequest, ChatBody), answers=_ANSWERS
+        )
+
+    ping = PingHandler(service).handle
     routes = (
-        Route("*", "/invocations", inference, purpose),
-        Route("*", "/predictions/{model}", inference, purpose),
-        Route("*", "/predictions/{model}/{version}", inference, purpose),
-        Route("*", "/ping", PingHandler(service).handle, "health", is_open=True),
+        generates("/invocations"),
+        generates("/predictions/{model}"),
+        generates("/predictions/{model}/{version}"),
+        Route("*", "/ping", ping, "health", is_open=True, answers=("application/json",)),
         metrics_route(service),
+        openapi_route(),
     )
-    return Dialect(name="lmi", routes=routes, error=protocol.error, headers=_HEADERS)
+    return Dialect(
+        name="lmi", routes=routes, error=protocol.error, errors=_ERRORS, headers=_HEADERS
+    )
 
 
 class InferenceHandler:

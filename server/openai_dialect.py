@@ -6,11 +6,48 @@ import time
 
 from aiohttp import web
 
-from lmi_server.dialects import Dialect
+from lmi_server.dialects import Dialect, ErrorForm
+from lmi_server.openapi import openapi_route
+from lmi_server.protocols.chat_schema import ChatBody
+from lmi_server.protocols.completion_schema import CompletionBody
 from lmi_server.protocols.openai import OpenAIProtocol
 from lmi_server.protocols.openai_errors import ModelNotFound, openai_error
-from lmi_server.routes import GenerationHandler, Route, Service, metrics_route
-from lmi_server.token_routes import TokenHandler
+from lmi_server.routes import GenerationHandler, Handler, Route, Service, metrics_route
+from lmi_server.token_routes import DetokenizeBody, TokenHandler, TokenizeBody
+
+_JSON = ("application/json",)
+_ANSWERS = (*_JSON, "text/event-stream")
+_STRING_OR_NULL = {"type": ["string", "null"]}
+_ERRORS = ErrorForm(
+    schema={
+        "type": "object",
+        "properties": {
+            "error": {
+                "type": "object",
+                "properties": {
+                    "message": {"type": "string"},
+                    "type": {"type": "string"},
+                    "param": _STRING_OR_NULL,
+                    "code": _STRING_OR_NULL,
+                },
+                "required": ["message", "type", "param", "code"],
+            }
+        },
+        "required": ["error"],
+    },
+    statuses={
+        400: "the request can't be served as written",
+        401: "the API key is missing or wrong",
+        404: "no such route or model",
+        405: "wrong method",
+        408: "the body came too slowly",
+        413: "the body is too long",
+        415: "the body isn't JSON",
+        429: "the server is full",
+        500: "the server failed",
+        503: "the server is not ready or stopping",
+    },
+)
 
 
 def openai_dialect(service: Service) -> Dialect:
@@ -20,17 +57,23 @@ def openai_dialect(service: Service) -> Dialect:
     tokens = TokenHandler(service, protocol)
     completion = GenerationHandler(service, protocol.parse_completion)
     chat = GenerationHandler(service, protocol.parse_chat)
+
+    def post(path: str, handler: Handler, purpose: str, *bodies: type) -> Route:
+        answers = _ANSWERS if path.startswith("/v1/") else _JSON
+        return Route("POST", path, handler, purpose, bodies=bodies, answers=answers)
+
     routes = (
-        Route("POST", "/v1/chat/completions", chat.handle, "chat (OpenAI)"),
-        Route("POST", "/v1/completions", completion.handle, "complete a text (OpenAI)"),
-        Route("GET", "/v1/models", models.list_models, "models (OpenAI)"),
-        Route("GET", "/v1/models/{model:.+}", models.describe, "one model (OpenAI)"),
-        Route("POST", "/tokenize", tokens.tokenize, "token ids of a text or chat"),
-        Route("POST", "/detokenize", tokens.detokenize, "text of token ids"),
+        post("/v1/chat/completions", chat.handle, "chat (OpenAI)", ChatBody),
+        post("/v1/completions", completion.handle, "complete a text (OpenAI)", CompletionBody),
+        Route("GET", "/v1/models", models.list_models, "models (OpenAI)", answers=_JSON),
+        Route("GET", "/v1/models/{model:.+}", models.describe, "one model (OpenAI)", answers=_JSON),
+        post("/tokenize", tokens.tokenize, "token ids of a text or chat", TokenizeBody, ChatBody),
+        post("/detokenize", tokens.detokenize, "text of token ids", DetokenizeBody),
         Route("GET", "/health", HealthHandler(service).handle, "health", is_open=True),
         metrics_route(service),
+        openapi_route(),
     )
-    return Dialect(name="openai", routes=routes, error=openai_error)
+    return Dialect(name="openai", routes=routes, error=openai_error, errors=_ERRORS)
 
 
 class ModelsHandler:

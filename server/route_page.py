@@ -31,11 +31,11 @@ reach that protocol. With `--api-key`, routes that aren't marked open need
 
 def route_page() -> str:
     """The page as Markdown."""
-    dialects = _dialects()
-    tables = {api: DialectTable(dialects, api) for api in PRECEDENCE}
+    every = dialects()
+    tables = {api: DialectTable(every, api) for api in PRECEDENCE}
     head = "".join(f" `--api {api}` |" for api in tables)
     lines = [f"| route | methods | what it does |{head}", "|---" * (3 + len(tables)) + "|"]
-    routes = [route for dialect in dialects for route in dialect.routes]
+    routes = [route for dialect in every for route in dialect.routes]
     for path in sorted({_shown(route) for route in routes}):
         here = [route for route in routes if _shown(route) == path]
         methods = sorted({"any" if route.method == "*" else route.method for route in here})
@@ -45,7 +45,7 @@ def route_page() -> str:
     return _HEAD + "\n".join(lines) + "\n"
 
 
-def _dialects() -> list[Dialect]:
+def dialects() -> list[Dialect]:
     """The dialects of a server that serves nothing: routes don't depend on what is served."""
     service = Service(
         options=ServerOptions(),

@@ -43,6 +43,10 @@ class Route:
     purpose: str
     is_open: bool = False
     """Needs no API key: what load balancers ask for health."""
+    bodies: tuple[type, ...] = ()
+    """The schemas that a body may have; none: it has no body."""
+    answers: tuple[str, ...] = ()
+    """Content types of successful answers; none: they have no body."""
 
 
 class GenerationHandler:
@@ -93,4 +97,5 @@ class MetricsHandler:
 
 
 def metrics_route(service: Service) -> Route:
-    return Route("GET", "/metrics", MetricsHandler(service).handle, "Prometheus metrics")
+    handler = MetricsHandler(service).handle
+    return Route("GET", "/metrics", handler, "Prometheus metrics", answers=("text/plain",))

@@ -20,8 +20,9 @@ from aiohttp import web
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.errors import CapacityError, LmiError
-from lmi_server.dialects import Dialect
+from lmi_server.dialects import Dialect, ErrorForm
 from lmi_server.metrics import CONTENT_TYPE, RequestMeter
+from lmi_server.openapi import openapi_route
 from lmi_server.protocols import tgi_errors
 from lmi_server.protocols.base import HttpError, Plan, Renderer
 from lmi_server.protocols.tgi import (
@@ -31,10 +32,11 @@ from lmi_server.protocols.tgi import (
     decode_compat,
     decode_generate,
 )
-from lmi_server.protocols.tgi_schema import GenerateBody, body_decoder
+from lmi_server.protocols.tgi_schema import CompatBody, GenerateBody, body_decoder
 from lmi_server.protocols.tgi_tokens import chat_tokens, token_array
 from lmi_server.protocols.tgi_v1 import TgiV1
-from lmi_server.routes import METER, Route, Service
+from lmi_server.protocols.tgi_v1_schema import ChatBody, CompletionBody
+from lmi_server.routes import METER, Handler, Route, Service
 from lmi_server.streaming import respond
 from lmi_server.tgi_metrics import RequestRecord, TgiMetrics
 
@@ -46,26 +48,63 @@ def tgi_dialect(service: Service) -> Dialect:
     information = InformationHandler(tgi)
     tokens = TokenHandler(tgi, v1)
 
-    def generates(path: str, decode: Callable[[bytes], Job], what: str = "generate") -> Route:
-        return Route("POST", path, GenerateHandler(tgi, decode).handle, f"{what} (TGI)")
+    def post(path: str, handler: Handler, what: str, *bodies: type) -> Route:
+        return Route("POST", path, handler, f"{what} (TGI)", bodies=bodies, answers=_ANSWERS)
 
+    def generates(
+        path: str, decode: Callable[[bytes], Job], *bodies: type, what: str = "generate"
+    ) -> Route:
+        return post(path, GenerateHandler(tgi, decode).handle, what, *bodies)
+
+    def get(path: str, handler: Handler, what: str, *answers: str, is_open: bool = False) -> Route:
+        return Route("GET", path, handler, what, is_open=is_open, answers=answers)
+
+    json_type = "application/json"
+    any_body = (CompatBody, ChatBody, CompletionBody)
     routes = (
-        generates("/", decode_compat),
-        generates("/generate", lambda body: decode_generate(body, streams=False)),
-        generates("/generate_stream", lambda body: decode_generate(body, streams=True)),
-        generates("/invocations", v1.any),
-        generates("/v1/chat/completions", v1.chat, "chat"),
-        generates("/v1/completions", v1.completion, "complete a text"),
-        Route("GET", "/v1/models", information.models, "models (TGI)"),
-        Route("POST", "/tokenize", tokens.tokenize, "tokens of a text (TGI)"),
-        Route("POST", "/chat_tokenize", tokens.chat_tokenize, "tokens of a chat (TGI)"),
-        Route("GET", "/info", information.info, "limits (TGI)", is_open=True),
-        *(Route("GET", path, health, "health", is_open=True) for path in ("/", "/health", "/ping")),
-        Route("GET", "/metrics", information.metrics, "Prometheus metrics, also TGI's"),
+        generates("/", decode_compat, CompatBody),
+        generates("/generate", lambda body: decode_generate(body, streams=False), GenerateBody),
+        generates(
+            "/generate_stream", lambda body: decode_generate(body, streams=True), GenerateBody
+        ),
+        generates("/invocations", v1.any, *any_body),
+        generates("/v1/chat/completions", v1.chat, ChatBody, what="chat"),
+        generates("/v1/completions", v1.completion, CompletionBody, what="complete a text"),
+        get("/v1/models", information.models, "models (TGI)", json_type),
+        post("/tokenize", tokens.tokenize, "tokens of a text", GenerateBody),
+        post("/chat_tokenize", tokens.chat_tokenize, "tokens of a chat", ChatBody),
+        get("/info", information.info, "limits (TGI)", json_type, is_open=True),
+        *(get(path, health, "health", is_open=True) for path in ("/", "/health", "/ping")),
+        get("/metrics", information.metrics, "Prometheus metrics, also TGI's", "text/plain"),
+        openapi_route(),
+        openapi_route("/api-doc/openapi.json"),
     )
-    return Dialect(name="tgi", routes=routes, error=tgi_errors.reply)
+    return Dialect(name="tgi", routes=routes, error=tgi_errors.reply, errors=_ERRORS)
 
 
+_ANSWERS = ("application/json", "text/event-stream")
+_ERRORS = ErrorForm(
+    schema={
+        "type": "object",
+        "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
+        "required": ["error", "error_type"],
+    },
+    statuses={
+        400: "the body isn't JSON",
+        401: "the API key is missing or wrong",
+        404: "no such route",
+        405: "wrong method",
+        408: "the body came too slowly",
+        413: "the body is too long",
+        415: "the body doesn't claim to be JSON",
+        422: "the request can't be served as written",
+        424: "a step failed",
+        429: "the server is full",
+        500: "the server failed",
+        503: "the server is not ready or stopping",
+    },
+    has_text=True,
+)
 _decode_generate_body = body_decoder(GenerateBody)
 
 

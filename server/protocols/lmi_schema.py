@@ -66,6 +66,12 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     cached_prompt: str | None = None
 
 
+class LmiRequest(LmiBody, frozen=True):
+    """The body as documents show it: ``parameters`` are checked after it has been decoded."""
+
+    parameters: LmiParameters | None = None  # type: ignore[assignment]
+
+
 _KNOWN = frozenset(LmiParameters.__struct_fields__)
 _NEUTRAL = {
     "num_beams": 1,

@@ -15,7 +15,14 @@ from lmi_core.errors import ModelError, UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.protocols.tgi_errors import TgiError
 from lmi_server.protocols.tgi_options import TgiOptions
-from lmi_server.protocols.tgi_schema import U32, U64, GenerateParameters, body_decoder, check_u64
+from lmi_server.protocols.tgi_schema import (
+    U32,
+    U64,
+    GenerateParameters,
+    body_decoder,
+    check_grammar,
+    check_u64,
+)
 
 NonEmptyPrompts = Annotated[list[str], msgspec.Meta(min_length=1)]
 
@@ -73,6 +80,8 @@ class ChatBody(V1Body, frozen=True, kw_only=True):
             raise ValueError("duplicate field `max_tokens`")
         for message in self.messages:
             _check_message(message)
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            check_grammar(self.response_format)
 
     @property
     def includes_usage(self) -> bool:

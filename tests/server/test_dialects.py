@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmi_core.errors import UserError
-from lmi_server.dialects import Dialect, DialectTable
+from lmi_server.dialects import Dialect, DialectTable, ErrorForm
 from lmi_server.protocols.base import Reply
 from lmi_server.route_page import PAGE, route_page
 from lmi_server.routes import Route
@@ -26,6 +26,7 @@ def dialect(name: str, *paths: str) -> Dialect:
         name=name,
         routes=tuple(Route("GET", path, handler, name) for path in paths),
         error=lambda error: Reply(status=500, body=name.encode()),
+        errors=ErrorForm(schema={}, statuses={}),
     )
 
 

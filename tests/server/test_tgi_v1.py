@@ -167,6 +167,7 @@ def test_errors_in_streams() -> None:
         {"max_completion_tokens": 3},
         {"stream": None},
         {"stream_options": None},
+        {"response_format": {}},
     ],
 )
 def test_chat_shapes(body: dict[str, Any]) -> None:
