@@ -9,7 +9,9 @@
 # make fuzz        random configurations for FUZZ_SECONDS (600), at least FUZZ_CASES (200000)
 # make bench-peers-quick  install other engines (once, about 20 minutes each at most), then compare
 #                  the 160M shape with them in under 30 minutes; run again, it goes on
-# make cuda        compile the CUDA kernels (needs nvcc)
+# make cuda        compile the CUDA kernels for sm_90a, check their registers (needs nvcc)
+# make cuda-all    the same for every GPU from sm_80 on, into lmi_core/
+# make cuda-resources   after a change that is meant: csrc/cuda/resources.txt anew
 # make clean       remove what was built, but not the virtual environment
 PORT ?= 8080
 PYTHON ?= python3
@@ -21,7 +23,7 @@ BIN := $(VENV)/bin
 # Built with the environment's own cmake and ninja where the system has none.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
-FORMATTED := $(shell find csrc tests/cpp -name '*.h' -o -name '*.inc' -o -name '*.cpp' \
+FORMATTED := $(shell find csrc tests/cpp tests/cuda_emulator -name '*.h' -o -name '*.inc' -o -name '*.cpp' \
                -o -name '*.cu' -o -name '*.cuh')
 CMAKE := cmake -S . -GNinja -DLMI_PYTHON=OFF
 # The thread sanitizer of older compilers can't stand much address randomisation.
@@ -31,7 +33,7 @@ FUZZ_SECONDS ?= 600
 FUZZ_CASES ?= 200000
 
 .PHONY: run test test-triton text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
-	cuda build clean check-tools
+	cuda cuda-all cuda-resources build clean check-tools
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -82,11 +84,23 @@ bench-peers-quick: $(VENV)/.installed
 cuda: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda -DLMI_CUDA=ON
 	cmake --build build/cuda --target lmi_cuda
+	csrc/cuda/resources.py check build/cuda
+
+cuda-resources: $(VENV)/.installed-test
+	$(CMAKE) -B build/cuda -DLMI_CUDA=ON
+	cmake --build build/cuda --target lmi_cuda
+	csrc/cuda/resources.py write build/cuda
+
+cuda-all: $(VENV)/.installed-test
+	$(CMAKE) -B build/cuda-all -DLMI_CUDA=ON \
+	  '-DCMAKE_CUDA_ARCHITECTURES=80-real;89-real;90'
+	cmake --build build/cuda-all --target lmi_cuda
+	cp build/cuda-all/liblmi_cuda.so lmi_core/
 
 # What developers use: incremental, and with the C++ tests.
 build: $(VENV)/.installed-test
 	$(BIN)/python setup.py --quiet build_ext --inplace
-	cmake --build build/native --target lmi_tests
+	cmake --build build/native --target lmi_tests lmi_cuda_emulator
 	touch $(VENV)/.installed
 
 # What users need: no torch, no build tools left behind, no bytecode of modules never imported.

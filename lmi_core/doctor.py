@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lmi_core.version import __version__
@@ -56,6 +57,7 @@ def examine() -> list[Finding]:
         *_native(),
         _gpu(),
         _ops(),
+        _cuda_kernels(),
         *_packages(),
     ]
 
@@ -123,6 +125,16 @@ def _ops() -> Finding:
     except UserError as error:
         return Finding("GPU ops", str(error), is_problem=True)
     return Finding("GPU ops", text)
+
+
+def _cuda_kernels() -> Finding:
+    """Without loading the library, which would want torch."""
+    unproven = "not used unless LMI_OPS=native: they have not run on hardware yet"
+    named = os.environ.get("LMI_CUDA_LIBRARY", "")
+    path = Path(named or Path(__file__).with_name("liblmi_cuda.so"))
+    if not path.exists():
+        return Finding("CUDA kernels", f"not built (make cuda-all); {unproven}")
+    return Finding("CUDA kernels", f"{path}; {unproven}")
 
 
 def _packages() -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ class DeviceStep:
     query_tiles: Tensor
     """[num_tiles, 2]: sequence, and first row within it, of tiles of QUERY_TILE rows; those of
     sequences with more than one row."""
+    plans: dict[object, object] = field(default_factory=dict, init=False)
+    """What an implementation of an op worked out for this step, for its next calls."""
 
     @classmethod
     def upload(cls, arrays: StepArrays, *, block_size: int, device: torch.device) -> DeviceStep:
@@ -43,9 +45,9 @@ class DeviceStep:
             "single_seqs": np.flatnonzero(arrays.num_rows == 1).astype(np.int32),
             "query_tiles": _query_tiles(arrays.num_rows),
         }
-        for field in fields(StepArrays):
-            if field.name in cls.__slots__:
-                host[field.name] = getattr(arrays, field.name)
+        for array in fields(StepArrays):
+            if array.name in cls.__slots__:
+                host[array.name] = getattr(arrays, array.name)
         return cls(host=arrays, block_size=block_size, **_upload(host, device))
 
 

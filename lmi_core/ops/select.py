@@ -1,13 +1,15 @@
 """Which implementation of each op runs on a torch device.
 
 ``LMI_OPS`` forces one, for all ops or per op: ``LMI_OPS=torch``, ``LMI_OPS=attention:triton``,
-``LMI_OPS=torch,attention:triton``. The CPU engine's own kernels are not chosen here.
+``LMI_OPS=torch,attention:triton``. ``native`` are the CUDA kernels of csrc/cuda, which run only
+where they are asked for. The CPU engine's own kernels are not chosen here.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,17 +17,23 @@ from typing import Any
 
 from lmi_core.errors import UserError
 
+_log = logging.getLogger(__name__)
+
 VARIABLE = "LMI_OPS"
 IMPLEMENTATIONS = {
     "linear": ("torch",),
-    "rms_norm": ("triton", "torch"),
-    "gated_activation": ("triton", "torch"),
-    "rope_cache_write": ("triton", "torch"),
-    "attention": ("triton", "torch"),
+    "rms_norm": ("triton", "torch", "native"),
+    "gated_activation": ("triton", "torch", "native"),
+    "rope_cache_write": ("triton", "torch", "native"),
+    "attention": ("triton", "torch", "native"),
     "sample": ("torch",),
 }
 """What there is of each op, the preferred one first."""
-_MODULES = {"torch": "lmi_core.ops.torch_ops", "triton": "lmi_core.ops.triton"}
+MODULES = {
+    "native": "lmi_core.ops.cuda",
+    "torch": "lmi_core.ops.torch_ops",
+    "triton": "lmi_core.ops.triton",
+}
 _KNOWN = ("native", "triton", "torch")
 
 
@@ -47,15 +55,10 @@ def select(device_type: str, forced: str | None = None) -> dict[str, str]:
 
     A name without an op applies to every op that has it; the others keep the best they have.
     Without a GPU, Triton is used only where forced. Raises UserError for unknown names, for what an
-    op, named, doesn't have, and for Triton where it can't run.
+    op, named, doesn't have, for Triton where it can't run, and for native kernels that aren't
+    built. Where the device can't run native kernels, the next best runs, and the log says so.
     """
-    has_triton = importlib.util.find_spec("triton") is not None
-    can_triton = device_type == "cuda" and has_triton
-    usable = {
-        op: [name for name in names if name != "triton" or can_triton]
-        for op, names in IMPLEMENTATIONS.items()
-    }
-    chosen = {op: names[0] for op, names in usable.items()}
+    chosen = {op: usable(op, device_type)[0] for op in IMPLEMENTATIONS}
     for item in (os.environ.get(VARIABLE, "") if forced is None else forced).split(","):
         op, _, name = item.strip().rpartition(":")
         if not name and not op:
@@ -63,10 +66,6 @@ def select(device_type: str, forced: str | None = None) -> dict[str, str]:
         if name not in _KNOWN:
             raise UserError(f"{VARIABLE} has {item.strip()!r}; known are {', '.join(_KNOWN)}")
         if not op:
-            if not any(name in names for names in IMPLEMENTATIONS.values()):
-                raise UserError(
-                    f"{VARIABLE}={name}: no op has that on a GPU; write {_alternatives(usable)}"
-                )
             chosen |= {op: name for op, names in IMPLEMENTATIONS.items() if name in names}
         elif op not in IMPLEMENTATIONS:
             known = ", ".join(IMPLEMENTATIONS)
@@ -77,14 +76,24 @@ def select(device_type: str, forced: str | None = None) -> dict[str, str]:
         else:
             chosen[op] = name
     if "triton" in chosen.values():
-        _check_triton(device_type, has_triton)
+        _check_triton(device_type)
+    if "native" in chosen.values():
+        _check_native(device_type, chosen)
     return chosen
+
+
+def usable(op: str, device_type: str) -> list[str]:
+    """The implementations of ``op`` that run there without being asked for, the best first."""
+    can_triton = device_type == "cuda" and _has_triton()
+    return [
+        name for name in IMPLEMENTATIONS[op] if name == "torch" or (name == "triton" and can_triton)
+    ]
 
 
 def load(chosen: Mapping[str, str]) -> Kernels:
     """Import what was chosen."""
     functions = {
-        op: getattr(importlib.import_module(_MODULES[name]), op) for op, name in chosen.items()
+        op: getattr(importlib.import_module(MODULES[name]), op) for op, name in chosen.items()
     }
     return Kernels(chosen=dict(chosen), **functions)
 
@@ -97,15 +106,27 @@ def describe(chosen: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {', '.join(ops)}" for name, ops in groups.items())
 
 
-def _check_triton(device_type: str, has_triton: bool) -> None:
-    if not has_triton:
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _check_native(device_type: str, chosen: dict[str, str]) -> None:
+    """Replace native kernels in ``chosen`` where the device can't run them."""
+    from lmi_core.ops.cuda import library
+
+    reason = library.load().unusable_because(device_type)
+    if reason is None:
+        return
+    for op in [op for op, name in chosen.items() if name == "native"]:
+        chosen[op] = usable(op, device_type)[0]
+        _log.warning("%s runs in %s, not in the CUDA kernel: %s", op, chosen[op], reason)
+
+
+def _check_triton(device_type: str) -> None:
+    if not _has_triton():
         raise UserError(f"{VARIABLE} asks for Triton, which is not installed: pip install triton")
     if device_type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError(
             f"{VARIABLE} asks for Triton without a GPU: set TRITON_INTERPRET=1 to run it in its "
             "interpreter"
         )
-
-
-def _alternatives(usable: Mapping[str, list[str]]) -> str:
-    return " or ".join(sorted({name for names in usable.values() for name in names}))

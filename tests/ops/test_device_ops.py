@@ -1,7 +1,8 @@
 """Every implementation of an op that this process can run, against float64.
 
 Triton kernels run on a GPU, or in Triton's interpreter if TRITON_INTERPRET=1 is set for a process
-of its own: ``make test-triton``.
+of its own: ``make test-triton``. CUDA kernels run on a GPU, or in the emulator of
+tests/cuda_emulator.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tests.ops.paged_case import PagedCase
-
 torch = pytest.importorskip("torch", exc_type=ImportError)
+
+from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
+from tests.ops.paged_case import PagedCase  # noqa: E402
 
 DEVICES = [
     pytest.param("cpu", id="cpu"),
@@ -42,10 +44,15 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-@pytest.fixture(params=["torch", "triton"])
-def ops(request: pytest.FixtureRequest, device: torch.device) -> ModuleType:
+@pytest.fixture(params=["torch", "triton", "native"])
+def ops(
+    request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> ModuleType:
     if request.param == "torch":
         return importlib.import_module("lmi_core.ops.torch_ops")
+    if request.param == "native":
+        use_cuda_kernels(device, monkeypatch)
+        return importlib.import_module("lmi_core.ops.cuda")
     return _triton_ops(device)
 
 
@@ -73,7 +80,9 @@ def assert_close(actual: torch.Tensor, expected: object, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 7), (2, 64), (5, 129), (0, 16)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(1, 1), (3, 7), (2, 64), (5, 129), (0, 16), (1, 5000)]
+)
 @pytest.mark.parametrize("is_added", [False, True])
 def test_rms_norm(
     ops: ModuleType, device: torch.device, dtype: str, rows: int, columns: int, is_added: bool
@@ -229,6 +238,79 @@ def test_plan_splits(
 ) -> None:
     module = importlib.import_module("lmi_core.ops.triton.attention")
     assert module.plan_splits(num_keys, num_programs) == expected
+
+
+NATIVE_CASES = {
+    "splits": PagedCase(((699, 1), (0, 1), (299, 1)), 4, 1, 64),
+    "wide heads": PagedCase(((300, 1), (5, 40)), 4, 2, 256),
+    "odd heads": PagedCase(((70, 1), (13, 70)), 7, 1, 80),
+    "large group": PagedCase(((290, 1), (30, 3)), 20, 1, 128, block_size=32),
+    "no groups": PagedCase(((64, 130), (63, 1)), 2, 2, 128),
+}
+
+
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (90, 5.0)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", NATIVE_CASES)
+def test_native_attention(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    window: int,
+    soft_cap: float,
+    name: str,
+) -> None:
+    """Shapes that the kernels take in different ways."""
+    use_cuda_kernels(device, monkeypatch)
+    ops = importlib.import_module("lmi_core.ops.cuda")
+    case = NATIVE_CASES[name]
+    keys, values = case.cache(device, dtype, is_filled=True)
+    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, dtype)
+    settings = {"scale": case.head_dim**-0.5, "window": window, "soft_cap": soft_cap}
+    y = ops.attention(q, keys, values, case.step(device), num_q_heads=case.num_q_heads, **settings)
+    assert y.dtype == dtype
+    expected = case.expected_attention(q, keys, values, **settings)
+    np.testing.assert_allclose(y.double().cpu().numpy(), expected, **TOLERANCES["bf16"])
+
+
+def test_native_attention_leaves_what_it_has_not(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    use_cuda_kernels(device, monkeypatch)
+    ops = importlib.import_module("lmi_core.ops.cuda")
+    case = PagedCase(((3, 1),), 2, 1, 20)
+    keys, values = case.cache(device, torch.bfloat16, is_filled=True)
+    q = random(1, 40).to(device, torch.bfloat16)
+    settings = {"scale": 0.2, "window": 0, "soft_cap": 0.0}
+    y = ops.attention(q, keys, values, case.step(device), num_q_heads=2, **settings)
+    assert_close(y, case.expected_attention(q, keys, values, **settings), "bf16")
+    assert "the CUDA kernel has no heads of 20" in caplog.text
+
+
+def test_gather_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cuda_kernels(device, monkeypatch)
+    from lmi_core.ops.cuda.rows import gather_rows
+
+    ids = torch.tensor([3, 0, 3], dtype=torch.int32)
+    for columns in (5, 64):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            table = random(4, columns).to(dtype)
+            y = gather_rows(table.to(device), ids.to(device), 0.5)
+            assert torch.equal(y.cpu(), table.float()[ids.long()] * 0.5)
+
+
+def test_copy_blocks(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cuda_kernels(device, monkeypatch)
+    from lmi_core.ops.cuda.rows import copy_blocks
+
+    store = random(3, 5 * 16, 2, 8).to(torch.bfloat16)
+    expected = store.clone()
+    for source, target in ((4, 0), (2, 3)):
+        expected[:, 16 * target : 16 * target + 16] = store[:, 16 * source : 16 * source + 16]
+    src, dst = torch.tensor([[4, 2], [0, 3]], dtype=torch.int32).to(device)
+    moved = store.to(device)
+    copy_blocks(moved, src, dst, block_size=16)
+    assert torch.equal(moved.cpu(), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import pytest
 
 from lmi_core.errors import UserError
 from lmi_core.ops import select
+
+
+def torch_device(name: str) -> Any:
+    import torch
+
+    return torch.device(name)
 
 
 def test_every_op_has_a_torch_implementation() -> None:
@@ -43,8 +50,8 @@ def test_triton_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_environment_is_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMI_OPS", "attention:native")
-    with pytest.raises(UserError, match="attention has no native implementation; it has"):
+    monkeypatch.setenv("LMI_OPS", "linear:native")
+    with pytest.raises(UserError, match="linear has no native implementation; it has"):
         select.select("cuda")
 
 
@@ -53,7 +60,6 @@ def test_the_environment_is_what_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ("cuda", "known are native, triton, torch"),
         ("attn:torch", "op 'attn'; known are linear"),
-        ("native", "no op has that on a GPU; write"),
         ("torch,linear:native", "linear has no native"),
         ("attention:", "'attention:'"),
     ],
@@ -61,6 +67,37 @@ def test_the_environment_is_what_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_unknown_names(forced: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         select.select("cuda", forced)
+
+
+def test_native_kernels_run_only_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", exc_type=ImportError)
+    from tests.ops.cuda_kernels import use_cuda_kernels
+
+    use_cuda_kernels(torch_device("cpu"), monkeypatch)
+    assert "native" not in select.select("cpu", "").values()
+    chosen = select.select("cpu", "rms_norm:native")
+    assert chosen["rms_norm"] == "native"
+    assert chosen["gated_activation"] == "torch"
+    assert select.load(chosen).rms_norm.__module__ == "lmi_core.ops.cuda.norm"
+
+
+def test_native_kernels_that_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", exc_type=ImportError)
+    monkeypatch.setenv("LMI_CUDA_LIBRARY", "/nowhere/liblmi_cuda.so")
+    with pytest.raises(UserError, match=r"liblmi_cuda.so is no file; build them with nvcc"):
+        select.select("cuda", "native")
+
+
+def test_native_kernels_that_the_device_cannot_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("torch", exc_type=ImportError)
+    from tests.ops.cuda_kernels import use_cuda_kernels
+
+    use_cuda_kernels(torch_device("cpu"), monkeypatch)
+    chosen = select.select("cuda", "torch,rms_norm:native")
+    assert chosen["rms_norm"] in ("triton", "torch")
+    assert f"rms_norm runs in {chosen['rms_norm']}, not in the CUDA kernel" in caplog.text
 
 
 def test_description() -> None:

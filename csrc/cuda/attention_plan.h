@@ -1,0 +1,92 @@
+// Who attends to what in a step, worked out once on the host and used by every layer.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "cuda/host_device.h"
+#include "cuda/lmi_cuda.h"
+
+namespace lmi::cuda {
+
+constexpr int kMinSplitTokens = 256;
+constexpr int kSplitUnit = 64;  // keys that the decode kernel takes at once
+constexpr int kMaxHeadDim = 256;
+constexpr int kMaxGroup = 64;  // query heads of a KV head
+
+// Rows (tokens times query heads of a group) of a prefill tile: narrow heads leave the registers
+// for more.
+LMI_HOST_DEVICE constexpr int prefill_tile_rows(int head_dim) { return head_dim <= 128 ? 128 : 64; }
+
+// The most keys that one block takes of a decode: an equal share, so that none runs long after the
+// others, of whole units and not below kMinSplitTokens.
+inline int32_t split_tokens_for(int64_t total_keys, int32_t num_slots, int32_t num_kv_heads) {
+  const int64_t num_shares = greater_of(num_slots / num_kv_heads, 1);
+  const int64_t share = ceil_div(total_keys, num_shares);
+  return static_cast<int32_t>(
+      round_up(greater_of<int64_t>(share, kMinSplitTokens), int64_t{kSplitUnit}));
+}
+
+struct AttentionPlan {
+  std::vector<LmiAttentionWork> decode;
+  std::vector<LmiAttentionWork> prefill;
+  std::vector<LmiAttentionMerge> merges;
+  int32_t num_partials = 0;
+};
+
+// Splits lie at absolute positions, multiples of their size, so that with a fixed split_tokens a
+// sequence is reduced in the same order whatever else the step holds.
+inline void plan_decode(int32_t seq, int32_t begin, int32_t end, int32_t split_tokens,
+                        AttentionPlan& plan) {
+  const int32_t first_split = begin / split_tokens;
+  const int32_t num_splits = ceil_div(end, split_tokens) - first_split;
+  if (num_splits > 1) {
+    plan.merges.push_back({seq, plan.num_partials, num_splits});
+  }
+  for (int32_t split = first_split; split < first_split + num_splits; ++split) {
+    plan.decode.push_back({seq, greater_of(begin, split * split_tokens),
+                           lower_of(end, (split + 1) * split_tokens),
+                           num_splits > 1 ? plan.num_partials++ : -1});
+  }
+}
+
+inline AttentionPlan plan_attention(const LmiAttentionPlan& request) {
+  AttentionPlan plan;
+  const auto first_key = [&](int32_t seq) {
+    const int32_t length = request.kv_lengths[seq];
+    return request.window > 0 ? greater_of(length - request.window, 0) : 0;
+  };
+  int64_t total_keys = 0;
+  for (int32_t seq = 0; seq < request.num_seqs; ++seq) {
+    if (request.num_rows[seq] == 1) total_keys += request.kv_lengths[seq] - first_key(seq);
+  }
+  const int32_t split_tokens =
+      request.split_tokens > 0
+          ? request.split_tokens
+          : split_tokens_for(total_keys, request.num_slots, request.num_kv_heads);
+  const int32_t group = request.num_q_heads / request.num_kv_heads;
+  const int32_t tile_tokens = prefill_tile_rows(request.head_dim) / group;
+  for (int32_t seq = 0; seq < request.num_seqs; ++seq) {
+    const int32_t num_rows = request.num_rows[seq];
+    if (num_rows == 1) {
+      plan_decode(seq, first_key(seq), request.kv_lengths[seq], split_tokens, plan);
+      continue;
+    }
+    for (int32_t first = 0; first < num_rows; first += tile_tokens) {
+      plan.prefill.push_back({seq, first, lower_of(first + tile_tokens, num_rows), -1});
+    }
+  }
+  // The longest first: what starts last should not take long.
+  const auto num_keys = [](const LmiAttentionWork& work) { return work.end - work.begin; };
+  std::stable_sort(plan.decode.begin(), plan.decode.end(),
+                   [&](const auto& a, const auto& b) { return num_keys(a) > num_keys(b); });
+  const auto last_key = [&](const LmiAttentionWork& work) {
+    return request.kv_lengths[work.seq] - request.num_rows[work.seq] + work.end;
+  };
+  std::stable_sort(plan.prefill.begin(), plan.prefill.end(),
+                   [&](const auto& a, const auto& b) { return last_key(a) > last_key(b); });
+  return plan;
+}
+
+}  // namespace lmi::cuda

@@ -1,0 +1,147 @@
+// What both attention kernels share: finding slots, scores, and the running softmax of Milakov and
+// Gimelshein, "Online normalizer calculation for softmax", 2018.
+#pragma once
+
+#include <cmath>
+
+#include "cuda/attention_plan.h"
+#include "cuda/fragment.h"
+#include "cuda/launch.cuh"
+
+namespace lmi::cuda {
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+// Bytes of a row of a head in shared memory: 16 more than its elements, so that the eight rows of a
+// matrix lie in different banks.
+LMI_HOST_DEVICE constexpr int padded_row_bytes(int dim) { return 2 * dim + 16; }
+
+__device__ inline int64_t slot_of(const int32_t* table, int block_size, int key) {
+  return static_cast<int64_t>(table[key / block_size]) * block_size + key % block_size;
+}
+
+// Products become scores to base 2, capped.
+template <int kTiles>
+__device__ inline void scale_scores(const LmiAttention& args, float (&scores)[kTiles][4]) {
+  if (args.soft_cap > 0.0f) {
+    const float steepness = args.scale / args.soft_cap;
+    const float most = args.soft_cap * kLog2E;
+#pragma unroll
+    for (auto& tile : scores) {
+#pragma unroll
+      for (float& score : tile) score = most * tanh_of(score * steepness);
+    }
+    return;
+  }
+  const float factor = args.scale * kLog2E;
+#pragma unroll
+  for (auto& tile : scores) {
+#pragma unroll
+    for (float& score : tile) score *= factor;
+  }
+}
+
+__device__ inline float group_max(float value) {
+  value = max_of(value, shuffle_xor(value, 1));
+  return max_of(value, shuffle_xor(value, 2));
+}
+
+__device__ inline float group_sum(float value) {
+  value += shuffle_xor(value, 1);
+  return value + shuffle_xor(value, 2);
+}
+
+// Scores [16 rows, 8 kTiles keys] become weights relative to the new maxima; results so far fade.
+// A lane has rows g and g + 8 of its group; masses are of its own columns only.
+template <int kTiles, int kDimTiles>
+__device__ inline void update_softmax(float (&scores)[kTiles][4], float (&maxima)[2],
+                                      float (&masses)[2], float (&results)[kDimTiles][4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float maximum = maxima[half];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      maximum = max_of(maximum, max_of(scores[tile][2 * half], scores[tile][2 * half + 1]));
+    }
+    maximum = group_max(maximum);
+    // A row that has seen no key yet: keep -inf - -inf out of the powers.
+    const float origin = maximum == -INFINITY ? 0.0f : maximum;
+    const float fading = exp2_of(maxima[half] - origin);
+    maxima[half] = maximum;
+    float mass = 0.0f;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 2 * half; i < 2 * half + 2; ++i) {
+        scores[tile][i] = exp2_of(scores[tile][i] - origin);
+        mass += scores[tile][i];
+      }
+    }
+    masses[half] = masses[half] * fading + mass;
+#pragma unroll
+    for (int tile = 0; tile < kDimTiles; ++tile) {
+      results[tile][2 * half] *= fading;
+      results[tile][2 * half + 1] *= fading;
+    }
+  }
+}
+
+// Weights of 16 keys, sums of two products, as the left operand of the next.
+template <typename T>
+__device__ inline void pack_weights(const float (&first)[4], const float (&second)[4],
+                                    uint32_t (&words)[4]) {
+  words[0] = pack_pair<T>(first[0], first[1]);
+  words[1] = pack_pair<T>(first[2], first[3]);
+  words[2] = pack_pair<T>(second[0], second[1]);
+  words[3] = pack_pair<T>(second[2], second[3]);
+}
+
+// Rows first .. first + 15 and 16 columns from `column` of a matrix in shared memory, for a left
+// operand, or, transposed, for right operands of which K are the rows.
+__device__ inline const uint8_t* left_matrix_row(const uint8_t* matrix, int row_bytes, int first,
+                                                 int column) {
+  const int lane = lane_id();
+  return matrix + (first + lane % 16) * row_bytes + (column + lane / 16 * 8) * 2;
+}
+
+// The same for two right operands [16 columns, 8 rows each], of which K are the columns.
+__device__ inline const uint8_t* right_matrix_row(const uint8_t* matrix, int row_bytes, int first,
+                                                  int column) {
+  const int lane = lane_id();
+  return matrix + (first + lane / 16 * 8 + lane % 8) * row_bytes + (column + lane / 8 % 2 * 8) * 2;
+}
+
+inline int32_t check_attention(const char* name, const LmiAttention& args) {
+  const int32_t group = args.num_kv_heads > 0 ? args.num_q_heads / args.num_kv_heads : 0;
+  if (group < 1 || group > kMaxGroup || args.num_q_heads % args.num_kv_heads != 0) {
+    return fail(std::string(name) + ": " + std::to_string(args.num_q_heads) + " query heads for " +
+                std::to_string(args.num_kv_heads) + " KV heads; at most " +
+                std::to_string(kMaxGroup) + " to one");
+  }
+  if (args.head_dim < 8 || args.head_dim > kMaxHeadDim || args.head_dim % 8 != 0) {
+    return fail(std::string(name) + ": heads of " + std::to_string(args.head_dim) +
+                "; multiples of 8 up to " + std::to_string(kMaxHeadDim) + " can be had");
+  }
+  if (args.dtype != LMI_BF16 && args.dtype != LMI_F16) {
+    return fail(std::string(name) + ": element type " + std::to_string(args.dtype) +
+                "; 1 (bf16) and 2 (fp16) can be had");
+  }
+  if (!is_aligned(args.q) || !is_aligned(args.keys) || !is_aligned(args.values)) {
+    return fail(std::string(name) + ": q, keys and values must start on 16 bytes");
+  }
+  return kOk;
+}
+
+// Calls action(T{}, number) with the element type and the head size, rounded up to one that the
+// kernels are compiled for.
+template <typename Action>
+int32_t with_attention_shape(const LmiAttention& args, const Action& action) {
+  const auto with_dim = [&](auto element) {
+    if (args.head_dim <= 64) return action(element, std::integral_constant<int, 64>{});
+    if (args.head_dim <= 128) return action(element, std::integral_constant<int, 128>{});
+    return action(element, std::integral_constant<int, 256>{});
+  };
+  return args.dtype == LMI_BF16 ? with_dim(bf16{}) : with_dim(f16{});
+}
+
+}  // namespace lmi::cuda

@@ -1,0 +1,270 @@
+// Attention of sequences with one row: bound by the memory rate of K and V.
+//
+// A block takes a piece of a sequence's keys for one KV head and up to 16 of its query heads, which
+// are the rows of the products. Its four warps work apart, each on every fourth 16 keys with copies
+// of its own in flight, and put their results together at the end. Pieces of one sequence meet in
+// the merge kernel, in order of position.
+#include "cuda/attention_tile.cuh"
+
+namespace lmi::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kRows = 16;      // query heads
+constexpr int kWarpKeys = 16;  // that a warp takes at once
+static_assert(kWarps * kWarpKeys == kSplitUnit);
+
+template <int kDim>
+struct Memory {
+  static constexpr int kStages = kDim <= 128 ? 3 : 2;
+  static constexpr int kRowBytes = padded_row_bytes(kDim);
+  static constexpr int kStageBytes = 2 * kWarpKeys * kRowBytes;
+  static constexpr int kWarpBytes = kStages * kStageBytes;
+  static constexpr int kSharedBytes = kWarps * kWarpBytes;
+  // After the keys, it holds the warps' results, maxima and masses.
+  static_assert(kSharedBytes >= 4 * kWarps * kRows * (kDim + 2));
+};
+
+template <typename T, int kDim>
+class DecodeWarp {
+  using Layout = Memory<kDim>;
+
+ public:
+  __device__ DecodeWarp(const LmiAttention& args, const LmiAttentionWork& work, int kv_head,
+                        int first_head, int num_heads)
+      : args_(args),
+        table_(args.block_tables + static_cast<int64_t>(work.seq) * args.table_stride),
+        begin_(work.begin + warp_id() * kWarpKeys),
+        end_(work.end),
+        kv_head_(kv_head),
+        stages_(shared_memory() + warp_id() * Layout::kWarpBytes) {
+    load_queries(static_cast<int64_t>(args.first_rows[work.seq]) * args.num_q_heads + first_head,
+                 num_heads);
+  }
+
+  __device__ void attend() {
+    const int num_tiles = end_ > begin_ ? ceil_div(end_ - begin_, kSplitUnit) : 0;
+    int64_t slot = lane_slot(0);
+    for (int tile = 0; tile < Layout::kStages - 1; ++tile) {
+      if (tile < num_tiles) start_copies(tile, slot);
+      end_copy_group();
+      slot = lane_slot(tile + 1);
+    }
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      const int next = tile + Layout::kStages - 1;
+      if (next < num_tiles) start_copies(next, slot);
+      end_copy_group();
+      slot = lane_slot(next + 1);
+      wait_for_copies<Layout::kStages - 1>();
+      warp_barrier();
+      attend_tile(tile);
+      warp_barrier();  // before its stage is written again
+    }
+    wait_for_copies<0>();
+  }
+
+  // results [16][kDim], maxima [16], masses [16]
+  __device__ void store(float* results, float* maxima, float* masses) {
+    const int lane = lane_id();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = fragment_group(lane) + 8 * half;
+      const float mass = group_sum(masses_[half]);
+      if (lane % 4 == 0) {
+        maxima[row] = maxima_[half];
+        masses[row] = mass;
+      }
+#pragma unroll
+      for (int tile = 0; tile < kDim / 8; ++tile) {
+        float* target = results + row * kDim + tile * 8 + fragment_pair(lane);
+        target[0] = results_[tile][2 * half];
+        target[1] = results_[tile][2 * half + 1];
+      }
+    }
+  }
+
+ private:
+  __device__ void load_queries(int64_t first_row, int num_heads) {
+    const T* q = static_cast<const T*>(args_.q) + first_row * args_.head_dim;
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+#pragma unroll
+      for (int index = 0; index < 4; ++index) {
+        const Element at = fragment_a(lane_id(), index, 0);
+        const int dim = step * 16 + at.column;
+        const bool is_there = at.row < num_heads && dim < args_.head_dim;
+        queries_[step][index] =
+            is_there ? *reinterpret_cast<const uint32_t*>(q + at.row * args_.head_dim + dim) : 0;
+      }
+    }
+  }
+
+  // Of the key that this lane finds the slot of; lanes 16 .. 31 repeat the first 16.
+  __device__ int64_t lane_slot(int tile) const {
+    const int key = begin_ + tile * kSplitUnit + lane_id() % kWarpKeys;
+    return key < end_ ? slot_of(table_, args_.block_size, key) : 0;
+  }
+
+  __device__ uint8_t* stage(int tile) const {
+    return stages_ + tile % Layout::kStages * Layout::kStageBytes;
+  }
+
+  __device__ void start_copies(int tile, int64_t slot) const {
+    constexpr int kChunks = kDim / 8;  // of 16 bytes in a row
+    uint8_t* keys = stage(tile);
+    uint8_t* values = keys + kWarpKeys * Layout::kRowBytes;
+#pragma unroll
+    for (int i = 0; i < kWarpKeys * kChunks / kWarpSize; ++i) {
+      const int index = i * kWarpSize + lane_id();
+      const int row = index / kChunks;
+      const int dim = index % kChunks * 8;
+      const bool is_there = begin_ + tile * kSplitUnit + row < end_ && dim < args_.head_dim;
+      const int64_t source = (shuffle(slot, row) * args_.num_kv_heads + kv_head_) * args_.head_dim +
+                             (is_there ? dim : 0);
+      const int target = row * Layout::kRowBytes + dim * 2;
+      copy_async(keys + target, static_cast<const T*>(args_.keys) + source, is_there);
+      copy_async(values + target, static_cast<const T*>(args_.values) + source, is_there);
+    }
+  }
+
+  __device__ void attend_tile(int tile) {
+    const uint8_t* keys = stage(tile);
+    const uint8_t* values = keys + kWarpKeys * Layout::kRowBytes;
+    float scores[2][4] = {};
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+      uint32_t words[4];
+      load_matrices(words, right_matrix_row(keys, Layout::kRowBytes, 0, step * 16));
+      multiply_add<T>(scores[0], queries_[step], words[0], words[1]);
+      multiply_add<T>(scores[1], queries_[step], words[2], words[3]);
+    }
+    scale_scores(args_, scores);
+    const int first_key = begin_ + tile * kSplitUnit;
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int key = first_key + part * 8 + fragment_c(lane_id(), i).column;
+        scores[part][i] = key < end_ ? scores[part][i] : -INFINITY;
+      }
+    }
+    update_softmax(scores, maxima_, masses_, results_);
+    uint32_t weights[4];
+    pack_weights<T>(scores[0], scores[1], weights);
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+      uint32_t words[4];
+      load_transposed(words, left_matrix_row(values, Layout::kRowBytes, 0, step * 16));
+      multiply_add<T>(results_[2 * step], weights, words[0], words[1]);
+      multiply_add<T>(results_[2 * step + 1], weights, words[2], words[3]);
+    }
+  }
+
+  const LmiAttention& args_;
+  const int32_t* table_;
+  int begin_;
+  int end_;
+  int kv_head_;
+  uint8_t* stages_;
+  uint32_t queries_[kDim / 16][4];
+  float results_[kDim / 8][4] = {};
+  float maxima_[2] = {-INFINITY, -INFINITY};
+  float masses_[2] = {};
+};
+
+template <typename T, int kDim>
+__global__ void __launch_bounds__(kWarps* kWarpSize)
+    decode_attention_kernel(const LmiAttention args) {
+  const LmiAttentionWork work = args.work[blockIdx.x];
+  const int group = args.num_q_heads / args.num_kv_heads;
+  const int num_parts = ceil_div(group, kRows);
+  const int kv_head = static_cast<int>(blockIdx.y) / num_parts;
+  const int first_in_group = static_cast<int>(blockIdx.y) % num_parts * kRows;
+  const int num_heads = lower_of(group - first_in_group, kRows);
+  const int first_head = kv_head * group + first_in_group;
+
+  float* results = reinterpret_cast<float*>(shared_memory());
+  float* maxima = results + kWarps * kRows * kDim;
+  float* masses = maxima + kWarps * kRows;
+  {
+    DecodeWarp<T, kDim> warp(args, work, kv_head, first_head, num_heads);
+    warp.attend();
+    block_barrier();  // every warp is done with its keys
+    warp.store(results + warp_id() * kRows * kDim, maxima + warp_id() * kRows,
+               masses + warp_id() * kRows);
+  }
+  block_barrier();
+  for (int index = static_cast<int>(threadIdx.x); index < num_heads * args.head_dim;
+       index += static_cast<int>(blockDim.x)) {
+    const int row = index / args.head_dim;
+    const int dim = index % args.head_dim;
+    float maximum = maxima[row];
+    for (int w = 1; w < kWarps; ++w) maximum = max_of(maximum, maxima[w * kRows + row]);
+    float mass = 0.0f;
+    float result = 0.0f;
+    for (int w = 0; w < kWarps; ++w) {
+      const float weight = exp2_of(maxima[w * kRows + row] - maximum);
+      mass += weight * masses[w * kRows + row];
+      result += weight * results[(w * kRows + row) * kDim + dim];
+    }
+    const int head = first_head + row;
+    if (work.partial < 0) {
+      const int64_t token = args.first_rows[work.seq];
+      static_cast<T*>(args.y)[(token * args.num_q_heads + head) * args.head_dim + dim] =
+          from_float<T>(result / mass);
+    } else {
+      const int64_t at = static_cast<int64_t>(work.partial) * args.num_q_heads + head;
+      args.partials[at * args.head_dim + dim] = result / mass;
+      if (dim == 0) args.log_masses[at] = maximum + log2_of(mass);
+    }
+  }
+}
+
+template <typename T>
+__global__ void merge_attention_kernel(const LmiAttention args) {
+  const LmiAttentionMerge merge = args.merges[blockIdx.x];
+  const int64_t head = blockIdx.y;
+  const float* log_masses =
+      args.log_masses + static_cast<int64_t>(merge.first_partial) * args.num_q_heads + head;
+  float maximum = -INFINITY;
+  for (int part = 0; part < merge.num_partials; ++part) {
+    maximum = max_of(maximum, log_masses[static_cast<int64_t>(part) * args.num_q_heads]);
+  }
+  const int64_t token = args.first_rows[merge.seq];
+  for (int dim = static_cast<int>(threadIdx.x); dim < args.head_dim;
+       dim += static_cast<int>(blockDim.x)) {
+    float mass = 0.0f;
+    float result = 0.0f;
+    for (int part = 0; part < merge.num_partials; ++part) {
+      const int64_t at = static_cast<int64_t>(part) * args.num_q_heads;
+      const float weight = exp2_of(log_masses[at] - maximum);
+      const int64_t row = (merge.first_partial * int64_t{args.num_q_heads}) + at + head;
+      mass += weight;
+      result += weight * args.partials[row * args.head_dim + dim];
+    }
+    static_cast<T*>(args.y)[(token * args.num_q_heads + head) * args.head_dim + dim] =
+        from_float<T>(result / mass);
+  }
+}
+
+}  // namespace
+}  // namespace lmi::cuda
+
+using namespace lmi::cuda;
+
+int32_t lmi_cuda_decode_attention(const LmiAttention* args, void* stream) {
+  if (const int32_t status = check_attention("decode_attention", *args); status != kOk) {
+    return status;
+  }
+  const int group = args->num_q_heads / args->num_kv_heads;
+  const Grid grid = {args->num_work, args->num_kv_heads * ceil_div(group, kRows)};
+  return with_attention_shape(*args, [&](auto element, auto dim) {
+    using T = decltype(element);
+    constexpr int kDim = decltype(dim)::value;
+    const int32_t status = launch("decode_attention", decode_attention_kernel<T, kDim>, grid,
+                                  kWarps * kWarpSize, Memory<kDim>::kSharedBytes, stream, *args);
+    if (status != kOk) return status;
+    return launch("merge_attention", merge_attention_kernel<T>,
+                  {args->num_merges, args->num_q_heads}, 128, 0, stream, *args);
+  });
+}

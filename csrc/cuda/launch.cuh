@@ -1,0 +1,65 @@
+// Launching kernels, and the errors of the C interface.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "cuda/device.cuh"
+#include "cuda/lmi_cuda.h"
+
+namespace lmi::cuda {
+
+constexpr int32_t kOk = 0;
+constexpr int32_t kBadArgument = -1;
+
+// Of the calling thread; lmi_cuda_error gives it out.
+std::string& error_text();
+
+inline int32_t fail(const std::string& text) {
+  error_text() = text;
+  return kBadArgument;
+}
+
+struct Grid {
+  int64_t x = 1;
+  int64_t y = 1;
+  int64_t z = 1;
+};
+
+}  // namespace lmi::cuda
+
+#if defined(LMI_CUDA_EMULATOR)
+#include "cuda_emulator/launch.h"
+#else
+#include "cuda/nvidia_launch.cuh"
+#endif
+
+namespace lmi::cuda {
+
+// Calls action(T{}) with the element type of that number.
+template <typename Action>
+int32_t with_dtype(const char* name, int32_t dtype, const Action& action) {
+  switch (dtype) {
+    case LMI_F32:
+      return action(float{});
+    case LMI_BF16:
+      return action(bf16{});
+    case LMI_F16:
+      return action(f16{});
+    default:
+      return fail(std::string(name) + ": element type " + std::to_string(dtype) +
+                  "; known are 0 (fp32), 1 (bf16), 2 (fp16)");
+  }
+}
+
+template <typename Action>
+int32_t with_bool(bool value, const Action& action) {
+  return value ? action(std::true_type{}) : action(std::false_type{});
+}
+
+inline bool is_aligned(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
+
+}  // namespace lmi::cuda

@@ -1,0 +1,190 @@
+/* The CUDA kernels' C interface: plain arguments in, 0 or an error code out.
+ *
+ * Pointers are to device memory, unless a comment says host; matrices are row-major and contiguous.
+ * Nothing is allocated, and nothing waits: a call puts kernels onto `stream` (a CUstream) of the
+ * current device. A call that returns another value than 0 has launched nothing that it failed at,
+ * and lmi_cuda_error says why. Every argument struct may be given on from many threads at once. */
+#ifndef LMI_CUDA_H_
+#define LMI_CUDA_H_
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LMI_CUDA_VERSION 1 /* changes with any signature or struct here */
+
+#if defined(__GNUC__)
+#define LMI_CUDA_API __attribute__((visibility("default")))
+#else
+#define LMI_CUDA_API
+#endif
+
+/* Element types; the numbers of lmi::DType. */
+enum { LMI_F32 = 0, LMI_BF16 = 1, LMI_F16 = 2 };
+enum { LMI_SILU = 0, LMI_GELU_TANH = 1 };
+
+LMI_CUDA_API int32_t lmi_cuda_version(void);
+/* Of this thread's last call that failed. */
+LMI_CUDA_API const char* lmi_cuda_error(void);
+/* 0 if the current device can run the kernels: it exists, the driver is new enough, and there is
+ * machine code for its architecture. */
+LMI_CUDA_API int32_t lmi_cuda_check_device(void);
+/* 1 if this is the tests' emulator of a device, to which host memory is device memory. */
+LMI_CUDA_API int32_t lmi_cuda_is_emulator(void);
+
+/* y = x / sqrt(mean(x^2) + eps) * weight over each row; `addend`, unless NULL, is added to x first,
+ * in place. fp32 x, addend [num_rows, num_columns], weight [num_columns]; y in y_dtype. */
+typedef struct {
+  float* x;
+  const float* addend;
+  const float* weight;
+  void* y;
+  int32_t num_rows;
+  int32_t num_columns; /* at most LMI_MAX_NORM_COLUMNS, a quarter where not a multiple of 4 */
+  float eps;
+  int32_t y_dtype;
+} LmiRmsNorm;
+#define LMI_MAX_NORM_COLUMNS 16384
+LMI_CUDA_API int32_t lmi_cuda_rms_norm(const LmiRmsNorm* args, void* stream);
+
+/* y = act(gate) * up: fp32 gate_up [num_rows, 2 num_columns], gate before up; y
+ * [num_rows, num_columns] in y_dtype. */
+typedef struct {
+  const float* gate_up;
+  void* y;
+  int32_t num_rows;
+  int32_t num_columns;
+  int32_t activation;
+  int32_t y_dtype;
+} LmiGatedActivation;
+LMI_CUDA_API int32_t lmi_cuda_gated_activation(const LmiGatedActivation* args, void* stream);
+
+/* Norm (where q_norm, k_norm [head_dim] aren't NULL) and rotate query and key heads; queries go to
+ * q [num_tokens, num_q_heads, head_dim] in q_dtype, keys and values to their slots of one layer's
+ * [slots, num_kv_heads, head_dim] in kv_dtype. qkv: fp32 [num_tokens, num_q_heads +
+ * 2 num_kv_heads, head_dim]; cos, sin: fp32 [positions, half_rotary]; dimension i < half_rotary
+ * turns with i + half_rotary. */
+typedef struct {
+  const float* qkv;
+  void* q;
+  void* keys;
+  void* values;
+  const int32_t* positions;
+  const int32_t* slots;
+  const float* cos;
+  const float* sin;
+  const float* q_norm;
+  const float* k_norm;
+  int32_t num_tokens;
+  int32_t num_q_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t half_rotary;
+  float norm_eps;
+  int32_t q_dtype;
+  int32_t kv_dtype;
+} LmiRopeCacheWrite;
+LMI_CUDA_API int32_t lmi_cuda_rope_cache_write(const LmiRopeCacheWrite* args, void* stream);
+
+/* y[row] = scale * table[ids[row]]: table [any, num_columns] in table_dtype, y fp32 [num_rows,
+ * num_columns]. Ids must be rows of the table. */
+typedef struct {
+  const void* table;
+  const int32_t* ids;
+  float* y;
+  int32_t num_rows;
+  int32_t num_columns;
+  float scale;
+  int32_t table_dtype;
+} LmiGatherRows;
+LMI_CUDA_API int32_t lmi_cuda_gather_rows(const LmiGatherRows* args, void* stream);
+
+/* Block src[i] to block dst[i] in each of num_layers stores, which lie layer_bytes apart; no block
+ * is both read and written. block_bytes: a multiple of 16. */
+typedef struct {
+  void* store;
+  const int32_t* src;
+  const int32_t* dst;
+  int64_t layer_bytes;
+  int64_t block_bytes;
+  int32_t num_layers;
+  int32_t num_copies;
+} LmiCopyBlocks;
+LMI_CUDA_API int32_t lmi_cuda_copy_blocks(const LmiCopyBlocks* args, void* stream);
+
+/* Decoding: keys begin .. end of the sequence; the result is partial number `partial`, or final if
+ * -1. Prefilling: rows begin .. end of the sequence, counted from its first of the step. */
+typedef struct {
+  int32_t seq;
+  int32_t begin;
+  int32_t end;
+  int32_t partial;
+} LmiAttentionWork;
+
+typedef struct {
+  int32_t seq;
+  int32_t first_partial;
+  int32_t num_partials;
+} LmiAttentionMerge;
+
+/* On the host, and all its pointers too: the work of a step's attention. Sequences of one row are
+ * decoded, those of more prefilled. */
+typedef struct {
+  const int32_t* num_rows;   /* [num_seqs] */
+  const int32_t* kv_lengths; /* [num_seqs], with the rows of the step */
+  int32_t num_seqs;
+  int32_t num_q_heads; /* at most 64 times num_kv_heads, a multiple of it */
+  int32_t num_kv_heads;
+  int32_t head_dim;     /* at most 256, a multiple of 8 */
+  int32_t window;       /* keys that a query sees, its own among them; 0: all */
+  int32_t num_slots;    /* blocks that the device runs at once, and decodes should be split for */
+  int32_t split_tokens; /* 0: as num_slots wants; else a multiple of 64 */
+  int32_t capacity;     /* of each of the lists */
+  LmiAttentionWork* decode;
+  LmiAttentionWork* prefill;
+  LmiAttentionMerge* merges;
+  int32_t num_decode; /* from here on results */
+  int32_t num_prefill;
+  int32_t num_merges;
+  int32_t num_partials;
+} LmiAttentionPlan;
+LMI_CUDA_API int32_t lmi_cuda_plan_attention(LmiAttentionPlan* plan, void* stream);
+
+/* Causal attention over one layer of the paged cache, y = softmax(scale q k^T) v with grouped
+ * queries: q, y [tokens, num_q_heads, head_dim], keys, values [slots, num_kv_heads, head_dim], all
+ * in dtype, bf16 or fp16, and on 16 bytes. soft_cap, unless 0: scores become
+ * soft_cap tanh(score / soft_cap). */
+typedef struct {
+  const void* q;
+  const void* keys;
+  const void* values;
+  void* y;
+  const int32_t* first_rows;   /* [num_seqs] */
+  const int32_t* num_rows;     /* [num_seqs] */
+  const int32_t* kv_lengths;   /* [num_seqs] */
+  const int32_t* block_tables; /* [num_seqs, table_stride] */
+  const LmiAttentionWork* work;
+  const LmiAttentionMerge* merges; /* decoding only */
+  float* partials;                 /* decoding only: [num_partials, num_q_heads, head_dim] */
+  float* log_masses;               /* decoding only: [num_partials, num_q_heads] */
+  int32_t num_work;
+  int32_t num_merges;
+  int32_t table_stride;
+  int32_t block_size;
+  int32_t num_q_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t window;
+  float scale;
+  float soft_cap;
+  int32_t dtype;
+} LmiAttention;
+LMI_CUDA_API int32_t lmi_cuda_decode_attention(const LmiAttention* args, void* stream);
+LMI_CUDA_API int32_t lmi_cuda_prefill_attention(const LmiAttention* args, void* stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,146 @@
+// The device layer (device.cuh) on NVIDIA hardware, sm_80 and newer.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "cuda/device.cuh"
+
+namespace lmi::cuda {
+
+// ---- numbers
+
+__device__ inline float to_float(float value) { return value; }
+__device__ inline float to_float(bf16 value) {
+  return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
+}
+__device__ inline float to_float(f16 value) { return __half2float(__ushort_as_half(value.bits)); }
+
+template <typename T>
+__device__ inline T from_float(float value);
+template <>
+__device__ inline float from_float<float>(float value) {
+  return value;
+}
+template <>
+__device__ inline bf16 from_float<bf16>(float value) {
+  return {__bfloat16_as_ushort(__float2bfloat16_rn(value))};
+}
+template <>
+__device__ inline f16 from_float<f16>(float value) {
+  return {__half_as_ushort(__float2half_rn(value))};
+}
+
+// Two numbers in a register, the first in the lower half.
+template <typename T>
+__device__ inline uint32_t pack_pair(float low, float high);
+template <>
+__device__ inline uint32_t pack_pair<bf16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+template <>
+__device__ inline uint32_t pack_pair<f16>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+__device__ inline float max_of(float a, float b) { return fmaxf(a, b); }
+__device__ inline float inverse_sqrt(float value) { return 1.0f / sqrtf(value); }
+__device__ inline float exp_of(float value) { return expf(value); }
+// To 2 units in the last place or so; results too small for a normal number are 0.
+__device__ inline float exp2_of(float value) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(value));
+  return power;
+}
+__device__ inline float log2_of(float value) { return log2f(value); }
+// To 2^-21 of 1.
+__device__ inline float tanh_of(float value) {
+  constexpr float kTwoLog2E = 2.8853900817779268f;
+  value = fminf(value, 16.0f);  // where tanh is 1
+  return 1.0f - __fdividef(2.0f, exp2_of(kTwoLog2E * value) + 1.0f);
+}
+
+// ---- threads
+
+__device__ inline void block_barrier() { __syncthreads(); }
+__device__ inline void warp_barrier() { __syncwarp(); }
+
+template <typename T>
+__device__ inline T shuffle_xor(T value, int distance) {
+  return __shfl_xor_sync(0xffffffffu, value, distance);
+}
+
+template <typename T>
+__device__ inline T shuffle(T value, int lane) {
+  return __shfl_sync(0xffffffffu, value, lane);
+}
+
+// The block's dynamic shared memory.
+__device__ inline uint8_t* shared_memory() {
+  extern __shared__ __align__(128) uint8_t lmi_cuda_shared[];
+  return lmi_cuda_shared;
+}
+
+// ---- copies from global to shared memory that go on in the background
+
+// 16 bytes, or 16 zeros and no read if not is_valid.
+__device__ inline void copy_async(void* target, const void* source, bool is_valid) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(target));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"(address), "l"(source), "r"(is_valid ? 16 : 0)
+               : "memory");
+}
+__device__ inline void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most so many of this thread's youngest groups are under way.
+template <int kNumPending>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(kNumPending) : "memory");
+}
+
+// ---- matrices; the layouts are in fragment.h
+
+// Four 8 x 8 matrices of 16-bit elements, whose rows lane 8 m + r points to for row r of matrix m.
+__device__ inline void load_matrices(uint32_t (&words)[4], const void* row) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+// The same, each matrix transposed.
+__device__ inline void load_transposed(uint32_t (&words)[4], const void* row) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
+// c += a b: m16n8k16.
+template <typename T>
+__device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                    uint32_t b1);
+template <>
+__device__ inline void multiply_add<bf16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                          uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <>
+__device__ inline void multiply_add<f16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace lmi::cuda

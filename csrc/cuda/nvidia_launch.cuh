@@ -1,0 +1,35 @@
+// Launching on NVIDIA hardware; included by launch.cuh.
+#pragma once
+
+#include "cuda/launch.cuh"
+
+namespace lmi::cuda {
+
+constexpr int kFreeSharedBytes = 48 << 10;  // more must be asked for
+
+// Enqueues the kernel; `name` is for messages. An empty grid is no work.
+template <typename Args>
+int32_t launch(const char* name, void (*kernel)(Args), Grid grid, int num_threads, int shared_bytes,
+               void* stream, const Args& args) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return kOk;
+  if (grid.y > 65535 || grid.z > 65535) return fail(std::string(name) + ": the grid is too large");
+  cudaError_t error = cudaSuccess;
+  if (shared_bytes > kFreeSharedBytes) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  }
+  if (error == cudaSuccess) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
+                          static_cast<unsigned>(grid.z));
+    config.blockDim = dim3(static_cast<unsigned>(num_threads));
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.stream = static_cast<cudaStream_t>(stream);
+    error = cudaLaunchKernelEx(&config, kernel, args);
+  }
+  if (error == cudaSuccess) return kOk;
+  error_text() = std::string(name) + ": " + cudaGetErrorString(error);
+  (void)cudaGetLastError();  // it was reported: the next call starts afresh
+  return static_cast<int32_t>(error);
+}
+
+}  // namespace lmi::cuda

@@ -1,0 +1,239 @@
+// Attention of sequences with several rows: bound by the tensor cores.
+//
+// A block takes a tile of rows, the query heads of one KV head for some tokens, and walks their
+// keys. Each warp keeps the results of its rows in registers; keys and values of the next tile are
+// copied while the present one is multiplied.
+#include "cuda/attention_tile.cuh"
+
+namespace lmi::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarpSize;
+
+template <int kDim>
+struct Tile {
+  static constexpr int kRows = prefill_tile_rows(kDim);
+  static constexpr int kRowTiles = kRows / (16 * kWarps);  // of a warp
+  static constexpr int kKeys = kDim <= 128 ? 64 : 32;
+  static constexpr int kRowBytes = padded_row_bytes(kDim);
+  static constexpr int kStageBytes = 2 * kKeys * kRowBytes;
+  static constexpr int kSharedBytes = kRows * kRowBytes + 2 * kStageBytes;
+};
+
+template <typename T, int kDim>
+class PrefillBlock {
+  using Shape = Tile<kDim>;
+
+ public:
+  __device__ PrefillBlock(const LmiAttention& args, const LmiAttentionWork& work, int kv_head)
+      : args_(args),
+        table_(args.block_tables + static_cast<int64_t>(work.seq) * args.table_stride),
+        group_(args.num_q_heads / args.num_kv_heads),
+        kv_head_(kv_head),
+        first_token_(static_cast<int64_t>(args.first_rows[work.seq]) + work.begin),
+        num_tokens_(work.end - work.begin),
+        first_position_(args.kv_lengths[work.seq] - args.num_rows[work.seq] + work.begin) {
+    num_keys_ = first_position_ + num_tokens_;
+    const int first_seen = args.window > 0 ? greater_of(first_position_ + 1 - args.window, 0) : 0;
+    first_key_ = first_seen / Shape::kKeys * Shape::kKeys;
+    for (auto& maxima : maxima_) maxima[0] = maxima[1] = -INFINITY;
+  }
+
+  __device__ void attend() {
+    start_query_copies();
+    start_copies(0);
+    end_copy_group();
+    const int num_tiles = ceil_div(num_keys_ - first_key_, Shape::kKeys);
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      wait_for_copies<0>();
+      block_barrier();  // everybody's copies are there, and the other stage is free
+      if (tile + 1 < num_tiles) start_copies(tile + 1);
+      end_copy_group();
+      attend_tile(tile);
+    }
+  }
+
+  __device__ void store() {
+    T* y = static_cast<T*>(args_.y);
+#pragma unroll
+    for (int m = 0; m < Shape::kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float mass = group_sum(masses_[m][half]);
+        const int row = row_of(m, half);
+        if (row >= num_tokens_ * group_) continue;
+        const float scale = 1.0f / mass;
+        T* target = y + q_offset(row);
+#pragma unroll
+        for (int tile = 0; tile < kDim / 8; ++tile) {
+          const int dim = tile * 8 + fragment_pair(lane_id());
+          if (dim >= args_.head_dim) continue;
+          *reinterpret_cast<uint32_t*>(target + dim) = pack_pair<T>(
+              results_[m][tile][2 * half] * scale, results_[m][tile][2 * half + 1] * scale);
+        }
+      }
+    }
+  }
+
+ private:
+  // Row of the tile: token by token the heads of the group.
+  __device__ int row_of(int m, int half) const {
+    return (warp_id() * Shape::kRowTiles + m) * 16 + fragment_group(lane_id()) + 8 * half;
+  }
+
+  __device__ int64_t q_offset(int row) const {
+    const int64_t head =
+        (first_token_ + row / group_) * args_.num_q_heads + kv_head_ * group_ + row % group_;
+    return head * args_.head_dim;
+  }
+
+  __device__ uint8_t* stage(int tile) const {
+    return shared_memory() + Shape::kRows * Shape::kRowBytes + tile % 2 * Shape::kStageBytes;
+  }
+
+  __device__ void start_query_copies() const {
+    constexpr int kChunks = kDim / 8;
+#pragma unroll 4
+    for (int i = 0; i < Shape::kRows * kChunks / kThreads; ++i) {
+      const int index = i * kThreads + static_cast<int>(threadIdx.x);
+      const int row = index / kChunks;
+      const int dim = index % kChunks * 8;
+      const bool is_there = row < num_tokens_ * group_ && dim < args_.head_dim;
+      copy_async(shared_memory() + row * Shape::kRowBytes + dim * 2,
+                 static_cast<const T*>(args_.q) + (is_there ? q_offset(row) + dim : 0), is_there);
+    }
+  }
+
+  __device__ void start_copies(int tile) const {
+    constexpr int kChunks = kDim / 8;
+    uint8_t* keys = stage(tile);
+    uint8_t* values = keys + Shape::kKeys * Shape::kRowBytes;
+#pragma unroll 4
+    for (int i = 0; i < Shape::kKeys * kChunks / kThreads; ++i) {
+      const int index = i * kThreads + static_cast<int>(threadIdx.x);
+      const int row = index / kChunks;
+      const int dim = index % kChunks * 8;
+      const int key = first_key_ + tile * Shape::kKeys + row;
+      const bool is_there = key < num_keys_ && dim < args_.head_dim;
+      int64_t source = 0;
+      if (is_there) {
+        const int64_t slot = slot_of(table_, args_.block_size, key);
+        source = (slot * args_.num_kv_heads + kv_head_) * args_.head_dim + dim;
+      }
+      const int target = row * Shape::kRowBytes + dim * 2;
+      copy_async(keys + target, static_cast<const T*>(args_.keys) + source, is_there);
+      copy_async(values + target, static_cast<const T*>(args_.values) + source, is_there);
+    }
+  }
+
+  __device__ void attend_tile(int tile) {
+    const uint8_t* keys = stage(tile);
+    const uint8_t* values = keys + Shape::kKeys * Shape::kRowBytes;
+    const int first_row = warp_id() * Shape::kRowTiles * 16;
+    float scores[Shape::kRowTiles][Shape::kKeys / 8][4] = {};
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+      uint32_t queries[Shape::kRowTiles][4];
+#pragma unroll
+      for (int m = 0; m < Shape::kRowTiles; ++m) {
+        load_matrices(queries[m], left_matrix_row(shared_memory(), Shape::kRowBytes,
+                                                  first_row + m * 16, step * 16));
+      }
+#pragma unroll
+      for (int n = 0; n < Shape::kKeys / 16; ++n) {
+        uint32_t words[4];
+        load_matrices(words, right_matrix_row(keys, Shape::kRowBytes, n * 16, step * 16));
+#pragma unroll
+        for (int m = 0; m < Shape::kRowTiles; ++m) {
+          multiply_add<T>(scores[m][2 * n], queries[m], words[0], words[1]);
+          multiply_add<T>(scores[m][2 * n + 1], queries[m], words[2], words[3]);
+        }
+      }
+    }
+    const int first_key = first_key_ + tile * Shape::kKeys;
+#pragma unroll
+    for (int m = 0; m < Shape::kRowTiles; ++m) {
+      mask(first_key, m, scores[m]);
+      update_softmax(scores[m], maxima_[m], masses_[m], results_[m]);
+    }
+#pragma unroll
+    for (int n = 0; n < Shape::kKeys / 16; ++n) {
+      uint32_t weights[Shape::kRowTiles][4];
+#pragma unroll
+      for (int m = 0; m < Shape::kRowTiles; ++m) {
+        pack_weights<T>(scores[m][2 * n], scores[m][2 * n + 1], weights[m]);
+      }
+#pragma unroll
+      for (int step = 0; step < kDim / 16; ++step) {
+        uint32_t words[4];
+        load_transposed(words, left_matrix_row(values, Shape::kRowBytes, n * 16, step * 16));
+#pragma unroll
+        for (int m = 0; m < Shape::kRowTiles; ++m) {
+          multiply_add<T>(results_[m][2 * step], weights[m], words[0], words[1]);
+          multiply_add<T>(results_[m][2 * step + 1], weights[m], words[2], words[3]);
+        }
+      }
+    }
+  }
+
+  // Scale and cap all; hide what lies after a row's position or before its window.
+  __device__ void mask(int first_key, int m, float (&scores)[Shape::kKeys / 8][4]) const {
+    const int last_key = first_key + Shape::kKeys - 1;
+    const bool sees_all = last_key <= first_position_ &&
+                          (args_.window == 0 || first_key > num_keys_ - 1 - args_.window);
+    scale_scores(args_, scores);
+    if (sees_all) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int position = first_position_ + row_of(m, half) / group_;
+#pragma unroll
+      for (int n = 0; n < Shape::kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          const int distance = position - (first_key + n * 8 + fragment_c(lane_id(), i).column);
+          const bool is_seen = distance >= 0 && (args_.window == 0 || distance < args_.window);
+          scores[n][i] = is_seen ? scores[n][i] : -INFINITY;
+        }
+      }
+    }
+  }
+
+  const LmiAttention& args_;
+  const int32_t* table_;
+  int group_;
+  int kv_head_;
+  int64_t first_token_;
+  int num_tokens_;
+  int first_position_;
+  int num_keys_;
+  int first_key_;
+  float results_[Shape::kRowTiles][kDim / 8][4] = {};
+  float maxima_[Shape::kRowTiles][2];
+  float masses_[Shape::kRowTiles][2] = {};
+};
+
+template <typename T, int kDim>
+__global__ void __launch_bounds__(kThreads) prefill_attention_kernel(const LmiAttention args) {
+  PrefillBlock<T, kDim> block(args, args.work[blockIdx.y], static_cast<int>(blockIdx.x));
+  block.attend();
+  block.store();
+}
+
+}  // namespace
+}  // namespace lmi::cuda
+
+using namespace lmi::cuda;
+
+int32_t lmi_cuda_prefill_attention(const LmiAttention* args, void* stream) {
+  if (const int32_t status = check_attention("prefill_attention", *args); status != kOk) {
+    return status;
+  }
+  return with_attention_shape(*args, [&](auto element, auto dim) {
+    using T = decltype(element);
+    constexpr int kDim = decltype(dim)::value;
+    return launch("prefill_attention", prefill_attention_kernel<T, kDim>,
+                  {args->num_kv_heads, args->num_work}, kThreads, Tile<kDim>::kSharedBytes, stream,
+                  *args);
+  });
+}

@@ -1,0 +1,17 @@
+"""The project's own CUDA kernels (csrc/cuda), with the signatures of ``ops.torch_ops``.
+
+They run where ``LMI_OPS`` asks for them; what a kernel doesn't cover (a dtype, a head size) goes to
+the next best implementation, and the log says so once.
+"""
+
+from lmi_core.ops.cuda.activation import gated_activation
+from lmi_core.ops.cuda.attention import attention
+from lmi_core.ops.cuda.norm import rms_norm
+from lmi_core.ops.cuda.rope import rope_cache_write
+
+__all__ = [
+    "attention",
+    "gated_activation",
+    "rms_norm",
+    "rope_cache_write",
+]

@@ -1,0 +1,100 @@
+"""Attention over the paged cache: split over the keys for single rows, in tiles for prefills."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lmi_core.ops.cuda import library
+from lmi_core.ops.cuda.attention_plan import plan_attention
+from lmi_core.ops.cuda.fallback import fallback
+from lmi_core.ops.device_step import DeviceStep
+
+DTYPES = (torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 256
+MAX_GROUP = 64
+"""Query heads of a KV head."""
+
+
+def attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    step: DeviceStep,
+    *,
+    num_q_heads: int,
+    scale: float,
+    window: int,
+    soft_cap: float,
+) -> Tensor:
+    """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
+
+    keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
+    all. ``soft_cap``: 0: none.
+    """
+    num_kv_heads, head_dim = keys.shape[1:]
+    reason = _not_covered(q, keys, num_q_heads // num_kv_heads, head_dim)
+    if reason:
+        other = fallback("attention", q.device, reason)
+        settings = {"scale": scale, "window": window, "soft_cap": soft_cap}
+        result: Tensor = other(q, keys, values, step, num_q_heads=num_q_heads, **settings)
+        return result
+    plan = plan_attention(
+        step,
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        window=window,
+    )
+    y = torch.empty_like(q)
+    shape = (plan.num_partials, num_q_heads)
+    partials = torch.empty(*shape, head_dim, dtype=torch.float32, device=q.device)
+    log_masses = torch.empty(shape, dtype=torch.float32, device=q.device)
+    arguments: dict[str, object] = {
+        "q": q,
+        "keys": keys,
+        "values": values,
+        "y": y,
+        "first_rows": step.first_rows,
+        "num_rows": step.num_rows,
+        "kv_lengths": step.kv_lengths,
+        "block_tables": step.block_tables,
+        "table_stride": step.block_tables.shape[1],
+        "block_size": step.block_size,
+        "num_q_heads": num_q_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "window": window,
+        "scale": scale,
+        "soft_cap": soft_cap,
+        "dtype": q.dtype,
+    }
+    if len(plan.decode):
+        library.call(
+            "decode_attention",
+            q,
+            work=plan.decode,
+            num_work=len(plan.decode),
+            merges=plan.merges,
+            num_merges=len(plan.merges),
+            partials=partials,
+            log_masses=log_masses,
+            **arguments,
+        )
+    if len(plan.prefill):
+        library.call(
+            "prefill_attention",
+            q,
+            work=plan.prefill,
+            num_work=len(plan.prefill),
+            **arguments,
+        )
+    return y
+
+
+def _not_covered(q: Tensor, keys: Tensor, group: int, head_dim: int) -> str:
+    if q.dtype not in DTYPES or keys.dtype != q.dtype:
+        return f"{str(q.dtype)[6:]} queries over a cache of {str(keys.dtype)[6:]}"
+    if head_dim > MAX_HEAD_DIM or head_dim % 8 != 0:
+        return f"heads of {head_dim}"
+    return "" if group <= MAX_GROUP else f"groups of {group} query heads"

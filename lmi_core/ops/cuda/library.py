@@ -1,0 +1,105 @@
+"""The shared library of csrc/cuda behind its C interface, loaded at first use.
+
+``LMI_CUDA_LIBRARY`` names another file than the one beside this package. The tests' emulator of a
+device is such a file: it takes host tensors instead of CUDA ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import lmi_core
+from lmi_core.errors import UserError
+from lmi_core.ops.cuda.arguments import ARGUMENTS
+
+VARIABLE = "LMI_CUDA_LIBRARY"
+VERSION = 1
+"""LMI_CUDA_VERSION of csrc/cuda/lmi_cuda.h, whose structs are mirrored here."""
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class Library:
+    """The functions of one library file; ``call`` raises what they report."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._functions = ctypes.CDLL(str(path))
+            version = self._functions.lmi_cuda_version()
+        except (OSError, AttributeError) as error:
+            raise UserError(f"the CUDA kernels can't be loaded: {error}") from error
+        if version != VERSION:
+            raise UserError(
+                f"{path} has version {version} of the kernels' interface, wanted is {VERSION}: "
+                "build it again with: make cuda-all"
+            )
+        self._functions.lmi_cuda_error.restype = ctypes.c_char_p
+        self.is_emulator = bool(self._functions.lmi_cuda_is_emulator())
+        for name, struct in ARGUMENTS.items():
+            function = getattr(self._functions, f"lmi_cuda_{name}")
+            function.argtypes = [ctypes.POINTER(struct), ctypes.c_void_p]
+
+    def call(self, name: str, device: torch.device, **values: object) -> None:
+        """Put a kernel onto the device's current stream; ``values`` are its struct's fields."""
+        arguments = ARGUMENTS[name](**{k: _plain(v) for k, v in values.items()})
+        stream = None
+        if not self.is_emulator:
+            stream = torch.cuda.current_stream(device).cuda_stream
+        self.call_with(name, arguments, stream)
+
+    def call_with(self, name: str, arguments: ctypes.Structure, stream: int | None = None) -> None:
+        """Call a function on its struct, into which it may write."""
+        function = getattr(self._functions, f"lmi_cuda_{name}")
+        if function(ctypes.byref(arguments), stream) != 0:
+            raise RuntimeError(self._error())
+
+    def unusable_because(self, device_type: str) -> str | None:
+        """Why the current device of that type can't run the kernels; None if it can."""
+        if self.is_emulator:
+            return None if device_type == "cpu" else "an emulator has no GPU"
+        if device_type != "cuda":
+            return f"they run on CUDA devices, not on {device_type}"
+        return None if self._functions.lmi_cuda_check_device() == 0 else self._error()
+
+    def _error(self) -> str:
+        text: bytes = self._functions.lmi_cuda_error()
+        return text.decode()
+
+
+def find() -> Path | None:
+    """The library's file, if there is one."""
+    named = os.environ.get(VARIABLE, "")
+    path = Path(named or Path(lmi_core.__file__).with_name("liblmi_cuda.so"))
+    return path if path.exists() else None
+
+
+def load() -> Library:
+    """Raises UserError when the library is missing or doesn't fit this package."""
+    path = find()
+    if path is None:
+        named = os.environ.get(VARIABLE, "")
+        where = f"{VARIABLE}={named} is no file" if named else "liblmi_cuda.so is not built"
+        raise UserError(f"no CUDA kernels: {where}; build them with nvcc: make cuda-all")
+    return _load(path)
+
+
+@functools.cache
+def _load(path: Path) -> Library:
+    return Library(path)
+
+
+def call(name: str, like: Tensor, **values: object) -> None:
+    """``Library.call`` on the device of ``like``."""
+    load().call(name, like.device, **values)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Tensor):
+        assert value.is_contiguous()
+        return value.data_ptr()
+    return DTYPES[value] if isinstance(value, torch.dtype) else value

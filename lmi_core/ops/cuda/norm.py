@@ -1,0 +1,43 @@
+"""Root mean square normalisation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lmi_core.ops.cuda import library
+from lmi_core.ops.cuda.fallback import fallback
+
+MAX_COLUMNS = 16384
+"""LMI_MAX_NORM_COLUMNS; a quarter of it for rows that are no multiple of 4."""
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    out_dtype: torch.dtype,
+    addend: Tensor | None = None,
+) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight, fp32 [R, n] -> [R, n]; ``addend`` is added to x first,
+    in place."""
+    num_rows, num_columns = x.shape
+    if num_columns > (MAX_COLUMNS if num_columns % 4 == 0 else MAX_COLUMNS // 4):
+        other = fallback("rms_norm", x.device, f"rows of {num_columns} columns")
+        y: Tensor = other(x, weight, eps, out_dtype=out_dtype, addend=addend)
+        return y
+    y = torch.empty_like(x, dtype=out_dtype)
+    library.call(
+        "rms_norm",
+        x,
+        x=x,
+        addend=addend,
+        weight=weight,
+        y=y,
+        num_rows=num_rows,
+        num_columns=num_columns,
+        eps=eps,
+        y_dtype=out_dtype,
+    )
+    return y

@@ -1,0 +1,106 @@
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "cuda/attention_plan.h"
+
+namespace lmi::cuda {
+namespace {
+
+struct Sequences {
+  std::vector<int32_t> num_rows;
+  std::vector<int32_t> kv_lengths;
+};
+
+AttentionPlan plan(const Sequences& sequences, int32_t window = 0, int32_t split_tokens = 0) {
+  LmiAttentionPlan request = {};
+  request.num_rows = sequences.num_rows.data();
+  request.kv_lengths = sequences.kv_lengths.data();
+  request.num_seqs = static_cast<int32_t>(sequences.num_rows.size());
+  request.num_q_heads = 32;
+  request.num_kv_heads = 8;
+  request.head_dim = 128;
+  request.window = window;
+  request.num_slots = 264;
+  request.split_tokens = split_tokens;
+  return plan_attention(request);
+}
+
+TEST(attention_plan_covers_every_key_once) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 200; ++round) {
+    Sequences sequences;
+    const int num_seqs = static_cast<int>(random() % 20);
+    for (int seq = 0; seq < num_seqs; ++seq) {
+      const auto num_rows = static_cast<int32_t>(random() % 3 == 0 ? random() % 300 + 1 : 1);
+      sequences.num_rows.push_back(num_rows);
+      sequences.kv_lengths.push_back(num_rows + static_cast<int32_t>(random() % 9000));
+    }
+    const auto window = static_cast<int32_t>(round % 2 == 0 ? 0 : random() % 4000 + 1);
+    const AttentionPlan found = plan(sequences, window, round % 3 == 0 ? 256 : 0);
+    std::vector<int> num_parts(static_cast<size_t>(found.num_partials));
+    for (int seq = 0; seq < num_seqs; ++seq) {
+      const int32_t length = sequences.kv_lengths[static_cast<size_t>(seq)];
+      std::vector<LmiAttentionWork> parts;
+      for (const LmiAttentionWork& work : found.decode) {
+        if (work.seq == seq) parts.push_back(work);
+      }
+      if (sequences.num_rows[static_cast<size_t>(seq)] > 1) {
+        EXPECT(parts.empty());
+        continue;
+      }
+      std::sort(parts.begin(), parts.end(),
+                [](const auto& a, const auto& b) { return a.begin < b.begin; });
+      int32_t at = window > 0 ? std::max(length - window, 0) : 0;
+      for (const LmiAttentionWork& part : parts) {
+        EXPECT_EQ(part.begin, at);
+        EXPECT(part.end > part.begin);
+        at = part.end;
+        if (part.partial >= 0) ++num_parts[static_cast<size_t>(part.partial)];
+      }
+      EXPECT_EQ(at, length);
+      const auto merge = std::find_if(found.merges.begin(), found.merges.end(),
+                                      [&](const auto& m) { return m.seq == seq; });
+      EXPECT_EQ(merge != found.merges.end(), parts.size() > 1);
+      for (size_t i = 0; i < parts.size(); ++i) {
+        const int32_t expected = parts.size() == 1 ? -1 : merge->first_partial + int32_t(i);
+        EXPECT_EQ(parts[i].partial, expected);  // merged in order of position
+      }
+    }
+    for (const int count : num_parts) EXPECT_EQ(count, 1);
+  }
+}
+
+TEST(attention_plan_covers_every_row_once) {
+  const AttentionPlan found = plan({{70, 1, 2, 32}, {70, 5, 900, 32}});
+  std::vector<std::vector<int>> seen{
+      std::vector<int>(70), {}, std::vector<int>(2), std::vector<int>(32)};
+  for (const LmiAttentionWork& work : found.prefill) {
+    EXPECT(work.end - work.begin <= 32);  // of 4 heads each
+    for (int32_t row = work.begin; row < work.end; ++row) {
+      ++seen.at(static_cast<size_t>(work.seq)).at(static_cast<size_t>(row));
+    }
+  }
+  for (const auto& rows : seen) {
+    for (const int count : rows) EXPECT_EQ(count, 1);
+  }
+  EXPECT_EQ(found.prefill.front().seq, 2);  // which has the most keys
+}
+
+// With a fixed size, splits do not depend on what else runs; without, no share is above the mean.
+TEST(attention_plan_splits) {
+  EXPECT_EQ(plan({{1}, {5000}}, 0, 512).decode.size(), 10u);
+  const AttentionPlan beside_another = plan({{1, 1}, {5000, 100000}}, 0, 512);
+  EXPECT_EQ(beside_another.merges.front().num_partials, 10);
+  EXPECT_EQ(plan({{1}, {300}}, 100, 256).decode.size(), 2u);  // 200 .. 256 .. 300
+  EXPECT_EQ(split_tokens_for(1000, 264, 8), 256);
+  EXPECT_EQ(split_tokens_for(65536, 264, 8), 2048);
+  EXPECT_EQ(split_tokens_for(65536, 4, 8), 65536);
+  const AttentionPlan mixed = plan({{1, 1, 1}, {64000, 500, 1}});
+  EXPECT_EQ(mixed.decode.size(), 33u + 2u);
+  EXPECT_EQ(mixed.decode.front().end - mixed.decode.front().begin, 1984);
+}
+
+}  // namespace
+}  // namespace lmi::cuda

@@ -1,0 +1,156 @@
+// The device layer (csrc/cuda/device.cuh) on the emulator: operations as PTX defines them.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "common/dtype.h"
+#include "cuda/fragment.h"
+#include "cuda_emulator/emulator.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+// One block runs at a time, so its shared variables can be the program's.
+#define __shared__ static
+#define __launch_bounds__(...)
+
+namespace lmi::cuda {
+
+inline emulator::Dim3& threadIdx = emulator::thread_index;
+inline emulator::Dim3& blockIdx = emulator::block_index;
+inline emulator::Dim3& blockDim = emulator::block_size;
+inline emulator::Dim3& gridDim = emulator::grid_size;
+
+// ---- numbers
+
+inline float to_float(float value) { return value; }
+inline float to_float(bf16 value) { return bf16_to_float(value.bits); }
+inline float to_float(f16 value) { return f16_to_float(value.bits); }
+
+template <typename T>
+T from_float(float value) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return {float_to_bf16(value)};
+  } else if constexpr (std::is_same_v<T, f16>) {
+    return {float_to_f16(value)};
+  } else {
+    return value;
+  }
+}
+
+template <typename T>
+uint32_t pack_pair(float low, float high) {
+  return static_cast<uint32_t>(from_float<T>(low).bits) |
+         static_cast<uint32_t>(from_float<T>(high).bits) << 16;
+}
+
+inline float max_of(float a, float b) { return std::fmax(a, b); }
+inline float inverse_sqrt(float value) { return 1.0f / std::sqrt(value); }
+inline float exp_of(float value) { return std::exp(value); }
+inline float exp2_of(float value) { return std::exp2(value); }
+inline float log2_of(float value) { return std::log2(value); }
+inline float tanh_of(float value) { return std::tanh(value); }
+
+// ---- threads
+
+inline void block_barrier() { emulator::block_barrier(); }
+inline void warp_barrier() { emulator::warp_barrier(); }
+inline uint8_t* shared_memory() { return emulator::shared_memory(); }
+
+template <typename T>
+T shuffle(T value, int lane) {
+  constexpr int kWords = sizeof(T) / sizeof(uint32_t);
+  uint32_t words[kWords];
+  std::memcpy(words, &value, sizeof(T));
+  const uint32_t* given = emulator::exchange(words, kWords);
+  std::memcpy(&value, given + lane * kWords, sizeof(T));
+  return value;
+}
+
+template <typename T>
+T shuffle_xor(T value, int distance) {
+  return shuffle(value, (static_cast<int>(threadIdx.x) % kWarpSize) ^ distance);
+}
+
+// ---- copies from global to shared memory
+
+inline void copy_async(void* target, const void* source, bool is_valid) {
+  LMI_CHECK(reinterpret_cast<uintptr_t>(target) % 16 == 0, "an unaligned copy");
+  LMI_CHECK(!is_valid || reinterpret_cast<uintptr_t>(source) % 16 == 0, "an unaligned copy");
+  emulator::copy_later(target, source, is_valid ? 16 : 0, 16);
+}
+inline void end_copy_group() { emulator::end_copy_group(); }
+template <int kNumPending>
+void wait_for_copies() {
+  emulator::wait_for_copies(kNumPending);
+}
+
+// ---- matrices
+
+// Where each lane's row starts.
+inline const uint16_t* row_of(const uint32_t* given, int matrix, int row) {
+  uint64_t address;
+  std::memcpy(&address, given + (matrix * 8 + row) * 2, sizeof(address));
+  return reinterpret_cast<const uint16_t*>(address);
+}
+
+inline void load_matrices(uint32_t (&words)[4], const void* row) {
+  const auto address = reinterpret_cast<uint64_t>(row);
+  LMI_CHECK(address % 16 == 0, "an unaligned matrix row");
+  uint32_t own[2];
+  std::memcpy(own, &address, sizeof(address));
+  const uint32_t* given = emulator::exchange(own, 2);
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    std::memcpy(&words[matrix], row_of(given, matrix, lane / 4) + lane % 4 * 2, sizeof(uint32_t));
+  }
+}
+
+inline void load_transposed(uint32_t (&words)[4], const void* row) {
+  const auto address = reinterpret_cast<uint64_t>(row);
+  LMI_CHECK(address % 16 == 0, "an unaligned matrix row");
+  uint32_t own[2];
+  std::memcpy(own, &address, sizeof(address));
+  const uint32_t* given = emulator::exchange(own, 2);
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    const uint32_t low = row_of(given, matrix, lane % 4 * 2)[lane / 4];
+    const uint32_t high = row_of(given, matrix, lane % 4 * 2 + 1)[lane / 4];
+    words[matrix] = low | high << 16;
+  }
+}
+
+template <typename T>
+float half_of(uint32_t word, int half) {
+  return to_float(T{static_cast<uint16_t>(word >> (16 * half))});
+}
+
+template <typename T>
+void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const uint32_t own[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  const uint32_t* given = emulator::exchange(own, 6);
+  float left[16][16];
+  float right[16][8];
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    for (int half = 0; half < 2; ++half) {
+      for (int index = 0; index < 4; ++index) {
+        const Element at = fragment_a(lane, index, half);
+        left[at.row][at.column] = half_of<T>(given[lane * 6 + index], half);
+      }
+      for (int index = 0; index < 2; ++index) {
+        const Element at = fragment_b(lane, index, half);
+        right[at.row][at.column] = half_of<T>(given[lane * 6 + 4 + index], half);
+      }
+    }
+  }
+  for (int index = 0; index < 4; ++index) {
+    const Element at = fragment_c(static_cast<int>(threadIdx.x) % kWarpSize, index);
+    for (int k = 0; k < 16; ++k) c[index] += left[at.row][k] * right[k][at.column];
+  }
+}
+
+}  // namespace lmi::cuda

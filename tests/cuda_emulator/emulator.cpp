@@ -1,0 +1,217 @@
+#include "cuda_emulator/emulator.h"
+
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#if !defined(__x86_64__)
+#error "the emulator switches fibers on x86-64 only"
+#endif
+
+// Saves what a call must preserve on this stack, and goes on where the other one was left.
+extern "C" void lmi_switch_fiber(void** left, void* entered);
+asm(R"(
+.text
+.type lmi_switch_fiber, @function
+lmi_switch_fiber:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size lmi_switch_fiber, .-lmi_switch_fiber
+)");
+
+namespace lmi::cuda::emulator {
+
+Dim3 thread_index;
+Dim3 block_index;
+Dim3 block_size;
+Dim3 grid_size;
+
+namespace {
+
+constexpr int kWarpSize = 32;
+constexpr size_t kStackBytes = 48 << 10;
+constexpr size_t kNumSavedRegisters = 6;
+
+struct Copy {
+  void* target;
+  const void* source;
+  int copied_bytes;
+  int num_bytes;
+};
+
+struct Barrier {
+  int num_members = 0;
+  int num_arrived = 0;
+  uint64_t generation = 0;
+};
+
+struct Warp {
+  Barrier barrier;
+  uint32_t words[2][kWarpSize * kMaxWords];
+};
+
+struct Fiber {
+  std::unique_ptr<uint8_t[]> stack{new uint8_t[kStackBytes]};
+  void* stack_pointer = nullptr;
+  bool is_done = false;
+  const char* waits_for = nullptr;
+  int phase = 0;  // of the warp's two word buffers
+  std::vector<Copy> open_group;
+  std::deque<std::vector<Copy>> groups;
+};
+
+struct Block {
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  Barrier barrier;
+  std::vector<uint8_t> shared;
+  const std::function<void()>* body = nullptr;
+  void* scheduler = nullptr;
+  size_t current = 0;
+  bool has_progressed = false;
+};
+
+Block block;
+std::mutex running;  // one grid at a time
+
+Fiber& current() { return block.fibers[block.current]; }
+Warp& current_warp() { return block.warps[block.current / kWarpSize]; }
+
+void yield() { lmi_switch_fiber(&current().stack_pointer, block.scheduler); }
+
+void release(Barrier& barrier) {
+  barrier.num_arrived = 0;
+  ++barrier.generation;
+  block.has_progressed = true;
+}
+
+void wait(Barrier& barrier, const char* what) {
+  const uint64_t generation = barrier.generation;
+  if (++barrier.num_arrived == barrier.num_members) {
+    release(barrier);
+    return;
+  }
+  current().waits_for = what;
+  while (barrier.generation == generation) yield();
+  current().waits_for = nullptr;
+}
+
+[[noreturn]] void fiber_main() {
+  (*block.body)();
+  current().is_done = true;
+  block.has_progressed = true;
+  // As on the device, the barrier is for the threads that are left; a warp's operations are not.
+  Barrier& barrier = block.barrier;
+  if (--barrier.num_members > 0 && barrier.num_arrived == barrier.num_members) release(barrier);
+  yield();
+  __builtin_unreachable();
+}
+
+void prepare(Fiber& fiber) {
+  auto top = reinterpret_cast<uintptr_t>(fiber.stack.get() + kStackBytes) & ~uintptr_t{15};
+  // Entered by a return, so the address above counts as the caller's.
+  auto* slots = reinterpret_cast<void**>(top) - 2;
+  slots[0] = reinterpret_cast<void*>(&fiber_main);
+  slots[1] = nullptr;
+  fiber.stack_pointer = slots - kNumSavedRegisters;
+  fiber.is_done = false;
+  fiber.waits_for = nullptr;
+  fiber.phase = 0;
+  fiber.open_group.clear();
+  fiber.groups.clear();
+}
+
+void run_block() {
+  for (Fiber& fiber : block.fibers) prepare(fiber);
+  block.barrier = {static_cast<int>(block.fibers.size()), 0, 0};
+  for (Warp& warp : block.warps) warp.barrier = {kWarpSize, 0, 0};
+  std::memset(block.shared.data(), 0xff, block.shared.size());
+  for (size_t num_left = block.fibers.size(); num_left > 0;) {
+    block.has_progressed = false;
+    for (block.current = 0; block.current < block.fibers.size(); ++block.current) {
+      if (current().is_done) continue;
+      thread_index.x = static_cast<unsigned>(block.current);
+      lmi_switch_fiber(&block.scheduler, current().stack_pointer);
+      if (current().is_done) --num_left;
+    }
+    if (num_left == 0 || block.has_progressed) continue;
+    for (block.current = 0; current().is_done;) ++block.current;
+    LMI_CHECK(false, num_left, " threads of block ", block_index.x, ',', block_index.y, ',',
+              block_index.z, " wait for ever; the first, thread ", block.current, ", in ",
+              current().waits_for);
+  }
+}
+
+}  // namespace
+
+void run(Dim3 grid, unsigned num_threads, size_t shared_bytes, const std::function<void()>& body) {
+  LMI_CHECK(num_threads % kWarpSize == 0 && num_threads <= 1024, num_threads, " threads");
+  const std::lock_guard lock(running);
+  block.fibers.resize(num_threads);
+  block.warps.resize(num_threads / kWarpSize);
+  block.shared.assign(shared_bytes + 128, 0);
+  block.body = &body;
+  block_size = {num_threads, 1, 1};
+  grid_size = grid;
+  for (block_index.z = 0; block_index.z < grid.z; ++block_index.z) {
+    for (block_index.y = 0; block_index.y < grid.y; ++block_index.y) {
+      for (block_index.x = 0; block_index.x < grid.x; ++block_index.x) run_block();
+    }
+  }
+}
+
+uint8_t* shared_memory() {
+  const auto address = reinterpret_cast<uintptr_t>(block.shared.data());
+  return reinterpret_cast<uint8_t*>((address + 127) & ~uintptr_t{127});
+}
+
+void block_barrier() { wait(block.barrier, "a block's barrier"); }
+
+void warp_barrier() { wait(current_warp().barrier, "a warp's operation"); }
+
+const uint32_t* exchange(const uint32_t* words, int count) {
+  uint32_t* buffer = current_warp().words[current().phase];
+  current().phase ^= 1;
+  const size_t lane = block.current % kWarpSize;
+  std::memcpy(buffer + lane * static_cast<size_t>(count), words,
+              static_cast<size_t>(count) * sizeof(uint32_t));
+  warp_barrier();
+  return buffer;
+}
+
+void copy_later(void* target, const void* source, int copied_bytes, int num_bytes) {
+  current().open_group.push_back({target, source, copied_bytes, num_bytes});
+}
+
+void end_copy_group() { current().groups.push_back(std::exchange(current().open_group, {})); }
+
+void wait_for_copies(int num_pending_groups) {
+  auto& groups = current().groups;
+  while (groups.size() > static_cast<size_t>(num_pending_groups)) {
+    for (const Copy& copy : groups.front()) {
+      auto* target = static_cast<uint8_t*>(copy.target);
+      const auto copied_bytes = static_cast<size_t>(copy.copied_bytes);
+      std::memcpy(target, copy.source, copied_bytes);
+      std::memset(target + copied_bytes, 0, static_cast<size_t>(copy.num_bytes) - copied_bytes);
+    }
+    groups.pop_front();
+  }
+}
+
+}  // namespace lmi::cuda::emulator

@@ -1,0 +1,25 @@
+"""The CUDA kernels for a test: on a GPU, or in the emulator of one that ``make build`` builds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmi_core.ops.cuda import library
+
+EMULATOR = Path(__file__).parents[2] / "build/native/liblmi_cuda_emulator.so"
+
+
+def use_cuda_kernels(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernels of ``lmi_core.ops.cuda`` run on ``device``, or skip the test."""
+    if device.type == "cpu":
+        if not EMULATOR.exists():
+            pytest.skip("the emulator is not built: make build")
+        monkeypatch.setenv(library.VARIABLE, str(EMULATOR))
+    elif library.find() is None:
+        pytest.skip("the CUDA kernels are not built: make cuda-all")
+    reason = library.load().unusable_because(device.type)
+    if reason is not None:
+        pytest.skip(f"the CUDA kernels can't run here: {reason}")
