@@ -39,7 +39,6 @@ CAPABILITIES = {
     "request.sampling": "sampling parameters",
     "request.stop": "stop texts",
     "request.watermark": "watermarking",
-    "rope.override": "rotary scaling other than the model's own",
     "scheduler.max_sparsity": "padded batches split by max-sparsity",
     "scheduler.waiting_steps": "holding requests back for some steps",
     "server.chunked_read_timeout": "a time limit between pieces of an answer",

@@ -31,6 +31,10 @@ class EngineConfig:
     """KV cache; auto: as ``dtype``."""
     max_model_len: int | None = None
     """Longest prompt plus output in tokens; None: the model's own limit."""
+    rope_scaling: Literal["linear", "dynamic"] | None = None
+    rope_factor: float | None = None
+    rope_theta: float | None = None
+    """Rotary settings instead of the checkpoint's own; a factor alone is linear."""
     max_num_seqs: int = 32
     """Sequences that run at once (max_rolling_batch_size)."""
     max_num_batched_tokens: int | None = None

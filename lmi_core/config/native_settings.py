@@ -94,6 +94,8 @@ def check_native(
             values.where(key), f"{key}={block_size} is not a multiple of {_BLOCK_MULTIPLE}", key
         )
     length = settings.get("max_model_len")
+    if "rope_scaling" in settings or "rope_factor" in settings:
+        max_positions = None  # stretched; the loader knows by how much
     if length is not None and max_positions is not None and length > max_positions:
         key = _length_key(values)
         problems.error(

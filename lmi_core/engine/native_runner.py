@@ -195,6 +195,7 @@ def load_native_runner(
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
     from lmi_core.models.loader import load_model
+    from lmi_core.models.rope_config import RopeOverride
     from lmi_core.ops.native import NativeWeights
 
     check_sizes(config)
@@ -203,6 +204,7 @@ def load_native_runner(
         config.model,
         config.dtype,
         quantize=config.quantize,
+        rope=RopeOverride.of(config),
         backend=NativeWeights(config.instruction_set, num_threads),
         progress=None if progress is None else partial(progress, "weights"),
     )

@@ -150,6 +150,7 @@ def load_torch_runner(
     ``quantize``, ``LMI_OPS`` that can't be had and for sizes that don't fit.
     """
     from lmi_core.models.loader import load_model
+    from lmi_core.models.rope_config import RopeOverride
 
     if config.quantize is not None:
         raise UserError(
@@ -162,6 +163,7 @@ def load_torch_runner(
         config.model,
         config.dtype,
         backend=DeviceWeights(device),
+        rope=RopeOverride.of(config),
         progress=None if progress is None else partial(progress, "weights"),
     )
     check_max_model_len(config, model)

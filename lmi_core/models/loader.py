@@ -15,6 +15,7 @@ from lmi_core.models.checkpoint import read_checkpoint
 from lmi_core.models.family import WeightNames
 from lmi_core.models.hf_config import read_hf_config
 from lmi_core.models.registry import family_of
+from lmi_core.models.rope_config import RopeOverride
 from lmi_core.models.safetensors_file import TensorInfo
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import (
@@ -56,6 +57,7 @@ def load_model(
     dtype: Literal["auto", "bf16", "fp32"] = "auto",
     *,
     quantize: Quantization | None = None,
+    rope: RopeOverride | None = None,
     backend: WeightBackend | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -63,10 +65,13 @@ def load_model(
 
     ``dtype`` auto: bf16 where the checkpoint is 16 bit, else fp32. ``quantize``: what the matrices
     of layers and head become; the head stays int8 with int4, whose errors would go straight into
-    the logits, and the embedding as it is. ``backend``: None: native.
+    the logits, and the embedding as it is. ``rope``: instead of the checkpoint's rotary settings.
+    ``backend``: None: native.
     Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape.
     """
     config = read_hf_config(path)
+    if rope is not None:
+        config = rope.apply(config)
     family = family_of(config.architecture)
     spec = family.read_spec(config)
     for token_id in config.eos_token_ids:

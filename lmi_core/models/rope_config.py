@@ -3,12 +3,49 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, get_args
 
 from lmi_core.models.hf_config import HfConfig, positive_number
 from lmi_core.models.spec import RopeKind, RopeSpec
 
+if TYPE_CHECKING:
+    from lmi_core.config.engine_config import EngineConfig
+
 KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeOverride:
+    """Rotary settings that replace the checkpoint's own; None leaves those.
+
+    As in text-generation-inference's launcher, a kind alone has the factor 1, and a factor alone
+    is linear (TGI format reference, launcher options).
+    """
+
+    kind: RopeKind | None = None
+    factor: float | None = None
+    theta: float | None = None
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> RopeOverride:
+        return cls(kind=config.rope_scaling, factor=config.rope_factor, theta=config.rope_theta)
+
+    def apply(self, config: HfConfig) -> HfConfig:
+        """The configuration with its rotary settings replaced."""
+        if self == RopeOverride():
+            return config
+        _, values = _rope_values(config)
+        if self.kind is not None or self.factor is not None:
+            values = {
+                "rope_type": self.kind or "linear",
+                "factor": self.factor or 1.0,
+                "rope_theta": _theta(config, values),
+            }
+        if self.theta is not None:
+            values = {**values, "rope_theta": self.theta}
+        rest = {key: value for key, value in config.values.items() if key not in _KEYS}
+        return replace(config, values={**rest, _KEYS[0]: values})
 
 
 def rope_spec(config: HfConfig, head_dim: int, max_positions: int) -> RopeSpec:
@@ -72,8 +109,11 @@ class _Reader:
         return positive_number(self.config, f"{self.key}.{name}", value)
 
 
+_KEYS = ("rope_scaling", "rope_parameters")
+
+
 def _rope_values(config: HfConfig) -> tuple[str, dict[str, Any]]:
-    for key in ("rope_scaling", "rope_parameters"):
+    for key in _KEYS:
         values = config.values.get(key)
         if values is None or values == {}:
             continue

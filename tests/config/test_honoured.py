@@ -2,7 +2,10 @@
 
 import asyncio
 import itertools
+import json
+import shutil
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -312,6 +315,51 @@ def test_devices_give_the_same_greedy_tokens(configured):
 
     async def main():
         assert await tokens("cpu") == await tokens("torch-cpu")
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("properties", "argv", "expected"),
+    [
+        ("", ("--model-id", "MODEL", "--rope-scaling", "dynamic", "--rope-factor", "2"), "dynamic"),
+        ("", ("--model-id", "MODEL", "--rope-factor", "2"), "linear"),
+        (
+            f"{TRTLLM}option.rotary_scaling_type=linear\noption.rotary_scaling_factor=2\n",
+            (),
+            "linear",
+        ),
+        (f"{TRTLLM}option.rotary_base=500000\n", (), "theta"),
+    ],
+)
+def test_rotary_settings(configured, properties, argv, expected, tmp_path):
+    """As if the checkpoint's own configuration said so."""
+    parameters = {
+        "linear": {"rope_theta": 10000.0, "rope_type": "linear", "factor": 2.0},
+        "dynamic": {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 2.0},
+        "theta": {"rope_theta": 500000.0, "rope_type": "default"},
+    }[expected]
+    own = tmp_path / "own"
+    shutil.copytree(cached_checkpoint("llama2", dtype="bfloat16"), own)
+    values = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps({**values, "rope_parameters": parameters}))
+    if expected != "theta":
+        properties += "option.max_input_len=1000\noption.max_output_len=24\n" if properties else ""
+
+    async def outputs(config):
+        async with running(config) as engine:
+            events = await generate(engine, num_tokens=8, logprobs=0)
+            length = engine.info.max_total_tokens
+            return length, [(event.token_id, event.logprob) for event in events]
+
+    async def main():
+        written = await outputs(configured(properties, argv))
+        plain = await outputs(configured())
+        assert written[1] != plain[1]
+        config = replace(configured(properties, argv), rope_scaling=None, rope_factor=None)
+        assert written == await outputs(replace(config, rope_theta=None, model=own))
+        if "--model-id" in argv:
+            assert written[0] == 2 * plain[0]
 
     run(main())
 

@@ -3,7 +3,7 @@
 from lmi_core.config.option import Action, Flag, Option, honoured, needs, no_effect, refused
 from lmi_core.config.value_type import Bool, Choice, Float, Int, Items, Text, ValueType
 
-_ROPE = needs("rope.override", idle=())
+_ROPE = "tests/config/test_honoured.py::test_rotary_settings"
 _MIXED = no_effect(
     "prompts are chunked and mixed with decoding, so none waits for decoding to pause; TGI ignores "
     "it then, too"
@@ -128,8 +128,18 @@ OPTIONS = (
         False,
         switch=True,
     ),
-    _tgi("--rope-scaling", Choice(("linear", "dynamic"), exact=True), "Rotary scaling.", _ROPE),
-    _tgi("--rope-factor", Float(0, above=True), "Factor of rotary scaling.", _ROPE),
+    _tgi(
+        "--rope-scaling",
+        Choice(("linear", "dynamic"), exact=True),
+        "Rotary scaling.",
+        honoured("rope_scaling", test=_ROPE),
+    ),
+    _tgi(
+        "--rope-factor",
+        Float(1),
+        "Factor of rotary scaling.",
+        honoured("rope_factor", test=_ROPE),
+    ),
     _tgi(
         "--tokenizer-config-path",
         Text("path"),

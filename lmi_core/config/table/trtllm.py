@@ -1,10 +1,11 @@
 """TensorRT-LLM keys, with SmoothQuant and AWQ."""
 
-from lmi_core.config.option import Action, Option, honoured, mapped, needs, no_effect, refused
+from lmi_core.config.option import Action, Option, honoured, mapped, no_effect, refused
 from lmi_core.config.value_type import Bool, Choice, Float, Int, ValueType
 
 _SYSTEMS = ("trtllm",)
 _BUILD = no_effect("chooses how TensorRT-LLM builds its engine; nothing is built here")
+_ROPE = "tests/config/test_honoured.py::test_rotary_settings"
 _MODEL_CONFIG = no_effect("the native engine reads it from the model's config.json")
 
 
@@ -159,14 +160,14 @@ OPTIONS = (
         Float(0, above=True),
         "Base of the rotary embedding.",
         10000.0,
-        needs("rope.override", idle=()),
+        honoured("rope_theta", test=_ROPE),
     ),
     _trt(
         "rotary_dim",
         Int(1),
         "Rotary dimensions of gptj.",
         64,
-        needs("rope.override", idle=()),
+        no_effect("is for gptj; the native engine reads it from the model's config.json"),
     ),
     Option(
         key="option.rotary_scaling_type",
@@ -174,7 +175,7 @@ OPTIONS = (
         doc="Kind of rotary scaling.",
         systems=("trtllm",),
         actions={
-            "native": needs("rope.override", idle=()),
+            "native": honoured("rope_scaling", test=_ROPE),
             "trtllm": mapped("rotary_scaling.type"),
         },
     ),
@@ -184,7 +185,7 @@ OPTIONS = (
         doc="Factor of rotary scaling.",
         systems=("trtllm",),
         actions={
-            "native": needs("rope.override", idle=()),
+            "native": honoured("rope_factor", test=_ROPE),
             "trtllm": mapped("rotary_scaling.factor"),
         },
     ),
