@@ -52,6 +52,7 @@ def serve(argv: Sequence[str], default_model: Path) -> int:
 def build_options(launch: Launch) -> ServerOptions:
     """The server's configuration."""
     server, engine = launch.server, launch.engine
+    stop = launch.model.get("option.stop_sequence")
     return ServerOptions(
         host=server.host,
         port=server.port,
@@ -68,9 +69,22 @@ def build_options(launch: Launch) -> ServerOptions:
             output_formatter=launch.model.output_formatter,
             tgi_compat=launch.model.tgi_compat,
             release=Release.parse(release) if (release := launch.model.lmi_compat) else None,
+            samples=launch.model.get("option.decoding_strategy") == "sample",
+            stop=stop if isinstance(stop, tuple) else (),
         ),
         tgi=_tgi_options(launch),
-        chat_template=ChatTemplate.load(engine.model),
+        chat_template=_chat_template(launch),
+    )
+
+
+def _chat_template(launch: Launch) -> ChatTemplate | None:
+    """The model's, unless the configuration names another."""
+    template = launch.model.get("option.chat_template")
+    config_path = launch.model.get("option.tokenizer_config_path")
+    return ChatTemplate.load(
+        launch.engine.model,
+        template=None if template is None else str(template),
+        config_path=None if config_path is None else Path(str(config_path)),
     )
 
 

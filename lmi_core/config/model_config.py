@@ -66,6 +66,11 @@ class ModelConfig:
             model = Path(self.source.location)
         return engine_config(model, self.name, dict(self.settings))
 
+    def get(self, key: str) -> object:
+        """Return the value given for ``key``, or None."""
+        value = self.values.get(key)
+        return None if value is None else value.value
+
     def where(self, key: str) -> str:
         """Return where ``key`` was given, or "default"."""
         value = self.values.get(key)

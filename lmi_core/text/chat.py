@@ -43,19 +43,26 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
 
     @classmethod
-    def load(cls, directory: Path) -> ChatTemplate | None:
+    def load(
+        cls, directory: Path, *, template: str | None = None, config_path: Path | None = None
+    ) -> ChatTemplate | None:
         """The templates of a model directory; None when it has none.
 
         ``chat_template.jinja`` (with ``additional_chat_templates/*.jinja``) wins over
-        ``chat_template`` in ``tokenizer_config.json``. Raises ModelError for unreadable files.
+        ``chat_template`` in ``tokenizer_config.json``. ``config_path`` stands in for all of these,
+        ``template`` (a file, or Jinja text) for the default template. Raises ModelError for files
+        that can't be read.
         """
-        config = _read_json(directory / "tokenizer_config.json")
+        if config_path is not None and not config_path.is_file():
+            raise ModelError(
+                f"there is no file {config_path}", field="option.tokenizer_config_path"
+            )
+        config = _read_json(config_path or directory / "tokenizer_config.json")
         templates = _configured(config.get("chat_template"))
-        for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-            templates[path.stem] = _read_text(path)
-        main = directory / "chat_template.jinja"
-        if main.is_file():
-            templates["default"] = _read_text(main)
+        if config_path is None:
+            templates |= _template_files(directory)
+        if template is not None:
+            templates["default"] = _given(template, directory)
         if not templates:
             return None
         older = _read_json(directory / "special_tokens_map.json")
@@ -193,6 +200,28 @@ def _cut_at_mark(text: str, final: str) -> str:
         return text[:position]
     # The template trims what it is given, so the text's own trailing blanks are gone too.
     return text[:position].rstrip()
+
+
+def _template_files(directory: Path) -> dict[str, str]:
+    named = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    templates = {path.stem: _read_text(path) for path in named}
+    main = directory / "chat_template.jinja"
+    if main.is_file():
+        templates["default"] = _read_text(main)
+    return templates
+
+
+def _given(template: str, directory: Path) -> str:
+    """Jinja text, or that of a file beside the model or elsewhere."""
+    if "{" in template:
+        return template
+    for path in (directory / template, Path(template)):
+        if path.is_file():
+            return _read_text(path)
+    raise ModelError(
+        f"option.chat_template={template[:200]} is neither a file nor Jinja text",
+        field="option.chat_template",
+    )
 
 
 def _configured(value: object) -> dict[str, str]:

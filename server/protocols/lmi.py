@@ -13,7 +13,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import CapacityError, EngineError, UserError
@@ -67,6 +69,10 @@ class LmiOptions:
     """Lists, TGI's token names and server-sent events, for TGI's clients."""
     release: Release | None = None
     """Speak as this release did (lmi_compat). None: as 0.29, and chats as OpenAI does."""
+    samples: bool = False
+    """Requests that don't say do_sample sample (decoding_strategy=sample)."""
+    stop: tuple[str, ...] = ()
+    """Texts that end every answer (stop_sequence)."""
 
     def __post_init__(self) -> None:
         release = self.release
@@ -113,9 +119,12 @@ class LmiProtocol(Protocol):
         answer = self._answer(body, parameters, prompts)
         if formatter != "json":
             _refuse_streamed(answer)
+        if parameters.do_sample is None and self._options.samples:
+            parameters = msgspec.structs.replace(parameters, do_sample=True)
         params = sampling_params(
             parameters, answer, shows_tokens=answer.details or formatter != "json"
         )
+        params = replace(params, stop=(*params.stop, *self._options.stop))
         return Plan(
             requests=tuple(
                 GenerationRequest(

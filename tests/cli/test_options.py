@@ -86,3 +86,37 @@ def test_port_and_log_of_a_launcher(model: str) -> None:
         log.seek(0)
         lines = [json.loads(line) for line in log.read().splitlines()]
         assert "/generate" in {line.get("path") for line in lines}
+
+
+def test_defaults_of_requests_and_the_chat_template(model: str, tmp_path: Path) -> None:
+    """What requests leave open, the configuration decides; the plain server is the other side."""
+    (tmp_path / "chat.jinja").write_text("{{ messages[0].content }}!")
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": "{{ messages[0].content }}!"}))
+    prompt = {"inputs": "hello!", "parameters": {"max_new_tokens": 12, "details": True, "seed": 3}}
+    chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+
+    def answers(*arguments: str) -> tuple[str, str]:
+        with serving(model, *arguments) as url:
+            status, text = post(f"{url}/invocations", prompt)
+            assert status == 200, text
+            status, answer = post(f"{url}/v1/chat/completions", {"model": "m", **chat})
+            assert status == 200, answer
+            return json.loads(text)["generated_text"], answer
+
+    plain, plain_chat = answers("--served-model-name", "m")
+    common = ("--served-model-name", "m", "--option")
+    sampled, by_template = answers(
+        *common, "decoding_strategy=sample", "--option", f"chat_template={tmp_path}/chat.jinja"
+    )
+    stop = plain[3:5]
+    stopped, by_config = answers(
+        *common, f'stop_sequence=["{stop}"]', "--tokenizer-config-path", str(config)
+    )
+    assert sampled != plain
+    assert stopped in (plain[: plain.index(stop)], plain[: plain.index(stop) + len(stop)])
+    counts = [
+        json.loads(answer)["usage"]["prompt_tokens"]
+        for answer in (plain_chat, by_template, by_config)
+    ]
+    assert counts[0] > counts[1] == counts[2]

@@ -203,7 +203,11 @@ OPTIONS = (
         doc="Texts that end every answer, in pipeline mode.",
         systems=_SYSTEMS,
         actions={
-            "native": needs("request.default_stop", idle=()),
+            "native": honoured(
+                None,
+                "ends the answers of LMI's routes",
+                test="tests/cli/test_options.py::test_defaults_of_requests_and_the_chat_template",
+            ),
             "transformers": mapped("stopping_criteria"),
         },
     ),

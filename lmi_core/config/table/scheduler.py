@@ -1,6 +1,6 @@
 """Keys of the scheduler rolling batch (padded execution bounded by max-sparsity)."""
 
-from lmi_core.config.option import Option, mapped, needs, refused
+from lmi_core.config.option import Option, honoured, mapped, needs, refused
 from lmi_core.config.value_type import Choice, Float, Int, Text
 
 _SYSTEMS = ("scheduler",)
@@ -13,7 +13,14 @@ OPTIONS = (
         systems=_SYSTEMS,
         default="greedy",
         actions={
-            "native": needs("request.default_strategy", idle=("greedy",)),
+            "native": honoured(
+                None,
+                "of requests on LMI's routes that don't say do_sample",
+                test="tests/cli/test_options.py::test_defaults_of_requests_and_the_chat_template",
+                by_value={
+                    "contrastive": needs("request.contrastive", "write greedy or sample", idle=())
+                },
+            ),
             "transformers": mapped("decoding_strategy"),
         },
     ),

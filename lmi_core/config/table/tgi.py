@@ -1,6 +1,7 @@
 """Flags and variables of the text-generation-inference launcher that have no LMI key."""
 
 from lmi_core.config.option import Action, Flag, Option, honoured, needs, no_effect, refused
+from lmi_core.config.table.vllm import CHAT_TEMPLATE
 from lmi_core.config.value_type import Bool, Choice, Float, Int, Items, Text, ValueType
 
 _ROPE = "tests/config/test_honoured.py::test_rotary_settings"
@@ -144,7 +145,7 @@ OPTIONS = (
         "--tokenizer-config-path",
         Text("path"),
         "File that supplies the chat template and special tokens.",
-        needs("chat.template_override", idle=()),
+        honoured(None, "its chat template and special tokens are used", test=CHAT_TEMPLATE),
     ),
     _tgi(
         "--lora-adapters",

@@ -4,6 +4,7 @@ from lmi_core.config.option import Action, Option, honoured, mapped, needs, no_e
 from lmi_core.config.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
 
 _SYSTEMS = ("vllm",)
+CHAT_TEMPLATE = "tests/cli/test_options.py::test_defaults_of_requests_and_the_chat_template"
 _LORA_SYSTEMS = ("vllm", "lmi_dist")
 
 
@@ -131,7 +132,7 @@ OPTIONS = (
         "chat_template",
         Text("path or Jinja text"),
         "Chat template used instead of the model's own.",
-        needs("chat.template_override", idle=()),
+        honoured(None, "used instead of the model's own", test=CHAT_TEMPLATE),
     ),
     _vllm(
         "chat_template_content_format",
