@@ -18,11 +18,22 @@ class Access:
     """``api_keys``: any of them opens every route; none: no key is needed.
 
     ``origins``: what ``Access-Control-Allow-Origin`` may say, ``*`` for all; none: no CORS headers.
+    ``methods`` and ``headers``: what a preflight is told instead of the usual methods and of the
+    headers that it asked for.
     """
 
-    def __init__(self, api_keys: Sequence[str] = (), origins: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        api_keys: Sequence[str] = (),
+        origins: Sequence[str] = (),
+        *,
+        methods: str | None = None,
+        headers: str | None = None,
+    ) -> None:
         self._keys = tuple(key.encode() for key in api_keys)
         self._origins = frozenset(origins)
+        self._methods = methods or _PREFLIGHT_METHODS
+        self._headers = headers
 
     def guard(self, route: Route) -> Handler:
         """The route's handler, behind the key unless it is open."""
@@ -50,12 +61,12 @@ class Access:
         asks = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
         if not self._origins or not asks:
             return None
-        allowed_headers = request.headers.get("Access-Control-Request-Headers", "Content-Type")
+        asked_headers = request.headers.get("Access-Control-Request-Headers", "Content-Type")
         return web.Response(
             status=204,
             headers={
-                "Access-Control-Allow-Methods": _PREFLIGHT_METHODS,
-                "Access-Control-Allow-Headers": allowed_headers,
+                "Access-Control-Allow-Methods": self._methods,
+                "Access-Control-Allow-Headers": self._headers or asked_headers,
                 "Access-Control-Max-Age": str(_PREFLIGHT_MAX_AGE_S),
             },
         )

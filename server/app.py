@@ -66,12 +66,17 @@ def build_app(backend: Backend, options: ServerOptions, metrics: Metrics) -> web
         loop_lag=LoopLag(metrics, busy=lambda: admission.num_in_flight > 0),
     )
     table = DialectTable([dialect(service) for dialect in DIALECTS], options.api)
-    access = Access(options.api_keys, options.cors_origins)
+    access = Access(
+        options.api_keys,
+        options.cors_origins,
+        methods=options.cors_methods,
+        headers=options.cors_headers,
+    )
     app = web.Application(
         middlewares=[_front(service, table, access)],
         client_max_size=options.max_request_bytes,
     )
-    app.on_response_prepare.append(_common_headers(table, access))
+    app.on_response_prepare.append(_common_headers(table, access, options.request_id_header))
     app[SERVICE] = service
     app[TABLE] = table
     app[ROUTES] = list(table.routes())
@@ -86,13 +91,14 @@ def build_app(backend: Backend, options: ServerOptions, metrics: Metrics) -> web
 
 def _front(service: Service, table: DialectTable, access: Access) -> Middleware:
     """The outermost layer: identify and time the request, render errors, log one line."""
+    id_header = service.options.request_id_header
 
     @web.middleware
     async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
         connection = request.protocol
         if isinstance(connection, Connection):
             connection.request_arrived()
-        meter = request[METER] = RequestMeter(_request_id(request))
+        meter = request[METER] = RequestMeter(_request_id(request, id_header))
         status = _CLIENT_CLOSED
         try:
             response = access.preflight(request) or await handler(request)
@@ -120,7 +126,7 @@ def _refuser(service: Service, table: DialectTable) -> Refuse:
         dialect = table.of(path) if path else table.main
         response = _reply(dialect.error(error))
         response.headers.update({**dialect.headers, "Server": _SERVER})
-        response.headers["x-request-id"] = meter.request_id
+        response.headers[service.options.request_id_header] = meter.request_id
         _finish(service, "-", path, meter, response.status)
         return response
 
@@ -159,9 +165,9 @@ def _finish(service: Service, method: str, path: str, meter: RequestMeter, statu
     )
 
 
-def _request_id(request: web.Request) -> str:
+def _request_id(request: web.Request, header: str) -> str:
     """The client's own id when it is a plain one, so that it can be found in logs."""
-    given = request.headers.get("x-request-id", "")
+    given = request.headers.get(header, "")
     return given if _REQUEST_ID.fullmatch(given) else str(uuid.uuid4())
 
 
@@ -193,7 +199,7 @@ def _reply(reply: Reply) -> web.Response:
 
 
 def _common_headers(
-    table: DialectTable, access: Access
+    table: DialectTable, access: Access, id_header: str
 ) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     async def add(request: web.Request, response: web.StreamResponse) -> None:
         meter = request.get(METER)
@@ -203,7 +209,7 @@ def _common_headers(
         headers["Server"] = _SERVER
         headers.update(access.cors_headers(request.headers))
         if meter is not None:
-            headers["x-request-id"] = meter.request_id
+            headers[id_header] = meter.request_id
         if response.keep_alive is not False:
             headers["Connection"] = "keep-alive"
 

@@ -10,10 +10,10 @@ _EXAMPLE = '{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 64},
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
-def banner(routes: Sequence[Route], host: str, port: int) -> str:
+def banner(routes: Sequence[Route], host: str, port: int, scheme: str = "http") -> str:
     """A line per route and a ``curl`` command against a reachable address."""
     host = _ANY_ADDRESS.get(host, host)
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     width = max(len(route.path) for route in routes)
     lines = [f"Listening on {url}"]
     lines += [

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
 from lmi_core.config.launch import Launch, prepare
 from lmi_core.config.resolve import resolve
+from lmi_core.config.server_config import ServerConfig
 from lmi_core.engine.engine import Engine
+from lmi_core.errors import ConfigError
 from lmi_core.progress import TerminalProgress
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.lifecycle import bind, run_server
@@ -59,6 +62,10 @@ def build_options(launch: Launch) -> ServerOptions:
         api=server.api,
         api_keys=() if server.api_key is None else (server.api_key,),
         cors_origins=server.cors_origins,
+        cors_methods=server.cors_methods,
+        cors_headers=server.cors_headers,
+        request_id_header=server.request_id_header,
+        tls=_tls(server),
         model_name=engine.served_model_name,
         max_request_bytes=server.max_request_size_bytes,
         max_in_flight=engine.max_queue_size + engine.max_num_seqs,
@@ -71,10 +78,27 @@ def build_options(launch: Launch) -> ServerOptions:
             release=Release.parse(release) if (release := launch.model.lmi_compat) else None,
             samples=launch.model.get("option.decoding_strategy") == "sample",
             stop=stop if isinstance(stop, tuple) else (),
+            statuses=server.statuses,
         ),
         tgi=_tgi_options(launch),
         chat_template=_chat_template(launch),
     )
+
+
+def _tls(server: ServerConfig) -> ssl.SSLContext | None:
+    """What speaks https with the configured certificate; None: http."""
+    if server.certificate_file is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(server.certificate_file, server.private_key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"certificate_file={server.certificate_file} and "
+            f"private_key_file={server.private_key_file} can't be used: {error}",
+            field="certificate_file",
+        ) from None
+    return context
 
 
 def _chat_template(launch: Launch) -> ChatTemplate | None:

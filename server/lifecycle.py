@@ -49,7 +49,9 @@ async def run_server(
         async with engine as backend:
             server = HttpServer(backend, options, metrics)
             await server.start(listener)
-            announce(banner(server.app[ROUTES], options.host, listener.getsockname()[1]))
+            port = listener.getsockname()[1]
+            scheme = "http" if options.tls is None else "https"
+            announce(banner(server.app[ROUTES], options.host, port, scheme))
             await stop.requested.wait()
             await server.stop(stop.urgent)
     log.info("stopped")
@@ -84,7 +86,7 @@ class HttpServer:
         )
         try:
             self._listening = await asyncio.get_running_loop().create_server(
-                accept, sock=listener, backlog=_BACKLOG
+                accept, sock=listener, backlog=_BACKLOG, ssl=self._options.tls
             )
         except OSError as error:
             await self._runner.cleanup()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,6 +26,12 @@ class ServerOptions:
     """Any of them opens every route; empty: no key is needed."""
     cors_origins: tuple[str, ...] = ()
     """Origins that browsers may call from, ``*`` for all; empty: no CORS headers."""
+    cors_methods: str | None = None
+    cors_headers: str | None = None
+    """What a preflight is told is allowed; None: the usual methods, the headers it asked for."""
+    request_id_header: str = "x-request-id"
+    tls: ssl.SSLContext | None = None
+    """None: http."""
     model_name: str = "model"
     max_request_bytes: int = 64 * 1024 * 1024
     """Longest body (max_request_size)."""

@@ -16,6 +16,7 @@ from lmi_core.config.table import BY_KEY
 _ADDRESS = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^:/\[\]]+)(:(?P<port>[0-9]{1,5}))?/?"
 )
+_HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]{1,80}", re.ASCII)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -28,6 +29,14 @@ class ServerConfig:
     api: str = "lmi"
     api_key: str | None = field(default=None, repr=False)
     cors_origins: tuple[str, ...] = ()
+    cors_methods: str | None = None
+    cors_headers: str | None = None
+    request_id_header: str = "x-request-id"
+    certificate_file: Path | None = None
+    """With ``private_key_file``: serve https. Both are PEM; None: http."""
+    private_key_file: Path | None = None
+    statuses: Mapping[str, int] = field(default_factory=dict)
+    """HTTP statuses of LMI's failures by the option that sets them, where they are set."""
     max_request_size_bytes: int = 64 << 20
     receive_timeout_s: float = 30.0
     drain_timeout_s: int = 30
@@ -47,7 +56,8 @@ class ServerConfig:
 
 def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerConfig:
     """Build the server's configuration; ``server`` holds the launcher's flags and variables."""
-    host, port = _address(server, problems, tgi)
+    scheme, host, port = _address(server, problems, tgi)
+    certificate, private_key = _certificate(server, problems, scheme)
     host = str(server.get("option.hostname") or host)
     given_port = server.get("option.port")
     limit = server.get("option.payload_limit") or server.get("max_request_size")
@@ -59,6 +69,12 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         api=_api(server, tgi),
         api_key=_text(server.get("option.api_key")),
         cors_origins=_origins(server),
+        cors_methods=_text(server.get("cors_allowed_methods")),
+        cors_headers=_text(server.get("cors_allowed_headers")),
+        request_id_header=_header(server, problems),
+        certificate_file=certificate,
+        private_key_file=private_key,
+        statuses=_statuses(server),
         max_request_size_bytes=limit if isinstance(limit, int) else 64 << 20,
         receive_timeout_s=timeout if isinstance(timeout, float) else 30.0,
         drain_timeout_s=drain if isinstance(drain, int) else 90 if tgi else 30,
@@ -110,10 +126,49 @@ def _path(value: object) -> Path | None:
     return Path(value) if isinstance(value, str) else None
 
 
-def _address(server: Values, problems: Problems, tgi: bool) -> tuple[str, int]:
-    """Return host and port; a launcher listens everywhere on 3000 unless told otherwise."""
+def _header(server: Values, problems: Problems) -> str:
+    key = "request_id_header_key"
+    name = str(server.get(key) or "x-request-id")
+    if not _HEADER.fullmatch(name):
+        problems.error(server.where(key), f"{key}={name[:80]!r} is not the name of a header", key)
+    return name
+
+
+def _statuses(server: Values) -> dict[str, int]:
+    found = {}
+    for name in ("bad_request", "wlm_error", "throttle_error", "server_error"):
+        status = server.get(f"{name}_http_code")
+        if isinstance(status, int):
+            found[name] = status
+    return found
+
+
+def _certificate(
+    server: Values, problems: Problems, scheme: str
+) -> tuple[Path | None, Path | None]:
+    """Return certificate and key for an address of https; other addresses take none."""
+    keys = ("certificate_file", "private_key_file")
+    certificate, private_key = (_path(server.get(key)) for key in keys)
+    if scheme == "https" and (certificate is None or private_key is None):
+        problems.error(
+            server.where("inference_address"),
+            "inference_address is https, which needs certificate_file and private_key_file (PEM)",
+            "inference_address",
+        )
+    if scheme == "https":
+        return certificate, private_key
+    for key in keys:
+        if server.get(key) is not None:
+            problems.warn(
+                server.where(key), f"{key} counts only where inference_address is https://", key
+            )
+    return None, None
+
+
+def _address(server: Values, problems: Problems, tgi: bool) -> tuple[str, str, int]:
+    """Return scheme, host and port; a launcher listens everywhere on 3000 unless told otherwise."""
     key = "inference_address"
-    default = ("0.0.0.0", 3000) if tgi else ("127.0.0.1", 8080)
+    default = ("http", "0.0.0.0", 3000) if tgi else ("http", "127.0.0.1", 8080)
     if server.get(key) is None:
         return default
     address = str(server.get(key))
@@ -123,9 +178,7 @@ def _address(server: Values, problems: Problems, tgi: bool) -> tuple[str, int]:
         fault = "Unix sockets are not available in this version; write http://host:port"
     elif match is None or port > 65535:
         fault = "is not http://host:port"
-    elif match["scheme"] == "https":
-        fault = "TLS is not available in this version; write http:// and put a TLS proxy in front"
     else:
-        return match["host"].strip("[]"), port
+        return match["scheme"], match["host"].strip("[]"), port
     problems.error(server.where(key), f"{key}={address[:80]!r}: {fault}", key)
     return default

@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -56,6 +57,12 @@ _FORMATTERS = ("json", "jsonlines", "sse")
 _ADAPTER_HEADERS = ("x-amzn-sagemaker-adapter-identifier", "adapter")
 _MAX_PROMPTS = 256
 _PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_STATUS_OPTIONS = {
+    "BadRequestException": "bad_request",
+    "WlmException": "wlm_error",
+    "WlmCapacityException": "throttle_error",
+    "InternalServerException": "server_error",
+}
 IGNORED_HEADER = "x-lmi-ignored-parameters"
 
 
@@ -73,6 +80,8 @@ class LmiOptions:
     """Requests that don't say do_sample sample (decoding_strategy=sample)."""
     stop: tuple[str, ...] = ()
     """Texts that end every answer (stop_sequence)."""
+    statuses: Mapping[str, int] = field(default_factory=dict)
+    """HTTP statuses by kind of failure: bad_request, wlm_error, throttle_error, server_error."""
 
     def __post_init__(self) -> None:
         release = self.release
@@ -145,9 +154,10 @@ class LmiProtocol(Protocol):
             case HttpError(status=413):
                 return Reply(status=413, body=b"", close=True)
             case HttpError():
+                status = self._status(error.kind, error.status)
                 return Reply(
-                    status=error.status,
-                    body=server_error(error.status, error.kind, str(error)),
+                    status=status,
+                    body=server_error(status, error.kind, str(error)),
                     headers=error.headers,
                     close=error.close,
                 )
@@ -158,8 +168,13 @@ class LmiProtocol(Protocol):
                 has_status = self._release in (Release.V0_24, Release.V0_29)
                 return Reply(status=code if has_status else 200, body=body)
             case _:
-                body = server_error(500, "InternalServerException", str(error))
-                return Reply(status=500, body=body)
+                kind = "InternalServerException"
+                status = self._status(kind, 500)
+                return Reply(status=status, body=server_error(status, kind, str(error)))
+
+    def _status(self, kind: str, status: int) -> int:
+        """The configured status of a kind of failure."""
+        return self._options.statuses.get(_STATUS_OPTIONS.get(kind, ""), status)
 
     def _parse_chat(self, call: Call) -> Plan:
         """Chat bodies: OpenAI's objects, in lines unless the client accepts events."""
@@ -211,9 +226,10 @@ class LmiProtocol(Protocol):
         retry_after = {}
         if error.retry_after_s is not None:
             retry_after["Retry-After"] = str(max(1, round(error.retry_after_s)))
+        status = self._status("WlmCapacityException", 503)
         return Reply(
-            status=503,
-            body=server_error(503, "WlmCapacityException", message),
+            status=status,
+            body=server_error(status, "WlmCapacityException", message),
             headers=retry_after,
         )
 

@@ -22,9 +22,12 @@ from tests.checkpoints import cached_checkpoint
 pytestmark = pytest.mark.timeout(180)
 
 
-def lmi(*args: str, text: str = "") -> subprocess.CompletedProcess[str]:
+def lmi(
+    *args: str, text: str = "", environ: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "lmi_core", *args],
+        env=environ,
         capture_output=True,
         text=True,
         timeout=60,
@@ -54,7 +57,7 @@ def serving(
         try:
             assert process.stdout is not None
             first = process.stdout.readline()
-            match = re.fullmatch(r"Listening on (http://127\.0\.0\.1:\d+)\n", first)
+            match = re.fullmatch(r"Listening on (https?://127\.0\.0\.1:\d+)\n", first)
             assert match, first
             yield match[1]
             process.terminate()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import ssl
+import subprocess
 import tempfile
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoints import cached_checkpoint
-from tests.cli.test_native import post, serving
+from tests.cli.test_native import lmi, post, serving
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -120,3 +124,63 @@ def test_defaults_of_requests_and_the_chat_template(model: str, tmp_path: Path) 
         for answer in (plain_chat, by_template, by_config)
     ]
     assert counts[0] > counts[1] == counts[2]
+
+
+def test_headers_and_statuses(model: str) -> None:
+    environ = {
+        "SERVING_CORS_ALLOWED_ORIGIN": "https://a.example",
+        "SERVING_CORS_ALLOWED_METHODS": "POST",
+        "SERVING_CORS_ALLOWED_HEADERS": "X-One, X-Two",
+        "SERVING_REQUEST_ID_HEADER_KEY": "X-Amzn-SageMaker-Inference-Id",
+        "SERVING_BAD_REQUEST_HTTP_CODE": "422",
+        "SERVING_THROTTLE_ERROR_HTTP_CODE": "429",
+        "SERVING_WLM_ERROR_HTTP_CODE": "504",
+        "SERVING_SERVER_ERROR_HTTP_CODE": "599",
+    }
+    limits = ("--option", "job_queue_size=1", "--option", "max_rolling_batch_size=1")
+    many = {"inputs": ["a"] * 4, "parameters": {"max_new_tokens": 200}}
+    with serving(model, *limits, environ=environ) as url:
+        asked = urllib.request.Request(f"{url}/invocations", method="OPTIONS")
+        asked.add_header("Origin", "https://a.example")
+        asked.add_header("Access-Control-Request-Method", "POST")
+        with urllib.request.urlopen(asked, timeout=10) as response:
+            assert response.headers["Access-Control-Allow-Methods"] == "POST"
+            assert response.headers["Access-Control-Allow-Headers"] == "X-One, X-Two"
+        named = urllib.request.Request(f"{url}/ping")
+        named.add_header("X-Amzn-SageMaker-Inference-Id", "mine")
+        with urllib.request.urlopen(named, timeout=10) as response:
+            assert response.headers["X-Amzn-SageMaker-Inference-Id"] == "mine"
+            assert "x-request-id" not in response.headers
+        overridden = urllib.request.Request(f"{url}/invocations", b"{}", {"handler": "x"})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(overridden, timeout=10)
+        with refused.value as response:
+            status, answer = response.status, response.read()
+        assert (status, json.loads(answer)["code"]) == (422, 422), answer
+        status, answer = post(f"{url}/invocations", many)
+        assert (status, json.loads(answer)["type"]) == (429, "WlmCapacityException"), answer
+
+
+def test_https(model: str, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
+    environ = {
+        "SERVING_INFERENCE_ADDRESS": "https://127.0.0.1:0",
+        "SERVING_CERTIFICATE_FILE": str(certificate),
+        "SERVING_PRIVATE_KEY_FILE": str(key),
+    }
+    with serving(model, environ=environ) as url:
+        assert url.startswith("https://")
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        body = {"inputs": "hello", "parameters": {"max_new_tokens": 3}, "stream": True}
+        request = urllib.request.Request(f"{url}/invocations", json.dumps(body).encode())
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=10, context=trusted) as response:
+            assert len(response.read().splitlines()) == 3
+    key.write_text("")
+    done = lmi("serve", model, environ={**os.environ, **environ})
+    assert (done.returncode, "private_key_file" in done.stderr) == (2, True)
+    assert done.stderr.count("\n") == 1

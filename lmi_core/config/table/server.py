@@ -9,8 +9,14 @@ APIS = ("lmi", "tgi", "openai")
 _DIALECTS = "tests/server/test_dialects.py"
 _NAME_AND_LOG = "tests/cli/test_options.py::test_name_log_and_size"
 _JAVA = no_effect("belongs to the Java server; none runs here")
-_TLS = needs("server.tls", "put a TLS proxy in front", idle=())
-_CORS = no_effect("answers name the methods of the routes and the headers that were asked for")
+_KEYSTORE = needs("server.keystore", "write certificate_file and private_key_file", idle=())
+_HEADERS = "tests/cli/test_options.py::test_headers_and_statuses"
+_TLS = honoured(
+    None,
+    "of the server, where inference_address is https://",
+    test="tests/cli/test_options.py::test_https",
+)
+_CORS = honoured(None, "answered to a browser's preflight", test=_HEADERS)
 _ERROR_RATE = needs("server.error_rate", tuning=True, idle=())
 
 
@@ -41,7 +47,9 @@ def _status(key: str, default: int) -> Option:
         key,
         Int(200, 599),
         "HTTP status of this kind of failure.",
-        needs("server.status_override", tuning=True, idle=(default,)),
+        honoured(None, "on LMI's routes", test=_HEADERS, idle=(default,))
+        if key != "timeout_http_code"
+        else no_effect("no request ends by a timeout of the server"),
         default,
     )
 
@@ -147,9 +155,11 @@ OPTIONS = (
     ),
     _server("cors_allowed_methods", Text("methods"), "Access-Control-Allow-Methods.", _CORS),
     _server("cors_allowed_headers", Text("headers"), "Access-Control-Allow-Headers.", _CORS),
-    _server("keystore", Text("path"), "Key store of TLS.", _TLS),
-    _server("keystore_pass", Text("password"), "Password of it.", _TLS, "changeit", secret=True),
-    _server("keystore_type", Text("type"), "Type of it.", _TLS, "PKCS12"),
+    _server("keystore", Text("path"), "Key store of TLS.", _KEYSTORE),
+    _server(
+        "keystore_pass", Text("password"), "Password of it.", _KEYSTORE, "changeit", secret=True
+    ),
+    _server("keystore_type", Text("type"), "Type of it.", _KEYSTORE, "PKCS12"),
     _server("certificate_file", Text("path"), "Certificate of TLS.", _TLS),
     _server("private_key_file", Text("path"), "Private key of TLS.", _TLS),
     _server("plugin_folder", Text("path"), "Directory of Java plug-ins.", _JAVA, "plugins"),
@@ -166,7 +176,7 @@ OPTIONS = (
         "request_id_header_key",
         Text("header"),
         "Header that carries the request id.",
-        needs("server.request_id", tuning=True, idle=("x-request-id",)),
+        honoured("request_id_header", test=_HEADERS),
         "x-request-id",
     ),
     _server(
