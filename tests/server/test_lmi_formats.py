@@ -343,3 +343,19 @@ def test_content_types() -> None:
         plan_of(b"\x89PNG", "image/png")
     with pytest.raises(UserError, match="byte 1"):
         plan_of(b"a\xff", "text/plain")
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "status"),
+    [
+        (HttpError(400, "BadRequestException", "x"), "bad_request", 400),
+        (HttpError(503, "WlmException", "x"), "wlm_error", 503),
+        (CapacityError("x"), "throttle_error", 503),
+        (RuntimeError("x"), "server_error", 500),
+    ],
+)
+def test_configured_statuses(error: Exception, name: str, status: int) -> None:
+    for statuses, expected in (({}, status), ({name: 207}, 207)):
+        protocol = LmiProtocol("model", LmiOptions(statuses=statuses))
+        reply = protocol.error(error)
+        assert (reply.status, json.loads(reply.body)["code"]) == (expected, expected)
