@@ -123,6 +123,7 @@ def _tgi_options(launch: Launch) -> TgiOptions:
         + (0 if server.api == "tgi" else engine.max_num_seqs),
         max_input_tokens=launch.model.max_input_tokens,
         enable_prefill_logprobs=server.enable_prefill_logprobs,
+        disable_grammar_support=server.disable_grammar_support,
         compute_type=os.environ.get("COMPUTE_TYPE") or "cpu",
         model_id=source.location,
         model_sha=source.revision,

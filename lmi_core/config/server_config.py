@@ -47,6 +47,7 @@ class ServerConfig:
     offline: bool = False
     tgi_version: int = 2
     enable_prefill_logprobs: bool = False
+    disable_grammar_support: bool = False
     max_best_of: int | None = None
     max_stop_sequences: int | None = None
     max_top_n_tokens: int | None = None
@@ -85,6 +86,7 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         offline=server.get("offline") is True,
         tgi_version=3 if server.get("tgi_version") == "3" else 2,
         enable_prefill_logprobs=server.get("option.enable_prefill_logprobs") is True,
+        disable_grammar_support=server.get("option.disable_grammar_support") is True,
         max_best_of=_limit(server, "max_best_of", tgi),
         max_stop_sequences=_limit(server, "max_stop_sequences", tgi),
         max_top_n_tokens=_limit(server, "max_top_n_tokens", tgi),

@@ -48,9 +48,9 @@ class GrammarCompiler:
                 compiled = await loop.run_in_executor(self._threads, self._compile, grammar)
         except TimeoutError:
             raise UserError(
-                f"the {grammar.kind} couldn't be compiled within {self._timeout_s:g} s; "
+                f"{grammar.field} couldn't be compiled within {self._timeout_s:g} s; "
                 "make it simpler",
-                field="grammar",
+                field=grammar.field,
             ) from None
         self._cache[grammar] = compiled
         if len(self._cache) > self._max_cached:

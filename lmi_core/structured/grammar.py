@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ class GrammarKind(StrEnum):
     """``text`` is a JSON list of strings."""
     CONTEXT_FREE = "grammar"
     """Lark's notation, or GBNF (``root ::= ...``)."""
+    LARK = "lark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,40 +33,48 @@ class Grammar:
 
     kind: GrammarKind
     text: str
+    field: str = dataclasses.field(default="grammar", compare=False)
+    """What the request calls it; named in errors."""
 
     def __post_init__(self) -> None:
         if len(self.text) > MAX_GRAMMAR_CHARS:
             raise UserError(
-                f"the grammar has {len(self.text)} characters; at most {MAX_GRAMMAR_CHARS} are "
+                f"{self.field} has {len(self.text)} characters; at most {MAX_GRAMMAR_CHARS} are "
                 "allowed: split it, or leave out what needn't be enforced",
-                field="grammar",
+                field=self.field,
             )
 
     @classmethod
-    def json_schema(cls, schema: Any) -> Grammar:
+    def json_schema(cls, schema: Any, *, field: str = "grammar") -> Grammar:
         """JSON that is valid against a schema, given as an object or as its text."""
         if not isinstance(schema, str):
             try:
                 schema = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
             except RecursionError:
-                raise UserError("the schema is nested too deeply", field="grammar") from None
-        return cls(GrammarKind.JSON_SCHEMA, schema)
+                raise UserError(f"{field} is nested too deeply", field=field) from None
+        return cls(GrammarKind.JSON_SCHEMA, schema, field)
 
     @classmethod
-    def json_object(cls) -> Grammar:
+    def json_object(cls, *, field: str = "grammar") -> Grammar:
         """Any JSON object."""
-        return cls.json_schema({"type": "object"})
+        return cls.json_schema({"type": "object"}, field=field)
 
     @classmethod
-    def regex(cls, pattern: str) -> Grammar:
-        return cls(GrammarKind.REGEX, pattern)
+    def regex(cls, pattern: str, *, field: str = "grammar") -> Grammar:
+        return cls(GrammarKind.REGEX, pattern, field)
 
     @classmethod
-    def choice(cls, texts: Sequence[str]) -> Grammar:
+    def choice(cls, texts: Sequence[str], *, field: str = "grammar") -> Grammar:
         if not texts:
-            raise UserError("a choice needs at least one text", field="grammar")
-        return cls(GrammarKind.CHOICE, json.dumps(list(texts), ensure_ascii=False))
+            raise UserError(f"{field} needs at least one text", field=field)
+        return cls(GrammarKind.CHOICE, json.dumps(list(texts), ensure_ascii=False), field)
 
     @classmethod
-    def context_free(cls, text: str) -> Grammar:
-        return cls(GrammarKind.CONTEXT_FREE, text)
+    def context_free(cls, text: str, *, field: str = "grammar") -> Grammar:
+        """Lark's notation, or GBNF."""
+        return cls(GrammarKind.CONTEXT_FREE, text, field)
+
+    @classmethod
+    def lark(cls, text: str, *, field: str = "grammar") -> Grammar:
+        """Lark's notation with the library's extensions, for grammars of our own making."""
+        return cls(GrammarKind.LARK, text, field)

@@ -45,11 +45,11 @@ class GuidanceLibrary:
     def compile(self, grammar: Grammar) -> GuidanceGrammar:
         try:
             source = _source(grammar)
-        except ValueError as error:
-            raise _refused(grammar.kind, str(error)) from None
+        except (ValueError, RecursionError) as error:
+            raise _refused(grammar, str(error)) from None
         compiled = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         if compiled.is_error():
-            raise _refused(grammar.kind, compiled.get_error())
+            raise _refused(grammar, compiled.get_error())
         return GuidanceGrammar(compiled)
 
 
@@ -117,8 +117,8 @@ def _source(grammar: Grammar) -> str:
     return str(llguidance.grammar_from(form, grammar.text))
 
 
-def _refused(kind: GrammarKind, reason: str) -> UserError:
-    return UserError(f"the {kind} can't be used: {_reason(reason)}", field="grammar")
+def _refused(grammar: Grammar, reason: str) -> UserError:
+    return UserError(f"{grammar.field} can't be used: {_reason(reason)}", field=grammar.field)
 
 
 def _too_slow(reason: str) -> UserError:

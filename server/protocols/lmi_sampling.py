@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
+from lmi_core.structured.grammar import Grammar
+from lmi_server.protocols.grammar_fields import GUIDED_FIELDS, grammar_of
 from lmi_server.protocols.lmi_output import Answer
 from lmi_server.protocols.lmi_schema import LmiParameters
 
@@ -52,7 +54,13 @@ def sampling_params(
         logprobs=logprobs if shows_tokens else None,
         prompt_logprobs=prompt_logprobs,
         skip_special_tokens=parameters.skip_special_tokens,
+        grammar=_grammar(parameters),
     )
+
+
+def _grammar(parameters: LmiParameters) -> Grammar | None:
+    names = ("response_format", "structured_outputs", *GUIDED_FIELDS)
+    return grammar_of({name: getattr(parameters, name) for name in names})
 
 
 def _count(name: str, value: int | None) -> int:

@@ -53,6 +53,12 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     top_n_tokens: int | None = None
     truncate: int | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[Any] | None = None
+    guided_grammar: str | None = None
 
     # Parsed so that they can be refused: their mechanism isn't there.
     num_beams: int = 1

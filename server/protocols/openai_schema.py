@@ -13,6 +13,8 @@ import msgspec
 
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
+from lmi_core.structured.grammar import Grammar
+from lmi_server.protocols.grammar_fields import GUIDED_FIELDS, grammar_of
 
 _TEMPERATURE_MAX = 2.0
 _NUM_CHOICES_MAX = 128
@@ -52,17 +54,18 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
 
-    # Parsed so that they can be refused: their mechanism isn't there.
-    best_of: int | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    prompt_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: Any = None
     guided_regex: str | None = None
     guided_choice: list[Any] | None = None
     guided_grammar: str | None = None
+
+    # Parsed so that they can be refused: their mechanism isn't there.
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    prompt_logprobs: int | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     logits_processors: list[Any] | None = None
@@ -80,11 +83,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "prompt_logprobs": (),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "bad_words": ([],),
     "allowed_token_ids": (),
     "logits_processors": ([],),
@@ -111,7 +109,6 @@ def check_common(body: OpenAIBody) -> None:
             "is not available in this version: leave best_of out",
             field="best_of",
         )
-    _check_response_format(body.response_format)
     check_range("n", body.n, 1, _NUM_CHOICES_MAX)
     check_range("max_tokens", body.max_tokens, 0, None)
     check_range("temperature", body.temperature, 0.0, _TEMPERATURE_MAX)
@@ -153,7 +150,13 @@ def common_sampling_params(
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         skip_special_tokens=True if skip_special_tokens is None else skip_special_tokens,
+        grammar=requested_grammar(body),
     )
+
+
+def requested_grammar(body: OpenAIBody) -> Grammar | None:
+    names = ("response_format", "structured_outputs", *GUIDED_FIELDS)
+    return grammar_of({name: getattr(body, name) for name in names})
 
 
 def unavailable(name: str) -> UserError:
@@ -172,30 +175,6 @@ def check_range(
         return
     allowed = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
     raise UserError(f"{name} must be {allowed}, got {str(value)[:40]}", field=field or name)
-
-
-def _check_response_format(response_format: Mapping[str, Any] | None) -> None:
-    if response_format is None:
-        return
-    kind = response_format.get("type")
-    if kind == "text":
-        return
-    if kind not in ("json_object", "json_schema"):
-        raise UserError(
-            f"response_format.type must be text, json_object or json_schema, got {kind!r}",
-            field="response_format",
-        )
-    schema = response_format.get("json_schema")
-    if kind == "json_schema" and not (
-        isinstance(schema, Mapping) and isinstance(schema.get("schema"), Mapping)
-    ):
-        raise UserError(
-            "response_format.json_schema needs a name and a schema object", field="response_format"
-        )
-    raise UserError(
-        f"response_format {kind!r} is not available in this version; send text or leave it out",
-        field="response_format",
-    )
 
 
 def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -18,6 +18,7 @@ from msgspec import UNSET, UnsetType
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineInfo
+from lmi_core.structured.grammar import Grammar
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_server.protocols.base import HttpError, Plan, Renderer
 from lmi_server.protocols.tgi_events import (
@@ -27,6 +28,7 @@ from lmi_server.protocols.tgi_events import (
     Timing,
     error_event,
 )
+from lmi_server.protocols.tgi_grammar import grammar_of
 from lmi_server.protocols.tgi_options import TgiOptions
 from lmi_server.protocols.tgi_schema import (
     CompatBody,
@@ -189,9 +191,15 @@ class TgiProtocol:
         token_ids = await self._model.encode(
             generation.inputs, add_special_tokens=generation.add_special_tokens
         )
-        prompt = check_lengths(token_ids, parameters, limits, self.options.version)
+        options = self.options
+        prompt = check_lengths(token_ids, parameters, limits, options.version)
+        grammar = grammar_of(
+            parameters.grammar,
+            version=options.version,
+            is_disabled=options.disable_grammar_support,
+        )
         refuse_unavailable(parameters)
-        return prompt
+        return replace(prompt, grammar=grammar)
 
     def _answer(self, job: Job, generation: Generation, prompt: Prompt, timing: Timing) -> Answer:
         parameters, options = generation.parameters, self.options
@@ -225,7 +233,7 @@ def _requests(
     request_id: str, generation: Generation, prompt: Prompt, answer: Answer
 ) -> list[GenerationRequest]:
     """One per sequence: those of ``best_of`` have a seed of their own each."""
-    params = _sampling_params(generation, answer)
+    params = _sampling_params(generation, answer, prompt.grammar)
     return [
         GenerationRequest(
             request_id=f"{request_id}-{i}",
@@ -237,7 +245,9 @@ def _requests(
     ]
 
 
-def _sampling_params(generation: Generation, answer: Answer) -> SamplingParams:
+def _sampling_params(
+    generation: Generation, answer: Answer, grammar: Grammar | None
+) -> SamplingParams:
     p = generation.parameters
     temperature = 1.0 if p.temperature is None else p.temperature
     samples = p.do_sample or temperature != 1.0 or p.top_k is not None or p.top_p is not None
@@ -257,4 +267,5 @@ def _sampling_params(generation: Generation, answer: Answer) -> SamplingParams:
         if answer.shows_logprobs
         else None,
         prompt_logprobs=0 if answer.prefill else None,
+        grammar=grammar,
     )

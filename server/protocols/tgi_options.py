@@ -21,6 +21,7 @@ class TgiOptions:
     """Most prompts in one completion request."""
     max_input_tokens: int | None = None
     """Longest prompt; None: what the engine takes."""
+    disable_grammar_support: bool = False
     enable_prefill_logprobs: bool = False
     """Release 3 reports no prompt tokens without it; release 2 always does."""
     model_id: str = "model"

@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from lmi_server.protocols.base import HttpError
 from lmi_server.protocols.decode import check_depth, malformed_reason
+from lmi_server.protocols.tgi_grammar import check_shape
 
 T = TypeVar("T")
 
@@ -21,7 +22,6 @@ U64 = Annotated[int, msgspec.Meta(ge=0)]
 """``check_u64`` checks the upper bound, which the schema library can't express."""
 I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
-_GRAMMARS = ("json", "json_object", "json_schema", "regex")
 _TYPE_NAMES = {
     "str": "string",
     "int": "integer",
@@ -61,7 +61,7 @@ class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_u64(best_of=self.best_of, truncate=self.truncate, seed=self.seed)
-        check_grammar(self.grammar)
+        check_shape(self.grammar)
 
 
 class GenerateBody(msgspec.Struct, frozen=True):
@@ -145,19 +145,6 @@ def check_u64(**values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value >= 2**64:
             raise ValueError(f"invalid value of `{name}`: integer `{value}`, expected u64")
-
-
-def check_grammar(grammar: dict[str, Any] | None) -> None:
-    """Only the shape: which grammars there are is decided later."""
-    if grammar is None:
-        return
-    if "type" not in grammar:
-        raise ValueError("missing field `type` of `grammar`")
-    if grammar["type"] not in _GRAMMARS:
-        allowed = ", ".join(f"`{name}`" for name in _GRAMMARS)
-        raise ValueError(f"unknown variant of `grammar`, expected one of {allowed}")
-    if "value" not in grammar:
-        raise ValueError("missing field `value` of `grammar`")
 
 
 def _malformed(error: Exception, body: bytes) -> HttpError:

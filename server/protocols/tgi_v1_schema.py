@@ -14,15 +14,9 @@ import msgspec
 from lmi_core.errors import ModelError, UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.protocols.tgi_errors import TgiError
+from lmi_server.protocols.tgi_grammar import plain_response_format
 from lmi_server.protocols.tgi_options import TgiOptions
-from lmi_server.protocols.tgi_schema import (
-    U32,
-    U64,
-    GenerateParameters,
-    body_decoder,
-    check_grammar,
-    check_u64,
-)
+from lmi_server.protocols.tgi_schema import U32, U64, GenerateParameters, body_decoder, check_u64
 
 NonEmptyPrompts = Annotated[list[str], msgspec.Meta(min_length=1)]
 
@@ -80,8 +74,7 @@ class ChatBody(V1Body, frozen=True, kw_only=True):
             raise ValueError("duplicate field `max_tokens`")
         for message in self.messages:
             _check_message(message)
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            check_grammar(self.response_format)
+        plain_response_format(self.response_format)
 
     @property
     def includes_usage(self) -> bool:
@@ -108,13 +101,10 @@ decode_completion = body_decoder(CompletionBody)
 
 def chat_parameters(body: ChatBody, version: int) -> GenerateParameters:
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    grammar = body.response_format
-    if grammar is not None and grammar.get("type") == "text":
-        grammar = None
     return GenerateParameters(
         max_new_tokens=_limit(limit, version),
         top_n_tokens=body.top_logprobs if body.logprobs else None,
-        grammar=grammar,
+        grammar=plain_response_format(body.response_format),
         **body.sampling(),
     )
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 from msgspec import UNSET
 
 from lmi_core.errors import UserError
+from lmi_core.structured.grammar import Grammar
 from lmi_server.protocols.tgi_options import TgiOptions
 from lmi_server.protocols.tgi_schema import GenerateParameters
 
@@ -30,10 +31,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A prompt as checked: its tokens and how many may follow."""
+    """A prompt as checked: its tokens, how many may follow, and what those must keep to."""
 
     token_ids: tuple[int, ...]
     max_new_tokens: int
+    grammar: Grammar | None = None
 
 
 def check_best_of(parameters: GenerateParameters, options: TgiOptions, *, streams: bool) -> int:
@@ -132,8 +134,6 @@ def check_lengths(
 
 def refuse_unavailable(parameters: GenerateParameters) -> None:
     """Parameters that have no mechanism here; they are refused, since they change tokens."""
-    if parameters.grammar is not None:
-        _fail("grammar", "grammar is not supported")
     if parameters.watermark:
         _fail("watermark", "`watermark` is not available in this version; leave it out")
     if parameters.typical_p is not None:

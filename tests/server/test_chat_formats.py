@@ -136,7 +136,7 @@ def test_parameters() -> None:
         ({"logit_bias": {"x": 1}}, "logit_bias has the key 'x'"),
         ({"logit_bias": {"1": 101}}, "logit_bias value must be between -100 and 100"),
         ({"tools": [{}]}, "tools are not available"),
-        ({"response_format": {"type": "json_object"}}, "response_format 'json_object'"),
+        ({"response_format": {"type": "jsonl"}}, "must be text, json_object or json_schema"),
     ],
 )
 def test_bad_bodies(body: dict[str, Any], words: str) -> None:

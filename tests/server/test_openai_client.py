@@ -218,16 +218,6 @@ def test_wrong_model_and_wrong_key(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("asked", "field"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "a", "schema": {"type": "object"}},
-                }
-            },
-            "response_format",
-        ),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lmi_core.errors import UserError
+from lmi_core.structured.grammar import Grammar
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.protocols.base import Call, Plan
 from lmi_server.protocols.openai import OpenAIProtocol
@@ -186,17 +187,11 @@ REFUSED = {
     "use_beam_search": True,
     "length_penalty": 0.5,
     "prompt_logprobs": 1,
-    "structured_outputs": {"json": {}},
-    "guided_json": {"type": "object"},
-    "guided_regex": "a",
-    "guided_choice": ["a"],
-    "guided_grammar": "root ::= 'a'",
     "bad_words": ["x"],
     "allowed_token_ids": [1],
     "logits_processors": ["x"],
     "typical_p": 0.5,
     "best_of": 3,
-    "response_format": {"type": "json_object"},
 }
 
 
@@ -206,6 +201,62 @@ def test_parameters_without_a_mechanism_are_refused(body: dict[str, Any], name: 
     with pytest.raises(UserError, match="not available in this version") as raised:
         plan_of({**body, name: REFUSED[name]})
     assert raised.value.field == name
+
+
+SCHEMA = {"type": "object", "properties": {"a": {}}}
+
+
+@pytest.mark.parametrize("body", [TEXT, CHAT])
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"structured_outputs": {}}, None),
+        ({"response_format": {"type": "json_object"}}, Grammar.json_object()),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "strict": True, "schema": SCHEMA},
+                }
+            },
+            Grammar.json_schema(SCHEMA),
+        ),
+        ({"guided_json": SCHEMA}, Grammar.json_schema(SCHEMA)),
+        ({"guided_json": '{"type": "object"}'}, Grammar.json_schema('{"type": "object"}')),
+        ({"guided_regex": "a+"}, Grammar.regex("a+")),
+        ({"guided_choice": ["a", "b"]}, Grammar.choice(["a", "b"])),
+        ({"guided_grammar": "root ::= 'a'"}, Grammar.context_free("root ::= 'a'")),
+        ({"structured_outputs": {"json": SCHEMA, "regex": None}}, Grammar.json_schema(SCHEMA)),
+        ({"structured_outputs": {"json_object": True}}, Grammar.json_object()),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_grammars(body: dict[str, Any], asked: dict[str, Any], expected: Grammar | None) -> None:
+    grammar = plan_of({**body, **asked}).requests[0].params.grammar
+    assert grammar == expected
+    assert grammar is None or grammar.field in asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"response_format": {"type": "xml"}}, "must be text, json_object or json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "needs a name and a schema"),
+        ({"guided_json": 3}, "guided_json must be a schema"),
+        ({"guided_choice": []}, "guided_choice must be a list of strings, at least one"),
+        ({"guided_choice": ["a", 1]}, "guided_choice must be a list of strings"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structural_tag is not available"),
+        ({"guided_regex": "a", "guided_json": {}}, "guided_json and guided_regex exclude"),
+        ({"guided_regex": "a" * 300_000}, "guided_regex has 300000 characters"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_bad_grammars(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words) as raised:
+        plan_of({**TEXT, **asked})
+    assert raised.value.field in asked
 
 
 @pytest.mark.parametrize(
@@ -225,8 +276,6 @@ def test_parameters_without_a_mechanism_are_refused(body: dict[str, Any], name: 
         ({**CHAT, "chat_template": "x"}, "chat_template is not available"),
         ({**CHAT, "functions": [{}]}, "functions are not available"),
         ({**CHAT, "tools": [{}]}, r"tools\[0\] must be"),
-        ({**CHAT, "response_format": {"type": "xml"}}, "must be text, json_object or json_schema"),
-        ({**CHAT, "response_format": {"type": "json_schema"}}, "needs a name and a schema"),
     ],
 )
 def test_bad_bodies(body: dict[str, Any], words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,12 +113,26 @@ def test_stop(client: InferenceClient) -> None:
 def test_errors(client: InferenceClient, stream: bool) -> None:
     with pytest.raises(ValidationError, match="`inputs` must have less than 50 tokens"):
         list(client.text_generation("x" * 100, max_new_tokens=4, stream=stream))
-    with pytest.raises(ValidationError, match="grammar is not supported"):
+    with pytest.raises(ValidationError, match="grammar is not valid"):
         list(
             client.text_generation(
-                PROMPT, max_new_tokens=4, stream=stream, grammar={"type": "regex", "value": "a"}
+                PROMPT, max_new_tokens=4, stream=stream, grammar={"type": "json", "value": "{"}
             )
         )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_grammar(client: InferenceClient, stream: bool) -> None:
+    text = client.text_generation(
+        PROMPT,
+        max_new_tokens=40,
+        temperature=1.5,
+        stream=stream,
+        return_full_text=False,
+        grammar={"type": "regex", "value": "[a-f]{3}-[0-9]{2}"},
+    )
+    whole = text if isinstance(text, str) else "".join(text).removesuffix("</s>")
+    assert re.fullmatch("[a-f]{3}-[0-9]{2}", whole)
 
 
 def test_async(url: str) -> None:

@@ -127,9 +127,9 @@ def test_release_3_repeats_the_model_and_has_no_limit_of_its_own() -> None:
         ({"tools": [{"type": "function"}]}, "tool_error", "Tool error: "),
         ({"top_p": 1.0}, "validation", "Input validation error: `top_p` must be > 0.0 and < 1.0"),
         (
-            {"response_format": {"type": "regex", "value": "a"}},
+            {"response_format": {"type": "json", "value": "{"}},
             "validation",
-            "Input validation error: grammar is not supported",
+            "Input validation error: grammar is not valid: ",
         ),
         ({"max_tokens": 0}, "validation", "Input validation error: `max_new_tokens` must be"),
         ({"logit_bias": {"x": 1}}, "validation", "Input validation error: the keys of"),

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from lmi_core.errors import UserError
+from lmi_core.structured.grammar import Grammar
 from lmi_server.protocols.base import HttpError
 from lmi_server.protocols.tgi import check_content_type, decode_compat, decode_generate
+from lmi_server.protocols.tgi_grammar import grammar_of
 from lmi_server.protocols.tgi_options import TgiOptions
 from lmi_server.protocols.tgi_schema import GenerateParameters
 from lmi_server.protocols.tgi_validation import (
@@ -149,13 +151,47 @@ def test_release_3_checks_a_slice_and_stops_at_the_end_of_the_context() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"grammar": {"type": "regex", "value": "a"}}, "grammar is not supported"),
         ({"watermark": True}, "`watermark` is not available in this version; leave it out"),
         ({"typical_p": 0.5}, "`typical_p` is not available in this version; leave it out"),
     ],
 )
 def test_refused(values: dict[str, Any], message: str) -> None:
     assert message_of(refuse_unavailable, GenerateParameters(**values)) == message
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"type": "regex", "value": "a+"}, Grammar.regex("a+")),
+        ({"type": "json", "value": {"properties": {}}}, Grammar.json_schema({"properties": {}})),
+        ({"type": "json", "value": '{"properties": {}}'}, Grammar.json_schema({"properties": {}})),
+        (
+            {"type": "json_object", "value": {"properties": {}}},
+            Grammar.json_schema({"properties": {}}),
+        ),
+        (
+            {"type": "json_schema", "value": {"name": "n", "schema": {"properties": {}}}},
+            Grammar.json_schema({"properties": {}}),
+        ),
+        ({"type": "json", "value": 3}, "grammar is not supported"),
+        ({"type": "json", "value": "3"}, "grammar is not supported"),
+        ({"type": "json", "value": "{"}, "grammar is not valid: Expecting property name"),
+    ],
+)
+def test_grammars(version: int, form: dict[str, Any], expected: Grammar | str) -> None:
+    if isinstance(expected, Grammar):
+        assert grammar_of(form, version=version, is_disabled=False) == expected
+    else:
+        message = message_of(grammar_of, form, version=version, is_disabled=False)
+        assert message.startswith(expected)
+
+
+def test_release_3_wants_properties() -> None:
+    form = {"type": "json", "value": {"type": "object"}}
+    assert grammar_of(form, version=2, is_disabled=False) == Grammar.json_object()
+    message = message_of(grammar_of, form, version=3, is_disabled=False)
+    assert message == "grammar is not valid: Grammar must have a 'properties' field"
 
 
 SHAPE = "Failed to deserialize the JSON body into the target type: "
@@ -185,6 +221,12 @@ SHAPE = "Failed to deserialize the JSON body into the target type: "
         (b'{"inputs":"a","parameters":{"truncate":-1}}', 422, SHAPE + "parameters.truncate: "),
         (b'{"inputs":"a","parameters":{"seed":18446744073709551616}}', 422, SHAPE + "parameters"),
         (b'{"inputs":"a","parameters":{"grammar":{"type":"x"}}}', 422, SHAPE + "parameters"),
+        (b'{"inputs":"a","parameters":{"grammar":{"type":"json"}}}', 422, SHAPE + "parameters"),
+        (
+            b'{"inputs":"a","parameters":{"grammar":{"type":"regex","value":1}}}',
+            422,
+            SHAPE + "parameters",
+        ),
         (b'{"inputs":"a"', 400, "Failed to parse the request body as JSON: "),
         (b"", 400, "Failed to parse the request body as JSON: "),
         (b'{"inputs":"\xff"}', 400, "Failed to parse the request body as JSON: "),

@@ -145,14 +145,14 @@ def test_matchers_of_a_grammar_are_independent() -> None:
     ("grammar", "reason"),
     [
         (Grammar.json_schema({"type": "objekt"}), "objekt"),
-        (Grammar.json_schema('{"type":'), "json_schema can't be used"),
+        (Grammar.json_schema('{"type":'), "grammar can't be used"),
         (Grammar.json_schema({"$ref": "#/nowhere"}), "nowhere"),
         (Grammar.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
         (Grammar.json_schema({"type": "string", "format": "shoe size"}), "shoe size"),
         (Grammar.regex("[a"), "unclosed"),
         (Grammar.regex("(?=a)b"), "look-around"),
         (Grammar.context_free("start: a"), "unknown name"),
-        (Grammar.json_schema({"enum": [{"k": i, "v": "x" * 9} for i in range(9000)]}), "schema"),
+        (Grammar.json_schema({"enum": [{"k": i, "v": "x" * 9} for i in range(9000)]}), "limit"),
     ],
     ids=lambda value: str(value)[:40],
 )

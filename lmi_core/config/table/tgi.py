@@ -267,9 +267,13 @@ OPTIONS = (
         "--disable-grammar-support",
         Bool(),
         "Refuse requests with a grammar.",
-        no_effect("requests with a grammar are refused in this version anyway"),
+        honoured(
+            "disable_grammar_support",
+            test="tests/server/test_structured.py::test_grammars_can_be_disabled",
+        ),
         False,
         switch=True,
+        server=True,
     ),
     _tgi(
         "--max-client-batch-size",

@@ -1,0 +1,114 @@
+"""The request fields that ask for structured output, in OpenAI's and open servers' forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lmi_core.errors import UserError
+from lmi_core.structured.grammar import Grammar
+
+GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
+def grammar_of(fields: Mapping[str, Any]) -> Grammar | None:
+    """What ``response_format``, ``structured_outputs`` or a ``guided_`` field asks for.
+
+    ``fields`` maps their names to the values, null counts as absent. Raises UserError naming the
+    field when one is wrong or several are given.
+    """
+    asked = []
+    response_format = fields.get("response_format")
+    if response_format is not None:
+        grammar = _response_format(response_format)
+        if grammar is not None:
+            asked.append(("response_format", grammar))
+    outputs = fields.get("structured_outputs")
+    for name, value in (outputs or {}).items():
+        if name in _MAKERS and value not in (None, False):
+            asked.append((f"structured_outputs.{name}", _made(name, value, "structured_outputs")))
+        elif name not in _MAKERS and value is not None and name not in _HINTS:
+            raise UserError(
+                f"structured_outputs.{name} is not available in this version; allowed are "
+                f"{', '.join(_MAKERS)}",
+                field="structured_outputs",
+            )
+    for name in GUIDED_FIELDS:
+        value = fields.get(name)
+        if value is not None:
+            asked.append((name, _made(name.removeprefix("guided_"), value, name)))
+    if len(asked) > 1:
+        names = " and ".join(name for name, _ in asked)
+        raise UserError(f"{names} exclude each other; send one of them", field=asked[1][0])
+    return asked[0][1] if asked else None
+
+
+_HINTS = frozenset({"disable_any_whitespace", "disable_fallback"})
+"""Ignored: they choose between forms and libraries that there aren't."""
+
+
+def _response_format(response_format: Mapping[str, Any]) -> Grammar | None:
+    kind = response_format.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar.json_object(field="response_format")
+    if kind != "json_schema":
+        raise UserError(
+            f"response_format.type must be text, json_object or json_schema, got {kind!r}",
+            field="response_format",
+        )
+    form = response_format.get("json_schema")
+    if not (isinstance(form, Mapping) and isinstance(form.get("schema"), Mapping)):
+        raise UserError(
+            "response_format.json_schema needs a name and a schema object", field="response_format"
+        )
+    return Grammar.json_schema(form["schema"], field="response_format")
+
+
+def _made(kind: str, value: Any, field: str) -> Grammar:
+    return _MAKERS[kind](value, field)
+
+
+def _json(value: Any, field: str) -> Grammar:
+    if not isinstance(value, Mapping | str | bool):
+        raise _wrong(field, "a schema: an object, or its JSON text", value)
+    return Grammar.json_schema(value, field=field)
+
+
+def _json_object(value: Any, field: str) -> Grammar:
+    if value is not True:
+        raise _wrong(field, "true or false", value)
+    return Grammar.json_object(field=field)
+
+
+def _regex(value: Any, field: str) -> Grammar:
+    if not isinstance(value, str):
+        raise _wrong(field, "a string", value)
+    return Grammar.regex(value, field=field)
+
+
+def _choice(value: Any, field: str) -> Grammar:
+    if not (isinstance(value, list) and value and all(isinstance(text, str) for text in value)):
+        raise _wrong(field, "a list of strings, at least one", value)
+    return Grammar.choice(value, field=field)
+
+
+def _context_free(value: Any, field: str) -> Grammar:
+    if not isinstance(value, str):
+        raise _wrong(field, "a string", value)
+    return Grammar.context_free(value, field=field)
+
+
+def _wrong(field: str, allowed: str, value: Any) -> UserError:
+    return UserError(f"{field} must be {allowed}, got {str(value)[:40]!r}", field=field)
+
+
+_MAKERS: Mapping[str, Callable[[Any, str], Grammar]] = {
+    "json": _json,
+    "json_object": _json_object,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _context_free,
+}
+"""By the names that open servers give them."""

@@ -1,0 +1,210 @@
+"""Structured output over HTTP in every protocol, with the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import jsonschema
+import pytest
+
+from lmi_core.config.engine_config import EngineConfig
+from lmi_core.demo import MODEL_DIR
+from lmi_core.engine.engine import Engine
+from lmi_core.structured import library
+from lmi_core.text.chat import ChatTemplate
+from lmi_server.metrics import Metrics
+from lmi_server.protocols.tgi_options import TgiOptions
+from tests.server.harness import Answer, Served, serving_backend
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "size": {"type": "integer", "minimum": 1, "maximum": 99},
+        "tags": {"type": "array", "items": {"enum": ["x", "y"]}, "maxItems": 2},
+    },
+    "required": ["name", "size", "tags"],
+    "additionalProperties": False,
+}
+REGEX = "[a-f]{3}-[0-9]{2}"
+MESSAGES = [{"role": "user", "content": "Go"}]
+HOT = {"temperature": 1.5, "max_tokens": 120}
+
+
+@asynccontextmanager
+async def serving_demo(**options: Any) -> AsyncIterator[Served]:
+    config = EngineConfig(model=MODEL_DIR, num_threads=1, kv_cache_bytes=32 << 20)
+    metrics = Metrics("model")
+    async with (
+        Engine(config, observer=metrics.engine, check_integrity=True) as engine,
+        serving_backend(
+            engine, metrics, chat_template=ChatTemplate.load(MODEL_DIR), **options
+        ) as served,
+    ):
+        yield served
+        assert engine.stats().num_used_blocks == 0
+
+
+def run(use: Callable[[Served], Awaitable[None]], **options: Any) -> None:
+    async def serve() -> None:
+        async with serving_demo(**options) as served:
+            await use(served)
+
+    asyncio.run(serve())
+
+
+def loaded(answer: Answer) -> Any:
+    assert answer.status == 200, answer.body
+    return json.loads(answer.body)
+
+
+def error_of(answer: Answer) -> Any:
+    assert answer.status >= 400
+    return json.loads(answer.body)["error"]
+
+
+def test_openai() -> None:
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True},
+    }
+
+    async def use(served: Served) -> None:
+        for seed in range(4):
+            body = {"messages": MESSAGES, "response_format": form, "seed": seed, **HOT}
+            chat = loaded(await served.post(body, "/openai/v1/chat/completions"))
+            jsonschema.validate(json.loads(chat["choices"][0]["message"]["content"]), SCHEMA)
+            assert chat["choices"][0]["finish_reason"] == "stop"
+        body = {"messages": MESSAGES, "response_format": {"type": "json_object"}, "n": 3, **HOT}
+        for choice in loaded(await served.post(body, "/openai/v1/chat/completions"))["choices"]:
+            if choice["finish_reason"] == "stop":
+                assert isinstance(json.loads(choice["message"]["content"]), dict)
+        for asked in ({"guided_choice": ["a", "b"]}, {"structured_outputs": {"regex": "[ab]"}}):
+            body = {"prompt": "A", **asked, **HOT}
+            text = loaded(await served.post(body, "/openai/v1/completions"))
+            assert text["choices"][0]["text"] in ("a", "b")
+
+    run(use, api="openai")
+
+
+def test_openai_streams() -> None:
+    async def use(served: Served) -> None:
+        body = {"messages": MESSAGES, "guided_json": SCHEMA, "stream": True, "seed": 3, **HOT}
+        answer = await served.post(body, "/openai/v1/chat/completions")
+        text = ""
+        for frame in answer.body.decode().split("\n\n"):
+            if frame and frame != "data: [DONE]":
+                text += json.loads(frame[6:])["choices"][0]["delta"].get("content", "")
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+    run(use, api="openai")
+
+
+def test_lmi() -> None:
+    async def use(served: Served) -> None:
+        parameters = {"temperature": 1.5, "max_new_tokens": 120, "seed": 1}
+        for asked, pattern in (
+            ({"guided_regex": REGEX}, REGEX),
+            ({"guided_choice": ["left", "right"]}, "left|right"),
+            ({"guided_grammar": 'root ::= "x" | "y"'}, "x|y"),
+        ):
+            body = {"inputs": "A", "parameters": {**parameters, **asked}}
+            answer = loaded(await served.post(body))
+            assert re.fullmatch(pattern, answer["generated_text"])
+            assert not answer.get("details")
+        body = {"inputs": "A", "parameters": {**parameters, "guided_json": SCHEMA}, "stream": True}
+        lines = (await served.post(body)).body.splitlines()
+        jsonschema.validate(json.loads(json.loads(lines[-1])["generated_text"]), SCHEMA)
+        chat = {"messages": MESSAGES, "response_format": {"type": "json_object"}, **HOT}
+        [choice] = loaded(await served.post(chat))["choices"]
+        if choice["finish_reason"] == "stop":
+            assert isinstance(json.loads(choice["message"]["content"]), dict)
+
+    run(use, api="lmi")
+
+
+def test_tgi() -> None:
+    async def use(served: Served) -> None:
+        sampled = {"temperature": 1.5, "max_new_tokens": 120, "seed": 1, "details": True}
+        for kind, value in (("json", SCHEMA), ("json_object", json.dumps(SCHEMA))):
+            grammar = {"type": kind, "value": value}
+            body = {"inputs": "A", "parameters": {**sampled, "grammar": grammar}}
+            answer = loaded(await served.post(body, "/generate"))
+            jsonschema.validate(json.loads(answer["generated_text"]), SCHEMA)
+            assert answer["details"]["finish_reason"] == "eos_token"
+            assert answer["details"]["tokens"][-1]["special"]
+        grammar = {"type": "regex", "value": REGEX}
+        body = {"inputs": "A", "parameters": {**sampled, "grammar": grammar}}
+        frames = (await served.post(body, "/generate_stream")).body.decode().split("\n\n")
+        assert re.fullmatch(REGEX, json.loads(frames[-2][5:])["generated_text"])
+        for form in (
+            {"type": "json_object", "value": SCHEMA},
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
+        ):
+            chat = {"messages": MESSAGES, "response_format": form, "seed": 5, **HOT}
+            [choice] = loaded(await served.post(chat, "/v1/chat/completions"))["choices"]
+            jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+            assert choice["finish_reason"] == "stop"
+
+    run(use, api="tgi")
+
+
+def test_a_bad_grammar_gets_the_protocols_own_error() -> None:
+    async def use(served: Served) -> None:
+        error = error_of(
+            await served.post({"prompt": "A", "guided_regex": "[a"}, "/openai/v1/completions")
+        )
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] == "guided_regex"
+        assert "guided_regex can't be used" in error["message"]
+        answer = await served.post({"inputs": "A", "parameters": {"guided_regex": "[a"}})
+        assert answer.status == 424
+        assert "guided_regex can't be used" in error_of(answer)
+        grammar = {"type": "json", "value": {"type": "object", "properties": {"a": {"type": "?"}}}}
+        body = {"inputs": "A", "parameters": {"grammar": grammar}}
+        answer = await served.post(body, "/tgi/generate")
+        assert answer.status == 422
+        assert json.loads(answer.body)["error_type"] == "validation"
+        assert error_of(answer).startswith("Input validation error: grammar can't be used: ")
+        answer = await served.post(body, "/tgi/generate_stream")
+        assert answer.status == 200
+        assert answer.body.startswith(b'data: {"error":"Input validation error: grammar can')
+        assert loaded(await served.post({"inputs": "A"}))["generated_text"]
+
+    run(use, api="lmi")
+
+
+def test_grammars_can_be_disabled() -> None:
+    async def use(served: Served) -> None:
+        body = {"inputs": "A", "parameters": {"grammar": {"type": "regex", "value": "a"}}}
+        answer = await served.post(body, "/generate")
+        assert (answer.status, error_of(answer)) == (
+            422,
+            "Input validation error: grammar is not supported",
+        )
+
+    run(use, api="tgi", tgi=TgiOptions(disable_grammar_support=True))
+
+
+def test_without_the_library_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "is_installed", lambda: False)
+    advice = "structured output needs the 'structured' extra: pip install 'lmi-core[structured]'"
+
+    async def use(served: Served) -> None:
+        answer = await served.post({"prompt": "A", "guided_regex": "a"}, "/openai/v1/completions")
+        assert answer.status == 400
+        assert error_of(answer)["message"] == advice
+        answer = await served.post({"inputs": "A", "parameters": {"guided_regex": "a"}})
+        assert answer.status == 424
+        assert advice in error_of(answer)
+        body = {"inputs": "A", "parameters": {"grammar": {"type": "regex", "value": "a"}}}
+        answer = await served.post(body, "/tgi/generate")
+        assert answer.status == 422
+        assert error_of(answer) == f"Input validation error: {advice}"
+
+    run(use, api="lmi")
