@@ -6,7 +6,8 @@
 # make test-asan   C++ tests under the address and undefined-behaviour sanitizers
 # make test-tsan   C++ tests under the thread sanitizer
 # make bench       kernels, engine and front end beside the machine's roofs (a quiet machine, 15 minutes)
-# make fuzz        random configurations for FUZZ_SECONDS (600), at least FUZZ_CASES (200000)
+# make fuzz        random configurations for FUZZ_SECONDS (600), at least FUZZ_CASES (200000);
+#                  then FUZZ_REQUESTS (100000) mutated requests to every route
 # make bench-peers-quick  install other engines (once, about 20 minutes each at most), then compare
 #                  the 160M shape with them in under 30 minutes; run again, it goes on
 # make cuda        compile the CUDA kernels for sm_90a, check their registers (needs nvcc)
@@ -31,6 +32,7 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 FUZZ_SECONDS ?= 600
 FUZZ_CASES ?= 200000
+FUZZ_REQUESTS ?= 100000
 
 .PHONY: run test test-triton text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
 	cuda cuda-all cuda-resources build clean check-tools
@@ -76,6 +78,7 @@ bench: $(VENV)/.installed-test
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.config.fuzz --seconds $(FUZZ_SECONDS) --at-least $(FUZZ_CASES)
+	$(BIN)/python -m tests.server.fuzz --requests $(FUZZ_REQUESTS)
 
 bench-peers-quick: $(VENV)/.installed
 	$(BIN)/python -m bench.peers install

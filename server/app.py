@@ -7,6 +7,7 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -144,7 +145,8 @@ def _expectations(
             kind, message = "ExpectationFailedException", f"Expect: {expected[:80]} is not known"
             return _reply(table.of(request.path).error(HttpError(417, kind, message)))
         if (request.content_length or 0) <= max_request_bytes:
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            with suppress(ConnectionError):  # reading the body will notice
+                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
         return None
 

@@ -102,14 +102,17 @@ def _tls(server: ServerConfig) -> ssl.SSLContext | None:
 
 
 def _chat_template(launch: Launch) -> ChatTemplate | None:
-    """The model's, unless the configuration names another."""
-    template = launch.model.get("option.chat_template")
+    """The model's, unless the configuration names another; what is broken in it is logged."""
+    named = launch.model.get("option.chat_template")
     config_path = launch.model.get("option.tokenizer_config_path")
-    return ChatTemplate.load(
+    template = ChatTemplate.load(
         launch.engine.model,
-        template=None if template is None else str(template),
+        template=None if named is None else str(named),
         config_path=None if config_path is None else Path(str(config_path)),
     )
+    for fault in [] if template is None else template.faults():
+        log.warning("%s; chats are refused, everything else works", fault)
+    return template
 
 
 def _tgi_options(launch: Launch) -> TgiOptions:

@@ -69,12 +69,19 @@ class Connection(RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What the HTTP library couldn't parse, in the form of the path's protocol."""
+        if isinstance(exc, ConnectionError):  # the client has left: nothing went wrong here
+            raise exc
         if status != 400:
             return super().handle_error(request, status, exc, message)
         self.request_arrived()
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun already")
         return self._refuse(self._path.decode("ascii"), _bad_request(exc, message))
+
+    def log_exception(self, *args: Any, **kwargs: Any) -> None:
+        # A body that nobody needed doesn't decode: its request has had its answer.
+        if not isinstance(kwargs.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **kwargs)
 
     def _await_head(self) -> None:
         loop = asyncio.get_running_loop()

@@ -61,13 +61,21 @@ class Metrics:
 class RequestMeter:
     """What one call cost."""
 
-    __slots__ = ("num_generated_tokens", "num_prompt_tokens", "request_id", "started")
+    __slots__ = (
+        "num_generated_tokens",
+        "num_prompt_tokens",
+        "queue_seconds",
+        "request_id",
+        "started",
+    )
 
     def __init__(self, request_id: str) -> None:
         self.started = time.perf_counter()
         self.request_id = request_id
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
+        self.queue_seconds = 0.0
+        """The longest that one of its prompts waited to be run."""
 
     def observe(self, events: Sequence[TokenEvent]) -> None:
         for event in events:
@@ -75,6 +83,7 @@ class RequestMeter:
                 continue
             if event.num_generated_tokens == 1 and event.choice == 0:
                 self.num_prompt_tokens += event.num_prompt_tokens
+                self.queue_seconds = max(self.queue_seconds, event.queue_seconds)
             self.num_generated_tokens += 1
 
     @property

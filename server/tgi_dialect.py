@@ -2,9 +2,8 @@
 
 Where this differs from TGI on purpose: log-probabilities are the model's own, before penalties and
 temperature; frequency and presence penalties have OpenAI's definition; chat templates are rendered
-as ``transformers`` renders them; a stop string also ends the text inside a token; the header
-``x-queue-time`` is left out, since waiting for the engine isn't told apart from its work; with an
-API key, ``/v1/models``, ``/metrics`` and ``/chat_tokenize`` need it too.
+as ``transformers`` renders them; a stop string also ends the text inside a token; with an API key,
+``/v1/models``, ``/metrics`` and ``/chat_tokenize`` need it too.
 """
 
 from __future__ import annotations
@@ -213,6 +212,7 @@ def _record(plan: Plan, meter: RequestMeter, validation_seconds: float) -> Reque
     return RequestRecord(
         seconds=meter.seconds,
         validation_seconds=validation_seconds,
+        queue_seconds=meter.queue_seconds,
         num_prompt_tokens=meter.num_prompt_tokens,
         max_new_tokens=max(limits),
         num_generated_tokens=meter.num_generated_tokens,

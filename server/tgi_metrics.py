@@ -19,7 +19,8 @@ _NUM_LENGTH_BUCKETS = 100
 _DURATIONS = {
     "duration": "From a request's arrival to the end of its answer.",
     "validation_duration": "Checking and tokenizing.",
-    "inference_duration": "From the end of validation to the end of the answer.",
+    "queue_duration": "From the end of validation to the start of the first step.",
+    "inference_duration": "From the start of the first step to the end of the answer.",
     "mean_time_per_token_duration": "The inference's time over its tokens.",
 }
 _LENGTHS = {
@@ -35,6 +36,7 @@ class RequestRecord:
 
     seconds: float
     validation_seconds: float
+    queue_seconds: float
     num_prompt_tokens: int
     max_new_tokens: int
     num_generated_tokens: int
@@ -59,10 +61,12 @@ class TgiMetrics:
 
     def succeed(self, record: RequestRecord, info: EngineInfo) -> None:
         self._num_successes += 1
-        inference = max(0.0, record.seconds - record.validation_seconds)
+        waited = record.validation_seconds + record.queue_seconds
+        inference = max(0.0, record.seconds - waited)
         durations = self._durations
         durations["duration"].observe(record.seconds)
         durations["validation_duration"].observe(record.validation_seconds)
+        durations["queue_duration"].observe(record.queue_seconds)
         durations["inference_duration"].observe(inference)
         durations["mean_time_per_token_duration"].observe(
             inference / max(1, record.num_generated_tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from lmi_core.engine.outputs import TokenLogprob
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sequence import Sequence
@@ -21,6 +23,7 @@ class ActiveRequest:
         "num_open",
         "prompt_ids",
         "prompt_scores",
+        "queue_seconds",
         "request",
         "seed",
         "sequences",
@@ -47,6 +50,8 @@ class ActiveRequest:
         """Choices whose last event wasn't handed out."""
         self.num_cached_tokens: int | None = None
         """Prompt tokens found in the prefix cache; None before the first admission."""
+        self.queue_seconds = 0.0
+        """From the arrival to the first admission."""
         self.is_scoring_prompt = params.prompt_logprobs is not None
         """Log-probabilities of the prompt were asked for and aren't complete."""
         self.prompt_scores: list[PromptScore | None] = []
@@ -69,3 +74,4 @@ class ActiveRequest:
         """Record what the first admission found in the prefix cache; later ones don't count."""
         if self.num_cached_tokens is None:
             self.num_cached_tokens = num_tokens
+            self.queue_seconds = time.monotonic() - self.arrival_s

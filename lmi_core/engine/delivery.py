@@ -123,6 +123,8 @@ class Delivery:
             stop=stop,
             seed=_reported_seed(request),
         )
+        if num_generated == 1:
+            event.queue_seconds = request.queue_seconds
         num_top = request.request.params.logprobs
         if num_top is not None:
             event.token = self._tokenizer.token_text(token_id)

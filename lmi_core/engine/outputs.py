@@ -57,6 +57,8 @@ class TokenEvent:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
+    queue_seconds: float = 0.0
+    """How long the request waited to be run; on a choice's first token only."""
     num_generated_tokens: int = 0
     """Of this choice, this token included."""
     finish_reason: FinishReason | None = None

@@ -68,6 +68,18 @@ class ChatTemplate:
         older = _read_json(directory / "special_tokens_map.json")
         return cls(templates, _special_tokens({**older, **config}))
 
+    def faults(self) -> list[str]:
+        """What is broken in the templates: chats that need them will be refused with it."""
+        faults = []
+        for name, source in self._templates.items():
+            try:
+                compile_template(source)
+            except jinja2.TemplateSyntaxError as error:
+                faults.append(_broken(error) + ("" if name == "default" else f" (template {name})"))
+        if "default" not in self._templates:
+            faults.append(self._no_default())
+        return faults
+
     def render(
         self,
         messages: Sequence[Message],
@@ -95,8 +107,7 @@ class ChatTemplate:
                 **values,
             )
         except jinja2.TemplateSyntaxError as error:
-            message = f"The chat template is broken: line {error.lineno}: {error.message}"
-            raise ModelError(message) from None
+            raise ModelError(_broken(error)) from None
         except jinja2.TemplateError as error:
             raise UserError(
                 f"The chat template refuses the messages: {error}", field="messages"
@@ -112,8 +123,15 @@ class ChatTemplate:
         for name in names:
             if name in self._templates:
                 return self._templates[name]
+        raise ModelError(self._no_default())
+
+    def _no_default(self) -> str:
         found = ", ".join(sorted(self._templates))
-        raise ModelError(f"The model has no default chat template, only {found}")
+        return f"The model has no default chat template, only {found}"
+
+
+def _broken(error: jinja2.TemplateSyntaxError) -> str:
+    return f"The chat template is broken: line {error.lineno}: {error.message}"
 
 
 class _GenerationTag(jinja2.ext.Extension):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ import tokenizers
 from lmi_core.errors import ModelError, UserError
 from lmi_core.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from lmi_core.text.token_bytes import TokenBytes, byte_rule
+
+_log = logging.getLogger(__name__)
 
 _INLINE_CHARS = 2048
 """Longer texts go to a thread, without the GIL: this many cost under half a millisecond."""
@@ -33,15 +36,18 @@ class Tokenizer:
     """Wraps ``tokenizer.json`` and ``tokenizer_config.json`` of a model directory."""
 
     def __init__(self, backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
-        """``config``: the content of tokenizer_config.json, possibly empty."""
+        """``config``: the content of tokenizer_config.json, possibly empty.
+
+        Raises ModelError when it adds a token that there isn't.
+        """
         self._backend = backend
         self._backend.no_truncation()
         self._backend.no_padding()
         self.config = config
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self.bos_token_id = self._named_id("bos_token")
-        self.eos_token_id = self._named_id("eos_token")
+        self.bos_token_id = self._named_id("bos_token", is_added=config.get("add_bos_token"))
+        self.eos_token_id = self._named_id("eos_token", is_added=config.get("add_eos_token"))
         rule = byte_rule(_decoder_of(backend))
         self._token_bytes = rule and TokenBytes(backend.id_to_token, rule)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="lmi-encode")
@@ -187,11 +193,23 @@ class Tokenizer:
             ids = [*ids, eos]
         return ids
 
-    def _named_id(self, name: str) -> int | None:
+    def _named_id(self, name: str, *, is_added: object) -> int | None:
+        """The id of a token that the configuration names; ModelError if there is none to add."""
         token = self.config.get(name)
         if isinstance(token, Mapping):
             token = token.get("content")
-        return self.token_id(token) if isinstance(token, str) else None
+        if not isinstance(token, str):
+            return None
+        token_id = self.token_id(token)
+        if token_id is None:
+            message = f"tokenizer_config.json names {token[:80]!r} as {name}, "
+            if is_added:
+                raise ModelError(
+                    f"{message}to be added to every prompt, but tokenizer.json has no such token",
+                    field="tokenizer_config.json",
+                )
+            _log.warning("%sbut tokenizer.json has no such token; it has no effect", message)
+        return token_id
 
 
 def prompt_too_long(num_tokens: int, max_tokens: int) -> UserError:

@@ -32,6 +32,12 @@ def sampling_params(
     logprobs = max(
         _count("top_n_tokens", parameters.top_n_tokens), _count("logprobs", parameters.logprobs)
     )
+    least, most = parameters.min_tokens, parameters.max_new_tokens
+    if most > 0 and not 0 <= least <= most:
+        raise UserError(
+            f"parameters.min_tokens must be between 0 and max_new_tokens ({most}), got {least}",
+            field="parameters.min_tokens",
+        )
     prompt_logprobs = parameters.prompt_logprobs
     if answer.prompt_tokens and prompt_logprobs is None:
         prompt_logprobs = 0

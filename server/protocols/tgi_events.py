@@ -19,21 +19,27 @@ from lmi_server.protocols.tgi_json import array, boolean, number, quote
 KEEP_ALIVE = b":\n\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Timing:
     """Moments of one call, by ``time.perf_counter``."""
 
     started_s: float
     validated_s: float
+    queue_s: float = 0.0
+    """The longest that one of the call's prompts waited to be run."""
+
+    def observe(self, event: TokenEvent) -> None:
+        self.queue_s = max(self.queue_s, event.queue_seconds)
 
     def headers(self, *, num_prompt_tokens: int, num_generated_tokens: int) -> dict[str, str]:
-        """The headers of a finished call; waiting for the engine is part of its inference time."""
+        """The headers of a finished call."""
         now_s = time.perf_counter()
-        inference_ms = _milliseconds(now_s - self.validated_s)
+        inference_ms = _milliseconds(max(0.0, now_s - self.validated_s - self.queue_s))
         return {
             "x-compute-time": f"{now_s - self.started_s:.9f}",
             "x-total-time": str(_milliseconds(now_s - self.started_s)),
             "x-validation-time": str(_milliseconds(self.validated_s - self.started_s)),
+            "x-queue-time": str(_milliseconds(self.queue_s)),
             "x-inference-time": str(inference_ms),
             "x-time-per-token": str(inference_ms // max(1, num_generated_tokens)),
             "x-prompt-tokens": str(num_prompt_tokens),
@@ -156,6 +162,7 @@ class JsonRenderer(Renderer):
         answer = self._answer
         sequence.texts.append(event.text)
         sequence.num_tokens = event.num_generated_tokens
+        answer.timing.observe(event)
         sequence.logprob += event.logprob or 0.0
         sequence.seed = event.seed
         if event.finish_reason is not None:

@@ -59,6 +59,7 @@ class _V1Renderer(Renderer):
         """Count an event; the finish reason when it is the last one of its prompt."""
         text = self._texts[index]
         text.num_tokens = event.num_generated_tokens
+        self._answers[index].timing.observe(event)
         if event.finish_reason is not None:
             text.finish_reason = self._answers[index].finish_reason(event)
             self._finished.append(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from lmi_core.errors import ConfigError, UserError
 from lmi_server.command import build_options
 from lmi_server.options import ServerOptions
 from lmi_server.protocols.lmi_release import Release
-from tests.checkpoints import cached_checkpoint
+from tests.checkpoints import cached_checkpoint, make_checkpoint
+from tests.server.harness import serving
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +57,29 @@ def test_lmi_release(model: str) -> None:
     assert options(model, OPTION_LMI_COMPAT="0.27").lmi.release == Release.V0_27
     with pytest.raises(UserError, match="tgi_compat came with"):
         options(model, OPTION_LMI_COMPAT="0.27", OPTION_TGI_COMPAT="true")
+
+
+def test_a_broken_chat_template_is_said_at_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make_checkpoint(tmp_path / "model", "llama2", dtype="float32")
+    (model / "chat_template.jinja").write_text("{% for %}")
+    template = options(str(model)).chat_template
+    assert "The chat template is broken: line 1" in caplog.text
+    assert "chats are refused, everything else works" in caplog.text
+
+    async def ask(path: str, body: dict[str, object]) -> tuple[int, bytes]:
+        async with serving(chat_template=template) as served:
+            assert (await served.post({"inputs": "x"})).status == 200
+            answer = await served.post(body, path)
+            return answer.status, answer.body
+
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    for path, expected in (
+        ("/v1/chat/completions", 400),
+        ("/invocations", 424),
+        ("/tgi/v1/chat/completions", 422),
+    ):
+        status, text = asyncio.run(ask(path, chat))
+        assert status == expected
+        assert b"The chat template is broken: line 1" in text

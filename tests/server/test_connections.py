@@ -233,3 +233,17 @@ def test_draining_times_out() -> None:
             await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(run())
+
+
+def test_a_client_that_leaves_in_mid_stream_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with serving(FakeEngine(delay_s=0.001, batch_size=3)) as served:
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+                writer.write(generation(500, stream=True))
+                await reader.readuntil(b"log_prob")
+                writer.transport.abort()
+            await eventually(lambda: not served.engine.running)
+
+    asyncio.run(run())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -9,6 +9,8 @@ import json
 import random
 from typing import Any
 
+import pytest
+
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.protocols.base import Call
@@ -18,6 +20,7 @@ from lmi_server.protocols.lmi import LmiProtocol
 from lmi_server.protocols.lmi_schema import LmiParameters
 from lmi_server.protocols.openai import OpenAIProtocol
 from tests.engine.fake_runner import FakeRunner
+from tests.server import fuzz
 from tests.server.test_real_engine import serving_engine
 
 BODIES: list[dict[str, Any]] = [
@@ -149,5 +152,43 @@ def test_server_answers_everything_and_leaks_nothing() -> None:
                 assert answer.status in (200, 424), (body, answer)
                 if answer.status == 424:
                     assert json.loads(answer.body)["code"] == 424
+
+    asyncio.run(run())
+
+
+def test_mutated_requests_to_every_route() -> None:
+    """The first of the cases that ``make fuzz`` goes on with."""
+    summary = asyncio.run(fuzz.session(0, 400, "1"))
+    assert not summary.failures
+    assert summary.num_requests == 400
+    assert {"200", "400", "404", "405", "422", "424"} <= set(summary.statuses)
+
+
+def test_a_case_is_a_function_of_its_seed() -> None:
+    assert fuzz.make_case("1-17") == fuzz.make_case("1-17")
+    assert len({fuzz.make_case(f"1-{n}").data for n in range(100)}) > 60
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "fault"),
+    [
+        ("/invocations", b'HTTP/1.1 424 x\r\n\r\n{"code":424}', ""),
+        (
+            "/invocations",
+            b"HTTP/1.1 424 x\r\nContent-Type: application/json\r\n\r\n{}",
+            "an error of",
+        ),
+        ("/invocations", b"HTTP/1.1 422 x\r\n\r\n", "status 422"),
+        ("/generate", b"HTTP/1.1 500 x\r\n\r\n", "status 500"),
+        ("/generate", b"HTTP/1.1 200 x\r\n\r\nincident 7", "an unexpected failure"),
+        ("/generate", b"", "no answer"),
+    ],
+)
+def test_what_counts_as_a_failure(path: str, answer: bytes, fault: str) -> None:
+    async def run() -> None:
+        async with serving_engine(FakeRunner()) as (served, _):
+            case = fuzz.Case("1", path, b"", is_complete=True, is_routed=True, leaves=False)
+            assert fuzz.verdict(served, case, answer)[1].startswith(fault)
+            assert bool(fault) == bool(fuzz.verdict(served, case, answer)[1])
 
     asyncio.run(run())

@@ -294,6 +294,8 @@ def test_unknown_parameters_are_dropped_and_named() -> None:
         (parameters(temperature=-1), "parameters.temperature must be at least 0, got -1"),
         (parameters(logprobs=-1), "parameters.logprobs must be at least 0, got -1"),
         (parameters(top_n_tokens=-2), "parameters.top_n_tokens must be at least 0, got -2"),
+        (parameters(min_tokens=4), "min_tokens must be between 0 and max_new_tokens (3), got 4"),
+        (parameters(min_tokens=-1), "parameters.min_tokens must be between 0 and"),
         (parameters(truncate=0), "parameters.truncate must be at least 1, got 0"),
         (parameters(n=0), "n must be between 1 and 128"),
         (parameters(n=2, best_of=3), "best_of is 3 and n is 2"),

@@ -92,7 +92,7 @@ def test_headers() -> None:
     assert headers["x-generated-tokens"] == "4"
     assert float(headers["x-compute-time"]) > 0
     total = int(headers["x-total-time"])
-    for name in ("validation", "inference"):
+    for name in ("validation", "queue", "inference"):
         assert 0 <= int(headers[f"x-{name}-time"]) <= total
     assert int(headers["x-time-per-token"]) <= total
 

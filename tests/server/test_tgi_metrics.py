@@ -41,6 +41,8 @@ def test_requests_are_counted() -> None:
         for kind in ("validation", "template", "overloaded", "generation"):
             assert samples[f'tgi_request_failure{{err="{kind}"}}'] == 1
         assert samples["tgi_request_duration_count"] == 2
+        assert samples["tgi_request_queue_duration_count"] == 2
+        assert 0 < samples["tgi_request_queue_duration_sum"] < samples["tgi_request_duration_sum"]
         assert samples["tgi_request_input_length_sum"] == 10
         assert samples["tgi_request_generated_tokens_sum"] == 8
         assert samples["tgi_request_max_new_tokens_count"] == 2

@@ -131,6 +131,17 @@ def test_broken_template_is_the_models_error() -> None:
         ChatTemplate({"default": "{% if %}"}).render([])
 
 
+def test_faults_are_known_before_a_chat_comes() -> None:
+    assert ChatTemplate({"default": TAGGED, "tool_use": TOOLS}).faults() == []
+    [fault] = ChatTemplate({"default": "a\n{% if %}"}).faults()
+    assert fault.startswith("The chat template is broken: line 2: ")
+    [fault] = ChatTemplate({"default": "x", "tool_use": "{{ 'a' | no_such }}"}).faults()
+    assert "no_such" in fault
+    assert fault.endswith("(template tool_use)")
+    [fault] = ChatTemplate({"rag": "x"}).faults()
+    assert fault == "The model has no default chat template, only rag"
+
+
 @pytest.mark.parametrize(
     "attack",
     [

@@ -82,6 +82,16 @@ def test_bos_and_eos_settings_win(
     ]
 
 
+def test_named_tokens_that_do_not_exist(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path, {"bos_token": "<none>"}))
+    assert tokenizer.bos_token_id is None
+    assert "names '<none>' as bos_token, but tokenizer.json has no such token" in caplog.text
+    for name in ("bos_token", "eos_token"):
+        config = {name: {"content": "<none>"}, f"add_{name}": True}
+        with pytest.raises(ModelError, match=f"as {name}, to be added to every prompt"):
+            Tokenizer.load(write(tmp_path, config))
+
+
 def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:
     write(tmp_path)
     path = tmp_path / "tokenizer.json"
