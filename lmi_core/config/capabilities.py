@@ -38,7 +38,6 @@ CAPABILITIES = {
     "request.stop": "stop texts",
     "request.watermark": "watermarking",
     "scheduler.max_sparsity": "padded batches split by max-sparsity",
-    "scheduler.waiting_steps": "holding requests back for some steps",
     "server.chunked_read_timeout": "a time limit between pieces of an answer",
     "server.error_rate": "health by failure rate",
     "server.keystore": "TLS from a Java key store",

@@ -245,7 +245,8 @@ def _device(subject: Subject) -> None:
         return
     for name in ("num_threads", "instruction_set"):
         if subject.option(name) is not None:
-            subject.ignore(f"option.{name}", f"belongs to option.device=cpu, not to {device}")
+            why = f"option.{name} belongs to option.device=cpu, not to {device}"
+            subject.ignore(f"option.{name}", why)
     if subject.option("deterministic") is True:
         subject.error(
             "option.deterministic",

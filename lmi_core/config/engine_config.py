@@ -49,6 +49,10 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     guaranteed_no_evict: bool = False
     """Admit a sequence only when its whole possible length fits, so that none is preempted."""
+    waiting_steps: int = 0
+    """Steps after an admission in which nobody else is admitted, as long as anything runs."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory for weights, steps and KV cache."""
     num_threads: int | None = None
     """Worker threads; None: physical cores within affinity mask and cgroup quota."""
     overlap: bool = True

@@ -53,6 +53,14 @@ def native_settings(values: Values, system: str, problems: Problems) -> dict[str
     return settings
 
 
+def ignore_for_cpu(values: Values) -> None:
+    """Note the keys that mean nothing without a GPU, silently: configurations made for one have
+    them."""
+    if values.get("option.device") in (None, "cpu"):
+        key = "option.gpu_memory_utilization"
+        values.ignored[key] = "option.kv_cache_bytes sizes the CPU engine's cache"
+
+
 def _conflict(first: Value, second: Value, field: str, problems: Problems) -> None:
     problems.error(
         first.setting.where,

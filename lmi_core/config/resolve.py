@@ -21,7 +21,7 @@ from lmi_core.config.merge import Values, merge
 from lmi_core.config.model_config import ModelConfig, ModelSource
 from lmi_core.config.model_files import ModelFiles, read_model_files
 from lmi_core.config.models import HUB_ID, HUB_ONLY, PROPERTIES, Listed, list_models
-from lmi_core.config.native_settings import check_native, native_settings
+from lmi_core.config.native_settings import check_native, ignore_for_cpu, native_settings
 from lmi_core.config.origin import Rank, Setting
 from lmi_core.config.paths import is_dir, is_file
 from lmi_core.config.placement import placement_for
@@ -170,6 +170,8 @@ class _Examination:
             self.problems,
             prefer_native=self.invocation.prefer_native,
         )
+        if decision.backend == "native":
+            ignore_for_cpu(values)
         rows = model_rows(values, decision.backend, written.system, self.problems)
         if files.requirements is not None and decision.backend == "native":
             self.problems.warn(

@@ -60,7 +60,11 @@ class EngineCore:
         )
         queues = Queues()
         policy = PagedPolicy(
-            runner.info, queues, self._memory, guaranteed_no_evict=config.guaranteed_no_evict
+            runner.info,
+            queues,
+            self._memory,
+            guaranteed_no_evict=config.guaranteed_no_evict,
+            waiting_steps=config.waiting_steps,
         )
         self._scheduler = Scheduler(queues, self._memory, policy)
         self._requests: dict[str, ActiveRequest] = {}

@@ -14,12 +14,23 @@ class PagedPolicy:
     """
 
     def __init__(
-        self, info: RunnerInfo, queues: Queues, memory: KvMemory, *, guaranteed_no_evict: bool
+        self,
+        info: RunnerInfo,
+        queues: Queues,
+        memory: KvMemory,
+        *,
+        guaranteed_no_evict: bool,
+        waiting_steps: int = 0,
     ) -> None:
+        """``waiting_steps``: steps after an admission in which nobody else is admitted, as long as
+        anything runs."""
         self._info = info
         self._queues = queues
         self._memory = memory
         self._keeps_spare = not guaranteed_no_evict
+        self._waiting_steps = waiting_steps
+        self._num_held_steps = 0
+        """Steps since the last admission, as far as they count for ``waiting_steps``."""
         self._refusal: tuple[Sequence, int, int] | None = None
         """The sequence that last found no memory; the blocks available and sequences running then:
         while these stay as they are, it isn't tried again."""
@@ -28,7 +39,7 @@ class PagedPolicy:
         plan = Plan()
         num_logit_rows = self._decode(plan)
         num_logit_rows = self._continue_prompts(plan, num_logit_rows)
-        if not plan.num_preempted:
+        if not plan.num_preempted and not self._holds_back():
             self._admit(plan, num_logit_rows)
         return plan
 
@@ -77,6 +88,12 @@ class PagedPolicy:
                 num_logit_rows = self._schedule_chunk(sequence, plan, num_logit_rows)
         return num_logit_rows
 
+    def _holds_back(self) -> bool:
+        if not self._queues.running or self._num_held_steps >= self._waiting_steps:
+            return False
+        self._num_held_steps += 1
+        return True
+
     def _admit(self, plan: Plan, num_logit_rows: int) -> None:
         queues, memory = self._queues, self._memory
         while (
@@ -98,6 +115,7 @@ class PagedPolicy:
                 self._refusal = state
                 return
             queues.run(sequence)
+            self._num_held_steps = 0
             if admission.copy is not None:
                 plan.copies.append(admission.copy)
             num_logit_rows = self._schedule_chunk(sequence, plan, num_logit_rows)

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from lmi_core.models.spec import DecoderSpec
 
 DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
-USABLE_SHARE = 0.9
-"""Of the device's memory; the rest is left to the driver, other processes and fragmentation."""
 
 
 class TorchRunner:
@@ -56,7 +54,7 @@ class TorchRunner:
             config,
             block_bytes=slot_elements * config.block_size * DTYPES[kv_dtype].itemsize,
             max_model_len=sizes.max_model_len,
-            spare=_spare_memory(device, spec, sizes),
+            spare=_spare_memory(device, spec, sizes, config.gpu_memory_utilization),
         )
         shared = StepMemory.of(config, sizes, memory.num_blocks)
         self.pool, self.block_tables = shared.pool, shared.block_tables
@@ -200,9 +198,12 @@ def _record(
 
 
 def _spare_memory(
-    device: torch.device, spec: DecoderSpec, sizes: StepSizes
+    device: torch.device, spec: DecoderSpec, sizes: StepSizes, usable_share: float
 ) -> tuple[int, str] | None:
-    """GPU memory for the KV cache: what is usable, less the weights and a step's values."""
+    """GPU memory for the KV cache: what is usable, less the weights and a step's values.
+
+    The rest is left to the driver, other processes and fragmentation.
+    """
     if device.type != "cuda":
         return None
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
@@ -210,7 +211,7 @@ def _spare_memory(
     columns = 3 * spec.hidden_size + 2 * attention.q_size + 2 * attention.kv_size
     columns += 3 * spec.intermediate_size
     step_bytes = 4 * sizes.max_num_tokens * columns + 48 * sizes.max_logit_rows * spec.vocab_size
-    kept_bytes = round(total_bytes * (1 - USABLE_SHARE)) + step_bytes
+    kept_bytes = round(total_bytes * (1 - usable_share)) + step_bytes
     gib = 2**30
     return max(0, free_bytes - kept_bytes), (
         f"{free_bytes / gib:.1f} GiB free on the GPU after the weights, less "

@@ -194,6 +194,53 @@ CASES: dict[str, Case] = {
         config=LLAMA,
         exit_code=2,
     ),
+    "batching_dynamic": Case(
+        "engine=Python\n"
+        "option.rolling_batch=disable\n"
+        "option.batch_size=8\n"
+        "option.max_batch_delay=50\n"
+        'option.stop_sequence=["###", "User:"]\n'
+        "job_queue_size=200\n"
+        "gpu.maxWorkers=1\n"
+        "reserved_memory_mb=1000\n",
+        config=LLAMA,
+    ),
+    "sagemaker": Case(
+        argv=(),
+        environ={
+            "HF_MODEL_ID": "meta-llama/Llama-3.1-8B-Instruct",
+            "HF_MODEL_REVISION": "main",
+            "SM_NUM_GPUS": "1",
+            "HF_MODEL_QUANTIZE": "bitsandbytes",
+            "SAGEMAKER_STARTUP_TIMEOUT": "900",
+            "SAGEMAKER_MAX_PAYLOAD_IN_MB": "6",
+            "SERVING_REQUEST_ID_HEADER_KEY": "X-Amzn-SageMaker-Inference-Id",
+        },
+    ),
+    "gpu": Case(
+        "option.model_id=Qwen/Qwen3-8B\n"
+        "option.device=cuda\n"
+        "option.dtype=bf16\n"
+        "option.gpu_memory_utilization=0.8\n"
+        "option.num_threads=4\n"
+        "option.max_model_len=8192\n",
+        host=Host(num_gpus=1),
+    ),
+    "stable_diffusion": Case(
+        "engine=Python\n"
+        "option.entryPoint=djl_python.stable_diffusion\n"
+        "option.model_id=stabilityai/stable-diffusion-2-1\n",
+        exit_code=2,
+    ),
+    "tgi_quantized": Case(
+        argv=(
+            *("--model-id", "teknium/OpenHermes-2.5-Mistral-7B", "--quantize", "eetq"),
+            *("--rope-scaling", "dynamic", "--rope-factor", "2.0", "--max-total-tokens", "8192"),
+            *("--max-batch-total-tokens", "32768", "--cuda-memory-fraction", "0.9"),
+            *("--json-output", "--max-best-of", "4", "--cuda-graphs", "1,2,4"),
+        ),
+        environ={"HF_TOKEN": "hunter2", "LOG_LEVEL": "info"},
+    ),
     "tgi": Case(
         argv=(
             *("--model-id", "HuggingFaceH4/zephyr-7b-beta", "--num-shard", "2"),

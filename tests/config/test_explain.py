@@ -5,8 +5,10 @@ import functools
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from lmi_core.config.explain import main
 from lmi_core.config.host import Host
 from lmi_core.config.option import Outcome
+from lmi_core.config.resolve import resolve
 from lmi_core.config.table import OPTIONS
 
 from .cases import CASES, NO_CACHE
@@ -141,6 +144,33 @@ def test_behaviour_tests_write_the_key_that_cites_them(option):
             path, _, name = (each.test or "").partition("::")
             if path in SAY_THE_KEY:
                 assert any(written in source_of(path, name) for written in names), each.test
+
+
+def test_resolving_takes_less_than_5_ms(monkeypatch, tmp_path):
+    """Of the processor's time, which other processes don't change; the least of ten."""
+    monkeypatch.chdir(tmp_path)
+    for case in (CASES["vllm_prefer_native"], CASES["tgi"]):
+        if case.properties:
+            (tmp_path / "model").mkdir()
+            (tmp_path / "model" / "serving.properties").write_text(case.properties)
+        seconds = []
+        for _ in range(10):
+            started = time.process_time()
+            resolve(case.argv, {**NO_CACHE, **case.environ}, case.host)
+            seconds.append(time.process_time() - started)
+        assert min(seconds) < 0.005
+
+
+def test_explaining_takes_less_than_300_ms_from_the_start_of_the_process():
+    """Of the processor's time, user and system; the least of three."""
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-m", "lmi_core", "explain", "--model-id", "gpt2"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < 0.3
 
 
 def test_explaining_imports_no_heavy_package():

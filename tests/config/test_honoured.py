@@ -95,6 +95,35 @@ def test_sequences_of_the_batch(configured, properties, argv, environ):
     assert watch.max_num_seqs == 2
 
 
+def test_new_requests_wait_for_steps(configured):
+    """Steps of one sequence alone before the second, which came right after it, joins."""
+
+    class Sizes(StepWatch):
+        def __init__(self):
+            super().__init__()
+            self.num_seqs = []
+
+        def on_step(self, step):
+            self.num_seqs.append(step.num_seqs)
+
+    async def num_alone(steps):
+        watch = Sizes()
+        config = configured(f"option.waiting_steps={steps}\n")
+        async with running(config, watch) as engine:
+            first = engine.generate(PROMPT, params(40))
+            await anext(first)
+            second = asyncio.create_task(generate(engine))
+            assert len([event async for event in first]) == 39
+            assert len(await second) == 4
+        return watch.num_seqs.index(2)
+
+    async def main():
+        assert await num_alone(12) == 13
+        assert await num_alone(0) < 13
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("properties", "argv"),
     [

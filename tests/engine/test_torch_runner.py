@@ -214,3 +214,25 @@ def test_gpu_same_tokens_as_native(variant: str) -> None:
     gpu = run(outcomes(config_of(model, "cuda")), timeout_s=110)
     for events, others in zip(gpu, native, strict=True):
         assert_alike(events, others)
+
+
+def test_memory_of_a_gpu_is_shared_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The share left for others is of all memory; what is free now is all that can be used."""
+    gib = 2**30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * gib, 80 * gib))
+    from lmi_core.engine import torch_runner
+    from lmi_core.engine.step_memory import StepSizes
+    from lmi_core.models.families.llama import FAMILY
+    from lmi_core.models.hf_config import read_hf_config
+
+    path = cached_checkpoint("llama2")
+    spec = FAMILY.read_spec(read_hf_config(path))
+    sizes = StepSizes.of(
+        EngineConfig(model=path), vocab_size=VOCAB_SIZE, max_positions=512, max_num_tokens=2048
+    )
+    spare = [
+        torch_runner._spare_memory(torch.device("cuda"), spec, sizes, share) for share in (0.9, 0.5)
+    ]
+    assert spare[0] is not None
+    assert spare[1] is not None
+    assert spare[0][0] - spare[1][0] == round(80 * gib * 0.4)

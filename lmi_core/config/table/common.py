@@ -364,7 +364,12 @@ OPTIONS = (
         type=Int(0),
         doc="Decode steps during which new requests are held back.",
         systems=(*_COMMON, "accelerate"),
-        actions={"native": needs("scheduler.waiting_steps", tuning=True, idle=(0,))},
+        actions={
+            "native": honoured(
+                "waiting_steps",
+                test="tests/config/test_honoured.py::test_new_requests_wait_for_steps",
+            )
+        },
     ),
     Option(
         key="option.draft_model_id",

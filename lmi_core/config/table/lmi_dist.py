@@ -88,7 +88,7 @@ OPTIONS = (
         env=("CUDA_MEMORY_FRACTION",),
         flag=Flag("--cuda-memory-fraction", "CUDA_MEMORY_FRACTION"),
         actions={
-            "native": no_effect("option.kv_cache_bytes sizes the native engine's cache"),
+            "native": mapped("gpu_memory_utilization", "with option.device=cuda"),
             "vllm": mapped("gpu_memory_utilization"),
             "trtllm": mapped("kv_cache_config.free_gpu_memory_fraction"),
         },
