@@ -29,6 +29,8 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stream import EventStream
 from lmi_server.lifecycle import run_server
 from lmi_server.metrics import Metrics
+from lmi_server.model import recipe_of_engine
+from lmi_server.model_registry import ModelRegistry
 from lmi_server.options import ServerOptions
 
 TICKS_S = (0.005, 0.0)
@@ -140,7 +142,8 @@ def serve(host: str, port: int, tick_s: float) -> None:
     """Run the server on the scripted engine until a signal."""
     options = ServerOptions(host=host, port=port, max_in_flight=4096)
     engine = TickingEngine(tick_s)
-    asyncio.run(run_server(engine, options, Metrics("model"), announce=lambda _: None))
+    models = ModelRegistry(options, Metrics(), [recipe_of_engine(engine, options)])
+    asyncio.run(run_server(models, announce=lambda _: None))
 
 
 def main() -> None:

@@ -30,6 +30,10 @@ class ModelError(UserError):
     """A model's files are missing, malformed or of a kind that isn't supported."""
 
 
+class InsufficientMemoryError(UserError):
+    """A model needs more memory than is left for it."""
+
+
 class ConfigError(UserError):
     """A configuration can't be used; ``problems`` holds one line per fault, all of them at once."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -29,20 +31,31 @@ class Access:
         *,
         methods: str | None = None,
         headers: str | None = None,
+        admin_key: str | None = None,
     ) -> None:
+        """``admin_key``: what opens management routes; without one they are for callers of the
+        same machine, other than its browsers."""
         self._keys = tuple(key.encode() for key in api_keys)
+        self._admin_keys = () if admin_key is None else (admin_key.encode(),)
         self._origins = frozenset(origins)
         self._methods = methods or _PREFLIGHT_METHODS
         self._headers = headers
 
-    def guard(self, route: Route) -> Handler:
-        """The route's handler, behind the key unless it is open."""
-        if not self._keys or route.is_open:
-            return route.handler
+    def guard(self, route: Route, handler: Handler) -> Handler:
+        """``handler``, behind the key that the route needs."""
+        keys = self._keys
+        if route.is_management:
+            keys = self._admin_keys or keys
+        is_local = route.is_management and not self._admin_keys
+        if not is_local and (not keys or route.is_open):
+            return handler
 
         async def guarded(request: web.Request) -> web.StreamResponse:
-            self._check_key(request.headers.get("Authorization", ""))
-            return await route.handler(request)
+            if is_local:
+                _check_local(request)
+            if keys:
+                _check_key(keys, request.headers.get("Authorization", ""))
+            return await handler(request)
 
         return guarded
 
@@ -71,17 +84,42 @@ class Access:
             },
         )
 
-    def _check_key(self, authorization: str) -> None:
-        scheme, _, given = authorization.partition(" ")
-        key = given.strip().encode("utf-8", "surrogateescape")
-        # Every key is compared, so that the time taken doesn't say which one came close.
-        matches = [hmac.compare_digest(key, allowed) for allowed in self._keys]
-        if scheme.lower() == "bearer" and any(matches):
-            return
-        what = "no API key was sent" if not authorization else "the API key is wrong"
-        raise HttpError(
-            401,
-            "UnauthorizedException",
-            f"Unauthorized: {what}; send the header Authorization: Bearer KEY",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens on ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_local(request: web.Request) -> None:
+    """The page of a browser on this machine may send requests too, in any site's name."""
+    host = urlsplit(f"//{request.host}").hostname or ""
+    peer = request.remote or ""
+    if is_loopback(peer) and is_loopback(host) and "Origin" not in request.headers:
+        return
+    raise HttpError(
+        403,
+        "ForbiddenException",
+        "Management is for programs of the server's own machine, unless the server has an "
+        "--admin-key",
+    )
+
+
+def _check_key(keys: Sequence[bytes], authorization: str) -> None:
+    scheme, _, given = authorization.partition(" ")
+    key = given.strip().encode("utf-8", "surrogateescape")
+    # Every key is compared, so that the time taken doesn't say which one came close.
+    matches = [hmac.compare_digest(key, allowed) for allowed in keys]
+    if scheme.lower() == "bearer" and any(matches):
+        return
+    what = "no API key was sent" if not authorization else "the API key is wrong"
+    raise HttpError(
+        401,
+        "UnauthorizedException",
+        f"Unauthorized: {what}; send the header Authorization: Bearer KEY",
+        headers={"WWW-Authenticate": "Bearer"},
+    )

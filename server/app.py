@@ -14,33 +14,27 @@ from aiohttp.typedefs import Handler, Middleware
 
 from lmi_core.errors import LmiError
 from lmi_core.version import __version__
-from lmi_server.access import Access
-from lmi_server.admission import Admission
-from lmi_server.backend import Backend
+from lmi_server.access import Access, is_loopback
 from lmi_server.connections import Connection, Refuse
-from lmi_server.dialects import Dialect, DialectTable
-from lmi_server.lmi_dialect import lmi_dialect
+from lmi_server.dialects import DialectTable
 from lmi_server.logging import log_access
-from lmi_server.metrics import LoopLag, Metrics, RequestMeter
-from lmi_server.openai_dialect import openai_dialect
+from lmi_server.metrics import Metrics, RequestMeter
+from lmi_server.model_choice import MODEL, ModelChoice
+from lmi_server.model_registry import ModelRegistry
 from lmi_server.openapi import TABLE
-from lmi_server.options import ServerOptions
 from lmi_server.protocols.base import HttpError, Reply
-from lmi_server.routes import METER, Route, Service
-from lmi_server.tgi_dialect import tgi_dialect
+from lmi_server.routes import METER, Route
 
 log = logging.getLogger(__name__)
 
-SERVICE = web.AppKey("service", Service)
+MODELS = web.AppKey("models", ModelRegistry)
 ROUTES: web.AppKey[Sequence[Route]] = web.AppKey("routes", Sequence)
 """Those without a dialect's prefix."""
 REFUSE: web.AppKey[Refuse] = web.AppKey("refuse", Callable)  # type: ignore[arg-type]
 """Answers what isn't HTTP."""
 
-DIALECTS: tuple[Callable[[Service], Dialect], ...] = (lmi_dialect, openai_dialect, tgi_dialect)
-"""Every dialect that a server has."""
-
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_SAGEMAKER_ID = "X-Amzn-SageMaker-Inference-Id"
 _CLIENT_CLOSED = 499
 _SERVER = f"lmi/{__version__}"
 _HTTP_ERRORS = {
@@ -50,49 +44,49 @@ _HTTP_ERRORS = {
 }
 
 
-def build_app(backend: Backend, options: ServerOptions, metrics: Metrics) -> web.Application:
-    """An application that serves ``backend``."""
-    admission = Admission(
-        max_in_flight=options.max_in_flight,
-        max_request_bytes=options.max_request_bytes,
-        receive_timeout_s=options.receive_timeout_s,
-    )
-    metrics.engine.read_from(backend.stats)
-    metrics.in_flight.set_function(lambda: admission.num_in_flight)
-    service = Service(
-        options=options,
-        backend=backend,
-        admission=admission,
-        metrics=metrics,
-        loop_lag=LoopLag(metrics, busy=lambda: admission.num_in_flight > 0),
-    )
-    table = DialectTable([dialect(service) for dialect in DIALECTS], options.api)
+def build_app(models: ModelRegistry) -> web.Application:
+    """An application that serves ``models``."""
+    options, table = models.options, models.common.table
     access = Access(
         options.api_keys,
         options.cors_origins,
         methods=options.cors_methods,
         headers=options.cors_headers,
+        admin_key=options.admin_key,
     )
+    choice = ModelChoice(models)
     app = web.Application(
-        middlewares=[_front(service, table, access)],
+        middlewares=[_front(models, access)],
         client_max_size=options.max_request_bytes,
     )
-    app.on_response_prepare.append(_common_headers(table, access, options.request_id_header))
-    app[SERVICE] = service
+    app.on_response_prepare.append(_common_headers(models, access))
+    has_management = options.admin_key is not None or is_loopback(options.host)
+    app[MODELS] = models
     app[TABLE] = table
-    app[ROUTES] = list(table.routes())
-    app[REFUSE] = _refuser(service, table)
-    expect = _expectations(table, options.max_request_bytes)
+    app[ROUTES] = [r for r in table.routes() if has_management or not r.is_management]
+    app[REFUSE] = _refuser(models)
+    expect = _expectations(models)
     for route in (*app[ROUTES], *table.prefixed_routes()):
+        if route.is_management and not has_management:
+            continue
+        handler = access.guard(route, choice.handler(route, table.of(route.path)))
         methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
         for method in methods:
-            app.router.add_route(method, route.path, access.guard(route), expect_handler=expect)
+            app.router.add_route(method, route.path, handler, expect_handler=expect)
     return app
 
 
-def _front(service: Service, table: DialectTable, access: Access) -> Middleware:
+def _table(models: ModelRegistry, request: web.Request | None = None) -> DialectTable:
+    """The dialects of the model that was chosen, whose form of errors may be its own."""
+    model = request.get(MODEL) if request is not None else None
+    model = model or models.sole
+    endpoint = models.common if model is None or model.endpoint is None else model.endpoint
+    return endpoint.table
+
+
+def _front(models: ModelRegistry, access: Access) -> Middleware:
     """The outermost layer: identify and time the request, render errors, log one line."""
-    id_header = service.options.request_id_header
+    id_header = models.options.request_id_header
 
     @web.middleware
     async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -107,35 +101,36 @@ def _front(service: Service, table: DialectTable, access: Access) -> Middleware:
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception as error:
-            dialect = table.of(request.path)
+            dialect = _table(models, request).of(request.path)
             response = _reply(dialect.error(_explain(error, request, meter.request_id)))
             status = response.status
         finally:
             if isinstance(connection, Connection):
                 connection.request_finished()
-            _finish(service, request.method, request.path, meter, status)
+            _finish(models.metrics, request.method, request.path, meter, status)
         return response
 
     return front
 
 
-def _refuser(service: Service, table: DialectTable) -> Refuse:
+def _refuser(models: ModelRegistry) -> Refuse:
     """Answers what the HTTP library can't parse, of which there is no request."""
 
     def refuse(path: str, error: HttpError) -> web.Response:
         meter = RequestMeter(str(uuid.uuid4()))
+        table = _table(models)
         dialect = table.of(path) if path else table.main
         response = _reply(dialect.error(error))
         response.headers.update({**dialect.headers, "Server": _SERVER})
-        response.headers[service.options.request_id_header] = meter.request_id
-        _finish(service, "-", path, meter, response.status)
+        response.headers[models.options.request_id_header] = meter.request_id
+        _finish(models.metrics, "-", path, meter, response.status)
         return response
 
     return refuse
 
 
 def _expectations(
-    table: DialectTable, max_request_bytes: int
+    models: ModelRegistry,
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse | None]]:
     """What is done about ``Expect``: a body that will be refused is not asked for."""
 
@@ -143,8 +138,8 @@ def _expectations(
         expected = request.headers.get("Expect", "")
         if expected.lower() != "100-continue":
             kind, message = "ExpectationFailedException", f"Expect: {expected[:80]} is not known"
-            return _reply(table.of(request.path).error(HttpError(417, kind, message)))
-        if (request.content_length or 0) <= max_request_bytes:
+            return _reply(_table(models).of(request.path).error(HttpError(417, kind, message)))
+        if (request.content_length or 0) <= models.options.max_request_bytes:
             with suppress(ConnectionError):  # reading the body will notice
                 await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
@@ -153,9 +148,9 @@ def _expectations(
     return expect
 
 
-def _finish(service: Service, method: str, path: str, meter: RequestMeter, status: int) -> None:
+def _finish(metrics: Metrics, method: str, path: str, meter: RequestMeter, status: int) -> None:
     seconds = meter.seconds
-    service.metrics.count_answer(status, seconds)
+    metrics.count_answer(status, seconds)
     log_access(
         id=meter.request_id,
         method=method,
@@ -168,9 +163,12 @@ def _finish(service: Service, method: str, path: str, meter: RequestMeter, statu
 
 
 def _request_id(request: web.Request, header: str) -> str:
-    """The client's own id when it is a plain one, so that it can be found in logs."""
-    given = request.headers.get(header, "")
-    return given if _REQUEST_ID.fullmatch(given) else str(uuid.uuid4())
+    """The client's own id, or SageMaker's, when it is a plain one: it can be found in logs."""
+    for name in (header, _SAGEMAKER_ID):
+        given = request.headers.get(name, "")
+        if _REQUEST_ID.fullmatch(given):
+            return given
+    return str(uuid.uuid4())
 
 
 def _explain(error: Exception, request: web.Request, request_id: str) -> Exception:
@@ -201,17 +199,17 @@ def _reply(reply: Reply) -> web.Response:
 
 
 def _common_headers(
-    table: DialectTable, access: Access, id_header: str
+    models: ModelRegistry, access: Access
 ) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     async def add(request: web.Request, response: web.StreamResponse) -> None:
         meter = request.get(METER)
         headers = response.headers
-        for name, value in table.of(request.path).headers.items():
+        for name, value in _table(models, request).of(request.path).headers.items():
             headers.setdefault(name, value)
         headers["Server"] = _SERVER
         headers.update(access.cors_headers(request.headers))
         if meter is not None:
-            headers[id_header] = meter.request_id
+            headers[models.options.request_id_header] = meter.request_id
         if response.keep_alive is not False:
             headers["Connection"] = "keep-alive"
 

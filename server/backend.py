@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
@@ -46,3 +46,10 @@ class Backend(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included; UserError for ids there aren't."""
         ...
+
+
+class NoBackend:
+    """Stands for an engine where routes are made that no model is needed for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self

@@ -10,18 +10,15 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from aiohttp import web
 
 from lmi_core.errors import UserError
-from lmi_server.app import REFUSE, ROUTES, SERVICE, build_app
-from lmi_server.backend import Backend
+from lmi_server.app import REFUSE, ROUTES, build_app
 from lmi_server.banner import banner
 from lmi_server.connections import Connection
-from lmi_server.metrics import Metrics
-from lmi_server.options import ServerOptions
+from lmi_server.model_registry import ModelRegistry
 
 log = logging.getLogger(__name__)
 
@@ -29,40 +26,52 @@ _BACKLOG = 4096
 _CANCEL_TIMEOUT_S = 0.5
 # How long a body that was refused is still read, so that the client gets to see the answer.
 _LINGERING_S = 1.0
+_FAILURE_SHOWN_S = 3.0
 
 
-async def run_server(
-    engine: AbstractAsyncContextManager[Backend],
-    options: ServerOptions,
-    metrics: Metrics,
-    *,
-    announce: Callable[[str], None],
-) -> None:
+async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; a second signal cuts the draining short.
 
-    The port is taken before the engine loads, so that a busy one is reported at once, but nobody
-    is listened to before the model is ready. Raises UserError when the port can't be had.
+    The port is taken before any model loads, so that a busy one is reported at once, but nobody is
+    listened to before all are ready, unless ``wait_for_models`` is off. Raises UserError when the
+    port can't be had, and what a model's loading raises.
     """
-    stop = _StopSignal()
+    stop, options = _StopSignal(), models.options
     _raise_file_limit()
     with bind(options.host, options.port) as listener:
-        async with engine as backend:
-            server = HttpServer(backend, options, metrics)
+        async with models:
+            server = HttpServer(models)
+            if options.wait_for_models:
+                await models.load_all()
             await server.start(listener)
             port = listener.getsockname()[1]
             scheme = "http" if options.tls is None else "https"
             announce(banner(server.app[ROUTES], options.host, port, scheme))
+            if not options.wait_for_models:
+                await _load_while_serving(models, server, stop)
             await stop.requested.wait()
             await server.stop(stop.urgent)
     log.info("stopped")
 
 
+async def _load_while_serving(models: ModelRegistry, server: HttpServer, stop: _StopSignal) -> None:
+    """A failure ends the server, a moment later so that one more health check can see it."""
+    try:
+        await models.load_all()
+    except Exception:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.requested.wait(), _FAILURE_SHOWN_S)
+        await server.stop(stop.urgent)
+        raise
+
+
 class HttpServer:
     """The application on a listening socket."""
 
-    def __init__(self, backend: Backend, options: ServerOptions, metrics: Metrics) -> None:
-        self._options = options
-        self.app = build_app(backend, options, metrics)
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
+        self._options = models.options
+        self.app = build_app(models)
         self._runner = web.AppRunner(
             self.app,
             access_log=None,
@@ -98,17 +107,17 @@ class HttpServer:
 
         ``urgent`` ends the waiting early.
         """
-        admission = self.app[SERVICE].admission
-        admission.draining = True
-        if admission.num_in_flight:
-            log.info("stopping: waiting for %d requests", admission.num_in_flight)
+        models = self._models
+        models.start_draining()
+        if models.num_in_flight:
+            log.info("stopping: waiting for %d requests", models.num_in_flight)
         if self._listening is not None:
             self._listening.close()
         if self._runner.server is not None:
             self._runner.server.pre_shutdown()
-        await _first_of(admission.idle(), urgent.wait(), timeout_s=self._options.drain_timeout_s)
-        if admission.num_in_flight:
-            log.warning("%d requests did not finish and are cut off", admission.num_in_flight)
+        await _first_of(models.idle(), urgent.wait(), timeout_s=self._options.drain_timeout_s)
+        if models.num_in_flight:
+            log.warning("%d requests did not finish and are cut off", models.num_in_flight)
         await self._runner.cleanup()
 
 

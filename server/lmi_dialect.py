@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from aiohttp import web
 
 from lmi_server.dialects import Dialect, ErrorForm
+from lmi_server.management import management_routes
 from lmi_server.openapi import openapi_route
 from lmi_server.properties import request_properties
 from lmi_server.protocols.base import HttpError
@@ -13,6 +16,7 @@ from lmi_server.protocols.lmi import LmiProtocol, pretty_json
 from lmi_server.protocols.lmi_schema import LmiRequest
 from lmi_server.routes import GenerationHandler, Route, Service, metrics_route
 
+_WORSE = ("Healthy", "PENDING", "FAILED")
 _HEADERS = {
     "Pragma": "no-cache",
     "Cache-Control": "no-cache; no-store, must-revalidate, private",
@@ -33,13 +37,16 @@ _ERRORS = ErrorForm(
     statuses={
         400: "not HTTP, or what a request may not say",
         401: "the API key is missing or wrong",
+        403: "management by who may not, or of what may not be loaded",
         404: "no such route or model",
         405: "wrong method",
         408: "the body came too slowly",
+        409: "there is a model of that name and version",
         413: "the body is too long",
         424: "the request can't be served as written, or a step failed",
         500: "the server failed",
         503: "the server is full, not ready or stopping",
+        507: "the model needs more memory than there is",
     },
 )
 
@@ -59,7 +66,17 @@ def lmi_dialect(service: Service) -> Dialect:
         generates("/invocations"),
         generates("/predictions/{model}"),
         generates("/predictions/{model}/{version}"),
-        Route("*", "/ping", ping, "health", is_open=True, answers=("application/json",)),
+        generates("/models/{model}/invoke"),
+        Route(
+            "*",
+            "/ping",
+            ping,
+            "health",
+            is_open=True,
+            is_server_wide=True,
+            answers=("application/json",),
+        ),
+        *management_routes(service),
         metrics_route(service),
         openapi_route(),
     )
@@ -73,6 +90,7 @@ class InferenceHandler:
 
     def __init__(self, service: Service, protocol: LmiProtocol) -> None:
         self._model_name = service.options.model_name
+        self._version = service.options.model_version
         self._generation = GenerationHandler(service, protocol.parse)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -80,6 +98,7 @@ class InferenceHandler:
         self._choose_model(request, properties)
         if request.method == "OPTIONS":
             return web.Response(body=pretty_json({}), content_type="application/json")
+        _refuse_unavailable(properties)
         if "handler" in properties:
             raise HttpError(
                 400, "BadRequestException", "The handler can't be overridden in a request"
@@ -87,7 +106,7 @@ class InferenceHandler:
         return await self._generation.handle(request)
 
     def _choose_model(self, request: web.Request, properties: dict[str, str]) -> None:
-        """By path, then query, then header or custom attribute; one model is served."""
+        """Refuse a name, in path, query, header or custom attribute, that isn't this model's."""
         name = (
             request.match_info.get("model")
             or request.query.get("model_name")
@@ -96,26 +115,52 @@ class InferenceHandler:
         served = self._model_name
         if name is not None and name != served:
             raise HttpError(404, "ModelNotFoundException", f"Model or workflow not found: {name}")
-        version = request.match_info.get("version")
-        if version is not None:
+        version = (
+            request.match_info.get("version")
+            or request.query.get("model_version")
+            or properties.get("model_version")
+        )
+        if version is not None and version != self._version:
+            having = self._version or "no versions"
             raise HttpError(
                 404,
                 "ModelNotFoundException",
-                f"Model or workflow not found: {served}:{version} (the model has no versions)",
+                f"Model or workflow not found: {served}:{version} (the model has {having})",
             )
 
 
+def _refuse_unavailable(properties: Mapping[str, str]) -> None:
+    """Properties that ask for an answer of another kind: neither is ignored."""
+    if properties.get("x-synchronous", "").lower() == "false" or "x-starting-token" in properties:
+        raise HttpError(
+            400,
+            "BadRequestException",
+            "Answers to be fetched later (x-synchronous: false, x-starting-token) are not "
+            "available in this version; leave the header out",
+        )
+
+
 class PingHandler:
-    """Health as a map from model to status; 500 once the engine has failed."""
+    """Health as a map from model to status: 500 once a model has failed; while one is loading,
+    200, or 207 with ``allow_multi_status``."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self._models = service.models
+        self._pending = 207 if service.options.allow_multi_status else 200
 
     async def handle(self, request: web.Request) -> web.Response:
-        healthy = self._service.backend.healthy
-        status = {"status": "Healthy" if healthy else "FAILED"}
+        # Versions of a name share its key: the worst of them counts.
+        states: dict[str, str] = {}
+        for model in self._models:
+            known = states.get(model.name, "Healthy")
+            states[model.name] = max(known, model.status, key=_WORSE.index)
+        status = 200
+        if "FAILED" in states.values():
+            status = 500
+        elif "PENDING" in states.values():
+            status = self._pending
         return web.Response(
-            status=200 if healthy else 500,
-            body=pretty_json({self._service.options.model_name: status}),
+            status=status,
+            body=pretty_json({name: {"status": state} for name, state in states.items()}),
             content_type="application/json",
         )

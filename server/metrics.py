@@ -16,7 +16,7 @@ from prometheus_client import (
 )
 
 from lmi_core.engine.outputs import TokenEvent
-from lmi_server.engine_metrics import EngineMetrics
+from lmi_server.engine_metrics import EngineMeter, EngineMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -27,10 +27,9 @@ _LAG_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 class Metrics:
     """All metrics of one server, in a registry of their own."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.engine = EngineMetrics(self.registry, model_name)
-        """To be given to the engine as its observer."""
+        self.engines = EngineMetrics(self.registry)
         self._requests = Counter(
             "lmi_http_requests", "Answered requests.", ("status",), registry=self.registry
         )
@@ -49,6 +48,10 @@ class Metrics:
             buckets=_LAG_BUCKETS,
             registry=self.registry,
         )
+
+    def observer(self, model_name: str) -> EngineMeter:
+        """To be given to a model's engine as its observer."""
+        return EngineMeter(self.engines, model_name)
 
     def count_answer(self, status: int, seconds: float) -> None:
         self._requests.labels(str(status)).inc()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -49,6 +49,9 @@ _ERRORS = ErrorForm(
     },
 )
 
+if TYPE_CHECKING:
+    from lmi_server.model import ServedModel
+
 
 def openai_dialect(service: Service) -> Dialect:
     options, backend = service.options, service.backend
@@ -62,14 +65,21 @@ def openai_dialect(service: Service) -> Dialect:
         answers = _ANSWERS if path.startswith("/v1/") else _JSON
         return Route("POST", path, handler, purpose, bodies=bodies, answers=answers)
 
+    def get(
+        path: str, handler: Handler, purpose: str, *answers: str, is_open: bool = False
+    ) -> Route:
+        return Route(
+            "GET", path, handler, purpose, is_open=is_open, is_server_wide=True, answers=answers
+        )
+
     routes = (
         post("/v1/chat/completions", chat.handle, "chat (OpenAI)", ChatBody),
         post("/v1/completions", completion.handle, "complete a text (OpenAI)", CompletionBody),
-        Route("GET", "/v1/models", models.list_models, "models (OpenAI)", answers=_JSON),
-        Route("GET", "/v1/models/{model:.+}", models.describe, "one model (OpenAI)", answers=_JSON),
+        get("/v1/models", models.list_models, "models (OpenAI)", *_JSON),
+        get("/v1/models/{model:.+}", models.describe, "one model (OpenAI)", *_JSON),
         post("/tokenize", tokens.tokenize, "token ids of a text or chat", TokenizeBody, ChatBody),
         post("/detokenize", tokens.detokenize, "text of token ids", DetokenizeBody),
-        Route("GET", "/health", HealthHandler(service).handle, "health", is_open=True),
+        get("/health", HealthHandler(service).handle, "health", is_open=True),
         metrics_route(service),
         openapi_route(),
     )
@@ -77,37 +87,39 @@ def openai_dialect(service: Service) -> Dialect:
 
 
 class ModelsHandler:
-    """The one model that is served."""
+    """The models that answer requests; versions of one name are one model to a client."""
 
     def __init__(self, service: Service) -> None:
-        self._backend = service.backend
-        self._name = service.options.model_name
-        self._created = int(time.time())
+        self._models = service.models
 
     async def list_models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [self._model()]})
+        models = {model.name: model for model in self._models if model.endpoint is not None}
+        return web.json_response({"object": "list", "data": list(map(_model, models.values()))})
 
     async def describe(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        if name != self._name:
-            raise ModelNotFound(name, self._name)
-        return web.json_response(self._model())
+        served = {model.name: model for model in self._models if model.endpoint is not None}
+        if name not in served:
+            raise ModelNotFound(name, f"{', '.join(map(repr, served)) or 'nothing'} is served here")
+        return web.json_response(_model(served[name]))
 
-    def _model(self) -> dict[str, object]:
-        return {
-            "id": self._name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "lmi",
-            "max_model_len": self._backend.max_model_len,
-        }
+
+def _model(model: ServedModel) -> dict[str, object]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": int(model.loaded_at),
+        "owned_by": "lmi",
+        "max_model_len": model.backend.max_model_len,
+    }
 
 
 class HealthHandler:
-    """200 while the engine works, else 503; no body."""
+    """200 while every engine works, else 503; no body."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self._models = service.models
 
     async def handle(self, request: web.Request) -> web.Response:
-        return web.Response(status=200 if self._service.backend.healthy else 503)
+        healthy = all(model.status == "Healthy" for model in self._models)
+        return web.Response(status=200 if healthy else 503)

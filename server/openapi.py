@@ -21,7 +21,14 @@ _OPERATION_ID = re.compile(r"\W+", re.ASCII)
 
 
 def openapi_route(path: str = "/openapi.json") -> Route:
-    return Route("GET", path, _answer, "this interface (OpenAPI)", answers=("application/json",))
+    return Route(
+        "GET",
+        path,
+        _answer,
+        "this interface (OpenAPI)",
+        is_server_wide=True,
+        answers=("application/json",),
+    )
 
 
 async def _answer(request: web.Request) -> web.Response:

@@ -32,7 +32,14 @@ class ServerOptions:
     request_id_header: str = "x-request-id"
     tls: ssl.SSLContext | None = None
     """None: http."""
+    admin_key: str | None = field(default=None, repr=False)
+    """Opens the management routes; None: they are for the loopback interface only."""
+    wait_for_models: bool = True
+    """Listen only once the models of the start are loaded."""
+    allow_multi_status: bool = False
+    """Whether /ping answers 207 while models load, or 200."""
     model_name: str = "model"
+    model_version: str | None = None
     max_request_bytes: int = 64 * 1024 * 1024
     """Longest body (max_request_size)."""
     max_in_flight: int = 1032

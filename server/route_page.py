@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, cast
 
-from lmi_server.app import DIALECTS
 from lmi_server.dialects import PRECEDENCE, Dialect, DialectTable
+from lmi_server.endpoint import DIALECTS
+from lmi_server.metrics import Metrics
+from lmi_server.model_registry import ModelRegistry
 from lmi_server.options import ServerOptions
-from lmi_server.routes import Route, Service
+from lmi_server.routes import Route
 
 PAGE = Path(__file__).parent / "ROUTES.md"
 
@@ -24,7 +25,8 @@ Several protocols share one port. `--api` says whose a route is that several hav
 errors outside routes are: `lmi` (LMI and SageMaker), `tgi` (text-generation-inference, the default
 with its launcher's flags or variables) or `openai`. `/lmi/...`, `/tgi/...` and `/openai/...` always
 reach that protocol. With `--api-key`, routes that aren't marked open need
-`Authorization: Bearer KEY`.
+`Authorization: Bearer KEY`. Routes marked management exist with `--admin-key`, and need that key,
+or where the server listens on the loopback interface only.
 
 """
 
@@ -47,21 +49,8 @@ def route_page() -> str:
 
 def dialects() -> list[Dialect]:
     """The dialects of a server that serves nothing: routes don't depend on what is served."""
-    service = Service(
-        options=ServerOptions(),
-        backend=cast(Any, _Nothing()),
-        admission=cast(Any, None),
-        metrics=cast(Any, None),
-        loop_lag=cast(Any, None),
-    )
+    service = ModelRegistry(ServerOptions(), Metrics()).common.service
     return [dialect(service) for dialect in DIALECTS]
-
-
-class _Nothing:
-    """Stands for a backend that is never called."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self
 
 
 def _shown(route: Route) -> str:
@@ -70,6 +59,8 @@ def _shown(route: Route) -> str:
 
 
 def _purpose(route: Route) -> str:
+    if route.is_management:
+        return f"{route.purpose} (management)"
     return f"{route.purpose} (open)" if route.is_open else route.purpose
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -16,6 +17,9 @@ from lmi_server.properties import request_properties
 from lmi_server.protocols.base import Call, HttpError, Plan
 from lmi_server.streaming import respond
 
+if TYPE_CHECKING:
+    from lmi_server.model_registry import ModelRegistry
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 METER = web.RequestKey("meter", RequestMeter)
@@ -24,13 +28,15 @@ METER = web.RequestKey("meter", RequestMeter)
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What handlers share."""
+    """What the handlers of one model share."""
 
     options: ServerOptions
     backend: Backend
     admission: Admission
     metrics: Metrics
     loop_lag: LoopLag
+    models: ModelRegistry
+    """Every model of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,10 @@ class Route:
     """The schemas that a body may have; none: it has no body."""
     answers: tuple[str, ...] = ()
     """Content types of successful answers; none: they have no body."""
+    is_server_wide: bool = False
+    """About all models: no model is chosen for it."""
+    is_management: bool = False
+    """Changes what is served: exists only on the loopback interface or with an admin key."""
 
 
 class GenerationHandler:
@@ -98,4 +108,11 @@ class MetricsHandler:
 
 def metrics_route(service: Service) -> Route:
     handler = MetricsHandler(service).handle
-    return Route("GET", "/metrics", handler, "Prometheus metrics", answers=("text/plain",))
+    return Route(
+        "GET",
+        "/metrics",
+        handler,
+        "Prometheus metrics",
+        is_server_wide=True,
+        answers=("text/plain",),
+    )

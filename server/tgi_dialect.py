@@ -73,7 +73,10 @@ def tgi_dialect(service: Service) -> Dialect:
         post("/tokenize", tokens.tokenize, "tokens of a text", GenerateBody),
         post("/chat_tokenize", tokens.chat_tokenize, "tokens of a chat", ChatBody),
         get("/info", information.info, "limits (TGI)", json_type, is_open=True),
-        *(get(path, health, "health", is_open=True) for path in ("/", "/health", "/ping")),
+        *(
+            replace(get(path, health, "health", is_open=True), is_server_wide=True)
+            for path in ("/", "/health", "/ping")
+        ),
         get("/metrics", information.metrics, "Prometheus metrics, also TGI's", "text/plain"),
         openapi_route(),
         openapi_route("/api-doc/openapi.json"),
@@ -241,13 +244,13 @@ class GenerateHandler:
 
 
 class HealthHandler:
-    """200 and no body while the engine works."""
+    """200 and no body while every engine works."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self._models = service.models
 
     async def handle(self, request: web.Request) -> web.Response:
-        if not self._service.backend.healthy:
+        if not all(model.status == "Healthy" for model in self._models):
             raise HttpError(503, "healthcheck", "unhealthy")
         return web.Response(content_type="text/plain")
 
@@ -298,9 +301,13 @@ class InformationHandler:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def models(self, request: web.Request) -> web.Response:
-        name = self._tgi.options.model_id
-        model = {"id": name, "object": "model", "created": 0, "owned_by": name}
-        return web.json_response({"object": "list", "data": [model]}, dumps=_compact)
+        """The model's id, as TGI has it; of several models, the names that requests may use."""
+        served = self._tgi.service.models
+        names = {self._tgi.options.model_id: None}
+        if served.sole is None:
+            names = dict.fromkeys(model.name for model in served if model.endpoint is not None)
+        data = [{"id": n, "object": "model", "created": 0, "owned_by": n} for n in names]
+        return web.json_response({"object": "list", "data": data}, dumps=_compact)
 
 
 class TokenHandler:

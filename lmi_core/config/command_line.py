@@ -24,6 +24,8 @@ _OWN_VALUES = {
 }
 SYNONYMS = {
     "--api": "api",
+    "--admin-key": "admin_key",
+    "--allow-custom-code": "allow_custom_code",
     "--host": "option.hostname",
     "--threads": "option.num_threads",
     "--served-model-name": "option.modelName",

@@ -46,6 +46,8 @@ class EngineConfig:
     kv_cache_bytes: int | None = None
     """Size of the block pool; None: room for max_num_seqs sequences of min(max_model_len, 4096)
     tokens, at most a quarter of the memory that the cgroup allows."""
+    num_models: int = 1
+    """Models that are loaded together: the quarter is divided by it."""
     enable_prefix_caching: bool = True
     guaranteed_no_evict: bool = False
     """Admit a sequence only when its whole possible length fits, so that none is preempted."""

@@ -59,27 +59,37 @@ def _parse_item(item: str, where: str, problems: Problems) -> ModelEntry | None:
         return None
     endpoint, url = match[2], match[3]
     name, version, engine, devices = (*(endpoint or "").split(":"), "", "", "")[:4]
-    if engine and engine not in ("Python", "MPI", "DeepSpeed", "FasterTransformer"):
-        problems.error(where, f"engine {engine!r} of {item[:80]!r} is not Python or MPI")
-        engine = ""
     return ModelEntry(
         url=url,
         name=name or name_of(url),
         where=where,
         version=version or None,
-        engine=engine or None,
-        devices=_parse_devices(devices, item, where, problems),
+        engine=parse_engine(engine, where, problems, item),
+        devices=parse_devices(devices, where, problems, item),
     )
 
 
-def _parse_devices(text: str, item: str, where: str, problems: Problems) -> tuple[str, ...]:
+def parse_engine(text: str, where: str, problems: Problems, item: str = "") -> str | None:
+    """Return the engine of an endpoint, None where it is silent."""
+    if text and text not in ("Python", "MPI", "DeepSpeed", "FasterTransformer"):
+        problems.error(where, f"engine {text[:80]!r}{_of(item)} is not Python or MPI")
+        return None
+    return text or None
+
+
+def parse_devices(text: str, where: str, problems: Problems, item: str = "") -> tuple[str, ...]:
+    """Return the devices of an endpoint; ``*`` and silence are none in particular."""
     if text in ("", "*"):
         return ()
     devices = tuple(part.strip() for part in text.split(";"))
     for device in devices:
         if not _DEVICE.fullmatch(device):
-            problems.error(where, f"device {device!r} of {item[:80]!r} is not like gpu0, nc0, cpu")
+            problems.error(where, f"device {device[:80]!r}{_of(item)} is not like gpu0, nc0, cpu")
     return tuple(f"gpu{device}" if device.isdigit() else device for device in devices)
+
+
+def _of(item: str) -> str:
+    return f" of {item[:80]!r}" if item else ""
 
 
 def name_of(url: str) -> str:

@@ -62,7 +62,7 @@ def list_models(
         named = [_named(text, problems) for text in invocation.models]
         return [model for model in named if model is not None]
     entries = _entries(server, shared, problems)
-    listed = [m for e in entries or () if (m := _entry(e, problems)) is not None]
+    listed = [m for e in entries or () if (m := list_entry(e, problems)) is not None]
     if environ.get("HF_MODEL_ID"):
         listed.append(_from_hub_variable(environ))
     if not listed and "option.model_id" in shared.known:
@@ -113,8 +113,8 @@ def _named(text: str, problems: Problems) -> Listed | None:
     return None
 
 
-def _entry(entry: ModelEntry, problems: Problems) -> Listed | None:
-    """A model of ``load_models``: what its endpoint says is stronger than its file."""
+def list_entry(entry: ModelEntry, problems: Problems) -> Listed | None:
+    """Find a model of ``load_models``, or note an error; its endpoint is stronger than its file."""
     settings = []
     if entry.engine:
         settings.append(Setting("engine", entry.engine, Rank.ENDPOINT, entry.where))

@@ -15,7 +15,11 @@ from lmi_core.config.option import Outcome
 from lmi_core.config.problem import Problems
 from lmi_core.config.table import BY_KEY
 
-_FIELDS = frozenset(field.name for field in fields(EngineConfig)) - {"model", "served_model_name"}
+_FIELDS = frozenset(field.name for field in fields(EngineConfig)) - {
+    "model",
+    "served_model_name",
+    "num_models",
+}
 _BLOCK_MULTIPLE = 16
 
 

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from lmi_core.config.artefacts.cache import cached_directory
-from lmi_core.config.capabilities import BACKENDS, CAPABILITIES
 from lmi_core.config.checks import Subject, check
 from lmi_core.config.command_line import Invocation, parse_command_line
 from lmi_core.config.dispatch import Decision, dispatch
 from lmi_core.config.entry_point import find_handler
 from lmi_core.config.environment import is_tgi, read_environment
 from lmi_core.config.host import Host, detect_host
+from lmi_core.config.load_models import ModelEntry
 from lmi_core.config.merge import Values, merge
 from lmi_core.config.model_config import ModelConfig, ModelSource
 from lmi_core.config.model_files import ModelFiles, read_model_files
-from lmi_core.config.models import HUB_ID, HUB_ONLY, PROPERTIES, Listed, list_models
+from lmi_core.config.models import (
+    HUB_ID,
+    HUB_ONLY,
+    PROPERTIES,
+    Listed,
+    list_entry,
+    list_models,
+)
 from lmi_core.config.native_settings import check_native, ignore_for_cpu, native_settings
 from lmi_core.config.origin import Rank, Setting
 from lmi_core.config.paths import is_dir, is_file
@@ -33,6 +40,9 @@ from lmi_core.config.server_config import ServerConfig, server_config
 from lmi_core.config.system import WrittenFor, written_for
 from lmi_core.config.table import BY_KEY
 from lmi_core.config.tgi_checks import check_tgi, check_tgi_server
+
+_NAMES = frozenset({"option.model_id", "option.revision", "option.modelName"})
+"""Keys that say which model a server started with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +100,28 @@ def examine(
     return _Examination(invocation, environ, host, problems, default_model).run()
 
 
+def resolve_entry(
+    entry: ModelEntry,
+    arguments: Mapping[str, str],
+    argv: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    host: Host | None = None,
+) -> tuple[ModelConfig, tuple[str, ...]]:
+    """Resolve one model that a running server adds, and the warnings about it.
+
+    ``arguments`` are keys given with the entry; ``argv`` and ``environ`` are the server's own,
+    which hold for every model. Raises ConfigError with every fault at once.
+    """
+    environ = os.environ if environ is None else environ
+    host = detect_host(environ) if host is None else host
+    problems = Problems()
+    examination = _Examination(parse_command_line(argv, problems), environ, host, problems, None)
+    model = examination.add(entry, arguments)
+    problems.raise_errors()
+    assert model is not None, "a model that isn't listed is an error"
+    return model, tuple(map(str, problems.warnings))
+
+
 class _Examination:
     def __init__(
         self,
@@ -104,19 +136,11 @@ class _Examination:
         self.environ = environ
         self.host = host
         self.problems = problems
+        self.shared: list[Setting] = []
         self.tgi = invocation.tgi or (not invocation.models and is_tgi(environ))
 
     def run(self) -> Report:
-        settings = [
-            *_server_file(self.invocation, self.environ, self.problems),
-            *read_environment(self.environ, self.problems, tgi=self.tgi),
-            *self.invocation.settings,
-        ]
-        server_settings, self.shared = _split(settings)
-        strict = self.invocation.strict
-        server = merge(server_settings, self.problems, strict=strict)
-        shared = merge(self.shared, self.problems, strict=strict)
-        self.server = server_config(server, self.problems, tgi=self.tgi)
+        server, shared = self._read_sources()
         listed = list_models(
             self.invocation,
             server,
@@ -125,8 +149,8 @@ class _Examination:
             self.problems,
             default_model=self.default_model,
         )
-        self._check_count(listed)
         examined = [self._model(model) for model in listed]
+        self._check_names([model for model, _ in examined], listed)
         check_tgi_server(server, self.problems)
         rows = server_rows(server, self.problems)
         return Report(
@@ -139,16 +163,43 @@ class _Examination:
             self.problems.warnings,
         )
 
-    def _check_count(self, listed: list[Listed]) -> None:
-        capability = "server.several_models"
-        if len(listed) > 1 and capability not in BACKENDS["server"].capabilities:
-            names = ", ".join(model.entry.name for model in listed)
-            self.problems.error(
-                listed[1].entry.where,
-                f"{len(listed)} models are configured ({names}), but "
-                f"{CAPABILITIES[capability]} are not available in this version; start a server for "
-                "each",
-            )
+    def add(self, entry: ModelEntry, arguments: Mapping[str, str]) -> ModelConfig | None:
+        """Examine one more model; what names the server's own models doesn't count for it."""
+        self._read_sources()
+        self.shared = [setting for setting in self.shared if setting.key not in _NAMES]
+        listed = list_entry(entry, self.problems)
+        if listed is None:
+            return None
+        own = (Setting(k, text, Rank.ENDPOINT, entry.where) for k, text in arguments.items())
+        model, _ = self._model(replace(listed, settings=(*listed.settings, *own)))
+        return model
+
+    def _read_sources(self) -> tuple[Values, Values]:
+        """Read every source but the models' own files: the server's values, and the shared ones."""
+        settings = [
+            *_server_file(self.invocation, self.environ, self.problems),
+            *read_environment(self.environ, self.problems, tgi=self.tgi),
+            *self.invocation.settings,
+        ]
+        server_settings, self.shared = _split(settings)
+        strict = self.invocation.strict
+        server = merge(server_settings, self.problems, strict=strict)
+        shared = merge(self.shared, self.problems, strict=strict)
+        self.server = server_config(server, self.problems, tgi=self.tgi)
+        return server, shared
+
+    def _check_names(self, models: Sequence[ModelConfig], listed: Sequence[Listed]) -> None:
+        """Requests name the model they are for, so that each needs a name of its own."""
+        seen: set[tuple[str, str | None]] = set()
+        for model, source in zip(models, listed, strict=True):
+            if (model.name, model.version) in seen:
+                where = model.where("option.modelName")
+                self.problems.error(
+                    source.entry.where if where == "default" else where,
+                    f"two models are named {model.name!r}; give each its own name "
+                    "(NAME=PATH in load_models, or option.modelName in its serving.properties)",
+                )
+            seen.add((model.name, model.version))
 
     def _model(self, listed: Listed) -> tuple[ModelConfig, tuple[Row, ...]]:
         values = self._values(listed)

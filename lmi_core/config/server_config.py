@@ -52,6 +52,12 @@ class ServerConfig:
     max_stop_sequences: int | None = None
     max_top_n_tokens: int | None = None
     max_client_batch_size: int | None = None
+    admin_key: str | None = field(default=None, repr=False)
+    allow_custom_code: bool = False
+    model_store: Path | None = None
+    model_url_pattern: str | None = None
+    wait_model_loading: bool = True
+    allow_multi_status: bool = False
     values: Mapping[str, object]
 
 
@@ -91,6 +97,12 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         max_stop_sequences=_limit(server, "max_stop_sequences", tgi),
         max_top_n_tokens=_limit(server, "max_top_n_tokens", tgi),
         max_client_batch_size=_limit(server, "max_client_batch_size", tgi),
+        admin_key=_text(server.get("admin_key")),
+        allow_custom_code=server.get("allow_custom_code") is True,
+        model_store=_path(server.get("model_store")),
+        model_url_pattern=_pattern(server, problems),
+        wait_model_loading=server.get("wait_model_loading") is not False,
+        allow_multi_status=server.get("allow_multi_status") is True,
         values=MappingProxyType({key: value.value for key, value in server.known.items()}),
     )
 
@@ -122,6 +134,18 @@ def _origins(server: Values) -> tuple[str, ...]:
     given = (server.get("option.cors_allow_origin"), server.get("cors_allowed_origin"))
     items = ",".join(filter(None, map(_text, given))).split(",")
     return tuple(origin.strip() for origin in items if origin.strip())
+
+
+def _pattern(server: Values, problems: Problems) -> str | None:
+    key = "model_url_pattern"
+    pattern = _text(server.get(key))
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        text = f"{key} is not a regular expression ({error})"
+        problems.error(server.where(key), text, key)
+        return None
+    return pattern
 
 
 def _path(value: object) -> Path | None:

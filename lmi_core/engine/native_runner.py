@@ -10,9 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
+from lmi_core.engine.memory_claims import HOST_MEMORY
 from lmi_core.engine.runner import RunnerInfo
 from lmi_core.engine.step_memory import StepMemory, StepSizes
-from lmi_core.errors import UserError
+from lmi_core.errors import InsufficientMemoryError, UserError
 
 if TYPE_CHECKING:
     from lmi_core.config.engine_config import EngineConfig
@@ -44,12 +45,14 @@ def plan_kv_cache(
     block_bytes: int,
     max_model_len: int,
     spare: tuple[int, str] | None = None,
+    claimed_bytes: int = 0,
 ) -> MemoryPlan:
     """Decide how many blocks the pool has. ``spare``: memory in bytes that is the pool's to fill,
     and what it is; None: a part of the machine's, for as many tokens as are likely wanted.
+    ``claimed_bytes``: what other engines have taken of the machine's.
 
-    Raises UserError if the memory given can't hold one sequence of ``max_model_len`` tokens; the
-    message names the values that would work.
+    Raises InsufficientMemoryError if the memory given can't hold one sequence of ``max_model_len``
+    tokens, or isn't there; the message names the values that would work.
     """
     blocks_per_seq = -(-max_model_len // config.block_size)
     if config.kv_cache_bytes is not None:
@@ -57,8 +60,9 @@ def plan_kv_cache(
     elif spare is not None:
         budget, reason = spare
     else:
-        budget = _native.cpu_info()["memory_limit_bytes"] // 4
-        reason = "a quarter of the memory limit"
+        budget, reason = _default_budget(config.num_models, claimed_bytes)
+    if config.kv_cache_bytes is not None and spare is None:
+        _check_unclaimed(config.kv_cache_bytes, claimed_bytes)
     num_blocks = budget // block_bytes
     if config.kv_cache_bytes is None and spare is None:
         tokens = min(max_model_len, DEFAULT_CONTEXT_TOKENS)
@@ -68,13 +72,36 @@ def plan_kv_cache(
     if num_blocks < blocks_per_seq:
         fitting = num_blocks * config.block_size
         needed = blocks_per_seq * block_bytes
-        raise UserError(
+        raise InsufficientMemoryError(
             f"the KV cache of {budget / 2**20:.1f} MiB ({reason}) holds {fitting} tokens, but one"
             f" sequence of max_model_len={max_model_len} needs {needed / 2**20:.1f} MiB: set"
             f" max_model_len to at most {fitting}, or kv_cache_bytes to at least {needed}",
             field="kv_cache_bytes",
         )
     return MemoryPlan(num_blocks, block_bytes, reason)
+
+
+def _default_budget(num_models: int, claimed_bytes: int) -> tuple[int, str]:
+    """A quarter of the memory limit, shared by models that are loaded together; a model that comes
+    later gets at most a quarter of what is left."""
+    limit: int = _native.cpu_info()["memory_limit_bytes"]
+    share, left = limit // 4 // num_models, max(0, limit - claimed_bytes) // 4
+    if left < share:
+        return left, "a quarter of the memory that no model has taken"
+    if num_models > 1:
+        return share, f"a quarter of the memory limit, shared by {num_models} models"
+    return share, "a quarter of the memory limit"
+
+
+def _check_unclaimed(kv_cache_bytes: int, claimed_bytes: int) -> None:
+    limit = _native.cpu_info()["memory_limit_bytes"]
+    if kv_cache_bytes > limit - claimed_bytes:
+        raise InsufficientMemoryError(
+            f"kv_cache_bytes={kv_cache_bytes} is more than is left: of {limit} bytes, weights and "
+            f"KV caches have taken {claimed_bytes}; set kv_cache_bytes to at most "
+            f"{max(0, limit - claimed_bytes)}, or unload a model",
+            field="kv_cache_bytes",
+        )
 
 
 class SharedWorker:
@@ -126,7 +153,10 @@ class NativeRunner:
             dtype=kv_dtype,
         )
         self.memory = plan_kv_cache(
-            config, block_bytes=block_bytes, max_model_len=sizes.max_model_len
+            config,
+            block_bytes=block_bytes,
+            max_model_len=sizes.max_model_len,
+            claimed_bytes=HOST_MEMORY.total_bytes,
         )
         shared = StepMemory.of(config, sizes, self.memory.num_blocks)
         self.pool, self.block_tables = shared.pool, shared.block_tables
@@ -154,6 +184,7 @@ class NativeRunner:
         self._worker: _native.Worker | None = SharedWorker.acquire(
             config.num_threads or _native.num_physical_cores()
         )
+        HOST_MEMORY.claim(self, model.weights.num_bytes + self.memory.num_bytes)
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.info = RunnerInfo(
             vocab_size=sizes.vocab_size,
@@ -184,6 +215,7 @@ class NativeRunner:
         self._worker.drain()
         self._worker = None
         SharedWorker.release()
+        HOST_MEMORY.release(self)
         os.close(self.completion_fd)
 
 

@@ -144,7 +144,7 @@ class OpenAIProtocol(Protocol):
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self._model_name:
-            raise ModelNotFound(name, self._model_name)
+            raise ModelNotFound(name, f"{self._model_name!r} is served here")
 
     def error(self, error: Exception) -> Reply:
         return openai_error(error)

@@ -20,9 +20,8 @@ class ModelNotFound(UserError):
     """A model that isn't served."""
 
     def __init__(self, name: str, served: str) -> None:
-        super().__init__(
-            f"The model {name[:200]!r} does not exist; {served!r} is served here", field="model"
-        )
+        """``served``: a sentence about what is served instead."""
+        super().__init__(f"The model {name[:200]!r} does not exist; {served}", field="model")
 
 
 def openai_error(error: Exception) -> Reply:

@@ -4,7 +4,7 @@ import pytest
 
 from lmi_core.config.launch import prepare
 from lmi_core.config.resolve import resolve
-from lmi_core.errors import ConfigError, ModelError, UserError
+from lmi_core.errors import ConfigError, ModelError
 
 from .artefacts.conftest import safetensors_bytes
 from .cases import CPU, NO_CACHE
@@ -25,7 +25,8 @@ def whole(model_dir, tmp_path):
 
 
 def launch(*argv, **kwargs):
-    return prepare(resolve(argv, NO_CACHE, CPU, **kwargs), NO_CACHE)
+    (only,) = prepare(resolve(argv, NO_CACHE, CPU, **kwargs), NO_CACHE)
+    return only
 
 
 def test_a_directory_is_ready_to_start(whole):
@@ -55,6 +56,13 @@ def test_broken_files_are_named(model_dir):
         launch(model_dir("", config=LLAMA))
 
 
-def test_no_model_is_not_a_server():
-    with pytest.raises(UserError, match="no model is configured"):
-        prepare(resolve([], {**NO_CACHE, "SERVING_LOAD_MODELS": "NONE"}, CPU), NO_CACHE)
+def test_a_server_may_start_without_models():
+    assert prepare(resolve([], {**NO_CACHE, "SERVING_LOAD_MODELS": "NONE"}, CPU), NO_CACHE) == ()
+
+
+def test_models_that_start_together_share_memory(whole):
+    first, second = whole("", name="a"), whole("option.max_model_len=9", name="b")
+    launches = prepare(resolve([first, second], NO_CACHE, CPU), NO_CACHE)
+    assert [launch.engine.served_model_name for launch in launches] == ["a", "b"]
+    assert [launch.engine.num_models for launch in launches] == [2, 2]
+    assert [launch.engine.max_model_len for launch in launches] == [None, 9]

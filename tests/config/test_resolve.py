@@ -7,8 +7,12 @@ import pytest
 
 from lmi_core.config.engine_config import EngineConfig
 from lmi_core.config.host import Host
+from lmi_core.config.load_models import ModelEntry
 from lmi_core.config.placement import Placement
+from lmi_core.config.resolve import resolve_entry
 from lmi_core.errors import ConfigError
+
+from .cases import CPU, NO_CACHE
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
@@ -164,10 +168,30 @@ def test_hub_variable_adds_a_model_of_its_own(model_dir, explained):
     assert (hub.source.location, hub.source.revision) == ("org/some-model", "abc")
 
 
-def test_several_models_are_refused_by_name(model_dir, resolved):
+def test_several_models_have_names_of_their_own(model_dir, resolved):
     first, second = model_dir("", name="a", config=LLAMA), model_dir("", name="b", config=LLAMA)
-    with pytest.raises(ConfigError, match=r"2 models are configured \(a, b\).*not available"):
-        resolved(first, second)
+    assert [model.name for model in resolved(first, second).models] == ["a", "b"]
+    again = model_dir("option.modelName=a", name="c", config=LLAMA)
+    with pytest.raises(ConfigError, match=r"c/serving.properties:1: two models are named 'a'"):
+        resolved(first, again)
+    with pytest.raises(ConfigError, match="two models are named 'x'"):
+        resolved(first, second, "--served-model-name", "x")
+
+
+def test_an_entry_is_resolved_like_the_servers_own_models(model_dir):
+    model_dir("option.seed=1\njob_queue_size=5", name="late", config=LLAMA)
+    entry = ModelEntry("late", "m", "POST /models", version="2", engine="Python")
+    environ = {**NO_CACHE, "OPTION_MAX_MODEL_LEN": "64", "OPTION_MODEL_ID": "org/other"}
+    argv = ["--model-id", "org/first", "--served-model-name", "first", "--dtype", "float32"]
+    model, _ = resolve_entry(entry, {"job_queue_size": "7"}, argv, environ, CPU)
+    assert (model.name, model.version, model.source.location) == ("m", "2", "late")
+    assert model.settings["seed"] == 1
+    assert model.settings["max_queue_size"] == 7
+    assert model.settings["max_model_len"] == 64
+    assert model.settings["dtype"] == "fp32"
+    assert model.where("job_queue_size") == "POST /models"
+    with pytest.raises(ConfigError, match="'absent' doesn't exist"):
+        resolve_entry(ModelEntry("absent", "m", "POST /models"), {}, argv, environ, CPU)
 
 
 def test_hub_variable_may_name_a_directory(model_dir, resolved):

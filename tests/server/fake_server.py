@@ -13,6 +13,8 @@ from lmi_core.errors import LmiError
 from lmi_server.lifecycle import run_server
 from lmi_server.logging import setup_logging
 from lmi_server.metrics import Metrics
+from lmi_server.model import recipe_of_engine
+from lmi_server.model_registry import ModelRegistry
 from lmi_server.options import ServerOptions
 from tests.server.fake_engine import FakeEngine
 
@@ -26,9 +28,10 @@ def main() -> int:
         print(text, flush=True)
 
     try:
-        asyncio.run(
-            run_server(FakeEngine(**settings), options, Metrics("model"), announce=announce)
+        models = ModelRegistry(
+            options, Metrics(), [recipe_of_engine(FakeEngine(**settings), options)]
         )
+        asyncio.run(run_server(models, announce=announce))
     except LmiError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.app import SERVICE
 from lmi_server.openapi import TABLE
 from lmi_server.protocols.tgi_options import TgiOptions
 from tests.engine.fake_runner import FakeRunner
@@ -277,8 +276,7 @@ async def fuzz(served: Served, seeds: list[str], summary: Summary, num_clients: 
                 summary.failures.append(f"{seed}: {fault}: {case.data[:600]!r}")
 
     await asyncio.gather(*(client() for _ in range(num_clients)))
-    admission = served.server.app[SERVICE].admission
-    await eventually(lambda: admission.num_in_flight == 0)
+    await eventually(lambda: served.models.num_in_flight == 0)
     await eventually(lambda: served.engine.stats().num_running == 0)
     stats = served.engine.stats()
     if stats.num_used_blocks or stats.num_waiting:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ import aiohttp
 
 from lmi_server.lifecycle import HttpServer, bind
 from lmi_server.metrics import Metrics
+from lmi_server.model import recipe_of_engine
+from lmi_server.model_registry import ModelRegistry
 from lmi_server.options import ServerOptions
 from tests.server.fake_engine import FakeEngine
 
@@ -51,7 +53,7 @@ class Answer:
 async def serving(engine: FakeEngine | None = None, **options: Any) -> AsyncIterator[Served]:
     """Leaving stops the server and requires that nothing runs in the engine any more."""
     engine = engine or FakeEngine()
-    async with serving_backend(engine, Metrics("model"), **options) as served:
+    async with serving_backend(engine, Metrics(), **options) as served:
         yield served
     assert not engine.running
 
@@ -59,8 +61,13 @@ async def serving(engine: FakeEngine | None = None, **options: Any) -> AsyncIter
 @asynccontextmanager
 async def serving_backend(backend: Any, metrics: Metrics, **options: Any) -> AsyncIterator[Served]:
     options = {"drain_timeout_s": 0.2, **options}
-    server = HttpServer(backend, ServerOptions(port=0, **options), metrics)
+    chosen = ServerOptions(port=0, **options)
+    # The backend's end isn't the server's business.
+    recipe = recipe_of_engine(nullcontext(backend), chosen)
+    models = ModelRegistry(chosen, metrics, [recipe])
+    server = HttpServer(models)
     with bind("127.0.0.1", 0) as listener:
+        await models.load_all()
         port = listener.getsockname()[1]
         await server.start(listener)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:

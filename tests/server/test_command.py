@@ -10,7 +10,7 @@ import pytest
 from lmi_core.config.launch import prepare
 from lmi_core.config.resolve import resolve
 from lmi_core.errors import ConfigError, UserError
-from lmi_server.command import build_options
+from lmi_server.loading import build_options
 from lmi_server.options import ServerOptions
 from lmi_server.protocols.lmi_release import Release
 from tests.checkpoints import cached_checkpoint, make_checkpoint
@@ -24,7 +24,8 @@ def model() -> str:
 
 
 def options(*argv: str, **environ: str) -> ServerOptions:
-    return build_options(prepare(resolve(argv, environ), environ))
+    (launch,) = prepare(resolve(argv, environ), environ)
+    return build_options(launch)
 
 
 def test_api(model: str) -> None:

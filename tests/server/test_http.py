@@ -99,7 +99,7 @@ def test_unknown_model(path: str, headers: dict[str, str]) -> None:
     ("method", "path", "status", "kind"),
     [
         ("GET", "/nowhere", 404, "ResourceNotFoundException"),
-        ("GET", "/models/x", 404, "ResourceNotFoundException"),
+        ("GET", "/nothing/x", 404, "ResourceNotFoundException"),
         ("DELETE", "/metrics", 405, "MethodNotAllowedException"),
         ("POST", "/predictions/model/3", 404, "ModelNotFoundException"),
     ],
@@ -305,7 +305,7 @@ def test_metrics() -> None:
             await served.post(BODY)
             await served.post({**BODY, "stream": True})
             await served.post(b"{")
-            observer = served.metrics.engine
+            observer = served.metrics.observer("model")
             observer.on_first_token(0.02)
             observer.on_token_intervals([0.002, 0.003])
             observer.on_step(

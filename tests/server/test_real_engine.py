@@ -20,9 +20,9 @@ from tests.server.harness import Served, eventually, http_request, serving_backe
 
 @asynccontextmanager
 async def serving_engine(runner: FakeRunner, **config: Any) -> AsyncIterator[tuple[Served, Engine]]:
-    metrics = Metrics("model")
+    metrics = Metrics()
     async with (
-        make_engine(runner, observer=metrics.engine, **config) as engine,
+        make_engine(runner, observer=metrics.observer("model"), **config) as engine,
         serving_backend(engine, metrics) as served,
     ):
         yield served, engine

@@ -24,10 +24,10 @@ GREEDY = {"max_new_tokens": 4}
 async def serving(
     runner: FakeRunner | None = None, tgi: TgiOptions | None = None, **options: Any
 ) -> AsyncIterator[Served]:
-    metrics = Metrics("model")
+    metrics = Metrics()
     options = {"api": "tgi", "tgi": tgi or TgiOptions(), **options}
     async with (
-        make_engine(runner, observer=metrics.engine, eos_ids=()) as engine,
+        make_engine(runner, observer=metrics.observer("model"), eos_ids=()) as engine,
         serving_backend(engine, metrics, **options) as served,
     ):
         yield served

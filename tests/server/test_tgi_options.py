@@ -8,7 +8,7 @@ import pytest
 
 from lmi_core.config.launch import prepare
 from lmi_core.config.resolve import resolve
-from lmi_server.command import build_options
+from lmi_server.loading import build_options
 from lmi_server.options import ServerOptions
 from tests.checkpoints import cached_checkpoint
 
@@ -19,7 +19,8 @@ def model() -> Path:
 
 
 def options(*argv: str, **environ: str) -> ServerOptions:
-    return build_options(prepare(resolve(argv, environ), environ))
+    (launch,) = prepare(resolve(argv, environ), environ)
+    return build_options(launch)
 
 
 def test_limits(model: Path) -> None:

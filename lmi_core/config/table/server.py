@@ -8,6 +8,7 @@ APIS = ("lmi", "tgi", "openai")
 
 _DIALECTS = "tests/server/test_dialects.py"
 _NAME_AND_LOG = "tests/cli/test_options.py::test_name_log_and_size"
+_MANAGEMENT = "tests/server/test_management.py"
 _JAVA = no_effect("belongs to the Java server; none runs here")
 _KEYSTORE = needs("server.keystore", "write certificate_file and private_key_file", idle=())
 _HEADERS = "tests/cli/test_options.py::test_headers_and_statuses"
@@ -110,21 +111,42 @@ OPTIONS = (
     _server(
         "model_url_pattern",
         Text("regular expression"),
-        "URLs that may be loaded on demand.",
-        needs("server.load_on_demand", idle=()),
+        "Model URLs that may be loaded while the server runs.",
+        honoured(
+            None,
+            "models that POST /models may load from outside the model store; no request loads one",
+            test=f"{_MANAGEMENT}::test_only_urls_of_the_store_or_the_pattern_are_loaded",
+        ),
+    ),
+    _server(
+        "admin_key",
+        Text("key"),
+        "Opens the management routes, also where the server isn't on the loopback interface.",
+        honoured("admin_key", test=f"{_MANAGEMENT}::test_admin_key"),
+        secret=True,
+    ),
+    _server(
+        "allow_custom_code",
+        Bool(),
+        "Run the Python code of models that are registered while the server runs.",
+        honoured("allow_custom_code", test=f"{_MANAGEMENT}::test_custom_code_must_be_allowed"),
+        False,
     ),
     _server(
         "wait_model_loading",
         Bool(),
         "Open the port only after the models are loaded.",
-        needs("server.wait_model_loading", tuning=True, idle=(True,)),
+        honoured(
+            "wait_model_loading",
+            test="tests/server/test_models_process.py::test_port_may_open_before_models_are_loaded",
+        ),
         True,
     ),
     _server(
         "allow_multi_status",
         Bool(),
         "Answer 207 to /ping while models load.",
-        needs("server.multi_status", tuning=True, idle=(False,)),
+        honoured("allow_multi_status", test="tests/server/test_models.py::test_ping_while_loading"),
         False,
     ),
     _server("number_of_netty_threads", Int(0), "I/O threads.", _JAVA, 0),

@@ -1,0 +1,128 @@
+"""Which model answers a request.
+
+By the path, else the query, else the properties (headers and custom attributes), else SageMaker's
+target model, else, where the protocol has it, the ``model`` of the body; a request that names none
+is for the only model of the start. (LMI format reference, 3.3. DJL-Serving leaves the target header
+to SageMaker, which sends the request to the model's own route; here it chooses as well.)
+
+A server with one model asks nothing: that model's own routes check the names they are given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from lmi_core.config.load_models import name_of
+from lmi_core.errors import UserError
+from lmi_server.dialects import Dialect
+from lmi_server.endpoint import key_of
+from lmi_server.model import ServedModel
+from lmi_server.model_registry import ModelRegistry
+from lmi_server.properties import request_properties
+from lmi_server.protocols.base import HttpError
+from lmi_server.protocols.openai_errors import ModelNotFound
+from lmi_server.routes import Handler, Route
+
+MODEL = web.RequestKey("model", ServedModel)
+"""Set once a model is chosen; its dialects render the request's errors."""
+
+_TARGET = "x-amzn-sagemaker-target-model"
+
+
+class _Named(msgspec.Struct):
+    model: Any = None
+
+
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+class ModelChoice:
+    """Puts the choice of a model in front of routes."""
+
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
+
+    def handler(self, route: Route, dialect: Dialect) -> Handler:
+        """The handler that an application has for a route of any model."""
+        if route.is_server_wide:
+            return route.handler
+        models, key = self._models, key_of(route)
+        names_in_body = dialect.name != "lmi" and route.method == "POST"
+
+        async def choose(request: web.Request) -> web.StreamResponse:
+            model = models.sole
+            if model is None:
+                model = await self._choose(request, dialect.name, names_in_body)
+            request[MODEL] = model
+            return await model.handler(key)(request)
+
+        return choose
+
+    async def _choose(
+        self, request: web.Request, dialect_name: str, names_in_body: bool
+    ) -> ServedModel:
+        name, version = _asked(request)
+        if name is not None:
+            model = self._models.find(name, version)
+            if model is None:
+                raise self._unknown(name, version, dialect_name)
+            return model
+        if names_in_body:
+            model = await self._named_in_body(request, dialect_name)
+            if model is not None:
+                return model
+        default = self._models.default
+        if default is not None:
+            return default
+        if dialect_name == "tgi" and request.method == "GET" and (any_model := self._any()):
+            return any_model  # /info and the like, which have no place for a name
+        if dialect_name == "openai":
+            raise UserError(f"model is missing; {self._served()}", field="model")
+        raise HttpError(400, "BadRequestException", "Parameter model_name is required.")
+
+    async def _named_in_body(self, request: web.Request, dialect_name: str) -> ServedModel | None:
+        """The model that a JSON body names. What can't be decoded is for any model to refuse."""
+        admission = self._models.common.service.admission
+        with admission.enter():
+            body = await admission.read_body(request)
+        try:
+            name = _NAMED.decode(body).model
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return self._any()
+        if name is None:
+            return None
+        if not isinstance(name, str):
+            return self._any()
+        model = self._models.find(name)
+        # TGI has one model and takes any name for it.
+        if model is None and (dialect_name != "tgi" or self._models.default is None):
+            raise self._unknown(name, None, dialect_name)
+        return model
+
+    def _any(self) -> ServedModel | None:
+        return next((model for model in self._models if model.endpoint is not None), None)
+
+    def _unknown(self, name: str, version: str | None, dialect_name: str) -> Exception:
+        if dialect_name == "openai":
+            return ModelNotFound(name, self._served())
+        full_name = name if version is None else f"{name}:{version}"
+        return HttpError(
+            404, "ModelNotFoundException", f"Model or workflow not found: {full_name[:200]}"
+        )
+
+    def _served(self) -> str:
+        names = ", ".join(repr(name) for name in dict.fromkeys(m.name for m in self._models))
+        return f"{names} are served here" if names else "no model is served here"
+
+
+def _asked(request: web.Request) -> tuple[str | None, str | None]:
+    """Name and version as the path, the query or the headers give them."""
+    path, query, properties = request.match_info, request.query, request_properties(request.headers)
+    name = path.get("model") or query.get("model_name") or properties.get("model_name")
+    if name is None and properties.get(_TARGET):
+        name = name_of(properties[_TARGET])
+    version = path.get("version") or query.get("model_version") or properties.get("model_version")
+    return name, version

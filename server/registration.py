@@ -1,0 +1,151 @@
+"""Models that are registered while the server runs: what may be loaded, and how.
+
+A model's URL must lie under the model store or match ``model_url_pattern``, so that whoever reaches
+the management routes doesn't choose among all files of the machine; a model's own Python code runs
+only with ``allow_custom_code``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from lmi_core.config.load_models import ModelEntry, name_of, parse_devices, parse_engine
+from lmi_core.config.model_config import ModelConfig
+from lmi_core.config.models import CONTAINER_STORE
+from lmi_core.config.paths import is_dir
+from lmi_core.config.problem import Problems
+from lmi_core.config.resolve import resolve_entry
+from lmi_core.config.server_config import ServerConfig
+from lmi_server.loading import recipe_of
+from lmi_server.model import Recipe
+from lmi_server.protocols.base import HttpError
+
+_WHERE = "POST /models"
+_KEYS = {
+    "job_queue_size": "job_queue_size",
+    "batch_size": "batch_size",
+    "max_batch_delay": "max_batch_delay",
+    "max_idle_time": "max_idle_time",
+    "min_worker": "minWorkers",
+    "max_worker": "maxWorkers",
+}
+"""Parameters of the call and the model's keys that they set."""
+_NAMES = ("url", "model_name", "model_version", "engine", "device")
+_NAME = re.compile(r"[\w][\w.:@+-]{0,199}")
+
+
+class ConfiguredRegistrar:
+    """Resolves models as those of the start: under the server's own arguments and variables."""
+
+    def __init__(
+        self, argv: Sequence[str], environ: Mapping[str, str], server: ServerConfig
+    ) -> None:
+        self._argv = tuple(argv)
+        self._environ = dict(environ)
+        self._server = server
+
+    async def recipe(self, arguments: Mapping[str, str]) -> Recipe:
+        """Raises HttpError for what isn't allowed, ConfigError for what can't be served."""
+        for name in arguments:
+            if name not in _NAMES and name not in _KEYS:
+                known = ", ".join((*_NAMES, *_KEYS, "synchronous"))
+                raise _bad_request(f"Parameter {name[:40]!r} is unknown; known are {known}")
+        url = arguments.get("url")
+        if not url:
+            raise _bad_request("Parameter url is required.")
+        entry = _entry(url, arguments)
+        self._check_url(url)
+        keys = {key: arguments[name] for name, key in _KEYS.items() if name in arguments}
+        model, _ = await asyncio.to_thread(
+            resolve_entry, entry, keys, self._argv, self._environ, None
+        )
+        self._check_code(model)
+        return recipe_of(model, self._server, self._environ, name=arguments.get("model_name"))
+
+    def _check_url(self, url: str) -> None:
+        pattern = self._server.model_url_pattern
+        if pattern is not None and re.fullmatch(pattern, url):
+            return
+        store = self._server.model_store
+        if store is None and is_dir(CONTAINER_STORE):
+            store = CONTAINER_STORE
+        path = local_path(url)
+        if store is not None and path is not None and _is_under(path, store):
+            return
+        allowed = "no model_store is configured" if store is None else f"the model store is {store}"
+        raise HttpError(
+            403,
+            "ForbiddenException",
+            f"Permission denied: {url[:200]} (a model must lie under the model store or match "
+            f"model_url_pattern; {allowed})",
+        )
+
+    def _check_code(self, model: ModelConfig) -> None:
+        if self._server.allow_custom_code:
+            return
+        code = custom_code(model)
+        if code is not None:
+            raise HttpError(
+                403,
+                "ForbiddenException",
+                f"The model {model.name} has code of its own ({code}), which this server runs only "
+                "with --allow-custom-code",
+            )
+
+
+def custom_code(model: ModelConfig) -> str | None:
+    """What of a model would run Python code that came with it, or None."""
+    if model.handler is not None:
+        return "a handler"
+    if model.trust_remote_code:
+        return "option.trust_remote_code=true"
+    if model.backend != "native" and model.files.requirements is not None:
+        return "requirements.txt"
+    return None
+
+
+def local_path(url: str) -> Path | None:
+    """The path of a local model URL; None for one of another machine."""
+    if url.startswith("file:"):
+        return Path(unquote(urlsplit(url).path))
+    return None if "://" in url else Path(url)
+
+
+def _is_under(path: Path, store: Path) -> bool:
+    """Whether the path, wherever its links lead, is in the store."""
+    try:
+        return path.resolve().is_relative_to(store.resolve())
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
+def _entry(url: str, arguments: Mapping[str, str]) -> ModelEntry:
+    name = arguments.get("model_name") or name_of(url)
+    version = arguments.get("model_version")
+    for what, text in (("model_name", name), ("model_version", version)):
+        if text is not None and not _NAME.fullmatch(text):
+            raise _bad_request(
+                f"Parameter {what} is {text[:40]!r}; it must be letters, digits and ._:@+- only"
+            )
+    problems = Problems()
+    engine = parse_engine(arguments.get("engine", ""), _WHERE, problems)
+    devices = parse_devices(arguments.get("device", ""), _WHERE, problems)
+    if problems.errors:
+        raise _bad_request("; ".join(problem.message for problem in problems.errors))
+    path = local_path(url)
+    return ModelEntry(
+        url=url if path is None else str(path),
+        name=name,
+        where=_WHERE,
+        version=version,
+        engine=engine,
+        devices=devices,
+    )
+
+
+def _bad_request(message: str) -> HttpError:
+    return HttpError(400, "BadRequestException", message)
