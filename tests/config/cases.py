@@ -182,6 +182,19 @@ CASES: dict[str, Case] = {
         config=LLAMA,
         exit_code=2,
     ),
+    "several": Case(
+        "option.dtype=bf16\njob_queue_size=9\n",
+        argv=("--admin-key", "a-secret"),
+        environ={
+            "SERVING_LOAD_MODELS": "chat:v1:Python=model,chat:v2=model",
+            "SERVING_MODEL_STORE": "store",
+            "SERVING_MODEL_URL_PATTERN": "s3://models/.*",
+            "SERVING_ALLOW_CUSTOM_CODE": "false",
+            "SERVING_WAIT_MODEL_LOADING": "false",
+            "SERVING_ALLOW_MULTI_STATUS": "true",
+        },
+        config=LLAMA,
+    ),
     "batching": Case(
         "engine=Python\n"
         "option.rolling_batch=disable\n"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
 
+from lmi_server.app import MODELS
 from lmi_server.lifecycle import HttpServer, bind
 from lmi_server.metrics import Metrics
 from lmi_server.model import recipe_of_engine
@@ -26,9 +27,17 @@ class Served:
     client: aiohttp.ClientSession
     port: int
 
+    @property
+    def models(self) -> Any:
+        return self.server.app[MODELS]
+
     async def post(self, body: Any, path: str = "/invocations", **kwargs: Any) -> Answer:
         kwargs["data" if isinstance(body, bytes) else "json"] = body
         async with self.client.post(path, **kwargs) as response:
+            return Answer(response.status, response.headers, await response.read())
+
+    async def ask(self, method: str, path: str, **kwargs: Any) -> Answer:
+        async with self.client.request(method, path, **kwargs) as response:
             return Answer(response.status, response.headers, await response.read())
 
     async def raw(self, data: bytes, *, half_close: bool = False) -> bytes:
@@ -64,14 +73,21 @@ async def serving_backend(backend: Any, metrics: Metrics, **options: Any) -> Asy
     chosen = ServerOptions(port=0, **options)
     # The backend's end isn't the server's business.
     recipe = recipe_of_engine(nullcontext(backend), chosen)
-    models = ModelRegistry(chosen, metrics, [recipe])
+    async with serving_models(ModelRegistry(chosen, metrics, [recipe])) as served:
+        yield replace(served, engine=backend)
+
+
+@asynccontextmanager
+async def serving_models(models: ModelRegistry, *, load: bool = True) -> AsyncIterator[Served]:
+    """``load``: before the port opens."""
     server = HttpServer(models)
     with bind("127.0.0.1", 0) as listener:
-        await models.load_all()
+        if load:
+            await models.load_all()
         port = listener.getsockname()[1]
         await server.start(listener)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
-            yield Served(backend, server, metrics, client, port)
+            yield Served(FakeEngine(), server, models.metrics, client, port)
         await server.stop(asyncio.Event())
 
 

@@ -1,0 +1,487 @@
+"""The management API, byte for byte, over scripted engines; and what a server agrees to load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_core.config.server_config import ServerConfig
+from lmi_core.engine.stats import EngineObserver
+from lmi_core.errors import InsufficientMemoryError, ModelError
+from lmi_server.metrics import Metrics
+from lmi_server.model import Opened, Recipe
+from lmi_server.model_registry import ModelRegistry
+from lmi_server.options import ServerOptions
+from lmi_server.protocols.base import HttpError
+from lmi_server.registration import ConfiguredRegistrar
+from tests.checkpoints import cached_checkpoint
+from tests.server.fake_engine import FakeEngine
+from tests.server.harness import Answer, Served, eventually, serving_models
+from tests.server.test_models import LMI, engine_named, lmi_text, recipe
+
+SCALED = 'Workflow "x" worker scaled. New Worker configuration '
+
+
+class FakeRegistrar:
+    """Loads whatever is asked for; the URL says how it goes."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.asked: list[Mapping[str, str]] = []
+        self.engines: dict[str, FakeEngine] = {}
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    async def recipe(self, arguments: Mapping[str, str]) -> Recipe:
+        self.asked.append(arguments)
+        url = arguments.get("url")
+        if url is None:
+            raise HttpError(400, "BadRequestException", "Parameter url is required.")
+        name, version = arguments.get("model_name", "inferred"), arguments.get("model_version")
+        failures = {
+            "broken": ModelError("config.json is missing"),
+            "huge": InsufficientMemoryError("the KV cache does not fit"),
+            "crash": OSError("disk on fire"),
+        }
+        options = ServerOptions(model_name=name, model_version=version, **self.options)
+        engine = self.engines[name] = engine_named(f" {name}")
+
+        async def open_model(_: EngineObserver) -> Opened:
+            await self.go_on.wait()
+            if url in failures:
+                raise failures[url]
+            return Opened(options, engine)
+
+        return Recipe(name=name, version=version, open=open_model, url=url)
+
+
+@asynccontextmanager
+async def managed(**options: Any) -> AsyncIterator[tuple[Served, FakeRegistrar]]:
+    """A server of the model ``first``, which may load others."""
+    options = {"port": 0, "drain_timeout_s": 5, **options}
+    registrar = FakeRegistrar(**options)
+    models = ModelRegistry(
+        ServerOptions(**options),
+        Metrics(),
+        [recipe("first", engine_named(" first"), **options)],
+        registrar=registrar,
+    )
+    async with models, serving_models(models) as served:
+        yield served, registrar
+
+
+def pretty(value: object) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def status(text: str) -> bytes:
+    return pretty({"status": text})
+
+
+def check(answer: Answer, code: int, body: bytes) -> None:
+    assert (answer.status, answer.body) == (code, body)
+    assert answer.headers["Content-Type"].startswith("application/json")
+
+
+def fault(code: int, kind: str, message: str) -> bytes:
+    return pretty({"code": code, "type": kind, "message": message})
+
+
+def test_register_by_query_and_serve() -> None:
+    async def run() -> None:
+        async with managed() as (served, registrar):
+            answer = await served.ask("POST", "/models?url=/m/x&model_name=x&batch_size=2")
+            check(answer, 200, status('Model "x" registered.'))
+            assert registrar.asked == [{"url": "/m/x", "model_name": "x", "batch_size": "2"}]
+            assert lmi_text(await served.post(LMI, "/models/x/invoke")) == " x"
+            assert lmi_text(await served.post(LMI)) == " first"
+
+    asyncio.run(run())
+
+
+def test_register_by_json_as_sagemaker_does() -> None:
+    async def run() -> None:
+        async with managed() as (served, _):
+            answer = await served.post({"model_name": "x", "url": "/m/x"}, "/models")
+            check(answer, 200, status('Model "x" registered.'))
+            answer = await served.post({"url": "/m/x"}, "/models")
+            required = "Parameter model_name is required."
+            check(answer, 400, fault(400, "BadRequestException", required))
+            answer = await served.post({"url": ["/m/x"]}, "/models")
+            assert (answer.status, b"plain values" in answer.body) == (400, True)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("query", "code", "kind", "message"),
+    [
+        ("", 400, "BadRequestException", "Parameter url is required."),
+        (
+            "?url=/m/x&model_name=first",
+            409,
+            "BadRequestException",
+            "Workflow first is already registered.",
+        ),
+        (
+            "?url=/m/x&synchronous=maybe",
+            400,
+            "BadRequestException",
+            "Parameter synchronous is 'maybe'; allowed are true and false",
+        ),
+        ("?url=broken", 400, "ModelException", "config.json is missing"),
+        ("?url=huge", 507, "WlmOutOfMemoryException", "the KV cache does not fit"),
+        ("?url=crash", 500, "OSError", "disk on fire"),
+    ],
+)
+def test_faults_of_registering(query: str, code: int, kind: str, message: str) -> None:
+    async def run() -> None:
+        async with managed() as (served, _):
+            check(await served.ask("POST", f"/models{query}"), code, fault(code, kind, message))
+            # What could not be loaded is not there.
+            listed = json.loads((await served.ask("GET", "/models")).body)
+            assert [model["modelName"] for model in listed["models"]] == ["first"]
+            assert (await served.ask("GET", "/ping")).status == 200
+
+    asyncio.run(run())
+
+
+def test_register_without_waiting() -> None:
+    async def run() -> None:
+        async with managed() as (served, registrar):
+            registrar.go_on.clear()
+            answer = await served.ask("POST", "/models?url=/m/x&model_name=x&synchronous=false")
+            check(answer, 202, status('Model "x" registration scheduled.'))
+            assert b"PENDING" in (await served.ask("GET", "/ping")).body
+            answer = await served.post(LMI, "/predictions/x")
+            check(answer, 503, fault(503, "WlmException", "Model is not ready: x"))
+            answer = await served.ask("PUT", "/models/x?max_worker=0&min_worker=0")
+            check(answer, 503, fault(503, "WlmException", "Model is not ready: x"))
+            registrar.go_on.set()
+            await eventually(lambda: served.models.find("x").status == "Healthy")
+            assert lmi_text(await served.post(LMI, "/predictions/x")) == " x"
+
+            await served.ask("POST", "/models?url=broken&model_name=y&synchronous=false")
+            await eventually(lambda: served.models.find("y").status == "FAILED")
+            assert (await served.ask("GET", "/ping")).status == 500
+            assert (await served.ask("DELETE", "/models/y")).status == 200
+            assert (await served.ask("GET", "/ping")).status == 200
+
+    asyncio.run(run())
+
+
+def test_list_in_pages() -> None:
+    async def run() -> None:
+        async with managed() as (served, _):
+            for name in ("x", "y"):
+                await served.ask("POST", f"/models?url=/m/{name}&model_name={name}&model_version=2")
+            first = {"modelName": "first", "modelUrl": "file:///store/first/", "status": "Healthy"}
+            x, y = (
+                {"modelName": n, "version": "2", "modelUrl": f"/m/{n}", "status": "Healthy"}
+                for n in "xy"
+            )
+            every = pretty({"models": [first, x, y]})
+            for path in ("/models", "/models?limit=101", "/models?limit=-1"):
+                check(await served.ask("GET", path), 200, every)
+            page = pretty({"models": [first, x], "nextPageToken": "2"})
+            check(await served.ask("GET", "/models?limit=2"), 200, page)
+            rest = await served.ask("GET", "/models?limit=2&next_page_token=2")
+            check(rest, 200, pretty({"models": [y]}))
+            bad = await served.ask("GET", "/models?limit=many")
+            message = "Parameter limit is not a number: 'many'"
+            check(bad, 400, fault(400, "BadRequestException", message))
+
+    asyncio.run(run())
+
+
+def test_describe() -> None:
+    async def run() -> None:
+        async with managed() as (served, _):
+            answer = await served.ask("GET", "/models/first")
+            described = json.loads(answer.body)
+            worker = described[0]["models"][0]["workerGroups"][0]["workers"][0]
+            assert worker.pop("startTime").endswith("Z")
+            assert described == [
+                {
+                    "workflowName": "first",
+                    "models": [
+                        {
+                            "modelName": "first",
+                            "modelUrl": "file:///store/first/",
+                            "batchSize": 1,
+                            "maxBatchDelayMillis": 100,
+                            "maxIdleSeconds": 60,
+                            "queueSize": 1000,
+                            "requestInQueue": 0,
+                            "status": "Healthy",
+                            "loadedAtStartup": True,
+                            "workerGroups": [
+                                {
+                                    "device": {"deviceType": "cpu", "deviceId": -1},
+                                    "minWorkers": 1,
+                                    "maxWorkers": 1,
+                                    "workers": [{"id": 1, "status": "READY"}],
+                                }
+                            ],
+                        }
+                    ],
+                }
+            ]
+            await served.ask("POST", "/models?url=/m/x&model_name=x&model_version=1")
+            await served.ask("POST", "/models?url=/m/x&model_name=x&model_version=2")
+            both = json.loads((await served.ask("GET", "/models/x")).body)
+            assert [item["version"] for item in both] == ["1", "2"]
+            one = json.loads((await served.ask("GET", "/models/x/2")).body)
+            assert [item["models"][0]["version"] for item in one] == ["2"]
+            for path in ("/models/z", "/models/x/3"):
+                missing = path.removeprefix("/models/").replace("/", ":")
+                message = f"Model or workflow not found: {missing}"
+                answer = await served.ask("GET", path)
+                check(answer, 404, fault(404, "ModelNotFoundException", message))
+
+    asyncio.run(run())
+
+
+def test_scale_stops_and_starts() -> None:
+    async def run() -> None:
+        async with managed() as (served, _):
+            await served.ask("POST", "/models?url=/m/x&model_name=x")
+            answer = await served.ask("PUT", "/models/x?min_worker=0&max_worker=0")
+            text = (
+                'Workflow "x" worker scaled. New Worker configuration min workers:0 max workers:0'
+            )
+            check(answer, 200, status(text))
+            refused = await served.post(LMI, "/predictions/x")
+            message = "All model workers has been shutdown: x"
+            check(refused, 503, fault(503, "WlmShutdownException", message))
+            described = json.loads((await served.ask("GET", "/models/x")).body)
+            assert described[0]["models"][0]["workerGroups"][0]["workers"] == []
+            answer = await served.ask("PUT", "/models/x?min_worker=1")
+            text = (
+                'Workflow "x" worker scaled. New Worker configuration min workers:1 max workers:1'
+            )
+            check(answer, 200, status(text))
+            assert lmi_text(await served.post(LMI, "/predictions/x")) == " x"
+            for query, words in (
+                ("min_worker=2&max_worker=1", "min_worker <= max_worker"),
+                ("max_worker=4", "at most 1"),
+                ("max_worker=some", "not a number"),
+                ("device=gpu0", "device gpu0"),
+            ):
+                answer = await served.ask("PUT", f"/models/x?{query}")
+                assert (answer.status, words in answer.body.decode()) == (400, True), query
+            answer = await served.ask("PUT", "/models/z?min_worker=1")
+            message = "Model or workflow not found: z"
+            check(answer, 404, fault(404, "ModelNotFoundException", message))
+
+    asyncio.run(run())
+
+
+def test_unregister_lets_running_requests_finish() -> None:
+    async def run() -> None:
+        async with managed() as (served, registrar):
+            await served.ask("POST", "/models?url=/m/x&model_name=x")
+            registrar.engines["x"].delay_s = 0.02
+            body = {**LMI, "parameters": {"max_new_tokens": 20}, "stream": True}
+            running = asyncio.ensure_future(served.post(body, "/predictions/x"))
+            await eventually(lambda: registrar.engines["x"].running)
+            leaving = asyncio.ensure_future(served.ask("DELETE", "/models/x"))
+            await eventually(lambda: not served.models.versions("x"))
+            assert not leaving.done()
+            refused = await served.post(LMI, "/predictions/x")
+            message = "Model or workflow not found: x"
+            check(refused, 404, fault(404, "ModelNotFoundException", message))
+            taken = await served.ask("POST", "/models?url=/m/x&model_name=x")
+            assert taken.status == 409
+            check(await leaving, 200, status('Model or workflow "x" unregistered'))
+            assert len((await running).body.splitlines()) == 20
+            assert (await served.ask("POST", "/models?url=/m/x&model_name=x")).status == 200
+            gone = await served.ask("DELETE", "/models/z")
+            message = "Model or workflow not found: z"
+            check(gone, 404, fault(404, "ModelNotFoundException", message))
+
+    asyncio.run(run())
+
+
+def test_unregister_cuts_off_what_does_not_finish_and_goes_on_without_its_client() -> None:
+    async def run() -> None:
+        async with managed(drain_timeout_s=0.2) as (served, registrar):
+            await served.ask("POST", "/models?url=/m/x&model_name=x")
+            engine = registrar.engines["x"]
+            engine.delay_s = 0.05
+            body = {**LMI, "parameters": {"max_new_tokens": 20}, "stream": True}
+            running = asyncio.ensure_future(served.post(body, "/predictions/x"))
+            await eventually(lambda: engine.running)
+            # The engine's end asserts that nothing runs in it; a real one aborts what does.
+            running.cancel()
+            leaving = asyncio.ensure_future(served.ask("DELETE", "/models/x"))
+            await asyncio.sleep(0.01)
+            leaving.cancel()
+            await eventually(lambda: not served.models.has("x", None))
+            assert not engine.running
+
+    asyncio.run(run())
+
+
+def test_the_only_model_may_leave() -> None:
+    async def run() -> None:
+        async with managed() as (served, _):
+            assert (await served.ask("DELETE", "/models/first")).status == 200
+            assert (await served.ask("GET", "/ping")).body == b"{}\n"
+            answer = await served.post(LMI)
+            message = "Parameter model_name is required."
+            check(answer, 400, fault(400, "BadRequestException", message))
+            await served.ask("POST", "/models?url=/m/x&model_name=x")
+            assert lmi_text(await served.post(LMI, "/predictions/x")) == " x"
+
+    asyncio.run(run())
+
+
+def test_wrong_methods() -> None:
+    async def run() -> None:
+        async with managed() as (served, _):
+            for method, path in (("DELETE", "/models"), ("PATCH", "/models/x")):
+                answer = await served.ask(method, path)
+                assert answer.status == 405
+                assert json.loads(answer.body)["type"] == "MethodNotAllowedException"
+
+    asyncio.run(run())
+
+
+def test_adapters_are_not_enabled() -> None:
+    async def run() -> None:
+        async with managed() as (served, _):
+            for method, path in (
+                ("POST", "/models/first/adapters?name=a&src=/x"),
+                ("GET", "/models/first/adapters"),
+                ("DELETE", "/models/first/adapters/a"),
+                ("GET", "/adapters"),
+            ):
+                answer = await served.ask(method, path)
+                check(answer, 400, fault(400, "BadRequestException", "LoRA is not enabled."))
+            answer = await served.ask("GET", "/models/z/adapters")
+            message = "The model z was not found"
+            check(answer, 404, fault(404, "ModelNotFoundException", message))
+
+    asyncio.run(run())
+
+
+def test_admin_key() -> None:
+    async def run() -> None:
+        async with managed(admin_key="boss", api_keys=("user",)) as (served, _):
+            for key in (None, "user", "bos"):
+                headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+                answer = await served.ask("GET", "/models", headers=headers)
+                assert (answer.status, json.loads(answer.body)["code"]) == (401, 401)
+            headers = {"Authorization": "Bearer boss", "Host": "elsewhere", "Origin": "http://x"}
+            assert (await served.ask("GET", "/models", headers=headers)).status == 200
+            # The admin's key isn't the users'.
+            answer = await served.post(LMI, headers={"Authorization": "Bearer user"})
+            assert answer.status == 200
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Host": "10.0.0.1"}]
+)
+def test_pages_of_a_browser_manage_nothing(headers: dict[str, str]) -> None:
+    async def run() -> None:
+        async with managed() as (served, registrar):
+            for method, path in (("POST", "/models?url=/m/x&model_name=x"), ("GET", "/models")):
+                answer = await served.ask(method, path, headers=headers)
+                assert (answer.status, json.loads(answer.body)["type"]) == (
+                    403,
+                    "ForbiddenException",
+                )
+            assert not registrar.asked
+
+    asyncio.run(run())
+
+
+def test_a_server_for_others_has_no_management_without_a_key() -> None:
+    async def run() -> None:
+        async with managed(host="0.0.0.0") as (served, _):
+            for prefix in ("", "/lmi"):
+                answer = await served.ask("POST", f"{prefix}/models?url=/m/x&model_name=x")
+                assert answer.status == 404
+                assert json.loads(answer.body)["type"] == "ResourceNotFoundException"
+            assert lmi_text(await served.post(LMI, "/models/first/invoke")) == " first"
+        async with managed(host="0.0.0.0", admin_key="boss") as (served, _):
+            headers = {"Authorization": "Bearer boss"}
+            assert (await served.ask("GET", "/models", headers=headers)).status == 200
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A model store with a model, and a link that leads out of it."""
+    store = tmp_path / "store"
+    store.mkdir()
+    checkpoint = cached_checkpoint("llama2")
+    model = store / "good"
+    model.mkdir()
+    (model / "serving.properties").write_text(f"option.model_id={checkpoint}\njob_queue_size=9\n")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "serving.properties").write_text(f"option.model_id={checkpoint}\n")
+    (store / "link").symlink_to(outside)
+    return store
+
+
+def ask_for(server: ServerConfig, **arguments: str) -> Recipe:
+    return asyncio.run(ConfiguredRegistrar([], {}, server).recipe(arguments))
+
+
+def test_only_urls_of_the_store_or_the_pattern_are_loaded(store: Path) -> None:
+    server = ServerConfig(model_store=store, values={})
+    for url in (f"{store}/good", f"file://{store}/good", f"{store}/good/../good"):
+        found = ask_for(server, url=url, model_name="m")
+        assert (found.name, found.queue_size, found.version) == ("m", 9, None)
+        assert found.url == f"file://{store}/good/"
+    outside = store.parent / "outside"
+    for url in (str(outside), f"{store}/link", f"{store}/../outside", "s3://b/m", "/", "x\0y"):
+        with pytest.raises(HttpError, match="Permission denied") as raised:
+            ask_for(server, url=url)
+        assert raised.value.status == 403
+    with pytest.raises(HttpError, match="no model_store is configured"):
+        ask_for(ServerConfig(values={}), url=f"{store}/good")
+    pattern = ServerConfig(model_url_pattern=rf"{outside}|s3://mine/.*", values={})
+    assert ask_for(pattern, url=str(outside)).name == "outside"
+    assert ask_for(pattern, url="s3://mine/llama").name == "llama"
+    with pytest.raises(HttpError, match="Permission denied"):
+        ask_for(pattern, url="s3://yours/llama")
+
+
+def test_parameters_of_a_registration(store: Path) -> None:
+    server = ServerConfig(model_store=store, values={})
+    good = {"url": f"{store}/good"}
+    found = ask_for(server, **good, model_version="3", job_queue_size="5", max_idle_time="7")
+    assert (found.label, found.queue_size, found.max_idle_s) == ("good:3", 5, 7)
+    for arguments, words in (
+        ({"model_name": "a/b"}, "model_name"),
+        ({"model_version": "a b"}, "model_version"),
+        ({"engine": "Fortran"}, "engine 'Fortran'"),
+        ({"device": "tpu"}, "device 'tpu'"),
+        ({"batch_sise": "1"}, "'batch_sise' is unknown"),
+    ):
+        with pytest.raises(HttpError, match=words) as raised:
+            ask_for(server, **good, **arguments)
+        assert raised.value.status == 400
+
+
+def test_custom_code_must_be_allowed(store: Path) -> None:
+    properties = store / "good" / "serving.properties"
+    properties.write_text(properties.read_text() + "option.trust_remote_code=true\n")
+    with pytest.raises(HttpError, match="--allow-custom-code") as raised:
+        ask_for(ServerConfig(model_store=store, values={}), url=f"{store}/good")
+    assert raised.value.status == 403
+    allowed = ServerConfig(model_store=store, allow_custom_code=True, values={})
+    assert ask_for(allowed, url=f"{store}/good").name == "good"
