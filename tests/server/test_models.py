@@ -268,9 +268,6 @@ async def _default_answers(served: Served, text: str) -> None:
 @pytest.mark.parametrize(
     ("headers", "status", "words"),
     [
-        ({"X-Amzn-SageMaker-Adapter-Identifier": "x"}, 424, "Adapter x is not registered"),
-        ({"adapter": "x"}, 424, "Adapter x is not registered"),
-        ({"X-Amzn-SageMaker-Custom-Attributes": "adapter=x"}, 424, "Adapter x is not"),
         ({"x-synchronous": "false"}, 400, "x-synchronous"),
         ({"X-Amzn-SageMaker-Custom-Attributes": "x-starting-token=1"}, 400, "x-starting-token"),
         ({"handler": "x"}, 400, "The handler can't be overridden in a request"),
