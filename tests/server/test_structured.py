@@ -39,9 +39,9 @@ HOT = {"temperature": 1.5, "max_tokens": 120}
 @asynccontextmanager
 async def serving_demo(**options: Any) -> AsyncIterator[Served]:
     config = EngineConfig(model=MODEL_DIR, num_threads=1, kv_cache_bytes=32 << 20)
-    metrics = Metrics("model")
+    metrics = Metrics()
     async with (
-        Engine(config, observer=metrics.engine, check_integrity=True) as engine,
+        Engine(config, observer=metrics.observer("model"), check_integrity=True) as engine,
         serving_backend(
             engine, metrics, chat_template=ChatTemplate.load(MODEL_DIR), **options
         ) as served,
