@@ -56,6 +56,11 @@ INPUTS = {
     },
 }
 STREAM = {"stream": True}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FUNCTION = {"name": "f", "parameters": SCHEMA}
+TOOLS = {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "auto"}
+STRUCTURED = {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
+GRAMMAR = {"parameters": {"max_new_tokens": 4, "grammar": {"type": "json", "value": SCHEMA}}}
 RECORDED: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/invocations", INPUTS),
     ("POST", "/invocations", INPUTS | STREAM),
@@ -68,6 +73,9 @@ RECORDED: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/v1/chat/completions", CHAT | STREAM | {"stream_options": {"include_usage": True}}),
     ("POST", "/v1/completions", COMPLETION),
     ("POST", "/v1/completions", COMPLETION | STREAM | {"prompt": [5, 6, 7]}),
+    ("POST", "/v1/chat/completions", CHAT | TOOLS | STREAM),
+    ("POST", "/v1/chat/completions", CHAT | STRUCTURED),
+    ("POST", "/v1/completions", COMPLETION | {"guided_regex": "a+"}),
     ("GET", "/v1/models", None),
     ("GET", "/v1/models/model", None),
     ("POST", "/tokenize", {"prompt": "a b", "add_special_tokens": False}),
@@ -80,6 +88,8 @@ RECORDED: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/generate", INPUTS),
     ("POST", "/generate", {"inputs": "x", "parameters": {"best_of": 2, "do_sample": True}}),
     ("POST", "/generate_stream", INPUTS),
+    ("POST", "/generate_stream", INPUTS | GRAMMAR),
+    ("POST", "/tgi/v1/chat/completions", CHAT | TOOLS),
     ("POST", "/chat_tokenize", CHAT),
     ("GET", "/info", None),
     ("POST", "/tgi/invocations", INPUTS | STREAM),

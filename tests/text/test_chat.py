@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
 from lmi_core.errors import ModelError, UserError
 from lmi_core.text.chat import ChatTemplate
+from tests.text.chat_templates import CONVERSATIONS, FAMILIES, TOOL
 
 TAGGED = """\
 {{- bos_token }}
@@ -73,7 +76,7 @@ CHAT = [
     {"role": "assistant", "content": "Là.", "reasoning": "hm"},
     {"role": "user", "content": "漢字 & more"},
 ]
-TOOL = {"type": "function", "function": {"name": "é", "parameters": {"b": [1], "a": None}}}
+ODD_TOOL = {"type": "function", "function": {"name": "é", "parameters": {"b": [1], "a": None}}}
 TOOL_CHAT = [
     {"role": "user", "content": "go"},
     {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": "é<"}}}]},
@@ -88,7 +91,7 @@ CASES: list[tuple[str, str, list[dict[str, Any]], dict[str, Any]]] = [
     ("tagged", TAGGED, CHAT, {}),
     ("tagged without prompt", TAGGED, CHAT, {"add_generation_prompt": False}),
     ("system merging", ALTERNATING, CHAT, {}),
-    ("tools", TOOLS, TOOL_CHAT, {"tools": [TOOL]}),
+    ("tools", TOOLS, TOOL_CHAT, {"tools": [ODD_TOOL]}),
     ("no tools", TOOLS, CHAT, {}),
     ("documents", DOCUMENTS, CHAT, {"documents": [{"title": "t", "text": "x"}]}),
     ("thinking", THINKING, CHAT, {"enable_thinking": False}),
@@ -118,6 +121,32 @@ def test_equals_transformers(
         [messages], chat_template=template, **expected_options, **TOKENS
     )[0][0]
     assert ChatTemplate({"default": template}, TOKENS).render(messages, **asked) == expected
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_equal_transformers(family: str, conversation: str) -> None:
+    """The same text, or a refusal where transformers refuses."""
+    reference = pytest.importorskip("transformers.utils.chat_template_utils")
+    messages, template = CONVERSATIONS[conversation], FAMILIES[family]
+    for options in (
+        {"add_generation_prompt": True},
+        {"add_generation_prompt": False, "tools": [TOOL, TOOL]},
+        {"add_generation_prompt": True, "enable_thinking": False, "date_string": "2 Feb 2026"},
+    ):
+        try:
+            [expected], _ = reference.render_jinja_template(
+                [messages], chat_template=template, **options, **TOKENS
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            expected = str(error)
+            with pytest.raises(UserError, match=re.escape(expected)):
+                ChatTemplate({"default": template}, TOKENS).render(messages, **options)
+        else:
+            assert (
+                ChatTemplate({"default": template}, TOKENS).render(messages, **options) == expected
+            )
+            assert expected or not messages
 
 
 def test_refusal_of_the_template_is_the_users_error() -> None:
