@@ -2,6 +2,7 @@
 # make test        build, C++ tests, Python tests
 # make test-triton Triton kernels in Triton's interpreter
 # make text-generation-client   an environment for that client, which its test then uses
+# make test-browser  a headless Chromium reads streams (BROWSER names one; else npm fetches it)
 # make lint        ruff, mypy, clang-format
 # make test-asan   C++ tests under the address and undefined-behaviour sanitizers
 # make test-tsan   C++ tests under the thread sanitizer
@@ -30,11 +31,12 @@ CMAKE := cmake -S . -GNinja -DLMI_PYTHON=OFF
 # The thread sanitizer of older compilers can't stand much address randomisation.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
+BROWSER ?= build/browser/chromium
 FUZZ_SECONDS ?= 600
 FUZZ_CASES ?= 200000
 FUZZ_REQUESTS ?= 100000
 
-.PHONY: run test test-triton text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
+.PHONY: run test test-triton test-browser text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
 	cuda cuda-all cuda-resources build clean check-tools
 .DELETE_ON_ERROR:
 
@@ -52,6 +54,18 @@ test-triton: build
 text-generation-client:
 	$(PYTHON) -m venv build/$@
 	build/$@/bin/pip install --quiet text-generation==0.7.0 requests
+
+test-browser: build $(BROWSER)
+	LMI_BROWSER=$(abspath $(BROWSER)) $(BIN)/python -m pytest tests/server/test_browser.py
+
+build/browser/chromium:
+	mkdir -p build/browser
+	cd build/browser && npm pack --silent @sparticuz/chromium@147.0.0 && tar xzf *.tgz
+	cd build/browser && node -e 'const fs = require("fs"), zlib = require("zlib");'\
+	'const packed = fs.readFileSync("package/bin/chromium.br");'\
+	'fs.writeFileSync("unpacked", zlib.brotliDecompressSync(packed), {mode: 0o755})'
+	mv build/browser/unpacked $@
+	rm -r build/browser/package build/browser/*.tgz
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
