@@ -1,0 +1,10 @@
+"""``djl_python`` as a ``model.py`` knows it: its inputs, outputs and formatters, nothing else.
+
+It is importable in a handler's process only, and only where no other package of the name is
+installed. Source: LMI format reference, custom ``model.py`` contract.
+"""
+
+from .inputs import Input
+from .outputs import Output
+
+__all__ = ["Input", "Output"]

@@ -1,0 +1,175 @@
+"""The workers of one handler: what a server calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from lmi_core.config.handler_config import HandlerConfig
+from lmi_core.errors import CapacityError, ModelError
+from lmi_core.handlers.call import HandlerAnswer, HandlerRequest
+from lmi_core.handlers.errors import FailureKind, HandlerError, LoadError
+from lmi_core.handlers.job import Job, JobQueue
+from lmi_core.handlers.worker import Worker
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+
+
+class HandlerPool:
+    """Between ``start`` and ``stop``: takes requests and hands them to workers in batches.
+
+    A process that ends or doesn't answer in time is replaced at once, and after further failures
+    in a row with growing pauses, in which requests are refused; after ``retry_threshold`` failures
+    in all, the pool has failed.
+    """
+
+    def __init__(self, config: HandlerConfig) -> None:
+        self.config = config
+        self.queue = JobQueue()
+        self.has_failed = False
+        self.num_failures = 0
+        self._num_in_a_row = 0
+        self._is_pausing = False
+        self._workers: dict[Worker, asyncio.Task[None] | None] = {}
+
+    @property
+    def num_ready_workers(self) -> int:
+        return sum(worker.is_ready for worker in self._workers)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that processes work on."""
+        return sum(worker.num_jobs for worker in self._workers)
+
+    async def start(self) -> None:
+        """Start ``min_workers`` processes; ModelError when one can't load the model."""
+        workers = [self._add(is_temporary=False) for _ in range(self.config.min_workers)]
+        try:
+            await self._load(workers)
+        except BaseException as error:
+            await self.stop()
+            if isinstance(error, LoadError):
+                raise ModelError(f"Failed to initialize model: {error}") from None
+            raise
+        for worker in workers:
+            self._workers[worker] = asyncio.create_task(self._run(worker))
+
+    async def stop(self) -> None:
+        """End every process; requests that are inside fail. Idempotent."""
+        workers, self._workers = self._workers, {}
+        tasks = [task for task in workers.values() if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._fail_waiting(HandlerError(FailureKind.SHUTDOWN, "Worker shutting down"))
+        await asyncio.gather(*(worker.close() for worker in workers))
+
+    @asynccontextmanager
+    async def call(self, request: HandlerRequest) -> AsyncGenerator[HandlerAnswer, None]:
+        """A request's answer; leaving gives up what is still to come of it.
+
+        Raises CapacityError when the queue is full, HandlerError when no process could answer.
+        """
+        self._check_capacity()
+        job = Job(request)
+        self.queue.put(job)
+        self._grow()
+        try:
+            yield await job.answer
+        finally:
+            self.queue.discard(job)
+            job.cancel()
+
+    def note_success(self) -> None:
+        """A process has answered."""
+        self._num_in_a_row = 0
+
+    def note_failure(self, why: str) -> None:
+        """A process has failed, or could not be started."""
+        self.num_failures += 1
+        self._num_in_a_row += 1
+        if self.num_failures > self.config.retry_threshold:
+            self.has_failed = True
+            log.error(
+                "%s: %d failures are more than retry_threshold=%d; no process is started any more",
+                self.config.model_name,
+                self.num_failures,
+                self.config.retry_threshold,
+            )
+            self._fail_waiting(self._out_of_capacity())
+            self.queue.wake()
+        else:
+            log.warning("%s: restarting a worker (%s)", self.config.model_name, why)
+
+    async def back_off(self) -> None:
+        """Wait before the next start; meanwhile requests are refused if no other process runs."""
+        if self._num_in_a_row <= 1:
+            return
+        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self._num_in_a_row - 2))
+        self._is_pausing = True
+        if not self.num_ready_workers:
+            self._fail_waiting(_stopped())
+        try:
+            await asyncio.sleep(pause_s)
+        finally:
+            self._is_pausing = False
+
+    async def _load(self, workers: list[Worker]) -> None:
+        if not self.config.parallel_loading:
+            for worker in workers:
+                await worker.start()
+            return
+        starts = (worker.start() for worker in workers)
+        for failure in await asyncio.gather(*starts, return_exceptions=True):
+            if failure is not None:
+                raise failure
+
+    def _check_capacity(self) -> None:
+        if self.has_failed:
+            raise self._out_of_capacity()
+        if self._is_pausing and not self.num_ready_workers:
+            raise _stopped()
+        if len(self.queue) >= self.config.max_queue_size:
+            raise CapacityError(
+                f"{len(self.queue)} requests wait, which is the limit (job_queue_size)",
+                retry_after_s=1.0,
+            )
+
+    def _out_of_capacity(self) -> CapacityError:
+        return CapacityError(f"all workers are dead after {self.num_failures} failures")
+
+    def _grow(self) -> None:
+        """Add a worker for as long as many requests wait."""
+        config = self.config
+        many_wait = len(self.queue) > 2 * config.batch_size
+        if many_wait and len(self._workers) < config.max_workers and not self.has_failed:
+            worker = self._add(is_temporary=True)
+            self._workers[worker] = asyncio.create_task(self._run(worker))
+
+    def _add(self, *, is_temporary: bool) -> Worker:
+        worker = Worker(self, self.config, is_temporary=is_temporary)
+        self._workers[worker] = None
+        return worker
+
+    async def _run(self, worker: Worker) -> None:
+        try:
+            await worker.run()
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("a worker of %s failed", self.config.model_name)
+        await worker.close()
+        self._workers.pop(worker, None)
+
+    def _fail_waiting(self, error: Exception) -> None:
+        for job in self.queue.take_all():
+            job.fail(error)
+
+
+def _stopped() -> HandlerError:
+    return HandlerError(FailureKind.STOPPED, "Backend Python process is stopped.")
