@@ -92,6 +92,7 @@ BACKENDS = {
                     "format.jsonlines",
                     "format.sse",
                     "format.tgi_compat",
+                    "handler.formatter",
                     "quant.int4",
                     "quant.int8",
                     "request.sampling",
@@ -103,7 +104,7 @@ BACKENDS = {
         Backend("vllm", "vLLM", False, frozenset(), "vllm", "vllm"),
         Backend("trtllm", "TensorRT-LLM", False, frozenset(), "tensorrt_llm", "trtllm"),
         Backend("neuron", "Neuron", False, frozenset(), "optimum", "neuron"),
-        Backend("handler", "custom handler", False),
+        Backend("handler", "custom handler", True, frozenset({"handler.custom"})),
         Backend("server", "server", True),
     )
 }

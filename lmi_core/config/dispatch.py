@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmi_core.config.artefacts.handler import Handler
 from lmi_core.config.capabilities import BACKENDS, NATIVE_ARCHITECTURES
 from lmi_core.config.host import Host
 from lmi_core.config.merge import Values
@@ -40,8 +39,9 @@ def dispatch(
     prefer_native: bool = False,
 ) -> Decision:
     """Choose the backend; a wanted one that can't be had is an error that names the way out."""
-    if written.handler is not None:
-        return _handler(written.handler, written, values, problems)
+    handler = written.handler
+    if handler is not None and handler.handle is not None:
+        return Decision("handler", written.reason)
     if written.system == "stable_diffusion":
         problems.error(
             values.where("option.entryPoint"),
@@ -54,20 +54,14 @@ def dispatch(
         return wanted
     if prefer_native and _can_be_native(values, files):
         return Decision("native", f"--prefer-native instead of {BACKENDS[wanted.backend].title}")
+    if handler is not None:
+        problems.error(
+            str(handler.path),
+            f"{handler.path.name} formats answers, which only the native engine's can be; "
+            f"{wanted.reason} needs {BACKENDS[wanted.backend].title}",
+        )
     _require(wanted, written, values, files, host, problems)
     return wanted
-
-
-def _handler(handler: Handler, written: WrittenFor, values: Values, problems: Problems) -> Decision:
-    does = "answer the requests" if handler.handle else "format requests or answers"
-    problems.error(
-        values.where("option.entryPoint") or str(handler.path),
-        f"{handler.path.name} would {does}, but running custom code of a model is not available in "
-        "this version; option.entryPoint=djl_python.huggingface serves the model without it, with "
-        "the native engine",
-        "option.entryPoint",
-    )
-    return Decision("handler", written.reason)
 
 
 def _wanted(written: WrittenFor, values: Values, files: ModelFiles, host: Host) -> Decision:

@@ -23,6 +23,8 @@ def effect_of(option: Option, value: object, backend_name: str) -> Effect:
     """Decide what ``backend_name`` does with ``value``, by the contract ``capability``."""
     backend = BACKENDS[backend_name]
     action = option.actions.get(backend_name)
+    if action is None and backend_name == "handler":
+        return Effect(Outcome.MAPPED, f"given to the handler as {option.name}")
     if action is None:
         return Effect(Outcome.NO_EFFECT, f"{backend.title} has no such setting")
     action = action.for_value(value)

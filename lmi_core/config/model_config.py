@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from lmi_core.config.artefacts.handler import Handler
 from lmi_core.config.engine_config import EngineConfig
+from lmi_core.config.handler_config import HandlerConfig
 from lmi_core.config.merge import Value
 from lmi_core.config.model_files import ModelFiles
 from lmi_core.config.native_settings import engine_config
@@ -29,7 +30,8 @@ class ModelConfig:
     """One model as resolved: names, source, backend and its settings, with provenance.
 
     ``values`` maps each given key to its typed value, place and what it overrides;
-    ``settings`` are the native engine's fields; ``adapter_settings`` those of another backend;
+    ``settings`` are the native engine's fields, ``handler_settings`` those of the model's own code,
+    ``adapter_settings`` those of another backend;
     ``passed_on`` are the unknown keys, as text.
     """
 
@@ -51,6 +53,7 @@ class ModelConfig:
     trust_remote_code: bool
     max_input_tokens: int | None
     settings: Mapping[str, Any]
+    handler_settings: Mapping[str, Any]
     adapter_settings: Mapping[str, object]
     passed_on: Mapping[str, str]
     values: Mapping[str, Value]
@@ -70,6 +73,21 @@ class ModelConfig:
         """Return the value given for ``key``, or None."""
         value = self.values.get(key)
         return None if value is None else value.value
+
+    def handler_config(
+        self, *, packages: Path | None = None, model_id: str | None = None
+    ) -> HandlerConfig | None:
+        """Return the configuration of the model's own code, or None where it has none.
+
+        ``packages`` is where its requirements are, ``model_id`` where its files are by now.
+        """
+        if not self.handler_settings:
+            return None
+        settings = dict(self.handler_settings)
+        if model_id is not None:
+            settings["properties"] = {**settings["properties"], "model_id": model_id}
+        settings["model_name"] = self.name
+        return HandlerConfig(**settings, packages=packages)
 
     def where(self, key: str) -> str:
         """Return where ``key`` was given, or "default"."""

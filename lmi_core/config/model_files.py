@@ -25,7 +25,6 @@ class ModelFiles:
     is_encoder_decoder: bool = False
     is_diffusion: bool = False
     is_adapter: bool = False
-    handler: Path | None = None
     requirements: Path | None = None
     known: bool = False
 
@@ -39,7 +38,7 @@ def read_model_files(directory: Path | None, problems: Problems) -> ModelFiles:
     """Read what ``directory`` holds; a broken config.json is an error."""
     if directory is None or not is_dir(directory):
         return ModelFiles()
-    handler, requirements = directory / "model.py", directory / "requirements.txt"
+    requirements = directory / "requirements.txt"
     config = _read_config(directory / "config.json", problems)
     facts = config or {}
     architectures = facts.get("architectures")
@@ -54,7 +53,6 @@ def read_model_files(directory: Path | None, problems: Problems) -> ModelFiles:
         is_encoder_decoder=facts.get("is_encoder_decoder") is True,
         is_diffusion=is_file(directory / "model_index.json"),
         is_adapter=config is None and is_file(directory / "adapter_config.json"),
-        handler=handler if is_file(handler) else None,
         requirements=requirements if is_file(requirements) else None,
         known=config is not None,
     )

@@ -13,8 +13,9 @@ from lmi_core.config.artefacts.cache import cached_directory
 from lmi_core.config.checks import Subject, check
 from lmi_core.config.command_line import Invocation, parse_command_line
 from lmi_core.config.dispatch import Decision, dispatch
-from lmi_core.config.entry_point import find_handler
+from lmi_core.config.entry_point import check_formatter, find_handler
 from lmi_core.config.environment import is_tgi, read_environment
+from lmi_core.config.handler_settings import handler_settings
 from lmi_core.config.host import Host, detect_host
 from lmi_core.config.load_models import ModelEntry
 from lmi_core.config.merge import Values, merge
@@ -207,7 +208,8 @@ class _Examination:
         source = _source(values, listed, self.problems)
         directory = cached_directory(source, self.server, self.environ) or listed.directory
         files = read_model_files(directory, self.problems)
-        handler = find_handler(values, files, directory, self.problems)
+        handler = find_handler(values, listed.directory, self.problems)
+        check_formatter(handler, values, self.problems)
         written = written_for(values, files, handler, tgi=self.tgi and listed.directory is None)
         subject = Subject(values, written, files, self.problems)
         check(subject)
@@ -224,7 +226,7 @@ class _Examination:
         if decision.backend == "native":
             ignore_for_cpu(values)
         rows = model_rows(values, decision.backend, written.system, self.problems)
-        if files.requirements is not None and decision.backend == "native":
+        if files.requirements is not None and decision.backend == "native" and handler is None:
             self.problems.warn(
                 str(files.requirements),
                 "is not installed: the native engine runs no code of the model",
@@ -271,7 +273,14 @@ class _Examination:
         if decision.backend == "native":
             settings = native_settings(values, written.system, self.problems)
             check_native(settings, values, files, self.problems)
+        handler, own_settings = written.handler, {}
+        if handler is not None and listed.directory is not None:
+            own_settings = handler_settings(
+                handler, values, listed.directory, self.host, self.problems
+            )
         formatter = values.get("option.output_formatter")
+        if handler is not None and handler.output_formatter is not None:
+            formatter = None
         max_input = values.get("option.max_input_tokens") or values.get("option.max_input_len")
         return ModelConfig(
             name=str(values.get("option.modelName") or listed.entry.name),
@@ -299,6 +308,7 @@ class _Examination:
             trust_remote_code=values.get("option.trust_remote_code") is True,
             max_input_tokens=max_input if isinstance(max_input, int) else None,
             settings=MappingProxyType(settings),
+            handler_settings=MappingProxyType(own_settings),
             adapter_settings=MappingProxyType(_adapter_settings(values, decision.backend)),
             passed_on=MappingProxyType({k: s.text for k, s in values.unknown.items()}),
             values=MappingProxyType(dict(values.known)),

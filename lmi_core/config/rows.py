@@ -81,6 +81,9 @@ def _ignored(value: Value, why: str) -> Row:
 
 def _unknown(setting: Setting, backend: str) -> Row:
     effect = Effect(Outcome.NO_EFFECT, "unknown key")
+    if backend == "handler" and setting.key.startswith("option."):
+        name = setting.key.removeprefix("option.")
+        effect = Effect(Outcome.MAPPED, f"given to the handler as {name}")
     if backend == "vllm" and setting.key.startswith("option."):
         name = setting.key.removeprefix("option.")
         effect = Effect(Outcome.MAPPED, f"{name}={setting.shown}; passed on under its own name")

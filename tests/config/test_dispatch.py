@@ -117,27 +117,70 @@ def test_a_handler_takes_over_unless_an_entry_point_is_given(model_dir, explaine
     name = model_dir("", config=LLAMA, model__py="def handle(inputs): ...")
     report = explained(name)
     model = model_of(report)
+    assert not report.errors
     assert (model.backend, model.handler.handle) == ("handler", "handle")
-    assert "option.entryPoint=djl_python.huggingface serves the model" in str(report.errors[0])
+    assert model.reason == "model.py answers the requests"
     again = explained(name, "-o", "entryPoint=djl_python.huggingface")
     assert model_of(again).backend == "native"
+    assert model_of(again).handler_config() is None
     assert not again.errors
 
 
+def test_another_file_may_be_the_handler(model_dir, explained):
+    name = model_dir("option.entryPoint=own.py", own__py="def handle(inputs): ...")
+    model = model_of(explained(name))
+    assert model.backend == "handler"
+    assert model.handler_config().path.name == "own.py"
+
+
 @pytest.mark.parametrize(
-    ("entry_point", "text", "message"),
+    ("properties", "function"),
     [
-        (None, "def handle(", "model/model.py: model/model.py:1: "),
-        (None, "def other(): ...", "defines other, but not handle"),
-        ("other.py", "def handle(inputs): ...", "handler model/other.py can't be read"),
-        ("https://h/model.py", "", "code is not fetched from the network"),
-        (None, "@output_formatter\ndef f(output): ...", "model.py would format requests or"),
+        ("", "@output_formatter\ndef f(output): ..."),
+        ("option.output_formatter=f", "def f(output): ..."),
     ],
 )
-def test_handlers_are_checked(model_dir, explained, entry_point, text, message):
-    properties = f"option.entryPoint={entry_point}" if entry_point else ""
+def test_a_formatter_leaves_the_model_to_the_native_engine(
+    model_dir, explained, properties, function
+):
+    report = explained(model_dir(properties, config=LLAMA, model__py=function))
+    model = model_of(report)
+    assert not report.errors
+    assert (model.backend, model.output_formatter) == ("native", None)
+    config = model.handler_config()
+    assert (config.function, config.output_formatter) == (None, "f")
+
+
+def test_a_built_in_format_yields_to_the_models_formatter(model_dir, explained):
+    text = "@output_formatter\ndef f(output): ..."
+    report = explained(model_dir("option.output_formatter=json", config=LLAMA, model__py=text))
+    assert "f of model.py formats the answers" in str(report.warnings[0])
+
+
+@pytest.mark.parametrize(
+    ("properties", "text", "message"),
+    [
+        ("", "def handle(", "model/model.py: model/model.py:1: "),
+        ("", "def other(): ...", "defines other, but not handle"),
+        ("option.entryPoint=other.py", "def handle(i): ...", "handler model/other.py can't be"),
+        ("option.entryPoint=https://h/model.py", "", "code is not fetched from the network"),
+        ("", "@input_formatter\ndef f(i): ...", "f is an input formatter, which is not available"),
+        ("option.output_formatter=g", "@output_formatter\ndef f(o): ...", "=g is neither one of"),
+        (
+            "option.rolling_batch=vllm",
+            "@output_formatter\ndef f(o): ...",
+            "model.py formats answers, which only the native engine's can be",
+        ),
+    ],
+)
+def test_handlers_are_checked(model_dir, explained, properties, text, message):
     report = explained(model_dir(properties, config=LLAMA, model__py=text))
     assert message in "\n".join(map(str, report.errors))
+
+
+def test_a_formatter_that_is_not_there(model_dir, explained):
+    report = explained(model_dir("option.output_formatter=g", config=LLAMA))
+    assert "=g is neither one of json, jsonlines, sse nor a function" in str(report.errors[0])
 
 
 def test_requirements_are_not_needed_natively(model_dir, explained):

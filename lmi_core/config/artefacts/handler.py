@@ -28,11 +28,12 @@ class Handler:
     adapter_functions: tuple[str, ...] = ()
 
 
-def read_handler(path: Path, handle: str = "handle") -> Handler:
+def read_handler(path: Path, handle: str = "handle", formatter: str | None = None) -> Handler:
     """Read the handler file and return what it defines.
 
-    Raises ModelError if it can't be parsed, has neither the function ``handle`` nor a decorated
-    formatter, or ``handle`` can't be called with one argument.
+    ``formatter`` names a function that formats answers; otherwise a decorated one does. Raises
+    ModelError if the file can't be parsed, has neither the function ``handle`` nor a formatter, or
+    ``handle`` can't be called with one argument.
     """
     functions = {node.name: node for node in _parse(path).body if isinstance(node, _Function)}
     found = functions.get(handle)
@@ -41,7 +42,7 @@ def read_handler(path: Path, handle: str = "handle") -> Handler:
         handle if found is not None else None,
         isinstance(found, ast.AsyncFunctionDef),
         _decorated(functions, "input_formatter"),
-        _decorated(functions, "output_formatter"),
+        formatter if formatter in functions else _decorated(functions, "output_formatter"),
         tuple(name for name in _ADAPTER_FUNCTIONS if name in functions),
     )
     if found is not None:

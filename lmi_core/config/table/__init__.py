@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from functools import cache, lru_cache
 
 from lmi_core.config.option import Option
@@ -11,6 +12,7 @@ from lmi_core.config.table import (
     batching,
     common,
     deepspeed,
+    handler,
     lmi_dist,
     native,
     neuronx,
@@ -22,7 +24,7 @@ from lmi_core.config.table import (
     vllm,
 )
 
-OPTIONS: tuple[Option, ...] = (
+_OPTIONS: tuple[Option, ...] = (
     common.OPTIONS
     + batching.OPTIONS
     + accelerate.OPTIONS
@@ -36,6 +38,13 @@ OPTIONS: tuple[Option, ...] = (
     + native.OPTIONS
     + stable_diffusion.OPTIONS
     + server.OPTIONS
+)
+
+OPTIONS: tuple[Option, ...] = tuple(
+    replace(option, actions={**option.actions, "handler": handler.ACTIONS[option.key]})
+    if option.key in handler.ACTIONS
+    else option
+    for option in _OPTIONS
 )
 
 BY_KEY: dict[str, Option] = {

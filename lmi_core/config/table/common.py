@@ -426,7 +426,11 @@ OPTIONS = (
         doc="Function of model.py that answers requests.",
         systems=_COMMON,
         default="handle",
-        actions={"native": needs("handler.custom", idle=("handle",))},
+        actions={
+            "native": refused(
+                "the model's directory has no model.py that defines it", idle=("handle",)
+            )
+        },
     ),
     Option(
         key="option.enable_venv",
