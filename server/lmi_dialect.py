@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from lmi_server.dialects import Dialect, ErrorForm
+from lmi_server.handler_backend import HandlerBackend
+from lmi_server.handler_calls import HandlerCalls
 from lmi_server.management import management_routes
 from lmi_server.openapi import openapi_route
 from lmi_server.properties import request_properties
@@ -14,7 +16,7 @@ from lmi_server.protocols.base import HttpError
 from lmi_server.protocols.chat_schema import ChatBody
 from lmi_server.protocols.lmi import LmiProtocol, pretty_json
 from lmi_server.protocols.lmi_schema import LmiRequest
-from lmi_server.routes import GenerationHandler, Route, Service, metrics_route
+from lmi_server.routes import GenerationHandler, Handler, Route, Service, metrics_route
 
 _WORSE = ("Healthy", "PENDING", "FAILED")
 _HEADERS = {
@@ -91,7 +93,12 @@ class InferenceHandler:
     def __init__(self, service: Service, protocol: LmiProtocol) -> None:
         self._model_name = service.options.model_name
         self._version = service.options.model_version
-        self._generation = GenerationHandler(service, protocol.parse)
+        backend = service.backend
+        self._handle: Handler = (
+            HandlerCalls(service, backend).handle
+            if isinstance(backend, HandlerBackend)
+            else GenerationHandler(service, protocol.parse).handle
+        )
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         properties = request_properties(request.headers)
@@ -103,7 +110,7 @@ class InferenceHandler:
             raise HttpError(
                 400, "BadRequestException", "The handler can't be overridden in a request"
             )
-        return await self._generation.handle(request)
+        return await self._handle(request)
 
     def _choose_model(self, request: web.Request, properties: dict[str, str]) -> None:
         """Refuse a name, in path, query, header or custom attribute, that isn't this model's."""

@@ -33,6 +33,8 @@ class HandlerPool:
         self.queue = JobQueue()
         self.has_failed = False
         self.num_failures = 0
+        self.num_requests = 0
+        """Requests taken."""
         self._num_in_a_row = 0
         self._is_pausing = False
         self._workers: dict[Worker, asyncio.Task[None] | None] = {}
@@ -77,6 +79,7 @@ class HandlerPool:
         """
         self._check_capacity()
         job = Job(request)
+        self.num_requests += 1
         self.queue.put(job)
         self._grow()
         try:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 
@@ -32,6 +33,7 @@ from lmi_server.protocols.chat_schema import (
 )
 from lmi_server.protocols.decode import decode_text
 from lmi_server.protocols.lmi_chat_output import chat_renderer
+from lmi_server.protocols.lmi_formatted import FormattedRenderer, FormattedRequest
 from lmi_server.protocols.lmi_output import (
     Answer,
     JsonLinesRenderer,
@@ -55,6 +57,7 @@ log = logging.getLogger(__name__)
 
 _FORMATTERS = ("json", "jsonlines", "sse")
 _ADAPTER_HEADERS = ("x-amzn-sagemaker-adapter-identifier", "adapter")
+_CUSTOM = "custom"
 _MAX_PROMPTS = 256
 _PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _STATUS_OPTIONS = {
@@ -74,6 +77,8 @@ class LmiOptions:
     """json, jsonlines or sse: beats what a request asks for. None: each request decides."""
     tgi_compat: bool = False
     """Lists, TGI's token names and server-sent events, for TGI's clients."""
+    custom_formatter: bool = False
+    """The model's own formatter writes the answers; beats every other choice."""
     release: Release | None = None
     """Speak as this release did (lmi_compat). None: as 0.29, and chats as OpenAI does."""
     samples: bool = False
@@ -124,7 +129,10 @@ class LmiProtocol(Protocol):
         parameters, unknown = decode_parameters(known)
         _refuse_adapters(body, call, len(prompts))
         stream = bool(body.stream) and self._release.has_stream_field
-        formatter = self._formatter(parameters, stream=stream)
+        if self._options.custom_formatter:
+            formatter = _CUSTOM
+        else:
+            formatter = self._formatter(parameters, stream=stream)
         answer = self._answer(body, parameters, prompts)
         if formatter != "json":
             _refuse_streamed(answer)
@@ -134,9 +142,14 @@ class LmiProtocol(Protocol):
             parameters, answer, shows_tokens=answer.details or formatter != "json"
         )
         params = replace(params, stop=(*params.stop, *self._options.stop))
+        make: Callable[..., GenerationRequest] = GenerationRequest
+        renderer = _renderer(formatter, answer)
+        if formatter == _CUSTOM:
+            make = partial(FormattedRequest, text=prompts[0], parameters=body.parameters or {})
+            renderer = FormattedRenderer(streamed=stream)
         return Plan(
             requests=tuple(
-                GenerationRequest(
+                make(
                     request_id=call.request_id if len(prompts) == 1 else f"{call.request_id}-{i}",
                     prompt=prompt,
                     params=params,
@@ -144,7 +157,7 @@ class LmiProtocol(Protocol):
                 )
                 for i, prompt in enumerate(prompts)
             ),
-            renderer=_renderer(formatter, answer),
+            renderer=renderer,
             truncate_prompt_tokens=truncate(parameters),
             headers=_report_unknown(call.request_id, (*later, *unknown)),
         )

@@ -1,0 +1,86 @@
+"""Answers of an engine in the form that a model's own output formatter gives them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from types import TracebackType
+from typing import Self
+
+from lmi_core.config.handler_config import HandlerConfig
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.stats import EngineInfo, EngineStats
+from lmi_core.handlers.formatter import OutputFormatter
+from lmi_core.text.tokenizer import Tokenizer
+from lmi_server.protocols.lmi_formatted import FormattedEvents, FormattedRequest
+
+
+class FormattingBackend:
+    """An engine and the process of its model's formatter, started and stopped together."""
+
+    def __init__(self, engine: Engine, config: HandlerConfig) -> None:
+        self._engine = engine
+        self._formatter = OutputFormatter(config)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await self._formatter.start()
+            stack.push_async_callback(self._formatter.stop)
+            await stack.enter_async_context(self._engine)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.__aexit__(kind, error, traceback)
+
+    @property
+    def healthy(self) -> bool:
+        return self._engine.healthy and not self._formatter.has_failed
+
+    async def generate_batches(
+        self, request: GenerationRequest
+    ) -> AsyncGenerator[Sequence[TokenEvent], None]:
+        batches = self._engine.generate_batches(request)
+        if not isinstance(request, FormattedRequest):
+            async with aclosing(batches):
+                async for events in batches:
+                    yield events
+            return
+        stream = self._formatter.open(request.text, request.parameters)
+        try:
+            async with aclosing(batches):
+                async for events in batches:
+                    formatted = FormattedEvents(events)
+                    formatted.frame = await stream.format(events)
+                    yield formatted
+        finally:
+            stream.close()
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._engine.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        return self._engine.max_model_len
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
+        return await self._engine.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._engine.decode(token_ids)
