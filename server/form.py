@@ -30,10 +30,19 @@ def form_items(content_type: str, body: bytes) -> list[tuple[str, bytes]] | None
 
 def _url_encoded(body: bytes) -> list[tuple[str, bytes]]:
     try:
-        pairs = parse_qsl(body, keep_blank_values=True, max_num_fields=_MAX_FIELDS)
+        # Latin-1 maps every byte to a character and back.
+        pairs = parse_qsl(
+            body.decode("latin-1"),
+            keep_blank_values=True,
+            encoding="latin-1",
+            max_num_fields=_MAX_FIELDS,
+        )
     except ValueError:
         raise _broken(f"it has more than {_MAX_FIELDS} fields") from None
-    return [(name.decode("utf-8", "replace"), value) for name, value in pairs]
+    return [
+        (name.encode("latin-1").decode("utf-8", "replace"), value.encode("latin-1"))
+        for name, value in pairs
+    ]
 
 
 def _multipart(boundary: bytes, body: bytes) -> list[tuple[str, bytes]]:

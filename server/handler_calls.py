@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from http import HTTPStatus
 
 from aiohttp import web
+from multidict import CIMultiDict
 
 from lmi_core.errors import EngineError
 from lmi_core.handlers.call import HandlerAnswer, HandlerRequest
@@ -106,13 +107,12 @@ def _reason(answer: HandlerAnswer) -> str | None:
     return text[:_MAX_REASON] or None
 
 
-def _headers(answer: HandlerAnswer) -> dict[str, str]:
+def _headers(answer: HandlerAnswer) -> CIMultiDict[str]:
     """A handler's properties, except what isn't a header or is the connection's."""
-    headers = {
-        name.lower(): _NOT_TEXT.sub(" ", value)
-        for name, value in answer.properties.items()
-        if _HEADER.fullmatch(name) and name.lower() not in _OWN_HEADERS
-    }
+    headers: CIMultiDict[str] = CIMultiDict()
+    for name, value in answer.properties.items():
+        if _HEADER.fullmatch(name) and name.lower() not in _OWN_HEADERS:
+            headers[name] = _NOT_TEXT.sub(" ", value)
     if answer.code != HTTPStatus.NO_CONTENT:
-        headers.setdefault("content-type", answer.content_type or "application/json")
+        headers.setdefault("Content-Type", answer.content_type or "application/json")
     return headers

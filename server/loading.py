@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from lmi_core.config.launch import Launch, prepare_model
+from lmi_core.config.handler_config import HandlerConfig
+from lmi_core.config.launch import HandlerLaunch, Launch, prepare_model
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.server_config import ServerConfig
 from lmi_core.config.table import BY_KEY
@@ -18,6 +19,8 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.stats import EngineObserver
 from lmi_core.errors import ConfigError
 from lmi_core.text.chat import ChatTemplate
+from lmi_server.formatting import FormattingBackend
+from lmi_server.handler_backend import HandlerBackend
 from lmi_server.model import Opened, Recipe
 from lmi_server.options import ServerOptions
 from lmi_server.protocols.lmi import LmiOptions
@@ -47,7 +50,12 @@ def recipe_of(
             prepare_model, model, server, environ, num_models=num_models
         )
         options = await asyncio.to_thread(build_options, launch)
-        return Opened(options, Engine(launch.engine, observer=observer, progress=progress))
+        if isinstance(launch, HandlerLaunch):
+            return Opened(options, HandlerBackend(launch.handler))
+        engine = Engine(launch.engine, observer=observer, progress=progress)
+        if launch.formatter is not None:
+            return Opened(options, FormattingBackend(engine, launch.formatter))
+        return Opened(options, engine)
 
     return Recipe(
         name=model.name,
@@ -100,9 +108,18 @@ def _tls(server: ServerConfig) -> ssl.SSLContext | None:
     return context
 
 
-def build_options(launch: Launch) -> ServerOptions:
+def build_options(launch: Launch | HandlerLaunch) -> ServerOptions:
     """The server's options with one model's own part."""
-    engine, model = launch.engine, launch.model
+    model = launch.model
+    if isinstance(launch, HandlerLaunch):
+        return replace(
+            server_options(launch.server),
+            model_name=model.name,
+            model_version=model.version,
+            max_in_flight=_capacity(launch.handler),
+            lmi=LmiOptions(statuses=launch.server.statuses),
+        )
+    engine = launch.engine
     stop = model.get("option.stop_sequence")
     return replace(
         server_options(launch.server),
@@ -116,6 +133,7 @@ def build_options(launch: Launch) -> ServerOptions:
             samples=model.get("option.decoding_strategy") == "sample",
             stop=stop if isinstance(stop, tuple) else (),
             statuses=launch.server.statuses,
+            custom_formatter=launch.formatter is not None,
         ),
         tgi=_tgi_options(launch),
         chat_template=_chat_template(launch),
@@ -134,6 +152,11 @@ def _chat_template(launch: Launch) -> ChatTemplate | None:
     for fault in [] if template is None else template.faults():
         log.warning("%s; chats are refused, everything else works", fault)
     return template
+
+
+def _capacity(handler: HandlerConfig) -> int:
+    """Requests that wait or are worked on."""
+    return handler.max_queue_size + handler.max_workers * handler.batch_size
 
 
 def _tgi_options(launch: Launch) -> TgiOptions:

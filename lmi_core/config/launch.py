@@ -6,8 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from lmi_core.config.artefacts.cache import download_root
 from lmi_core.config.artefacts.fetch import fetch
+from lmi_core.config.artefacts.requirements import install_requirements
+from lmi_core.config.artefacts.s3 import fetch_from_s3
 from lmi_core.config.engine_config import EngineConfig
+from lmi_core.config.handler_config import HandlerConfig
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.resolve import Deployment
 from lmi_core.config.server_config import ServerConfig
@@ -20,9 +24,22 @@ class Launch:
     model: ModelConfig
     engine: EngineConfig
     server: ServerConfig
+    formatter: HandlerConfig | None = None
+    """The model's own code, where it formats the answers."""
 
 
-def prepare(deployment: Deployment, environ: Mapping[str, str] | None = None) -> tuple[Launch, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerLaunch:
+    """One model that answers by code of its own."""
+
+    model: ModelConfig
+    handler: HandlerConfig
+    server: ServerConfig
+
+
+def prepare(
+    deployment: Deployment, environ: Mapping[str, str] | None = None
+) -> tuple[Launch | HandlerLaunch, ...]:
     """Fetch a deployment's models and return what starts each; blocking.
 
     Raises ModelError if the files can't be had.
@@ -40,12 +57,40 @@ def prepare_model(
     environ: Mapping[str, str] | None = None,
     *,
     num_models: int = 1,
-) -> Launch:
-    """Fetch one model; ``num_models``, with it, are loaded together and share memory. Blocking.
+) -> Launch | HandlerLaunch:
+    """Fetch one model, and install what its code needs; blocking.
 
-    Raises ModelError if the files can't be had.
+    ``num_models``, with it, are loaded together and share memory. Raises ModelError if the files
+    can't be had.
     """
     environ = os.environ if environ is None else environ
+    code = _code(model, server, environ)
+    if model.backend == "handler":
+        assert code is not None, "a handler has a configuration"
+        return HandlerLaunch(model=model, handler=code, server=server)
     directory = fetch(model.source, server, environ=environ)
     engine = replace(model.engine_config(directory), num_models=num_models)
-    return Launch(model=model, engine=engine, server=server)
+    return Launch(model=model, engine=engine, server=server, formatter=code)
+
+
+def _code(
+    model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]
+) -> HandlerConfig | None:
+    """The configuration of a model's own code, its requirements installed.
+
+    A handler reads its files itself, and gets those from S3 as a directory.
+    """
+    config = model.handler_config()
+    if config is None:
+        return None
+    root = download_root(server, environ)
+    packages = install_requirements(
+        config.model_dir, root, offline=server.offline, python=config.python
+    )
+    source, model_id = model.source, None
+    if source.kind == "local" and "option.model_id" in model.values:
+        model_id = os.path.abspath(source.location)
+    elif source.kind == "s3" and config.function is not None:
+        fetched = fetch_from_s3(source.location, root, environ, None, offline=server.offline)
+        model_id = str(fetched)
+    return model.handler_config(packages=packages, model_id=model_id)

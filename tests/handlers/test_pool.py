@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import textwrap
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -510,5 +511,19 @@ def test_death_is_noticed_although_a_fork_holds_the_socket(tmp_path: Path) -> No
     async def run() -> None:
         async with running(tmp_path, text) as pool:
             assert await kind_of_failure(pool, "x") is FailureKind.CRASHED
+
+    asyncio.run(run())
+
+
+def test_another_interpreter(tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nLMI_PROBE=9 exec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+
+    async def run() -> None:
+        async with running(tmp_path, python=str(script)) as pool:
+            assert json.loads((await ask(pool, "configuration")).body)["variable"] == "9"
+        with pytest.raises(ModelError, match="/no/python can't be started"):
+            await HandlerPool(replace(pool.config, python="/no/python")).start()
 
     asyncio.run(run())

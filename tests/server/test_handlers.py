@@ -1,0 +1,501 @@
+"""Models that answer by code of their own, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lmi_core.config.handler_config import HandlerConfig
+from lmi_server.handler_backend import HandlerBackend
+from lmi_server.metrics import Metrics
+from tests.checkpoints import cached_checkpoint
+from tests.config.artefacts.test_requirements import write_wheel
+from tests.handlers.test_pool import write
+from tests.server.harness import Served, eventually, http_request, serving_backend
+
+HANDLER = """
+import os, time
+from djl_python import Input, Output
+
+def handle(inputs: Input):
+    if inputs.is_empty():
+        return None
+    what = inputs.get_as_json().get("do") if inputs.get_property("content-type") else None
+    return globals().get(what, items)(inputs)
+
+def items(inputs):
+    pairs = [[key, value.decode("latin-1")] for key, value in inputs.get_content()]
+    return Output().add_as_json({"items": pairs, "own": inputs.get_property("X-OWN")})
+
+def answer(inputs):
+    return (Output(207, "Mixed\\nsigns é").add("text é").add_property("X-Own", "a\\r\\nb")
+            .add_property("Content-Length", 3).add_property("bad name", 1))
+
+def typed(inputs):
+    return Output().add(b"<a/>").add_property("content-type", "text/xml")
+
+def nothing(inputs):
+    return None
+
+def fail(inputs):
+    raise ValueError("it is é")
+
+def die(inputs):
+    os._exit(3)
+
+def loop(inputs):
+    while True:
+        pass
+
+def huge(inputs):
+    return Output().add(b"x" * 3_000_000)
+
+def stream(inputs):
+    return Output().add_stream_content(iter([["a"], ["b"]]))
+
+def broken_at_once(inputs):
+    def items():
+        raise ValueError("first")
+        yield
+    return Output().add_stream_content(items())
+
+def broken_later(inputs):
+    def items():
+        yield ["a"]
+        raise ValueError("later")
+    return Output().add_stream_content(items())
+
+def endless(inputs):
+    def items():
+        while True:
+            time.sleep(0.001)
+            yield ["x" * 1000]
+    return Output().add_stream_content(items())
+"""
+
+
+@asynccontextmanager
+async def handling(
+    directory: Path, text: str = HANDLER, **fields: Any
+) -> AsyncIterator[tuple[Served, HandlerBackend]]:
+    config: HandlerConfig = replace(write(directory, text), **fields)
+    backend = HandlerBackend(config)
+    async with backend, serving_backend(backend, Metrics()) as served:
+        yield served, backend
+        await eventually(lambda: backend.pool.num_running == 0, 20)
+        assert len(backend.pool.queue) == 0
+    assert not [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+
+
+def test_what_a_handler_is_given(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with handling(tmp_path) as (served, _):
+            url = "/predictions/model?a=1&a=2"
+            async with served.client.post(
+                url, data=b"\x00\xff", skip_auto_headers=["Content-Type"], headers={"x-OWN": "h"}
+            ) as response:
+                assert json.loads(await response.read()) == {
+                    "items": [["a", "1"], ["a", "2"], ["data", "\x00\xff"]],
+                    "own": "h",
+                }
+            attributes = {"X-Amzn-SageMaker-Custom-Attributes": "x-own= c ;skipped"}
+            answer = await served.post(b"", headers=attributes, skip_auto_headers=["Content-Type"])
+            assert json.loads(answer.body) == {"items": [["data", ""]], "own": "c"}
+            async with served.client.get("/invocations") as response:
+                assert (await response.json())["items"] == [["data", ""]]
+            answer = await served.post({}, headers={"handler": "other"})
+            assert answer.status == 400
+
+    asyncio.run(run())
+
+
+FORM_HANDLER = """
+from djl_python import Output
+
+def handle(inputs):
+    if inputs.is_empty():
+        return None
+    return Output().add_as_json([[key, value.decode("latin-1")] for key, value in
+                                 inputs.get_content()])
+"""
+
+
+def test_forms(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with handling(tmp_path, FORM_HANDLER) as (served, _):
+            async with served.client.post("/invocations", data={"a": "1 é", "b": ""}) as response:
+                assert await response.json() == [["a", "1 Ã©"], ["b", ""]]
+            with aiohttp.MultipartWriter("form-data") as form:
+                for name, value in (("x", b"\r\n--\x00\xff\r\n"), ("y", b"")):
+                    part = form.append(value, {"Content-Type": "image/png"})
+                    part.set_content_disposition("form-data", name=name, filename="f.png")
+            async with served.client.post("/invocations?q=1", data=form) as response:
+                assert await response.json() == [
+                    ["q", "1"],
+                    ["x", "\r\n--\x00\xff\r\n"],
+                    ["y", ""],
+                ]
+            for content_type, body, words in (
+                ("multipart/form-data", b"", "names no boundary"),
+                ("multipart/form-data; boundary=x", b"--x\r\n\r\nv", "last boundary"),
+                ("multipart/form-data; boundary=x", b"--x\r\n\r\nv\r\n--x--", "has no name"),
+                ("application/x-www-form-urlencoded", b"a&" * 2000, "more than 1000"),
+            ):
+                headers = {"Content-Type": content_type}
+                answer = await served.post(body, headers=headers)
+                assert answer.status == 400
+                assert words in json.loads(answer.body)["message"]
+
+    asyncio.run(run())
+
+
+def test_answers(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with handling(tmp_path) as (served, _):
+            async with served.client.post("/invocations", json={"do": "answer"}) as response:
+                assert (response.status, response.reason) == (207, "Mixed signs \xe9")
+                assert await response.text() == "text é"
+                assert response.headers["x-own"] == "a b"
+                assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
+                assert response.headers["Content-Length"] == "7"
+                assert response.headers["Pragma"] == "no-cache"
+            answer = await served.post({"do": "typed"})
+            assert (answer.body, answer.headers["Content-Type"]) == (b"<a/>", "text/xml")
+            answer = await served.post({"do": "nothing"})
+            assert (answer.status, answer.body) == (204, b"")
+            raw = await served.raw(http_request(b'{"do": "fail"}', "Content-Type: a/json"))
+            assert raw.startswith(b"HTTP/1.1 424 prediction failure\r\n")
+            assert b"\r\nConnection: close\r\n" in raw
+            body = '{\n  "code":424,\n  "message":"prediction failure",\n  "error":"it is é"\n}'
+            assert raw.endswith(b"\r\n\r\n" + body.encode())
+            answer = await served.post({"do": "huge"})
+            assert len(answer.body) == 3_000_000
+            answer = await served.post(b"{", headers={"Content-Type": "application/json"})
+            assert answer.status == 424
+
+    asyncio.run(run())
+
+
+def test_streams(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with handling(tmp_path) as (served, _):
+            answer = await served.post({"do": "stream"})
+            assert answer.body == b'{"outputs": ["a"]}\n{"outputs": ["b"]}\n'
+            assert answer.headers["Content-Type"] == "application/jsonlines"
+            assert answer.headers["Transfer-Encoding"] == "chunked"
+            answer = await served.post({"do": "broken_at_once"})
+            assert (answer.status, answer.body) == (424, b'{"code":424,"error":"first"}')
+            answer = await served.post({"do": "broken_later"})
+            assert answer.status == 200
+            assert answer.body == b'{"outputs": ["a"]}\n{"code":424,"error":"later"}'
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_ends_its_stream(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with handling(tmp_path) as (served, backend):
+            async with served.client.post("/invocations", json={"do": "endless"}) as response:
+                assert await response.content.read(100)
+                assert backend.pool.num_running == 1
+                response.close()
+            await eventually(lambda: backend.pool.num_running == 0, 20)
+            assert (await served.post({"do": "typed"})).status == 200
+            assert backend.pool.num_failures == 0
+
+    asyncio.run(run())
+
+
+def server_error(answer: Any) -> tuple[int, str, str]:
+    body = json.loads(answer.body)
+    assert answer.status == body["code"]
+    return body["code"], body["type"], body["message"]
+
+
+def test_failures_of_processes(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with handling(tmp_path, predict_timeout_s=0.5, retry_threshold=2) as (
+            served,
+            backend,
+        ):
+            assert server_error(await served.post({"do": "die"})) == (
+                *(500, "EngineException"),
+                "Python worker disconnected. (exit status 3)",
+            )
+            assert (await served.post({"do": "typed"})).status == 200
+            status, kind, message = server_error(await served.post({"do": "loop"}))
+            assert (status, kind) == (500, "EngineException")
+            assert "within 0.5 s (option.predict_timeout)" in message
+            assert (await served.post({"do": "typed"})).status == 200
+            await served.post({"do": "die"})
+            await eventually(lambda: not backend.healthy)
+            status, kind, message = server_error(await served.post({"do": "typed"}))
+            assert (status, kind) == (503, "WlmCapacityException")
+            assert message.startswith("Worker queue capacity exceeded for model: model")
+            async with served.client.get("/ping") as response:
+                assert response.status == 500
+                assert await response.json() == {"model": {"status": "FAILED"}}
+
+    asyncio.run(run())
+
+
+def test_a_stopped_process_is_a_400(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with handling(tmp_path) as (served, backend):
+            for _ in range(2):
+                await served.post({"do": "die"})
+            await eventually(lambda: backend.pool._is_pausing)
+            assert server_error(await served.post({"do": "typed"})) == (
+                *(400, "TranslateException"),
+                "Backend Python process is stopped.",
+            )
+
+    asyncio.run(run())
+
+
+BATCHED = """
+from djl_python import Output
+
+def handle(inputs):
+    if inputs.is_empty():
+        return None
+    output = Output()
+    for item in inputs.get_batches():
+        text = item.get_as_string()
+        if text == "short":
+            return output
+        output.add(text * 2)
+    return output
+"""
+
+
+def test_batches(tmp_path: Path) -> None:
+    async def run() -> None:
+        fields = {"batch_size": 4, "max_batch_delay_ms": 5000}
+        async with handling(tmp_path, BATCHED, **fields) as (served, backend):
+            answers = await asyncio.gather(*(served.post(str(i).encode()) for i in range(4)))
+            assert [answer.body for answer in answers] == [b"00", b"11", b"22", b"33"]
+            assert backend.pool.num_requests == 4
+            texts = (b"short", b"a", b"b", b"c")
+            answers = await asyncio.gather(*(served.post(text) for text in texts))
+            assert {server_error(answer)[:2] for answer in answers} == {(400, "TranslateException")}
+            message = server_error(answers[0])[2]
+            assert message.startswith("Batch output size mismatch, expected: 4, actual: ")
+
+    asyncio.run(run())
+
+
+def test_other_protocols_say_who_answers(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with handling(tmp_path) as (served, _):
+            for path, body in (
+                ("/v1/completions", {"model": "model", "prompt": "x"}),
+                ("/tgi/generate", {"inputs": "x"}),
+                ("/tgi/tokenize", {"inputs": "x"}),
+            ):
+                answer = await served.post(body, path)
+                assert 400 <= answer.status < 500, path
+                assert b"answers by its own handler" in answer.body
+            async with served.client.get("/v1/models") as response:
+                assert (await response.json())["data"][0]["id"] == "model"
+            async with served.client.get("/metrics") as response:
+                assert 'lmi_requests_total{model_name="model"} 0.0' in await response.text()
+
+    asyncio.run(run())
+
+
+class ServeProcess:
+    """``lmi serve`` of a directory."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        command = [sys.executable, "-m", "lmi_core", "serve", str(directory), "--port", "0"]
+        self.popen = subprocess.Popen(
+            [*command, *arguments], stdout=subprocess.PIPE, stderr=self.log, text=True
+        )
+        self.url = ""
+
+    def wait_until_ready(self) -> None:
+        assert self.popen.stdout is not None
+        lines = []
+        while not lines or "-d '" not in lines[-1]:
+            line = self.popen.stdout.readline()
+            assert line, f"the server ended before it listened: {self.read_log()}"
+            lines.append(line)
+        match = re.search(r"http://\S+:\d+", lines[0])
+        assert match is not None
+        self.url = match[0]
+
+    def post(self, body: Any) -> tuple[dict[str, str], bytes]:
+        request = urllib.request.Request(f"{self.url}/invocations", json.dumps(body).encode())
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return dict(response.headers), response.read()
+
+    def read_log(self) -> str:
+        self.log.seek(0)
+        return self.log.read()
+
+
+@contextmanager
+def serve(directory: Path, *arguments: str) -> Iterator[ServeProcess]:
+    process = ServeProcess(directory, *arguments)
+    try:
+        process.wait_until_ready()
+        yield process
+        process.popen.terminate()
+        assert process.popen.wait(timeout=30) == 0, process.read_log()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.popen.kill()
+        process.popen.communicate()
+        process.log.close()
+
+
+def test_configuration_reaches_the_processes(tmp_path: Path) -> None:
+    directory = tmp_path / "mine"
+    write_wheel(directory / "requirements")
+    (directory / "requirements.txt").write_text("lmi_probe==1.0\n")
+    (directory / "serving.properties").write_text(
+        "option.handler=serve\noption.my_own=x\noption.env=LMI_PROBE=7\noption.entryPoint=own.py\n"
+    )
+    (directory / "own.py").write_text(
+        "import json, os, lmi_probe\n"
+        "from djl_python import Output\n"
+        "from lmi_core import Engine\n"
+        "OWN = {}\n"
+        "def serve(inputs):\n"
+        "    if inputs.is_empty():\n"
+        "        OWN.update(inputs.get_properties())\n"
+        "        return None\n"
+        "    print('called')\n"
+        "    return Output().add_as_json({'own': OWN['my_own'], 'env': os.environ['LMI_PROBE'],\n"
+        "        'probe': lmi_probe.VALUE, 'cwd': os.getcwd(), 'dir': OWN['model_dir'],\n"
+        "        'session': os.getsid(0) == os.getpid()})\n"
+    )
+    arguments = ("--option", "offline=true", "--option", f"download_dir={tmp_path / 'cache'}")
+    with serve(directory, *arguments) as process:
+        _, body = process.post({})
+        assert json.loads(body) == {
+            "own": "x",
+            "env": "7",
+            "probe": 42,
+            "cwd": str(directory),
+            "dir": str(directory),
+            "session": True,
+        }
+        assert "mine-stdout: called" in process.read_log()
+
+
+def test_a_handler_may_run_our_engine(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text(f"option.model_id={cached_checkpoint('llama2')}\n")
+    (tmp_path / "model.py").write_text(
+        "from djl_python import Output\n"
+        "from lmi_core import Engine, SamplingParams\n"
+        "ENGINE = None\n"
+        "def handle(inputs):\n"
+        "    global ENGINE\n"
+        "    if inputs.is_empty():\n"
+        "        ENGINE = Engine(inputs.get_property('model_id'), own_loop=True).__enter__()\n"
+        "        return None\n"
+        "    params = SamplingParams(max_new_tokens=5, ignore_eos=True)\n"
+        "    events = ENGINE.generate_sync(inputs.get_as_json()['text'], params)\n"
+        "    return Output().add_stream_content((event.token_id for event in events))\n"
+    )
+    with serve(tmp_path) as process:
+        headers, body = process.post({"text": "hello"})
+        assert headers["Content-Type"] == "application/jsonlines"
+        assert len([json.loads(line)["outputs"] for line in body.splitlines()]) == 5
+
+
+FORMATTER = """
+import json, os
+from djl_python.output_formatter import RequestOutput, output_formatter
+
+@output_formatter
+def mine(output: RequestOutput) -> str:
+    sequence = output.sequences[output.best_sequence_index]
+    token, is_first, is_last = sequence.get_next_token()
+    text = output.input.input_text
+    if text == "die":
+        os._exit(3)
+    if text == "raise" and len(sequence.tokens) == 3:
+        raise ValueError("at the third")
+    line = [token.id, is_first, is_last, sequence.finish_reason, token.log_prob is not None]
+    return json.dumps([text, *line]) + ";"
+"""
+
+
+def test_an_output_formatter(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text(f"option.model_id={cached_checkpoint('llama2')}\n")
+    (tmp_path / "model.py").write_text(FORMATTER)
+
+    def asked(text: str, **fields: Any) -> dict[str, Any]:
+        parameters = {"max_new_tokens": 4, "ignore_eos_token": True}
+        return {"inputs": text, "parameters": parameters, **fields}
+
+    with serve(tmp_path) as process:
+        headers, body = process.post(asked("hello"))
+        tokens = [json.loads(part) for part in body.decode().split(";")[:-1]]
+        assert [token[0] for token in tokens] == ["hello"] * 4
+        assert [token[2:] for token in tokens] == [
+            [True, False, None, True],
+            [False, False, None, True],
+            [False, False, None, True],
+            [False, True, "length", True],
+        ]
+        assert headers["Content-Type"] == "application/json"
+        headers, streamed = process.post(asked("hello", stream=True))
+        assert streamed == body
+        assert headers["Content-Type"] == "application/jsonlines"
+        _, body = process.post(asked("raise"))
+        assert body.count(b";") <= 2  # Tokens that came together fail together.
+        assert body.endswith(b'{"code":424,"error":"at the third"}')
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            process.post(asked("die"))
+        assert raised.value.code == 424
+        assert b"Python worker disconnected. (exit status 3)" in raised.value.read()
+
+        def works() -> bool:
+            try:
+                return bool(process.post(asked("again"))[1])
+            except urllib.error.HTTPError as error:
+                error.close()
+                return False
+
+        asyncio.run(eventually(works, 30))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def handle(inputs): raise ValueError('no weights')", "ValueError: no weights"),
+        ("import os\ndef handle(inputs): os._exit(9)", "exit status 9"),
+    ],
+)
+def test_a_handler_that_does_not_load_ends_the_start(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "model.py").write_text(text)
+    process = ServeProcess(tmp_path)
+    process.popen.communicate(timeout=60)
+    with process.log:
+        log = process.read_log()
+    assert process.popen.returncode == 2, log
+    assert "Failed to initialize model: " in log
+    assert message in log
