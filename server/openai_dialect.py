@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from lmi_server.dialects import Dialect, ErrorForm
+from lmi_server.handler_backend import HandlerBackend
+from lmi_server.handler_calls import HandlerCalls
 from lmi_server.openapi import openapi_route
 from lmi_server.protocols.chat_schema import ChatBody
 from lmi_server.protocols.completion_schema import CompletionBody
@@ -59,7 +61,9 @@ def openai_dialect(service: Service) -> Dialect:
     models = ModelsHandler(service)
     tokens = TokenHandler(service, protocol)
     completion = GenerationHandler(service, protocol.parse_completion)
-    chat = GenerationHandler(service, protocol.parse_chat)
+    chat: GenerationHandler | HandlerCalls = GenerationHandler(service, protocol.parse_chat)
+    if isinstance(backend, HandlerBackend) and options.api == "lmi":
+        chat = HandlerCalls(service, backend)  # As on /invocations, by the path that chats have.
 
     def post(path: str, handler: Handler, purpose: str, *bodies: type) -> Route:
         answers = _ANSWERS if path.startswith("/v1/") else _JSON

@@ -44,6 +44,14 @@ def reference_page() -> str:
         parts.append("|---|---|---|---|---|---|")
         parts += [_line(option, system) for option in options]
         parts.append("")
+    parts.append("## Custom handlers\n")
+    parts.append("With a `model.py` that answers requests; every other key is given to it.\n")
+    parts += [
+        f"- `{option.key}` ({_general(option.actions['handler'])}): {option.doc}"
+        for option in OPTIONS
+        if "handler" in option.actions
+    ]
+    parts.append("")
     parts.append("## Backends\n")
     for backend in BACKENDS.values():
         state = "available" if backend.available else "no adapter in this version"

@@ -38,3 +38,9 @@ def test_every_line_has_six_cells():
     assert len(lines) == sum(len(option.systems) for option in OPTIONS)
     for line in lines:
         assert line.replace("\\|", "").count("|") == 7
+
+
+def test_custom_handlers_have_a_section():
+    text = section("Custom handlers")
+    assert "- `batch_size` (honoured): Requests that dynamic batching collects" in text
+    assert "`option.dtype`" not in text
