@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -525,5 +526,24 @@ def test_another_interpreter(tmp_path: Path) -> None:
             assert json.loads((await ask(pool, "configuration")).body)["variable"] == "9"
         with pytest.raises(ModelError, match="/no/python can't be started"):
             await HandlerPool(replace(pool.config, python="/no/python")).start()
+
+    asyncio.run(run())
+
+
+def test_no_file_or_process_is_left_open(tmp_path: Path) -> None:
+    def num_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async def run() -> None:
+        before = num_files()
+        async with running(tmp_path) as pool:
+            while_running = num_files()
+            for text in ("a", "stream", "die", "b"):
+                with contextlib.suppress(HandlerError):
+                    async with pool.call(request(text)):
+                        pass
+            await eventually(lambda: pool.num_ready_workers == 1, 20)
+            await eventually(lambda: num_files() == while_running)
+        await eventually(lambda: num_files() == before)
 
     asyncio.run(run())
