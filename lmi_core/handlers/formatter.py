@@ -14,11 +14,9 @@ from lmi_core.engine.outputs import TokenEvent
 from lmi_core.errors import EngineError, ModelError
 from lmi_core.handlers.errors import FailureKind, HandlerError, LoadError
 from lmi_core.handlers.process import HandlerProcess
+from lmi_core.handlers.restart import pause_s
 
 log = logging.getLogger(__name__)
-
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 30.0
 
 
 class OutputFormatter:
@@ -93,7 +91,7 @@ class OutputFormatter:
         while not self.has_failed:
             try:
                 if self._process is None:
-                    await asyncio.sleep(_pause_s(num_in_a_row))
+                    await asyncio.sleep(pause_s(num_in_a_row))
                     self._process = await HandlerProcess.start(self._config, lambda: None)
                 await self._read(self._process)
             except (HandlerError, LoadError) as error:
@@ -172,9 +170,3 @@ def _token(event: TokenEvent) -> dict[str, Any]:
         "finish_reason": None if event.finish_reason is None else str(event.finish_reason),
         "top": [{"id": t.token_id, "text": t.text, "log_prob": t.logprob} for t in event.top],
     }
-
-
-def _pause_s(num_failures_in_a_row: int) -> float:
-    if num_failures_in_a_row <= 1:
-        return 0.0
-    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (num_failures_in_a_row - 2))

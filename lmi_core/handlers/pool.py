@@ -12,12 +12,10 @@ from lmi_core.errors import CapacityError, ModelError
 from lmi_core.handlers.call import HandlerAnswer, HandlerRequest
 from lmi_core.handlers.errors import FailureKind, HandlerError, LoadError
 from lmi_core.handlers.job import Job, JobQueue
+from lmi_core.handlers.restart import pause_s
 from lmi_core.handlers.worker import Worker
 
 log = logging.getLogger(__name__)
-
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 30.0
 
 
 class HandlerPool:
@@ -111,14 +109,14 @@ class HandlerPool:
 
     async def back_off(self) -> None:
         """Wait before the next start; meanwhile requests are refused if no other process runs."""
-        if self._num_in_a_row <= 1:
+        seconds = pause_s(self._num_in_a_row)
+        if not seconds:
             return
-        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self._num_in_a_row - 2))
         self._is_pausing = True
         if not self.num_ready_workers:
             self._fail_waiting(_stopped())
         try:
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(seconds)
         finally:
             self._is_pausing = False
 
