@@ -60,7 +60,10 @@ class FormattingBackend:
                 async for events in batches:
                     formatted = FormattedEvents(events)
                     formatted.frame = await stream.format(events)
-                    yield formatted
+                    if formatted.frame or stream.failure is None:
+                        yield formatted
+                    if stream.failure is not None:
+                        raise stream.failure
         finally:
             stream.close()
 

@@ -33,15 +33,18 @@ class Formatter:
         """Format a frame's tokens and write the text."""
         head = frame.head
         stream_id = head["stream"]
+        pieces: list[bytes] = []
         try:
             output = self._outputs.get(stream_id)
             if output is None:
                 output = self._outputs[stream_id] = self._new_output(stream_id, head["input"])
-            pieces = [self._format(output, token) for token in head["tokens"]]
+            for token in head["tokens"]:
+                pieces.append(self._format(output, token))
         except Exception as error:
             traceback.print_exc()
             self.forget(stream_id)
-            self._write({"kind": "failed", "id": head["id"], "error": str(error)})
+            failed = {"kind": "failed", "id": head["id"], "error": str(error)}
+            self._write(failed, b"".join(pieces))
             return
         if output.finished:
             self.forget(stream_id)

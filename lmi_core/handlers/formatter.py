@@ -19,6 +19,10 @@ from lmi_core.handlers.restart import pause_s
 log = logging.getLogger(__name__)
 
 
+Formatted = tuple[bytes, str | None]
+"""What the function wrote, and the error that it raised then."""
+
+
 class OutputFormatter:
     """Between ``start`` and ``stop``: turns tokens into text by the model's own function.
 
@@ -29,7 +33,7 @@ class OutputFormatter:
         self._config = config
         self._process: HandlerProcess | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._answers: dict[int, asyncio.Future[bytes]] = {}
+        self._answers: dict[int, asyncio.Future[Formatted]] = {}
         self._numbers = itertools.count(1)
         self.num_failures = 0
 
@@ -64,12 +68,12 @@ class OutputFormatter:
         given: dict[str, object] = {"text": prompt, "parameters": dict(parameters)}
         return FormatterStream(self, self._process, next(self._numbers), given)
 
-    async def exchange(self, process: HandlerProcess, head: dict[str, Any]) -> bytes:
+    async def exchange(self, process: HandlerProcess, head: dict[str, Any]) -> Formatted:
         """Send a frame and wait for its text."""
         if process is not self._process:
             raise HandlerError(FailureKind.CRASHED, "Python worker disconnected.")
         number = next(self._numbers)
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Formatted] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         timeout_s = self._config.predict_timeout_s
         try:
@@ -110,10 +114,8 @@ class OutputFormatter:
             answer = self._answers.get(frame.head.get("id", 0))
             if answer is None or answer.done():
                 continue
-            if frame.head["kind"] == "text":
-                answer.set_result(b"".join(frame.blobs))
-            else:
-                answer.set_exception(EngineError(str(frame.head.get("error"))))
+            error = frame.head.get("error")
+            answer.set_result((b"".join(frame.blobs), None if error is None else str(error)))
 
     def _fail(self, error: HandlerError) -> None:
         for answer in self._answers.values():
@@ -136,9 +138,11 @@ class FormatterStream:
         self._number = number
         self._given: dict[str, object] | None = given
         self._is_finished = False
+        self.failure: EngineError | None = None
+        """Set once the function has raised: the stream ends with what it wrote before."""
 
     async def format(self, events: Sequence[TokenEvent]) -> bytes:
-        """The text that the function makes of ``events``; EngineError when it raises."""
+        """The text that the function makes of ``events``; HandlerError when there is none."""
         head: dict[str, Any] = {
             "stream": self._number,
             "input": self._given,
@@ -146,13 +150,11 @@ class FormatterStream:
         }
         self._given = None
         self._is_finished = any(event.finish_reason is not None for event in events)
-        try:
-            return await self._formatter.exchange(self._process, head)
-        except HandlerError:
-            raise
-        except EngineError:
+        text, error = await self._formatter.exchange(self._process, head)
+        if error is not None:
             self._is_finished = True
-            raise
+            self.failure = EngineError(error)
+        return text
 
     def close(self) -> None:
         """Forget a stream that has not ended. Idempotent."""
