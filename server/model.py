@@ -130,10 +130,10 @@ class ServedModel:
 
     def handler(self, key: RouteKey) -> Handler:
         """The handler of a route; HttpError 503 while the model takes no requests."""
+        if self.state is ModelState.STOPPED:
+            message = f"All model workers has been shutdown: {self.name}"
+            raise HttpError(503, "WlmShutdownException", message)
         if self.endpoint is None:
-            if self.state is ModelState.STOPPED:
-                message = f"All model workers has been shutdown: {self.name}"
-                raise HttpError(503, "WlmShutdownException", message)
             raise HttpError(503, "WlmException", f"Model is not ready: {self.name}")
         return self.endpoint.handlers[key]
 
@@ -151,15 +151,15 @@ class ServedModel:
         self.endpoint = self._host.make_endpoint(options, backend)
         self._host.attach(label, backend)
         self.loaded_at = time.time()
-        self.state = ModelState.READY
+        if self.state is ModelState.LOADING:  # else it is to leave at once
+            self.state = ModelState.READY
 
     async def close(self, end: ModelState, *, drain_timeout_s: float) -> None:
-        """Refuse new requests, let running ones finish in time, stop the engine and give back its
-        memory; then be in state ``end``."""
-        self.state = ModelState.UNLOADING
+        """Be in state ``end``: refuse new requests, let running ones finish in time, then stop the
+        engine and give back its memory."""
+        self.state = end
         endpoint, engine = self.endpoint, self._engine
         if endpoint is None or engine is None:
-            self.state = end
             return
         admission = endpoint.service.admission
         admission.draining = True
@@ -176,4 +176,3 @@ class ServedModel:
         self._host.detach(self.recipe.label)
         self.endpoint = self._engine = None
         await engine.__aexit__(None if cut_off is None else TimeoutError, cut_off, None)
-        self.state = end

@@ -199,7 +199,7 @@ class ModelRegistry:
 
     async def _close(self, model: ServedModel, end: ModelState) -> None:
         # Set before the first wait: no request that comes now is for this model.
-        model.state = ModelState.UNLOADING
+        model.state = end
         self._choose_sole()
         async with self._loading:
             await model.close(end, drain_timeout_s=self.options.drain_timeout_s)

@@ -231,6 +231,7 @@ def load_native_runner(
     from lmi_core.ops.native import NativeWeights
 
     check_sizes(config)
+    check_weights_fit(config, HOST_MEMORY.total_bytes)
     num_threads = config.num_threads or _native.num_physical_cores()
     model = load_model(
         config.model,
@@ -258,6 +259,26 @@ def check_sizes(config: EngineConfig) -> None:
     if config.block_size % 16:
         raise UserError(
             f"block_size is {config.block_size}, but must be a multiple of 16", field="block_size"
+        )
+
+
+def check_weights_fit(config: EngineConfig, claimed_bytes: int) -> None:
+    """Raise InsufficientMemoryError if the weights can't fit beside the engines that are here.
+
+    The first engine is let through: only loading tells what its weights really need.
+    """
+    if not claimed_bytes:
+        return
+    stored_bytes = sum(file.stat().st_size for file in config.model.glob("*.safetensors"))
+    # At least this: int4 is an eighth of fp32, bf16 half of it.
+    least_bytes = stored_bytes // (8 if config.quantize else 2 if config.dtype != "auto" else 1)
+    limit = _native.cpu_info()["memory_limit_bytes"]
+    if least_bytes > limit - claimed_bytes:
+        raise InsufficientMemoryError(
+            f"the weights in {config.model} need {least_bytes / 2**20:.0f} MiB; of "
+            f"{limit / 2**20:.0f} MiB, other models have taken {claimed_bytes / 2**20:.0f}: "
+            "unload one of them",
+            field="model",
         )
 
 

@@ -283,6 +283,48 @@ def test_scale_stops_and_starts() -> None:
     asyncio.run(run())
 
 
+def test_scaling_down_lets_running_requests_finish() -> None:
+    async def run() -> None:
+        async with managed() as (served, registrar):
+            await served.ask("POST", "/models?url=/m/x&model_name=x")
+            registrar.engines["x"].delay_s = 0.02
+            body = {**LMI, "parameters": {"max_new_tokens": 20}, "stream": True}
+            running = asyncio.ensure_future(served.post(body, "/predictions/x"))
+            await eventually(lambda: registrar.engines["x"].running)
+            stopping = asyncio.ensure_future(
+                served.ask("PUT", "/models/x?min_worker=0&max_worker=0")
+            )
+            await eventually(lambda: served.models.find("x").state == "stopped")
+            message = "All model workers has been shutdown: x"
+            refused = await served.post(LMI, "/predictions/x")
+            check(refused, 503, fault(503, "WlmShutdownException", message))
+            # Starting again waits for the end of the stop.
+            assert (await served.ask("PUT", "/models/x?min_worker=1")).status == 200
+            assert stopping.done()
+            assert len((await running).body.splitlines()) == 20
+            assert (await stopping).status == 200
+            assert lmi_text(await served.post(LMI, "/predictions/x")) == " x"
+
+    asyncio.run(run())
+
+
+def test_unregister_while_loading() -> None:
+    async def run() -> None:
+        async with managed() as (served, registrar):
+            registrar.go_on.clear()
+            await served.ask("POST", "/models?url=/m/x&model_name=x&synchronous=false")
+            leaving = asyncio.ensure_future(served.ask("DELETE", "/models/x"))
+            await eventually(lambda: not served.models.versions("x"))
+            refused = await served.post(LMI, "/predictions/x")
+            assert refused.status == 404
+            registrar.go_on.set()
+            assert (await leaving).status == 200
+            assert not served.models.has("x", None)
+            assert not registrar.engines["x"].running
+
+    asyncio.run(run())
+
+
 def test_unregister_lets_running_requests_finish() -> None:
     async def run() -> None:
         async with managed() as (served, registrar):
