@@ -111,6 +111,7 @@ def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and engine")
     group.add_argument("--served-model-name", metavar="NAME", help="default: the directory's name")
+    group.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda needs torch")
     group.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto")
     group.add_argument("--quantize", choices=("int8", "int4"), help="quantise the weights at load")
     group.add_argument("--kv-dtype", choices=("auto", "bf16", "fp32"), default="auto")
@@ -139,6 +140,7 @@ def build_engine_config(args: argparse.Namespace) -> EngineConfig:
         model=model,
         served_model_name=args.served_model_name
         or (name if re.fullmatch(r"[\w.-]+", name) else "model"),
+        device=args.device,
         dtype=args.dtype,
         quantize=args.quantize,
         kv_dtype=args.kv_dtype,

@@ -1,9 +1,9 @@
-"""Every option of a model, put into random combinations of its sources: the strongest wins."""
+"""Every option, put into random combinations of its sources: the strongest wins."""
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lmi_core.config.command_line import parse_command_line
+from lmi_core.config.command_line import SYNONYMS, parse_command_line
 from lmi_core.config.environment import AMBIGUOUS, read_environment
 from lmi_core.config.merge import merge
 from lmi_core.config.origin import Rank
@@ -12,7 +12,8 @@ from lmi_core.config.properties import parse_properties
 from lmi_core.config.table import OPTIONS
 from lmi_core.config.value_type import Bool, Bytes, Choice, Float, Int, Items, Json, StopList, Text
 
-TRANSLATED = {"ENABLE_CUDA_GRAPHS"}
+TRANSLATED = {"ENABLE_CUDA_GRAPHS", "SAGEMAKER_MAX_PAYLOAD_IN_MB"}
+OWN_FLAGS = {key: name for name, key in SYNONYMS.items() if not name.startswith("--no-")}
 
 
 def values_of(option):
@@ -42,14 +43,24 @@ def values_of(option):
     return made[type(kind)]
 
 
+def flag_of(option):
+    """Return the flag that takes a value of an option, the launcher's, our own or the key's."""
+    if option.flag:
+        return None if option.flag.switch else option.flag.name
+    if option.key in OWN_FLAGS:
+        return OWN_FLAGS[option.key]
+    is_model_key = option.scope == "model" and option.key.startswith("option.")
+    return "--" + option.name.replace("_", "-") if is_model_key else None
+
+
 def sources_of(option):
     """Return the places that can set an option, strongest first, each with its own writing."""
-    flag = option.flag.name if option.flag else "--" + option.name.replace("_", "-")
-    switch = bool(option.flag and option.flag.switch)
     sources = [("option", option.key)]
-    if option.scope == "model" and option.key.startswith("option.") and not switch:
+    flag = flag_of(option)
+    if flag is not None:
         sources.append(("flag", flag))
-    sources.append(("file", option.key))
+    if option.scope == "model":
+        sources.append(("file", option.key))
     if "." not in option.name:
         sources.append(("variable", option.variable))
     sources += [
@@ -64,7 +75,7 @@ def sources_of(option):
 
 @st.composite
 def placements(draw):
-    option = draw(st.sampled_from([option for option in OPTIONS if option.scope == "model"]))
+    option = draw(st.sampled_from(OPTIONS))
     sources = sources_of(option)
     texts = st.sampled_from(values_of(option))
     chosen = draw(st.sets(st.integers(0, len(sources) - 1), min_size=1))

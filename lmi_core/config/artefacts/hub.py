@@ -71,7 +71,8 @@ def fetch_from_hub(
     """Return the directory of a hub model's snapshot.
 
     A commit that is whole in the cache is used as it is; a branch is looked up at the hub first
-    unless offline. Downloads resume and are verified by the hub's client. Raises ModelError with
+    unless offline. The hub's client verifies downloads; after an interruption it fetches the files
+    that aren't whole again. Raises ModelError with
     the hub's reason, and MissingExtraError if the client isn't installed.
     """
     cache = hub_cache(environ) if cache is None else cache

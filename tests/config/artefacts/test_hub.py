@@ -139,6 +139,19 @@ def test_a_model_is_downloaded_once_without_its_code(hub, tmp_path):
     assert fetch(source, offline, environ={}) == directory
 
 
+def test_an_interrupted_download_is_continued(hub, tmp_path):
+    """What arrived whole is kept, by its version; what didn't is fetched again."""
+    server, environ = hub
+    config = ServerConfig(values={}, hub_cache=tmp_path / "cache")
+    directory = fetch(ModelSource("hub", "org/m"), config, environ=environ)
+    weights = directory / "model.safetensors"
+    weights.resolve().unlink()
+    weights.unlink()
+    assert fetch(ModelSource("hub", "org/m"), config, environ=environ) == directory
+    assert [name for name, _ in server.downloads].count("model.safetensors") == 2
+    assert len(server.downloads) == 4
+
+
 @pytest.mark.parametrize(
     ("refusal", "revision", "message"),
     [
