@@ -11,11 +11,12 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lmi_core.errors import ModelError, UserError
+from lmi_core.text.tools import ToolStyle
 
 Message = Mapping[str, Any]
 
@@ -118,6 +119,26 @@ class ChatTemplate:
             ) from None
         return text if final is None else _cut_at_mark(text, final)
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether tools given to ``render`` reach the prompt."""
+        if "tool_use" in self._templates:
+            return True
+        return "tools" in template_variables(self._choose(has_tools=False))
+
+    @property
+    def takes_tool_calls(self) -> bool:
+        """Whether calls and results among the messages reach the prompt."""
+        return "tool_calls" in self._choose(has_tools=True)
+
+    @property
+    def tool_style(self) -> ToolStyle:
+        """How the model was taught to write tool calls, as far as the template shows it."""
+        source = self._choose(has_tools=True)
+        if "<tool_call>" not in source and "python_tag" in source:
+            return ToolStyle.LLAMA3_JSON
+        return ToolStyle.HERMES
+
     def _choose(self, *, has_tools: bool) -> str:
         names = ("tool_use", "default") if has_tools else ("default",)
         for name in names:
@@ -148,6 +169,19 @@ class _GenerationTag(jinja2.ext.Extension):
 @lru_cache(maxsize=64)
 def compile_template(source: str) -> jinja2.Template:
     """Compile in the environment that the ecosystem's templates are written for."""
+    return _environment().from_string(source)
+
+
+@lru_cache(maxsize=64)
+def template_variables(source: str) -> frozenset[str]:
+    """The variables that a template reads; none for a broken one."""
+    try:
+        return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
+    except jinja2.TemplateSyntaxError:
+        return frozenset()
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -156,7 +190,7 @@ def compile_template(source: str) -> jinja2.Template:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(source)
+    return environment
 
 
 def _to_json(

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
+from lmi_core.text.chat import ChatTemplate
+from lmi_core.text.tools import ToolStyle
+from lmi_server.protocols.chat_tools import ChatTools, chat_tools, render_with_tools
 from lmi_server.protocols.decode import decode_json
 from lmi_server.protocols.openai_schema import (
     OpenAIBody,
     check_common,
     check_range,
     common_sampling_params,
+    requested_grammar,
     unavailable,
 )
 
@@ -31,6 +36,7 @@ class ChatBody(OpenAIBody, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: list[str] | None = None
@@ -56,7 +62,8 @@ def decode_chat(body: bytes) -> ChatBody:
     check_common(chat)
     check_range("max_completion_tokens", chat.max_completion_tokens, 0, None)
     check_range("top_logprobs", chat.top_logprobs, 0, _TOP_LOGPROBS_MAX)
-    _check_tools(chat)
+    if chat.functions:
+        raise unavailable("functions")
     for name in ("audio", "web_search_options", "echo", "chat_template"):
         if getattr(chat, name):
             raise unavailable(name)
@@ -94,33 +101,41 @@ def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [_plain_message(index, message) for index, message in enumerate(messages)]
 
 
-def chat_sampling_params(chat: ChatBody) -> SamplingParams:
+def tools_of(chat: ChatBody, template: ChatTemplate | None) -> ChatTools | None:
+    """The tools that the chat's model may call; UserError names the field at fault."""
+    tools = chat_tools(
+        chat.tools,
+        chat.tool_choice,
+        style=ToolStyle.HERMES if template is None else template.tool_style,
+        is_parallel=chat.parallel_tool_calls is not False,
+    )
+    if tools is not None and requested_grammar(chat) is not None:
+        raise UserError(
+            "tools exclude response_format and guided output; leave one of them out, or send "
+            "tool_choice: none",
+            field="tools",
+        )
+    return tools
+
+
+def chat_prompt(chat: ChatBody, template: ChatTemplate) -> str:
+    """The prompt that the messages and tools make."""
+    return render_with_tools(
+        template, plain_messages(chat.messages), tools_of(chat, template), template_arguments(chat)
+    )
+
+
+def chat_sampling_params(chat: ChatBody, tools: ChatTools | None = None) -> SamplingParams:
     """Without a limit, as many tokens as fit."""
     limit = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
-    return common_sampling_params(
+    params = common_sampling_params(
         chat,
         max_new_tokens=limit,
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
     )
-
-
-def _check_tools(chat: ChatBody) -> None:
-    """Tools that must not be called may be there; calls need a mechanism that isn't."""
-    if chat.functions:
-        raise unavailable("functions")
-    for index, tool in enumerate(chat.tools or ()):
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        if not (isinstance(function, Mapping) and isinstance(function.get("name"), str)):
-            raise UserError(
-                f'tools[{index}] must be {{"type": "function", "function": {{"name": ...}}}}; '
-                "tools are not available in this version anyway: leave them out",
-                field=f"tools[{index}]",
-            )
-    if chat.tools and chat.tool_choice != "none":
-        raise UserError(
-            "tools are not available in this version; leave tools out or send tool_choice: none",
-            field="tools",
-        )
+    if tools is None or tools.grammar is None:
+        return params
+    return replace(params, grammar=tools.grammar)
 
 
 def _plain_message(index: int, message: dict[str, Any]) -> dict[str, Any]:

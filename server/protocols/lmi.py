@@ -26,11 +26,12 @@ from lmi_server.protocols.base import Call, HttpError, Plan, Protocol, Renderer,
 from lmi_server.protocols.chat_output import ChatLinesRenderer, ChatRenderer, ChatSseRenderer
 from lmi_server.protocols.chat_schema import (
     ChatBody,
+    chat_prompt,
     chat_sampling_params,
     decode_chat,
-    plain_messages,
-    template_arguments,
+    tools_of,
 )
+from lmi_server.protocols.chat_tools import ChatTools
 from lmi_server.protocols.decode import decode_text
 from lmi_server.protocols.lmi_chat_output import chat_renderer
 from lmi_server.protocols.lmi_formatted import FormattedRenderer, FormattedRequest
@@ -203,13 +204,18 @@ class LmiProtocol(Protocol):
                 f"The model {self._model_name} has no chat template; send inputs instead",
                 field="messages",
             )
-        prompt = self._chat_template.render(
-            plain_messages(chat.messages), **template_arguments(chat)
-        )
-        params = chat_sampling_params(chat)
+        tools = tools_of(chat, self._chat_template)
+        prompt = chat_prompt(chat, self._chat_template)
+        params = chat_sampling_params(chat, tools)
         request_id = f"chatcmpl-{call.request_id}"
         if self._options.release is None:
-            renderer = self._chat_renderer(call, chat, request_id, params.n)
+            renderer = self._chat_renderer(call, chat, request_id, params.n, tools)
+        elif tools is not None:
+            raise UserError(
+                f"LMI {self._release} has no form for tool calls (option.lmi_compat); leave tools "
+                "out, or send tool_choice: none",
+                field="tools",
+            )
         else:
             renderer = chat_renderer(chat, request_id, params.n, self._release)
         request = GenerationRequest(
@@ -218,7 +224,12 @@ class LmiProtocol(Protocol):
         return Plan(requests=(request,), renderer=renderer)
 
     def _chat_renderer(
-        self, call: Call, chat: ChatBody, answer_id: str, num_choices: int
+        self,
+        call: Call,
+        chat: ChatBody,
+        answer_id: str,
+        num_choices: int,
+        tools: ChatTools | None,
     ) -> Renderer:
         answer = ChatAnswer(
             id=answer_id,
@@ -230,9 +241,9 @@ class LmiProtocol(Protocol):
             error=error_body,
         )
         if not chat.stream:
-            return ChatRenderer(answer)
+            return ChatRenderer(answer, tools)
         accepts_events = "text/event-stream" in call.headers.get("accept", "")
-        return ChatSseRenderer(answer) if accepts_events else ChatLinesRenderer(answer)
+        return (ChatSseRenderer if accepts_events else ChatLinesRenderer)(answer, tools)
 
     def _capacity(self, error: CapacityError) -> Reply:
         message = f"Worker queue capacity exceeded for model: {self._model_name} ({error})"

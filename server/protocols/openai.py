@@ -19,10 +19,10 @@ from lmi_server.protocols.base import Call, HttpError, Plan, Protocol, Renderer,
 from lmi_server.protocols.chat_output import ChatRenderer, ChatSseRenderer
 from lmi_server.protocols.chat_schema import (
     ChatBody,
+    chat_prompt,
     chat_sampling_params,
     decode_chat,
-    plain_messages,
-    template_arguments,
+    tools_of,
 )
 from lmi_server.protocols.completion_output import (
     CompletionRenderer,
@@ -56,7 +56,6 @@ _IGNORED = frozenset(
         "prompt_cache_options",
         "prediction",
         "moderation",
-        "parallel_tool_calls",
         "reasoning_effort",
         "verbosity",
         "request_id",
@@ -118,11 +117,12 @@ class OpenAIProtocol(Protocol):
         self.check_model(body.model)
         if body.top_logprobs is not None and not body.logprobs:
             raise UserError("top_logprobs needs logprobs: true", field="top_logprobs")
-        params = chat_sampling_params(body)
+        tools = tools_of(body, self._chat_template)
+        params = chat_sampling_params(body, tools)
         if params.max_new_tokens == 0:
             raise UserError("max_completion_tokens must be at least 1, got 0", field="max_tokens")
         answer = self._answer(f"chatcmpl-{call.request_id}", body, 1, params.logprobs)
-        renderer: Renderer = ChatSseRenderer(answer) if body.stream else ChatRenderer(answer)
+        renderer: Renderer = (ChatSseRenderer if body.stream else ChatRenderer)(answer, tools)
         request = GenerationRequest(
             request_id=call.request_id,
             prompt=self.render_chat(body),
@@ -140,7 +140,7 @@ class OpenAIProtocol(Protocol):
                 f"The model {self._model_name} has no chat template; use /v1/completions instead",
                 field="messages",
             )
-        return self._chat_template.render(plain_messages(body.messages), **template_arguments(body))
+        return chat_prompt(body, self._chat_template)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self._model_name:

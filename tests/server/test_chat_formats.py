@@ -135,7 +135,7 @@ def test_parameters() -> None:
         ({"presence_penalty": -3}, "presence_penalty must be between -2 and 2"),
         ({"logit_bias": {"x": 1}}, "logit_bias has the key 'x'"),
         ({"logit_bias": {"1": 101}}, "logit_bias value must be between -100 and 100"),
-        ({"tools": [{}]}, "tools are not available"),
+        ({"tools": [{}]}, r"tools\[0\] must be"),
         ({"response_format": {"type": "jsonl"}}, "must be text, json_object or json_schema"),
     ],
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
+import pydantic
 import pytest
 
+from lmi_core.demo import MODEL_DIR
 from tests.checkpoints import cached_checkpoint
 from tests.cli.test_native import serving
 
@@ -215,18 +218,81 @@ def test_wrong_model_and_wrong_key(client: openai.OpenAI) -> None:
     assert refused.value.code == "invalid_api_key"
 
 
-@pytest.mark.parametrize(
-    ("asked", "field"),
-    [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    ],
-)
-def test_what_is_not_there_is_refused(
-    client: openai.OpenAI, asked: dict[str, Any], field: str
-) -> None:
-    with pytest.raises(openai.BadRequestError, match="not available in this version") as raised:
-        client.chat.completions.create(model="tiny", messages=MESSAGES, **asked)
-    assert raised.value.param == field
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "maxLength": 5},
+                    "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                },
+                "required": ["city", "days"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[openai.OpenAI]:
+    flags = ("--api-key", KEY, "--served-model-name", "demo")
+    with (
+        serving(str(MODEL_DIR), *flags) as base,
+        openai.OpenAI(base_url=f"{base}/v1", api_key=KEY, max_retries=0) as client,
+    ):
+        yield client
+
+
+def test_tools(demo: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "messages": MESSAGES,
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 1.5,
+        "seed": 3,
+    }
+    [choice] = demo.chat.completions.create(**asked).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls is not None
+    [call] = choice.message.tool_calls
+    assert call.type == "function"
+    assert call.function.name == "weather"
+    assert set(json.loads(call.function.arguments)) == {"city", "days"}
+
+    with demo.chat.completions.stream(**asked) as stream:
+        events = list(stream)
+        [streamed] = stream.get_final_completion().choices
+    assert any(event.type == "tool_calls.function.arguments.delta" for event in events)
+    assert streamed.finish_reason == "tool_calls"
+    assert streamed.message.tool_calls is not None
+    assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
+
+    answer = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+    history = [*MESSAGES, choice.message.model_dump(exclude_none=True), answer]
+    again = demo.chat.completions.create(
+        **{**asked, "messages": history, "tool_choice": "auto"}, max_tokens=4
+    )
+    assert again.choices[0].finish_reason in ("length", "stop")
+
+
+def test_structured_output(demo: openai.OpenAI) -> None:
+    Size = Annotated[int, pydantic.Field(ge=0, le=99)]
+
+    class Thing(pydantic.BaseModel):
+        name: Literal["a", "b"]
+        sizes: Annotated[list[Size], pydantic.Field(min_length=1, max_length=3)]
+
+    parsed = demo.chat.completions.parse(
+        model="demo", messages=MESSAGES, response_format=Thing, temperature=1.5, seed=1
+    )
+    thing = parsed.choices[0].message.parsed
+    assert isinstance(thing, Thing)
 
 
 def test_async_client(url: str) -> None:
