@@ -19,6 +19,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.stats import EngineObserver
 from lmi_core.errors import ConfigError
 from lmi_core.text.chat import ChatTemplate
+from lmi_core.text.tools import ToolStyle
 from lmi_server.formatting import FormattingBackend
 from lmi_server.handler_backend import HandlerBackend
 from lmi_server.model import Opened, Recipe
@@ -144,10 +145,12 @@ def _chat_template(launch: Launch) -> ChatTemplate | None:
     """The model's, unless the configuration names another; what is broken in it is logged."""
     named = launch.model.get("option.chat_template")
     config_path = launch.model.get("option.tokenizer_config_path")
+    parser = launch.model.get("option.tool_call_parser")
     template = ChatTemplate.load(
         launch.engine.model,
         template=None if named is None else str(named),
         config_path=None if config_path is None else Path(str(config_path)),
+        tool_style=None if parser is None else ToolStyle(str(parser)),
     )
     for fault in [] if template is None else template.faults():
         log.warning("%s; chats are refused, everything else works", fault)

@@ -85,6 +85,7 @@ BACKENDS = {
                     "batch.invariant",
                     "batch.paged",
                     "cache.prefix",
+                    "chat.tools",
                     "device.cuda",
                     "dtype.bf16",
                     "dtype.fp32",

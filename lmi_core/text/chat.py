@@ -37,15 +37,26 @@ class ChatTemplate:
     """A model's chat templates: the default one, and others by name (such as ``tool_use``)."""
 
     def __init__(
-        self, templates: Mapping[str, str], special_tokens: Mapping[str, str] | None = None
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        *,
+        tool_style: ToolStyle | None = None,
     ) -> None:
-        """``special_tokens``: variables of the template, such as ``bos_token``."""
+        """``special_tokens``: variables of the template, such as ``bos_token``. ``tool_style``:
+        None if the template is to show it."""
+        self._tool_style = tool_style
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens or {})
 
     @classmethod
     def load(
-        cls, directory: Path, *, template: str | None = None, config_path: Path | None = None
+        cls,
+        directory: Path,
+        *,
+        template: str | None = None,
+        config_path: Path | None = None,
+        tool_style: ToolStyle | None = None,
     ) -> ChatTemplate | None:
         """The templates of a model directory; None when it has none.
 
@@ -67,7 +78,7 @@ class ChatTemplate:
         if not templates:
             return None
         older = _read_json(directory / "special_tokens_map.json")
-        return cls(templates, _special_tokens({**older, **config}))
+        return cls(templates, _special_tokens({**older, **config}), tool_style=tool_style)
 
     def faults(self) -> list[str]:
         """What is broken in the templates: chats that need them will be refused with it."""
@@ -134,6 +145,8 @@ class ChatTemplate:
     @property
     def tool_style(self) -> ToolStyle:
         """How the model was taught to write tool calls, as far as the template shows it."""
+        if self._tool_style is not None:
+            return self._tool_style
         source = self._choose(has_tools=True)
         if "<tool_call>" not in source and "python_tag" in source:
             return ToolStyle.LLAMA3_JSON

@@ -182,6 +182,16 @@ def test_enforced_calls() -> None:
     assert not follows(ulm, tool_choice="required", template=LLAMA)
 
 
+def test_the_configured_style_is_enforced() -> None:
+    template = ChatTemplate.load(MODEL_DIR, tool_style=ToolStyle.LLAMA3_JSON)
+    assert template is not None
+    text = '{"name": ' + ULM.format("parameters")
+    assert follows(text, tool_choice="required", template=template)
+    model = {"default": "{{ tools }}"}
+    assert ChatTemplate(model, tool_style=ToolStyle.LLAMA3_JSON).tool_style == "llama3_json"
+    assert ChatTemplate(model).tool_style == "hermes"
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

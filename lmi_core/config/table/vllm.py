@@ -5,6 +5,7 @@ from lmi_core.config.value_type import Bool, Choice, Float, Int, Json, Text, Val
 
 _SYSTEMS = ("vllm",)
 CHAT_TEMPLATE = "tests/cli/test_options.py::test_defaults_of_requests_and_the_chat_template"
+TOOL_STYLE = "tests/server/test_chat_tools.py::test_the_configured_style_is_enforced"
 _LORA_SYSTEMS = ("vllm", "lmi_dist")
 
 
@@ -106,14 +107,26 @@ OPTIONS = (
         "enable_auto_tool_choice",
         Bool(),
         "Let the model call tools.",
-        needs("chat.tools"),
+        honoured(
+            None,
+            "calls are looked for wherever a request has tools",
+            test="tests/server/test_chat_tools.py::test_a_whole_answer_with_calls",
+            capability="chat.tools",
+            by_value={False: no_effect("a request that has tools asks for calls")},
+        ),
         False,
     ),
     _vllm(
         "tool_call_parser",
         Text("parser name"),
         "Parser of tool calls in the model's text.",
-        needs("chat.tools", idle=()),
+        refused(
+            "write hermes or llama3_json, or leave it out: the chat template shows which",
+            by_value=dict.fromkeys(
+                ("hermes", "llama3_json"),
+                honoured(None, "how enforced calls are written; both are read", test=TOOL_STYLE),
+            ),
+        ),
     ),
     _vllm(
         "enable_reasoning",
