@@ -45,6 +45,7 @@ def recipe_of(
     """``name`` beats the configured one; ``num_models``, with it, are loaded together."""
     if name is not None and name != model.name:
         model = replace(model, name=name)
+    code = model.handler_config() if model.backend == "handler" else None
 
     async def open_model(observer: EngineObserver) -> Opened:
         launch = await asyncio.to_thread(
@@ -67,6 +68,8 @@ def recipe_of(
         batch_size=_number(model, "batch_size"),
         max_batch_delay_ms=_number(model, "max_batch_delay"),
         max_idle_s=_number(model, "max_idle_time"),
+        min_workers=1 if code is None else code.min_workers,
+        max_workers=1 if code is None else code.max_workers,
     )
 
 

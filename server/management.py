@@ -104,14 +104,13 @@ class ManagementHandler:
         return _json([description(model) for model in self._found(request)])
 
     async def scale(self, request: web.Request) -> web.Response:
-        """One engine per model: scaling stops or starts it."""
+        """Stops or starts a model: how many workers it has is set when it is registered."""
         query = request.query
         for model in self._found(request):
             least = _integer(query.get("min_worker", str(model.min_workers)), "min_worker")
-            most = _integer(
-                query.get("max_worker", str(max(least, model.max_workers))), "max_worker"
-            )
-            _check_workers(least, most)
+            usual = model.max_workers or model.recipe.max_workers
+            most = _integer(query.get("max_worker", str(max(least, usual))), "max_worker")
+            _check_workers(least, most, model.recipe.max_workers)
             if query.get("device", "cpu") not in ("cpu", "-1", "*"):
                 raise _bad_request(
                     f"device {query['device'][:40]} is not available in this version; "
@@ -181,15 +180,16 @@ class AdapterHandler:
         raise _bad_request("LoRA is not enabled.")
 
 
-def _check_workers(least: int, most: int) -> None:
+def _check_workers(least: int, most: int, available: int) -> None:
     if not 0 <= least <= most:
         raise _bad_request(
             f"min_worker={least} and max_worker={most}: 0 <= min_worker <= max_worker must hold"
         )
-    if most > 1:
+    if most not in (0, available):
         raise _bad_request(
             f"max_worker={most} is not available in this version: one engine serves a model, and "
-            "takes as many requests as its batch holds; at most 1"
+            "takes as many requests as its batch holds; the workers of a model's own code are "
+            f"those it was registered with; allowed are 0 and {available}"
         )
 
 

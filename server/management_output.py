@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from lmi_server.handler_backend import HandlerBackend
 from lmi_server.model import ModelState, ServedModel
 
 MAX_PAGE = 100
@@ -62,11 +63,14 @@ def _details(model: ServedModel) -> dict[str, object]:
 
 
 def _workers(model: ServedModel) -> list[dict[str, object]]:
-    """The engine is the model's one worker, while it runs."""
+    """An engine is its model's one worker; a model's own code has processes."""
     if model.endpoint is None:
         return []
-    status = "UNLOADING" if model.state is ModelState.UNLOADING else "READY"
-    return [{"id": 1, "startTime": _timestamp(model.loaded_at), "status": status}]
+    backend = model.backend
+    num_workers = backend.pool.num_ready_workers if isinstance(backend, HandlerBackend) else 1
+    status = "READY" if model.state is ModelState.READY else "UNLOADING"
+    start = _timestamp(model.loaded_at)
+    return [{"id": i + 1, "startTime": start, "status": status} for i in range(num_workers)]
 
 
 def _timestamp(seconds: float) -> str:

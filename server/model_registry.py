@@ -160,21 +160,6 @@ class ModelRegistry:
                 return
             await model.load()
         self._choose_sole()
-        if len(self._models) > 1:
-            self._report(model)
-
-    def _report(self, model: ServedModel) -> None:
-        runner = getattr(getattr(model.backend, "info", None), "runner", None)
-        if runner is None:
-            return
-        log.info(
-            "model %s: weights %.0f MiB, KV cache up to %.0f MiB; its steps run on %d threads, "
-            "which all models share",
-            model.recipe.label,
-            runner.weight_bytes / 2**20,
-            runner.kv_cache_bytes / 2**20,
-            runner.num_threads,
-        )
 
     async def _load_or_drop(self, model: ServedModel, *, keep_failed: bool) -> None:
         try:

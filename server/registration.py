@@ -99,12 +99,11 @@ class ConfiguredRegistrar:
 
 def custom_code(model: ModelConfig) -> str | None:
     """What of a model would run Python code that came with it, or None."""
-    if model.handler is not None:
-        return "a handler"
+    code = model.handler_config()
+    if code is not None:
+        return f"{code.path.name}: {code.function or code.output_formatter}"
     if model.trust_remote_code:
         return "option.trust_remote_code=true"
-    if model.backend != "native" and model.files.requirements is not None:
-        return "requirements.txt"
     return None
 
 

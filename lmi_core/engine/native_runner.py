@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from lmi_core.errors import InsufficientMemoryError, UserError
 if TYPE_CHECKING:
     from lmi_core.config.engine_config import EngineConfig
     from lmi_core.models.loader import LoadedModel
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 
@@ -184,6 +187,7 @@ class NativeRunner:
         self._worker: _native.Worker | None = SharedWorker.acquire(
             config.num_threads or _native.num_physical_cores()
         )
+        self._report(config, model)
         HOST_MEMORY.claim(self, model.weights.num_bytes + self.memory.num_bytes)
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.info = RunnerInfo(
@@ -203,6 +207,23 @@ class NativeRunner:
             dtype=model.dtype,
             quantize=model.quantize or "",
             kv_dtype=kv_dtype,
+        )
+
+    def _report(self, config: EngineConfig, model: LoadedModel) -> None:
+        """Say how several models divide the machine."""
+        claimed_bytes = HOST_MEMORY.total_bytes
+        if config.num_models == 1 and not claimed_bytes:
+            return
+        assert self._worker is not None
+        log.info(
+            "model %s: weights %.0f MiB, KV cache up to %.0f MiB (%s); other models have %.0f MiB; "
+            "all models' steps run on the same %d threads",
+            config.served_model_name,
+            model.weights.num_bytes / 2**20,
+            self.memory.num_bytes / 2**20,
+            self.memory.reason,
+            claimed_bytes / 2**20,
+            self._worker.num_threads,
         )
 
     def submit(self, step: _native.Step) -> None:

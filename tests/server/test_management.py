@@ -270,7 +270,7 @@ def test_scale_stops_and_starts() -> None:
             assert lmi_text(await served.post(LMI, "/predictions/x")) == " x"
             for query, words in (
                 ("min_worker=2&max_worker=1", "min_worker <= max_worker"),
-                ("max_worker=4", "at most 1"),
+                ("max_worker=4", "allowed are 0 and 1"),
                 ("max_worker=some", "not a number"),
                 ("device=gpu0", "device gpu0"),
             ):
@@ -525,5 +525,9 @@ def test_custom_code_must_be_allowed(store: Path) -> None:
     with pytest.raises(HttpError, match="--allow-custom-code") as raised:
         ask_for(ServerConfig(model_store=store, values={}), url=f"{store}/good")
     assert raised.value.status == 403
+    properties.unlink()
+    (store / "good" / "model.py").write_text("def handle(inputs):\n    return None\n")
+    with pytest.raises(HttpError, match=r"model.py: handle.*--allow-custom-code"):
+        ask_for(ServerConfig(model_store=store, values={}), url=f"{store}/good")
     allowed = ServerConfig(model_store=store, allow_custom_code=True, values={})
     assert ask_for(allowed, url=f"{store}/good").name == "good"

@@ -119,8 +119,9 @@ def test_a_store_is_served_with_each_models_own_configuration(
         assert server.ask("GET", "/info")[0] == 200
         server.log.seek(0)
         log = server.log.read()
-        assert "model a: weights" in log
-        assert "which all models share" in log
+        assert "model b: weights" in log
+        assert "shared by 2 models" in log or "sequences of" in log
+        assert "all models' steps run on the same" in log
 
 
 def test_models_come_and_go_under_load(store: Path, alone: dict[str, str]) -> None:
@@ -171,6 +172,44 @@ def test_a_server_may_start_empty(store: Path, alone: dict[str, str]) -> None:
         )
         assert (status, answer["type"]) == (400, "ModelException")
         assert "max_idle_time" in answer["message"]
+
+
+HANDLER = """
+from djl_python import Output
+
+def handle(inputs):
+    if inputs.is_empty():
+        return None
+    return Output().add_as_json({"echo": inputs.get_as_json()["inputs"]})
+"""
+
+
+def test_a_models_own_code_comes_beside_an_engine(
+    store: Path, alone: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "echo").mkdir()
+    (tmp_path / "echo" / "model.py").write_text(HANDLER)
+    register = f"/models?url={tmp_path}/echo&min_worker=2&max_worker=2"
+    arguments = (str(store / "a"), "--option", f"model_store={tmp_path}")
+    with serving(*arguments) as server:
+        status, answer = server.ask("POST", register)
+        assert (status, answer["type"]) == (403, "ForbiddenException")
+        assert "--allow-custom-code" in answer["message"]
+    with serving(*arguments, "--allow-custom-code") as server:
+        assert server.ask("POST", register) == (200, {"status": 'Model "echo" registered.'})
+        body = {"inputs": "hi"}
+        assert server.ask("POST", "/models/echo/invoke", body) == (200, {"echo": "hi"})
+        assert server.generate("a") == alone["a"]
+        _, described = server.ask("GET", "/models/echo")
+        (group,) = described[0]["models"][0]["workerGroups"]
+        assert (group["minWorkers"], group["maxWorkers"], len(group["workers"])) == (2, 2, 2)
+        for workers in (0, 2):
+            query = f"min_worker={workers}&max_worker={workers}"
+            assert server.ask("PUT", f"/models/echo?{query}")[0] == 200
+        assert server.ask("POST", "/predictions/echo", body) == (200, {"echo": "hi"})
+        assert server.ask("GET", "/ping")[1]["echo"] == {"status": "Healthy"}
+        assert server.ask("DELETE", "/models/echo")[0] == 200
+        assert server.ask("POST", "/predictions/echo", body)[0] == 404
 
 
 def test_port_may_open_before_models_are_loaded(store: Path, tmp_path: Path) -> None:
