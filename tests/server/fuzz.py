@@ -68,6 +68,10 @@ RECORDED: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/invocations", CHAT | STREAM),
     ("POST", "/predictions/model", INPUTS | {"parameters": {"n": 2, "top_n_tokens": 1}}),
     ("POST", "/predictions/model/1", INPUTS),
+    ("POST", "/models/model/invoke", INPUTS),
+    ("GET", "/models", None),
+    ("GET", "/models/model", None),
+    ("GET", "/adapters", None),
     ("GET", "/ping", None),
     ("POST", "/v1/chat/completions", CHAT),
     ("POST", "/v1/chat/completions", CHAT | STREAM | {"stream_options": {"include_usage": True}}),
@@ -173,6 +177,8 @@ def make_case(seed: str) -> Case:
         path += rng.choice(PATHS)
     if rng.random() < 0.1:
         method = rng.choice(METHODS)
+        if path.startswith("/models/") and method == "DELETE":
+            method = "PUT"  # the model is still needed
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     data = "\r\n".join([*lines, "", ""]).encode("utf-8") + body
     if rng.random() < 0.05:

@@ -1,0 +1,76 @@
+"""Every field of every body with values of every type: refused by name, or served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from lmi_core.text.chat import ChatTemplate
+from lmi_server.protocols.chat_schema import ChatBody
+from lmi_server.protocols.completion_schema import CompletionBody
+from lmi_server.protocols.lmi_schema import LmiBody, LmiParameters
+from lmi_server.protocols.tgi_options import TgiOptions
+from lmi_server.protocols.tgi_schema import CompatBody, GenerateParameters
+from lmi_server.protocols.tgi_v1_schema import ChatBody as TgiChatBody
+from lmi_server.protocols.tgi_v1_schema import CompletionBody as TgiCompletionBody
+from lmi_server.token_routes import DetokenizeBody, TokenizeBody
+from tests.engine.fake_runner import FakeRunner
+from tests.server.test_tgi_http import serving
+
+TEMPLATE = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"})
+VALUES: tuple[Any, ...] = (
+    None, True, "x", -1, 0, 1.5, -1e300, 2**64, [], [None], ["x"], {"a": [1]},
+)  # fmt: skip
+CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+INPUTS = {"inputs": "x", "parameters": {"max_new_tokens": 2}}
+BODIES: list[tuple[str, type, str | None, dict[str, Any], int]] = [
+    ("/invocations", LmiBody, None, INPUTS, 424),
+    ("/invocations", LmiParameters, "parameters", INPUTS, 424),
+    ("/v1/completions", CompletionBody, None, {"prompt": "x", "max_tokens": 2}, 400),
+    ("/v1/chat/completions", ChatBody, None, CHAT, 400),
+    ("/tokenize", TokenizeBody, None, {"prompt": "x"}, 400),
+    ("/detokenize", DetokenizeBody, None, {"tokens": [1]}, 400),
+    ("/", CompatBody, None, INPUTS, 422),
+    ("/generate", GenerateParameters, "parameters", INPUTS, 422),
+    ("/tgi/v1/chat/completions", TgiChatBody, None, CHAT, 422),
+    ("/tgi/v1/completions", TgiCompletionBody, None, {"prompt": "x", "max_tokens": 2}, 422),
+]
+
+
+def fits(kind: Any, value: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("path", "schema", "where", "valid", "status"), BODIES, ids=lambda value: str(value)[:40]
+)
+def test_values_of_every_type(
+    path: str, schema: type, where: str | None, valid: dict[str, Any], status: int
+) -> None:
+    async def run() -> None:
+        options: dict[str, Any] = {"tgi": TgiOptions(), "chat_template": TEMPLATE}
+        async with serving(FakeRunner(max_model_len=32), api="lmi", **options) as served:
+            for field in msgspec.structs.fields(schema):
+                for value in VALUES:
+                    body = json.loads(json.dumps(valid))
+                    (body if where is None else body[where])[field.name] = value
+                    answer = await served.post(body, path)
+                    case = (field.name, value, answer.status, answer.body[:300])
+                    assert answer.status in (200, status, 404 if field.name == "model" else 200), (
+                        case
+                    )
+                    is_absent = value is None and where == "parameters" and schema is LmiParameters
+                    if not fits(field.type, value) and not is_absent:
+                        assert answer.status == status, case
+                        assert field.name.encode() in answer.body, case
+            assert (await served.post(valid, path)).status == 200
+
+    asyncio.run(run())
