@@ -70,6 +70,7 @@ def recipe_of(
         max_idle_s=_number(model, "max_idle_time"),
         min_workers=1 if code is None else code.min_workers,
         max_workers=1 if code is None else code.max_workers,
+        has_processes=code is not None,
     )
 
 

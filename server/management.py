@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from lmi_core.errors import EngineError, InsufficientMemoryError, LmiError, UserError
+from lmi_server.handler_backend import HandlerBackend
 from lmi_server.management_output import MAX_PAGE, description, listing
 from lmi_server.model import ModelState, ServedModel
 from lmi_server.protocols.base import HttpError
@@ -104,13 +105,13 @@ class ManagementHandler:
         return _json([description(model) for model in self._found(request)])
 
     async def scale(self, request: web.Request) -> web.Response:
-        """Stops or starts a model: how many workers it has is set when it is registered."""
+        """A handler gets more or fewer processes; a model's one engine is stopped or started."""
         query = request.query
         for model in self._found(request):
             least = _integer(query.get("min_worker", str(model.min_workers)), "min_worker")
             usual = model.max_workers or model.recipe.max_workers
             most = _integer(query.get("max_worker", str(max(least, usual))), "max_worker")
-            _check_workers(least, most, model.recipe.max_workers)
+            _check_workers(least, most, has_processes=model.recipe.has_processes)
             if query.get("device", "cpu") not in ("cpu", "-1", "*"):
                 raise _bad_request(
                     f"device {query['device'][:40]} is not available in this version; "
@@ -140,6 +141,8 @@ class ManagementHandler:
                 await self._models.load(model, keep_failed=True)
             except (LmiError, MemoryError, OSError) as error:
                 raise _load_error(error) from error
+        if model.endpoint is not None and isinstance(model.backend, HandlerBackend):
+            model.backend.pool.scale(least, most)
 
     def _found(self, request: web.Request) -> list[ServedModel]:
         """The model of the path: one version, or all of them."""
@@ -180,16 +183,15 @@ class AdapterHandler:
         raise _bad_request("LoRA is not enabled.")
 
 
-def _check_workers(least: int, most: int, available: int) -> None:
+def _check_workers(least: int, most: int, *, has_processes: bool) -> None:
     if not 0 <= least <= most:
         raise _bad_request(
             f"min_worker={least} and max_worker={most}: 0 <= min_worker <= max_worker must hold"
         )
-    if most not in (0, available):
+    if most > 1 and not has_processes:
         raise _bad_request(
             f"max_worker={most} is not available in this version: one engine serves a model, and "
-            "takes as many requests as its batch holds; the workers of a model's own code are "
-            f"those it was registered with; allowed are 0 and {available}"
+            "takes as many requests as its batch holds; allowed are 0 and 1"
         )
 
 

@@ -63,14 +63,17 @@ def _details(model: ServedModel) -> dict[str, object]:
 
 
 def _workers(model: ServedModel) -> list[dict[str, object]]:
-    """An engine is its model's one worker; a model's own code has processes."""
+    """A handler's processes; else the engine is the model's one worker, while it runs."""
     if model.endpoint is None:
         return []
-    backend = model.backend
-    num_workers = backend.pool.num_ready_workers if isinstance(backend, HandlerBackend) else 1
+    starts = [model.loaded_at]
+    if isinstance(model.backend, HandlerBackend):
+        starts = [worker.started_at for worker in model.backend.pool.workers if worker.is_ready]
     status = "READY" if model.state is ModelState.READY else "UNLOADING"
-    start = _timestamp(model.loaded_at)
-    return [{"id": i + 1, "startTime": start, "status": status} for i in range(num_workers)]
+    return [
+        {"id": number, "startTime": _timestamp(start), "status": status}
+        for number, start in enumerate(starts, 1)
+    ]
 
 
 def _timestamp(seconds: float) -> str:

@@ -56,6 +56,8 @@ class Recipe:
     max_idle_s: int = 60
     min_workers: int = 1
     max_workers: int = 1
+    has_processes: bool = False
+    """Its workers are processes, of which there may be any number; else one engine serves it."""
 
     @property
     def label(self) -> str:

@@ -8,12 +8,14 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from lmi_core.config.handler_config import HandlerConfig
-from lmi_core.errors import CapacityError, ModelError
+from lmi_core.errors import CapacityError, InsufficientMemoryError, ModelError
 from lmi_core.handlers.call import HandlerAnswer, HandlerRequest
 from lmi_core.handlers.errors import FailureKind, HandlerError, LoadError
 from lmi_core.handlers.job import Job, JobQueue
 from lmi_core.handlers.restart import pause_s
 from lmi_core.handlers.worker import Worker
+
+_OUT_OF_MEMORY = 507
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,7 @@ class HandlerPool:
     def __init__(self, config: HandlerConfig) -> None:
         self.config = config
         self.queue = JobQueue()
+        self._max_workers = config.max_workers
         self.has_failed = False
         self.num_failures = 0
         self.num_requests = 0
@@ -36,6 +39,11 @@ class HandlerPool:
         self._num_in_a_row = 0
         self._is_pausing = False
         self._workers: dict[Worker, asyncio.Task[None] | None] = {}
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Those that take requests or are about to."""
+        return list(self._workers)
 
     @property
     def num_ready_workers(self) -> int:
@@ -54,7 +62,9 @@ class HandlerPool:
         except BaseException as error:
             await self.stop()
             if isinstance(error, LoadError):
-                raise ModelError(f"Failed to initialize model: {error}") from None
+                is_memory = error.code == _OUT_OF_MEMORY
+                kind = InsufficientMemoryError if is_memory else ModelError
+                raise kind(f"Failed to initialize model: {error}") from None
             raise
         for worker in workers:
             self._workers[worker] = asyncio.create_task(self._run(worker))
@@ -68,6 +78,16 @@ class HandlerPool:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._fail_waiting(HandlerError(FailureKind.SHUTDOWN, "Worker shutting down"))
         await asyncio.gather(*(worker.close() for worker in workers))
+
+    def scale(self, min_workers: int, max_workers: int) -> None:
+        """Keep other numbers of workers from now on; those too many end once they are idle."""
+        self._max_workers = max_workers
+        permanent = [worker for worker in self._workers if not worker.is_temporary]
+        for worker in permanent[min_workers:]:
+            worker.is_temporary = True
+        for _ in range(min_workers - len(permanent)):
+            self._launch(is_temporary=False)
+        self.queue.wake()
 
     @asynccontextmanager
     async def call(self, request: HandlerRequest) -> AsyncGenerator[HandlerAnswer, None]:
@@ -145,12 +165,14 @@ class HandlerPool:
         return CapacityError(f"all workers are dead after {self.num_failures} failures")
 
     def _grow(self) -> None:
-        """Add a worker for as long as many requests wait."""
-        config = self.config
-        many_wait = len(self.queue) > 2 * config.batch_size
-        if many_wait and len(self._workers) < config.max_workers and not self.has_failed:
-            worker = self._add(is_temporary=True)
-            self._workers[worker] = asyncio.create_task(self._run(worker))
+        """Add a worker where there is none, or for as long as many requests wait."""
+        is_needed = not self._workers or len(self.queue) > 2 * self.config.batch_size
+        if is_needed and len(self._workers) < self._max_workers and not self.has_failed:
+            self._launch(is_temporary=True)
+
+    def _launch(self, *, is_temporary: bool) -> None:
+        worker = self._add(is_temporary=is_temporary)
+        self._workers[worker] = asyncio.create_task(self._run(worker))
 
     def _add(self, *, is_temporary: bool) -> Worker:
         worker = Worker(self, self.config, is_temporary=is_temporary)

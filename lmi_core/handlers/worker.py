@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,9 @@ class Worker:
     def __init__(self, pool: HandlerPool, config: HandlerConfig, *, is_temporary: bool) -> None:
         self._pool = pool
         self._config = config
-        self._is_temporary = is_temporary
+        self.is_temporary = is_temporary
+        self.started_at = 0.0
+        """When its process was started, in seconds since the epoch."""
         self._process: HandlerProcess | None = None
         self._jobs: list[Job] = []
         self._is_cut_off = False
@@ -47,6 +50,7 @@ class Worker:
     async def start(self) -> None:
         """Start the process; LoadError when it can't load the model."""
         self._process = await HandlerProcess.start(self._config, self._pool.queue.wake)
+        self.started_at = time.time()
         log.info("worker %d of %s is ready", self._process.pid, self._config.model_name)
 
     async def run(self) -> None:
@@ -58,7 +62,7 @@ class Worker:
                 elif self._process.has_ended:
                     await self._lose("it ended by itself")
                 elif not await self._take():
-                    if self._is_temporary and not self._process.has_ended:
+                    if self.is_temporary and not self._process.has_ended:
                         return
                 else:
                     await self._answer()
@@ -84,8 +88,14 @@ class Worker:
         """Fill ``_jobs``; False when there is nothing to do."""
         process, config, queue = self._process, self._config, self._pool.queue
         assert process is not None
-        idle_s = config.max_idle_time_s if self._is_temporary else None
-        if not await queue.wait(lambda: process.has_ended or self._pool.has_failed, idle_s):
+        idle_s = config.max_idle_time_s if self.is_temporary else None
+        was_temporary = self.is_temporary
+
+        def is_over() -> bool:
+            changed = self.is_temporary != was_temporary
+            return changed or process.has_ended or self._pool.has_failed
+
+        if not await queue.wait(is_over, idle_s):
             return False
         delay_s = config.max_batch_delay_ms / 1000
         await queue.take(self._jobs, config.batch_size, delay_s)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from lmi_core.config.handler_config import HandlerConfig
-from lmi_core.errors import CapacityError, EngineError, ModelError
+from lmi_core.errors import CapacityError, EngineError, InsufficientMemoryError, ModelError
 from lmi_core.handlers.call import HandlerAnswer, HandlerRequest
 from lmi_core.handlers.errors import FailureKind, HandlerError
 from lmi_core.handlers.pool import HandlerPool
@@ -545,5 +545,34 @@ def test_no_file_or_process_is_left_open(tmp_path: Path) -> None:
             await eventually(lambda: pool.num_ready_workers == 1, 20)
             await eventually(lambda: num_files() == while_running)
         await eventually(lambda: num_files() == before)
+
+    asyncio.run(run())
+
+
+def test_scaling(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as pool:
+            pool.scale(2, 2)
+            await eventually(lambda: pool.num_ready_workers == 2, 30)
+            busy = asyncio.create_task(ask(pool, "slow"))
+            await eventually(lambda: pool.num_running == 1)
+            pool.scale(1, 1)
+            await eventually(lambda: pool.num_ready_workers == 1, 30)
+            assert (await busy).body == b"slow"
+            pool.scale(0, 1)
+            await eventually(lambda: not pool.workers, 30)
+            assert (await ask(pool, "hello")).body == b"hello"
+            assert pool.num_failures == 0
+
+    asyncio.run(run())
+
+
+def test_too_little_memory_to_load(tmp_path: Path) -> None:
+    text = "def handle(inputs): raise MemoryError('17 GiB')"
+
+    async def run() -> None:
+        with pytest.raises(InsufficientMemoryError, match="17 GiB"):
+            async with running(tmp_path, text):
+                pass
 
     asyncio.run(run())

@@ -21,12 +21,22 @@ import aiohttp
 import pytest
 
 from lmi_core.config.handler_config import HandlerConfig
+from lmi_core.config.server_config import ServerConfig
 from lmi_server.handler_backend import HandlerBackend
 from lmi_server.metrics import Metrics
+from lmi_server.model_registry import ModelRegistry
+from lmi_server.options import ServerOptions
+from lmi_server.registration import ConfiguredRegistrar
 from tests.checkpoints import cached_checkpoint
 from tests.config.artefacts.test_requirements import write_wheel
 from tests.handlers.test_pool import write
-from tests.server.harness import Served, eventually, http_request, serving_backend
+from tests.server.harness import (
+    Served,
+    eventually,
+    http_request,
+    serving_backend,
+    serving_models,
+)
 
 HANDLER = """
 import os, time
@@ -499,3 +509,46 @@ def test_a_handler_that_does_not_load_ends_the_start(
     assert process.popen.returncode == 2, log
     assert "Failed to initialize model: " in log
     assert message in log
+
+
+def test_handlers_are_registered_and_scaled(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    directory = store / "late"
+    directory.mkdir(parents=True)
+    (directory / "model.py").write_text(BATCHED)
+    config = ServerConfig(model_store=store, allow_custom_code=True, values={})
+    registrar = ConfiguredRegistrar((), {}, config)
+    options = ServerOptions(port=0, drain_timeout_s=5)
+
+    async def run() -> None:
+        models = ModelRegistry(options, Metrics(), [], registrar=registrar)
+        async with models, serving_models(models) as served:
+
+            async def manage(method: str, path: str) -> Any:
+                async with served.client.request(method, path) as response:
+                    assert response.status == 200, await response.text()
+                    return await response.json()
+
+            async def num_workers() -> int:
+                (described,) = await manage("GET", "/models/late")
+                (group,) = described["models"][0]["workerGroups"]
+                assert all(worker["status"] == "READY" for worker in group["workers"])
+                return len(group["workers"])
+
+            await manage("POST", f"/models?url={directory}&min_worker=2")
+            assert await num_workers() == 2
+            assert (await served.post(b"a", "/predictions/late")).body == b"aa"
+            await manage("PUT", "/models/late?min_worker=1&max_worker=1")
+            async with asyncio.timeout(30):
+                while await num_workers() != 1:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            await manage("PUT", "/models/late?min_worker=0&max_worker=0")
+            assert await num_workers() == 0
+            assert (await served.post(b"b", "/predictions/late")).status == 503
+            await manage("PUT", "/models/late?min_worker=1&max_worker=1")
+            assert (await served.post(b"c", "/predictions/late")).body == b"cc"
+            await manage("DELETE", "/models/late")
+            assert (await served.post(b"d", "/predictions/late")).status == 404
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
