@@ -11,11 +11,8 @@ from lmi_core.engine.stats import EngineInfo, EngineStats
 from lmi_core.text.tokenizer import Tokenizer
 
 
-class Backend(Protocol):
-    """The part of ``lmi_core.engine.Engine`` that the server calls."""
-
-    @property
-    def healthy(self) -> bool: ...
+class Generator(Protocol):
+    """What turns requests into events."""
 
     def generate_batches(
         self, request: GenerationRequest
@@ -25,6 +22,17 @@ class Backend(Protocol):
         Raises UserError or CapacityError before the first event, EngineError at any time.
         """
         ...
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
+        """Token ids of a text; UserError when it isn't valid Unicode."""
+        ...
+
+
+class Backend(Generator, Protocol):
+    """The part of ``lmi_core.engine.Engine`` that the server calls."""
+
+    @property
+    def healthy(self) -> bool: ...
 
     def stats(self) -> EngineStats: ...
 
@@ -37,10 +45,6 @@ class Backend(Protocol):
     @property
     def max_model_len(self) -> int:
         """Tokens of the longest prompt and its output together."""
-        ...
-
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
-        """Token ids of a text; UserError when it isn't valid Unicode."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:

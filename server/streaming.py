@@ -15,7 +15,7 @@ from aiohttp import web
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import EngineError, LmiError, UserError
-from lmi_server.backend import Backend
+from lmi_server.backend import Generator
 from lmi_server.metrics import RequestMeter
 from lmi_server.protocols.base import Plan, Renderer
 
@@ -28,7 +28,7 @@ NumberedEvents = list[tuple[int, Sequence[TokenEvent]]]
 
 async def respond(
     request: web.Request,
-    backend: Backend,
+    backend: Generator,
     plan: Plan,
     meter: RequestMeter,
     *,
@@ -67,7 +67,7 @@ def _failed(plan: Plan, error: EngineError) -> web.Response:
 
 
 async def _truncated(
-    backend: Backend, request: GenerationRequest, num_tokens: int | None
+    backend: Generator, request: GenerationRequest, num_tokens: int | None
 ) -> GenerationRequest:
     if num_tokens is None or request.prompt is None:
         return request
@@ -78,7 +78,7 @@ async def _truncated(
 
 
 async def _collect(
-    backend: Backend, request: GenerationRequest, index: int, plan: Plan, meter: RequestMeter
+    backend: Generator, request: GenerationRequest, index: int, plan: Plan, meter: RequestMeter
 ) -> None:
     async with aclosing(backend.generate_batches(request)) as batches:
         async for events in batches:
@@ -87,7 +87,7 @@ async def _collect(
 
 
 async def _collect_all(
-    backend: Backend, requests: list[GenerationRequest], plan: Plan, meter: RequestMeter
+    backend: Generator, requests: list[GenerationRequest], plan: Plan, meter: RequestMeter
 ) -> None:
     """All prompts of one call at once; the first failure ends the others."""
     try:
@@ -119,7 +119,7 @@ def _feed_all(renderer: Renderer, meter: RequestMeter, numbered: NumberedEvents)
 
 
 async def _merged(
-    backend: Backend, requests: list[GenerationRequest]
+    backend: Generator, requests: list[GenerationRequest]
 ) -> AsyncGenerator[NumberedEvents, None]:
     """The events of several requests, all that are ready at once; the first failure ends all."""
     ready: NumberedEvents = []

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.errors import CapacityError, LmiError
+from lmi_server.backend import Generator
 from lmi_server.dialects import Dialect, ErrorForm
 from lmi_server.metrics import CONTENT_TYPE, RequestMeter
 from lmi_server.openapi import openapi_route
@@ -38,6 +39,7 @@ from lmi_server.protocols.tgi_v1_schema import ChatBody, CompletionBody
 from lmi_server.routes import METER, Handler, Route, Service
 from lmi_server.streaming import respond
 from lmi_server.tgi_metrics import RequestRecord, TgiMetrics
+from lmi_server.tgi_tool_run import ToolRun
 
 
 def tgi_dialect(service: Service) -> Dialect:
@@ -150,17 +152,18 @@ class TgiService:
         try:
             with self.permits.take(self.protocol.num_sequences(job)):
                 validation_started = meter.seconds
-                plan = await self.protocol.plan(
-                    job,
-                    # Clients may reuse their ids at the same time; the engine's must be unique.
-                    request_id=f"{meter.request_id}-{next(self._call_numbers)}",
-                    started_s=meter.started,
-                )
+                # Clients may reuse their ids at the same time; the engine's must be unique.
+                request_id = f"{meter.request_id}-{next(self._call_numbers)}"
+                plan = await self.protocol.plan(job, request_id=request_id, started_s=meter.started)
+                backend: Generator = self.service.backend
+                fallback = await self.protocol.fallback(job, request_id)
+                if fallback is not None:
+                    backend = ToolRun(backend, fallback, job.on_text)
                 validation_seconds = meter.seconds - validation_started
                 watched = WatchedRenderer(plan.renderer)
                 response = await respond(
                     request,
-                    self.service.backend,
+                    backend,
                     replace(plan, renderer=watched),
                     meter,
                     send_timeout_s=self.service.options.send_timeout_s,

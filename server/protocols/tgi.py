@@ -87,6 +87,10 @@ class Job:
     render_error: Callable[[Exception, int], bytes] = error_event
     """The end of a stream that failed, in the form of a release."""
     as_list: bool = False
+    fallback: Generation | None = None
+    """Run instead when the model prefers no tool."""
+    on_text: Callable[[], None] = lambda: None
+    """Called when it does."""
 
 
 def check_content_type(content_type: str) -> None:
@@ -172,6 +176,17 @@ class TgiProtocol:
         return Plan(
             requests=tuple(requests), renderer=job.render(answers), headers=self.headers(job)
         )
+
+    async def fallback(self, job: Job, request_id: str) -> GenerationRequest | None:
+        """What to run when the model prefers no tool; checked as ``plan`` checks."""
+        if job.fallback is None:
+            return None
+        prompt = await self._check(job.fallback)
+        now_s = time.perf_counter()
+        timing = Timing(started_s=now_s, validated_s=now_s)
+        answer = self._answer(job, job.fallback, prompt, timing)
+        [request] = _requests(f"{request_id}-text", job.fallback, prompt, answer)
+        return request
 
     def headers(self, job: Job) -> dict[str, str]:
         """Response headers that are known from the start."""

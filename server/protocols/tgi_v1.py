@@ -12,6 +12,8 @@ from lmi_server.protocols.tgi import Generation, Job, compat_job
 from lmi_server.protocols.tgi_events import Answer
 from lmi_server.protocols.tgi_options import TgiOptions
 from lmi_server.protocols.tgi_schema import CompatBody, decode_any, wrong_shape
+from lmi_server.protocols.tgi_tool_events import ToolCalls, ToolRenderer, ToolSseRenderer
+from lmi_server.protocols.tgi_tools import TgiTools
 from lmi_server.protocols.tgi_v1_events import (
     ChatRenderer,
     ChatSseRenderer,
@@ -25,6 +27,7 @@ from lmi_server.protocols.tgi_v1_schema import (
     CompletionBody,
     V1Body,
     chat_parameters,
+    chat_tools,
     check_completion,
     completion_parameters,
     decode_chat,
@@ -71,20 +74,23 @@ class TgiV1:
 
     def chat_text(self, body: bytes) -> str:
         """The prompt that a chat's messages make."""
-        return render_chat(decode_chat(body), self._chat_template)
+        chat = decode_chat(body)
+        return render_chat(chat, self._chat_template, chat_tools(chat))
 
     def _chat_job(self, body: ChatBody) -> Job:
-        generation = Generation(
-            inputs=render_chat(body, self._chat_template),
-            parameters=chat_parameters(body, self._options.version),
-            add_special_tokens=False,
-            shows_logprobs=bool(body.logprobs),
-            presence_penalty=body.presence_penalty or 0.0,
-            logit_bias=logit_bias(body),
-        )
+        tools = chat_tools(body)
+        generation = self._generation(body, tools)
+        fallback = self._generation(body, None) if tools is not None and tools.is_free else None
+        calls = None if tools is None else ToolCalls()
         identity = self._identity(body)
 
         def render(answers: Sequence[Answer]) -> Renderer:
+            if calls is not None:
+                if body.stream:
+                    return ToolSseRenderer(
+                        identity, answers, includes_usage=body.includes_usage, calls=calls
+                    )
+                return ToolRenderer(identity, answers, calls)
             if body.stream:
                 return ChatSseRenderer(identity, answers, includes_usage=body.includes_usage)
             return ChatRenderer(identity, answers)
@@ -94,6 +100,18 @@ class TgiV1:
             streams=body.stream,
             render=render,
             render_error=v1_error_event,
+            fallback=fallback,
+            on_text=(lambda: None) if calls is None else calls.answer_in_text,
+        )
+
+    def _generation(self, body: ChatBody, tools: TgiTools | None) -> Generation:
+        return Generation(
+            inputs=render_chat(body, self._chat_template, tools),
+            parameters=chat_parameters(body, self._options.version, tools),
+            add_special_tokens=False,
+            shows_logprobs=bool(body.logprobs),
+            presence_penalty=body.presence_penalty or 0.0,
+            logit_bias=logit_bias(body),
         )
 
     def _completion_job(self, body: CompletionBody) -> Job:

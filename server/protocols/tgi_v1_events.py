@@ -126,10 +126,13 @@ class ChatRenderer(_WholeRenderer):
             logprobs = f'{{"content":{array(text.logprobs)}}}'
         return (
             f'{{{self._identity.head("chat.completion")},"choices":[{{"index":0,"message":'
-            f'{{"role":"assistant","content":{quote("".join(text.pieces))}}},'
+            f"{self._message(''.join(text.pieces))},"
             f'"logprobs":{logprobs},"finish_reason":{quote(_openai_reason(text.finish_reason))}}}],'
             f'"usage":{self._usage([0])}}}'
         ).encode("utf-8", "replace")
+
+    def _message(self, text: str) -> str:
+        return f'{{"role":"assistant","content":{quote(text)}}}'
 
 
 class ChatSseRenderer(_SseRenderer):
@@ -150,13 +153,17 @@ class ChatSseRenderer(_SseRenderer):
         return f'{self._head}],"usage":{self._usage([0])}}}\n\n'.encode() + last
 
     def _frame(self, event: TokenEvent) -> str:
+        return self._chunk(event, f'"content":{quote(event.text)}')
+
+    def _chunk(self, event: TokenEvent, delta: str) -> str:
+        """``delta``: what it has besides the role."""
         reason = self._note(0, event)
         finish = "null" if reason is None else quote(_openai_reason(reason))
         logprobs = "null"
         if self._answers[0].shows_logprobs:
             logprobs = f'{{"content":[{_logprob(self._answers[0], event)}]}}'
         return (
-            f'{self._head}{{"index":0,"delta":{{"role":"assistant","content":{quote(event.text)}}},'
+            f'{self._head}{{"index":0,"delta":{{"role":"assistant",{delta}}},'
             f'"logprobs":{logprobs},"finish_reason":{finish}}}],"usage":null}}\n\n'
         )
 

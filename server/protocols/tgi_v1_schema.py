@@ -17,6 +17,7 @@ from lmi_server.protocols.tgi_errors import TgiError
 from lmi_server.protocols.tgi_grammar import plain_response_format
 from lmi_server.protocols.tgi_options import TgiOptions
 from lmi_server.protocols.tgi_schema import U32, U64, GenerateParameters, body_decoder, check_u64
+from lmi_server.protocols.tgi_tools import TgiTools, tgi_tools
 
 NonEmptyPrompts = Annotated[list[str], msgspec.Meta(min_length=1)]
 
@@ -65,6 +66,7 @@ class ChatBody(V1Body, frozen=True, kw_only=True):
     top_logprobs: U32 | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    tool_prompt: str | None = None
     response_format: dict[str, Any] | None = None
     stream_options: StreamOptions | msgspec.UnsetType = msgspec.UNSET
 
@@ -99,12 +101,22 @@ decode_chat = body_decoder(ChatBody)
 decode_completion = body_decoder(CompletionBody)
 
 
-def chat_parameters(body: ChatBody, version: int) -> GenerateParameters:
+def chat_tools(body: ChatBody) -> TgiTools | None:
+    """The tools that may be called; TgiError for those that TGI refuses."""
+    grammar = plain_response_format(body.response_format)
+    return tgi_tools(
+        body.tools, body.tool_choice, body.tool_prompt, has_grammar=grammar is not None
+    )
+
+
+def chat_parameters(
+    body: ChatBody, version: int, tools: TgiTools | None = None
+) -> GenerateParameters:
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return GenerateParameters(
         max_new_tokens=_limit(limit, version),
         top_n_tokens=body.top_logprobs if body.logprobs else None,
-        grammar=plain_response_format(body.response_format),
+        grammar=plain_response_format(body.response_format) if tools is None else tools.grammar,
         **body.sampling(),
     )
 
@@ -128,19 +140,28 @@ def check_completion(body: CompletionBody, options: TgiOptions) -> None:
         raise TgiError(message, "batch size exceeded")
 
 
-def render_chat(body: ChatBody, template: ChatTemplate | None) -> str:
-    """The prompt; TgiError when the template or tools are at fault.
+def render_chat(
+    body: ChatBody, template: ChatTemplate | None, tools: TgiTools | None = None
+) -> str:
+    """The prompt; TgiError when the template is at fault.
 
     A last message of the assistant is left open for the model to go on with.
     """
-    if body.tools and body.tool_choice != "none":
-        raise TgiError("Tool error: tools are not available in this version", "tool_error")
     if template is None:
         raise _template_error("template not found")
     messages = [_plain(message) for message in body.messages]
     is_open = bool(messages) and messages[-1].get("role") == "assistant"
     try:
-        return template.render(messages, add_generation_prompt=True, continue_final_message=is_open)
+        if tools is not None:
+            in_template = template.takes_tools
+            if messages and body.messages[-1].get("content") is not None:
+                messages[-1]["content"] += tools.suffix(in_template=in_template)
+            offered = tools.described() if in_template else None
+        else:
+            offered = None
+        return template.render(
+            messages, add_generation_prompt=True, continue_final_message=is_open, tools=offered
+        )
     except (UserError, ModelError) as error:
         raise _template_error(str(error)) from None
 
