@@ -184,6 +184,57 @@ typedef struct {
 LMI_CUDA_API int32_t lmi_cuda_decode_attention(const LmiAttention* args, void* stream);
 LMI_CUDA_API int32_t lmi_cuda_prefill_attention(const LmiAttention* args, void* stream);
 
+/* What a logit row asks for; neutral: temperature 0 (greedy), top_k 0, top_p 1, min_p 0,
+ * repetition_penalty 1, other penalties 0. */
+typedef struct {
+  uint64_t seed;
+  int32_t choice;
+  int32_t position;
+  int32_t is_sampled;
+  int32_t target_id; /* >= 0: its log-probability is reported, nothing sampled */
+  int32_t num_top;   /* at most max_top */
+  int32_t top_k;
+  int32_t mask; /* its number, or -1 */
+  float temperature;
+  float top_p;
+  float min_p;
+  float repetition_penalty;
+  float presence_penalty;
+  float frequency_penalty;
+} LmiSampleRow;
+
+/* Changes of logits: entries offsets[row] .. offsets[row + 1] are the row's. */
+typedef struct {
+  const int32_t* offsets; /* [num_rows + 1] */
+  const int32_t* ids;
+  const float* values;
+} LmiEdits;
+
+/* A token for every row by the rules of csrc/cpu/isa/sample.inc: log-probabilities are those of the
+ * logits as they are; the token is drawn after bias, penalties, bans, mask, temperature, top-k,
+ * top-p over what that left, min-p. A row with a NaN or infinite logit gets no token and no top
+ * ones. Draws go through the kept tokens in order of ids and depend on nothing but the row. */
+typedef struct {
+  const float* logits; /* [num_rows, vocab_size] */
+  float* modified;     /* the same, written; NULL if no row has edits */
+  const LmiSampleRow* rows;
+  LmiEdits biases; /* added */
+  LmiEdits seen;   /* values: how often generated; 0: only in the prompt. Ids differ in a row. */
+  LmiEdits bans;   /* no values */
+  const uint32_t* masks; /* [masks, num_mask_words]: bits of the tokens allowed, low ones first */
+  int32_t* token_ids;    /* [num_rows]; -1: none */
+  float* logprobs;       /* [num_rows], of the token or target */
+  int32_t* num_top;      /* [num_rows] */
+  int32_t* top_ids;      /* [num_rows, max_top], best first */
+  float* top_logprobs;   /* [num_rows, max_top] */
+  int32_t num_rows;
+  int32_t vocab_size;
+  int32_t max_top; /* at most LMI_MAX_TOP */
+  int32_t num_mask_words;
+} LmiSample;
+#define LMI_MAX_TOP 1024
+LMI_CUDA_API int32_t lmi_cuda_sample(const LmiSample* args, void* stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -78,6 +78,18 @@ __device__ inline T shuffle(T value, int lane) {
   return __shfl_sync(0xffffffffu, value, lane);
 }
 
+template <typename T>
+__device__ inline void atomic_add(T* target, T value) {
+  if constexpr (sizeof(T) == sizeof(unsigned long long)) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(target),
+              static_cast<unsigned long long>(value));
+  } else {
+    atomicAdd(target, value);
+  }
+}
+// The value before.
+__device__ inline int atomic_next(int* counter) { return atomicAdd(counter, 1); }
+
 // The block's dynamic shared memory.
 __device__ inline uint8_t* shared_memory() {
   extern __shared__ __align__(128) uint8_t lmi_cuda_shared[];

@@ -48,8 +48,11 @@ class SamplingInputs:
     repetition_penalty: FloatArray
     presence_penalty: FloatArray
     frequency_penalty: FloatArray
+    seed: npt.NDArray[np.uint64]
+    choice: IntArray
+    position: IntArray
     uniform: npt.NDArray[np.float64]
-    """The random number in [0, 1) that decides the draw."""
+    """The random number in [0, 1) that decides the draw, of (seed, choice, position)."""
     biases: Edits
     seen: Edits
     """Values: how often the token was generated; 0: only in the prompt."""
@@ -80,12 +83,16 @@ class SamplingInputs:
         num_top[(sampling_rows < 0) & is_target] = max_logprobs
         temperature = spread("temperature", 0.0)
         temperature[is_target | (temperature < MIN_TEMPERATURE)] = 0.0
+        seed, choice = spread("seed", 0), spread("choice", 0)
         return cls(
             is_sampled=(sampling_rows >= 0) & ~is_target,
             target_ids=target_ids,
             num_top=num_top.astype(np.int32),
             temperature=temperature,
-            uniform=philox.uniform(spread("seed", 0), spread("choice", 0), positions),
+            seed=seed,
+            choice=choice,
+            position=positions,
+            uniform=philox.uniform(seed, choice, positions),
             biases=edits("biases"),
             seen=edits("seen"),
             bans=edits("bans"),

@@ -26,7 +26,7 @@ IMPLEMENTATIONS = {
     "gated_activation": ("triton", "torch", "native"),
     "rope_cache_write": ("triton", "torch", "native"),
     "attention": ("triton", "torch", "native"),
-    "sample": ("torch",),
+    "sample": ("torch", "native"),
 }
 """What there is of each op, the preferred one first."""
 MODULES = {

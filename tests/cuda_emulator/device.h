@@ -76,6 +76,12 @@ T shuffle_xor(T value, int distance) {
   return shuffle(value, (static_cast<int>(threadIdx.x) % kWarpSize) ^ distance);
 }
 
+template <typename T>
+void atomic_add(T* target, T value) {
+  *target += value;
+}
+inline int atomic_next(int* counter) { return (*counter)++; }
+
 // ---- copies from global to shared memory
 
 inline void copy_async(void* target, const void* source, bool is_valid) {

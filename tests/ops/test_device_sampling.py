@@ -1,7 +1,9 @@
-"""The torch sampler against the native one and against distributions worked out by sorting."""
+"""The samplers of torch devices against the native one and against distributions worked out by
+sorting."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from tests.kernels.test_sample import (
 )
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
+
+from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 
 Logits = npt.NDArray[np.float32]
 NEUTRAL: dict[str, Any] = {
@@ -37,10 +41,35 @@ NEUTRAL: dict[str, Any] = {
     "min_tokens_banned_ids": [],
 }
 MAX_LOGPROBS = 8
+ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU"),
+]
+
+
+@pytest.fixture(
+    autouse=True,
+    params=[
+        pytest.param(("lmi_core.ops.torch_ops", "cpu"), id="torch-cpu"),
+        pytest.param(("lmi_core.ops.torch_ops", "cuda"), id="torch-cuda", marks=ON_GPU),
+        pytest.param(("lmi_core.ops.cuda", "cpu"), id="native-cpu"),
+        pytest.param(("lmi_core.ops.cuda", "cuda"), id="native-cuda", marks=ON_GPU),
+    ],
+)
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test with each sampler."""
+    module, device = request.param
+    if module == "lmi_core.ops.cuda":
+        use_cuda_kernels(torch.device(device), monkeypatch)
+    monkeypatch.setattr(Sampler, "implementation", (module, device))
+    monkeypatch.setattr(Sampler, "is_emulated", module == "lmi_core.ops.cuda" and device == "cpu")
 
 
 class Sampler:
     """A table, and a step of one-token sequences whose logits are given."""
+
+    implementation = "lmi_core.ops.torch_ops", "cpu"
+    is_emulated = False
 
     def __init__(self, num_rows: int, vocab_size: int) -> None:
         self.table = _native.SamplingTable(num_rows, vocab_size)
@@ -68,11 +97,12 @@ class Sampler:
             self.step.set_target(row, target_id)
 
     def run(self, logits: Logits) -> SamplingResults:
-        from lmi_core.ops.torch_ops import sample
-
         torch.set_num_threads(1)
         inputs = SamplingInputs.of(self.step, self.table, MAX_LOGPROBS)
-        return sample(torch.from_numpy(logits), inputs)
+        module, device = self.implementation
+        sample = importlib.import_module(module).sample
+        result: SamplingResults = sample(torch.from_numpy(logits).to(device), inputs)
+        return result
 
 
 def sample_rows(logits: Logits, rows: list[dict[str, Any]]) -> SamplingResults:
@@ -137,7 +167,7 @@ def test_penalties_and_bans() -> None:
         "temperature": 1.0,
     }
     counts = np.zeros(4)
-    num_draws = 4000
+    num_draws = 1000 if Sampler.is_emulated else 4000
     for start in range(0, num_draws, 500):
         sampler = Sampler(500, 4)
         for row in range(500):
@@ -166,7 +196,7 @@ def test_penalties_and_bans() -> None:
     ],
 )
 def test_filtered_distribution(filters: dict[str, Any]) -> None:
-    num_draws, vocab = 3000, 100
+    num_draws, vocab = 600 if Sampler.is_emulated else 3000, 100
     logits = random_logits(1, vocab, seed=9, spread=1.5)
     logits[0, 10:20] = logits[0, 10]  # equals where a filter may cut
     rows = [{"temperature": 0.9, "seed": seed, **filters} for seed in range(num_draws)]

@@ -8,10 +8,12 @@ from lmi_core.ops.cuda.activation import gated_activation
 from lmi_core.ops.cuda.attention import attention
 from lmi_core.ops.cuda.norm import rms_norm
 from lmi_core.ops.cuda.rope import rope_cache_write
+from lmi_core.ops.cuda.sampling import sample
 
 __all__ = [
     "attention",
     "gated_activation",
     "rms_norm",
     "rope_cache_write",
+    "sample",
 ]

@@ -129,6 +129,31 @@ class Attention(ctypes.Structure):
     ]
 
 
+class Edits(ctypes.Structure):
+    _fields_ = [("offsets", c_void_p), ("ids", c_void_p), ("values", c_void_p)]
+
+
+class Sample(ctypes.Structure):
+    _fields_ = [
+        ("logits", c_void_p),
+        ("modified", c_void_p),
+        ("rows", c_void_p),
+        ("biases", Edits),
+        ("seen", Edits),
+        ("bans", Edits),
+        ("masks", c_void_p),
+        ("token_ids", c_void_p),
+        ("logprobs", c_void_p),
+        ("num_top", c_void_p),
+        ("top_ids", c_void_p),
+        ("top_logprobs", c_void_p),
+        ("num_rows", c_int32),
+        ("vocab_size", c_int32),
+        ("max_top", c_int32),
+        ("num_mask_words", c_int32),
+    ]
+
+
 ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "rms_norm": RmsNorm,
     "gated_activation": GatedActivation,
@@ -138,4 +163,5 @@ ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "plan_attention": AttentionPlan,
     "decode_attention": Attention,
     "prefill_attention": Attention,
+    "sample": Sample,
 }
