@@ -260,6 +260,8 @@ class LinearWeight:
     def group_size(self) -> int: ...
     @property
     def num_bytes(self) -> int: ...
+    def packed(self) -> bytes:
+        """The panels of ``csrc/cpu/kernels.h``, for another device."""
     def unpack(self) -> npt.NDArray[np.float32]:
         """The matrix back in row-major float32 (tests)."""
 

@@ -77,6 +77,10 @@ FloatArray unpack(const LinearWeight& weight) {
   return result;
 }
 
+py::bytes packed_bytes(const LinearWeight& weight) {
+  return {static_cast<const char*>(weight.packed().data), static_cast<size_t>(weight.num_bytes())};
+}
+
 void bind_linear_weight(py::module_& m) {
   py::class_<LinearWeight>(m, "LinearWeight")
       .def_static("pack", &pack, py::arg("parts"), py::kw_only(), py::arg("format"),
@@ -91,6 +95,7 @@ void bind_linear_weight(py::module_& m) {
       .def_property_readonly("group_size",
                              [](const LinearWeight& w) { return w.packed().group_size; })
       .def_property_readonly("num_bytes", &LinearWeight::num_bytes)
+      .def("packed", &packed_bytes)
       .def("unpack", &unpack);
 }
 

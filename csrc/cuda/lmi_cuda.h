@@ -235,6 +235,38 @@ typedef struct {
 #define LMI_MAX_TOP 1024
 LMI_CUDA_API int32_t lmi_cuda_sample(const LmiSample* args, void* stream);
 
+/* y = x weight^T + bias for few rows: x [num_rows, num_inputs], weight [num_outputs, num_inputs] in
+ * dtype, bf16 or fp16, both on 16 bytes; bias (NULL: none), y fp32. A row's result depends on that
+ * row alone. */
+typedef struct {
+  const void* x;
+  const void* weight;
+  const float* bias;
+  float* y;
+  int32_t num_rows; /* at most LMI_MAX_FEW_ROWS */
+  int32_t num_outputs;
+  int32_t num_inputs; /* a multiple of 8 */
+  int32_t dtype;
+} LmiLinear;
+#define LMI_MAX_FEW_ROWS 8
+LMI_CUDA_API int32_t lmi_cuda_linear_few_rows(const LmiLinear* args, void* stream);
+
+/* The same for any number of rows and a weight in int4 panels (csrc/cpu/kernels.h). Outputs of a
+ * gated one come out as gate before up; num_outputs counts both. */
+typedef struct {
+  const void* x;
+  const void* panels; /* on 16 bytes */
+  const float* bias;
+  float* y;
+  int32_t num_rows;
+  int32_t num_outputs;
+  int32_t num_inputs; /* a multiple of 8 */
+  int32_t group_size; /* 32, 64 or 128 */
+  int32_t is_gated;
+  int32_t dtype;
+} LmiLinearInt4;
+LMI_CUDA_API int32_t lmi_cuda_linear_int4(const LmiLinearInt4* args, void* stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -46,6 +46,22 @@ __device__ inline uint32_t pack_pair<f16>(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
+// a - b of both halves, rounded.
+template <typename T>
+__device__ inline uint32_t subtract_pairs(uint32_t a, uint32_t b);
+template <>
+__device__ inline uint32_t subtract_pairs<bf16>(uint32_t a, uint32_t b) {
+  const __nv_bfloat162 difference = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&a),
+                                            *reinterpret_cast<const __nv_bfloat162*>(&b));
+  return *reinterpret_cast<const uint32_t*>(&difference);
+}
+template <>
+__device__ inline uint32_t subtract_pairs<f16>(uint32_t a, uint32_t b) {
+  const __half2 difference =
+      __hsub2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
+  return *reinterpret_cast<const uint32_t*>(&difference);
+}
+
 __device__ inline float max_of(float a, float b) { return fmaxf(a, b); }
 __device__ inline float inverse_sqrt(float value) { return 1.0f / sqrtf(value); }
 __device__ inline float exp_of(float value) { return expf(value); }

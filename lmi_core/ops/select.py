@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 VARIABLE = "LMI_OPS"
 IMPLEMENTATIONS = {
-    "linear": ("torch",),
+    "linear": ("torch", "native"),
     "rms_norm": ("triton", "torch", "native"),
     "gated_activation": ("triton", "torch", "native"),
     "rope_cache_write": ("triton", "torch", "native"),

@@ -48,6 +48,14 @@ uint32_t pack_pair(float low, float high) {
          static_cast<uint32_t>(from_float<T>(high).bits) << 16;
 }
 
+template <typename T>
+uint32_t subtract_pairs(uint32_t a, uint32_t b) {
+  const auto half = [](uint32_t word, int at) {
+    return to_float(T{static_cast<uint16_t>(word >> (16 * at))});
+  };
+  return pack_pair<T>(half(a, 0) - half(b, 0), half(a, 1) - half(b, 1));
+}
+
 inline float max_of(float a, float b) { return std::fmax(a, b); }
 inline float inverse_sqrt(float value) { return 1.0f / std::sqrt(value); }
 inline float exp_of(float value) { return std::exp(value); }
@@ -130,32 +138,49 @@ inline void load_transposed(uint32_t (&words)[4], const void* row) {
   }
 }
 
-template <typename T>
-float half_of(uint32_t word, int half) {
-  return to_float(T{static_cast<uint16_t>(word >> (16 * half))});
-}
+// Which half of which of the words that the lanes gave an operand's element is in.
+struct Place {
+  int word;
+  int half;
+};
 
-template <typename T>
-void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  const uint32_t own[6] = {a[0], a[1], a[2], a[3], b0, b1};
-  const uint32_t* given = emulator::exchange(own, 6);
-  float left[16][16];
-  float right[16][8];
+struct Places {
+  Place left[16][16];
+  Place right[16][8];
+};
+
+constexpr int kOperandWords = 6;  // of a lane: four of the left, two of the right operand
+
+inline Places find_places() {
+  Places places;
   for (int lane = 0; lane < kWarpSize; ++lane) {
     for (int half = 0; half < 2; ++half) {
       for (int index = 0; index < 4; ++index) {
         const Element at = fragment_a(lane, index, half);
-        left[at.row][at.column] = half_of<T>(given[lane * 6 + index], half);
+        places.left[at.row][at.column] = {lane * kOperandWords + index, half};
       }
       for (int index = 0; index < 2; ++index) {
         const Element at = fragment_b(lane, index, half);
-        right[at.row][at.column] = half_of<T>(given[lane * 6 + 4 + index], half);
+        places.right[at.row][at.column] = {lane * kOperandWords + 4 + index, half};
       }
     }
   }
+  return places;
+}
+
+template <typename T>
+void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  static const Places places = find_places();
+  const uint32_t own[kOperandWords] = {a[0], a[1], a[2], a[3], b0, b1};
+  const uint32_t* given = emulator::exchange(own, kOperandWords);
+  const auto number = [&](Place at) {
+    return to_float(T{static_cast<uint16_t>(given[at.word] >> (16 * at.half))});
+  };
   for (int index = 0; index < 4; ++index) {
     const Element at = fragment_c(static_cast<int>(threadIdx.x) % kWarpSize, index);
-    for (int k = 0; k < 16; ++k) c[index] += left[at.row][k] * right[k][at.column];
+    for (int k = 0; k < 16; ++k) {
+      c[index] += number(places.left[at.row][k]) * number(places.right[k][at.column]);
+    }
   }
 }
 

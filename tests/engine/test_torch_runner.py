@@ -118,6 +118,27 @@ def test_bf16_serves() -> None:
         assert events[0].logprob == pytest.approx(others[0].logprob, abs=0.5)
 
 
+def test_cuda_kernels_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole engine on the CUDA kernels' sources, in their emulator."""
+    from tests.ops.cuda_kernels import use_cuda_kernels
+
+    use_cuda_kernels(torch.device("cpu"), monkeypatch)
+    model = cached_checkpoint("llama2", dtype="bfloat16")
+    config = config_of(model, "torch-cpu", dtype="auto")
+
+    async def generate(kernels: str) -> list[TokenEvent]:
+        monkeypatch.setenv("LMI_OPS", kernels)
+        params = SamplingParams(max_new_tokens=2, ignore_eos=True, logprobs=2)
+        async with Engine(config) as engine:
+            assert engine.info.runner.kernels.startswith(f"{kernels}: linear")
+            return list(await collect(engine, list(range(30, 52)), params))
+
+    events, others = run(generate("native")), run(generate("torch"))
+    assert len(events) == len(others)
+    assert events[0].token_id == others[0].token_id
+    assert events[0].logprob == pytest.approx(others[0].logprob, abs=0.05)
+
+
 def test_what_was_decided() -> None:
     async def look() -> None:
         async with Engine(config_of(cached_checkpoint("llama2"), "torch-cpu")) as engine:

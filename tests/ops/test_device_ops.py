@@ -287,6 +287,75 @@ def test_native_attention_leaves_what_it_has_not(
     assert "the CUDA kernel has no heads of 20" in caplog.text
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(1, 8, 1), (3, 264, 40), (8, 1000, 16), (5, 40, 7)]
+)
+def test_native_linear_of_few_rows(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    rows: int,
+    inputs: int,
+    outputs: int,
+) -> None:
+    use_cuda_kernels(device, monkeypatch)
+    from lmi_core.ops.cuda import linear
+
+    x, weight, bias = random(rows, inputs), random(outputs, inputs, seed=1), random(outputs)
+    x, weight = x.to(dtype), weight.to(dtype)
+    expected = x.double() @ weight.double().T
+    y = linear(x.to(device), weight.to(device), None)
+    assert_close(y, expected, "fp32")
+    y = linear(x.to(device), weight.to(device), bias.to(device))
+    assert_close(y, expected + bias.double(), "fp32")
+    for row in range(rows):  # whatever stands beside it
+        alone = linear(x[row : row + 1].to(device), weight.to(device), bias.to(device))
+        assert torch.equal(alone[0], y[row])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "group_size", "is_gated"),
+    [
+        (1, 128, 16, 128, False),
+        (5, 200, 40, 64, False),
+        (16, 1408, 48, 128, False),
+        (20, 96, 70, 32, True),
+        (70, 256, 66, 128, True),
+    ],
+)
+def test_native_linear_int4(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    group_size: int,
+    is_gated: bool,
+) -> None:
+    """The bytes that the CPU's kernels read give what its unpacking says."""
+    use_cuda_kernels(device, monkeypatch)
+    from lmi_core import _native
+    from lmi_core.ops.cuda.linear import Int4Weight, linear_int4
+
+    matrix = random(outputs, inputs, seed=1).numpy()
+    parts = [matrix[: outputs // 2], matrix[outputs // 2 :]] if is_gated else [matrix]
+    packed = _native.LinearWeight.pack(parts, format="int4", gated=is_gated, group_size=group_size)
+    weight = Int4Weight(
+        panels=torch.frombuffer(bytearray(packed.packed()), dtype=torch.uint8).to(device),
+        num_outputs=outputs,
+        num_inputs=inputs,
+        group_size=group_size,
+        is_gated=is_gated,
+    )
+    x, bias = random(rows, inputs).to(dtype), random(outputs, seed=2)
+    y = linear_int4(x.to(device), weight, bias.to(device))
+    expected = x.double() @ torch.from_numpy(packed.unpack()).double().T + bias.double()
+    assert_close(y, expected, "fp32")
+
+
 def test_gather_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     use_cuda_kernels(device, monkeypatch)
     from lmi_core.ops.cuda.rows import gather_rows

@@ -156,6 +156,20 @@ def test_as_the_native_sampler(vocab: int) -> None:
         np.testing.assert_allclose(result.top_logprobs[row, :num_top], expected, atol=1e-5)
 
 
+def test_a_large_vocabulary() -> None:
+    vocab = 131_075
+    rows: list[dict[str, Any]] = [
+        {"num_logprobs": 8},
+        {"temperature": 0.7, "seed": 5, "num_logprobs": 1},
+        {"temperature": 1.5, "seed": 6, "logit_bias": [(vocab - 1, 40.0)]},
+    ]
+    logits = random_logits(len(rows), vocab, seed=1)
+    result, native = sample_rows(logits, rows), native_rows(logits, rows)
+    np.testing.assert_array_equal(result.token_ids, native["ids"])
+    np.testing.assert_allclose(result.logprobs, native["logprobs"], atol=1e-5)
+    np.testing.assert_array_equal(result.top_ids[0], native["top_ids"][0, :8])
+
+
 def test_penalties_and_bans() -> None:
     logits = np.array([[2.0, 1.9, -1.0, 0.5]], np.float32)
     settings = {

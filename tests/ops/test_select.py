@@ -50,8 +50,8 @@ def test_triton_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_environment_is_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMI_OPS", "linear:native")
-    with pytest.raises(UserError, match="linear has no native implementation; it has"):
+    monkeypatch.setenv("LMI_OPS", "linear:triton")
+    with pytest.raises(UserError, match="linear has no triton implementation; it has"):
         select.select("cuda")
 
 
@@ -60,7 +60,7 @@ def test_the_environment_is_what_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ("cuda", "known are native, triton, torch"),
         ("attn:torch", "op 'attn'; known are linear"),
-        ("torch,linear:native", "linear has no native"),
+        ("torch,linear:triton", "linear has no triton"),
         ("attention:", "'attention:'"),
     ],
 )

@@ -6,6 +6,7 @@ the next best implementation, and the log says so once.
 
 from lmi_core.ops.cuda.activation import gated_activation
 from lmi_core.ops.cuda.attention import attention
+from lmi_core.ops.cuda.linear import linear
 from lmi_core.ops.cuda.norm import rms_norm
 from lmi_core.ops.cuda.rope import rope_cache_write
 from lmi_core.ops.cuda.sampling import sample
@@ -13,6 +14,7 @@ from lmi_core.ops.cuda.sampling import sample
 __all__ = [
     "attention",
     "gated_activation",
+    "linear",
     "rms_norm",
     "rope_cache_write",
     "sample",

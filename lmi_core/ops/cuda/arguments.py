@@ -154,6 +154,34 @@ class Sample(ctypes.Structure):
     ]
 
 
+class Linear(ctypes.Structure):
+    _fields_ = [
+        ("x", c_void_p),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("y", c_void_p),
+        ("num_rows", c_int32),
+        ("num_outputs", c_int32),
+        ("num_inputs", c_int32),
+        ("dtype", c_int32),
+    ]
+
+
+class LinearInt4(ctypes.Structure):
+    _fields_ = [
+        ("x", c_void_p),
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("y", c_void_p),
+        ("num_rows", c_int32),
+        ("num_outputs", c_int32),
+        ("num_inputs", c_int32),
+        ("group_size", c_int32),
+        ("is_gated", c_int32),
+        ("dtype", c_int32),
+    ]
+
+
 ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "rms_norm": RmsNorm,
     "gated_activation": GatedActivation,
@@ -164,4 +192,6 @@ ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "decode_attention": Attention,
     "prefill_attention": Attention,
     "sample": Sample,
+    "linear_few_rows": Linear,
+    "linear_int4": LinearInt4,
 }

@@ -1,0 +1,49 @@
+// Finding one's way in int4 panels (csrc/cpu/kernels.h), the same bytes that the CPU reads: panels
+// of 16 outputs, per group of inputs 16 fp16 scales, 16 fp16 zero points, then for every 8 inputs
+// 16 words, one per output, whose byte i holds input i below and input i + 4 above.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/host_device.h"
+
+namespace lmi::cuda {
+
+constexpr int kPanelOutputs = 16;
+constexpr int kPanelHeaderBytes = 64;
+constexpr int kPanelZerosOffset = 32;
+constexpr int kPanelStepBytes = 64;  // of 8 inputs
+
+LMI_HOST_DEVICE constexpr int64_t panel_group_bytes(int group_size) {
+  return kPanelHeaderBytes + group_size / 8 * kPanelStepBytes;
+}
+
+LMI_HOST_DEVICE constexpr int64_t panel_bytes(int num_inputs, int group_size) {
+  return ceil_div(num_inputs, group_size) * panel_group_bytes(group_size);
+}
+
+// The output that a lane of a panel stands for, -1 for padding.
+LMI_HOST_DEVICE constexpr int panel_output(int panel, int lane, int num_outputs, bool is_gated) {
+  const int num_half = is_gated ? num_outputs / 2 : num_outputs;
+  const int output = (is_gated ? panel / 2 : panel) * kPanelOutputs + lane;
+  if (output >= num_half) return -1;
+  return is_gated && panel % 2 == 1 ? num_half + output : output;
+}
+
+LMI_HOST_DEVICE constexpr int num_panels(int num_outputs, bool is_gated) {
+  return is_gated ? 2 * ceil_div(num_outputs / 2, kPanelOutputs)
+                  : ceil_div(num_outputs, kPanelOutputs);
+}
+
+// Codes of inputs first and first + 1 of a word's eight, first even, as 16-bit numbers: bits that
+// stand for `base` plus the code, where adding a code to the bits adds it to the number (0x4300 is
+// bf16 128, 0x6400 fp16 1024).
+LMI_HOST_DEVICE constexpr uint32_t code_pair(uint32_t word, int first, uint32_t base_bits) {
+  const uint32_t codes = first < 4 ? word : word >> 4;
+  const int byte = first % 4;
+  const uint32_t low = codes >> (8 * byte) & 0xfu;
+  const uint32_t high = codes >> (8 * byte + 8) & 0xfu;
+  return (base_bits | low) | (base_bits | high) << 16;
+}
+
+}  // namespace lmi::cuda
