@@ -79,7 +79,7 @@ setup(
     packages=[*find_packages(include=["lmi_core*"]), "lmi_server", "lmi_server.protocols"],
     package_dir={"lmi_server": "server"},
     package_data={
-        "lmi_core": ["py.typed", "*.pyi", "demo/*.md", "demo/model/*"],
+        "lmi_core": ["py.typed", "*.pyi", "liblmi_cuda.so", "demo/*.md", "demo/model/*"],
         "lmi_server": ["py.typed"],
     },
     ext_modules=[Extension("lmi_core._native", sources=[])],
