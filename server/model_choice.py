@@ -1,9 +1,10 @@
 """Which model answers a request.
 
 By the path, else the query, else the properties (headers and custom attributes), else SageMaker's
-target model, else, where the protocol has it, the ``model`` of the body; a request that names none
-is for the only model of the start. (LMI format reference, 3.3. DJL-Serving leaves the target header
-to SageMaker, which sends the request to the model's own route; here it chooses as well.)
+target model, else the body: the field ``model_name`` of a form, or where the protocol has it the
+``model`` of a JSON object. A request that names none is for the only model of the start. (LMI
+format reference, 3.3. DJL-Serving leaves the target header to SageMaker, which sends the request to
+the model's own route; here it chooses as well.)
 
 A server with one model asks nothing: that model's own routes check the names they are given.
 """
@@ -19,6 +20,7 @@ from lmi_core.config.load_models import name_of
 from lmi_core.errors import UserError
 from lmi_server.dialects import Dialect
 from lmi_server.endpoint import key_of
+from lmi_server.form import form_items
 from lmi_server.model import ServedModel
 from lmi_server.model_registry import ModelRegistry
 from lmi_server.properties import request_properties
@@ -30,6 +32,7 @@ MODEL = web.RequestKey("model", ServedModel)
 """Set once a model is chosen; its dialects render the request's errors."""
 
 _TARGET = "x-amzn-sagemaker-target-model"
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
 class _Named(msgspec.Struct):
@@ -65,15 +68,18 @@ class ModelChoice:
         self, request: web.Request, dialect_name: str, names_in_body: bool
     ) -> ServedModel:
         name, version = _asked(request)
+        model: ServedModel | None
         if name is not None:
             model = self._models.find(name, version)
             if model is None:
                 raise self._unknown(name, version, dialect_name)
             return model
         if names_in_body:
-            model = await self._named_in_body(request, dialect_name)
-            if model is not None:
-                return model
+            model = await self._named_in_body(request, version, dialect_name)
+        else:
+            model = await self._named_in_form(request, version)
+        if model is not None:
+            return model
         default = self._models.default
         if default is not None:
             return default
@@ -83,11 +89,30 @@ class ModelChoice:
             raise UserError(f"model is missing; {self._served()}", field="model")
         raise HttpError(400, "BadRequestException", "Parameter model_name is required.")
 
-    async def _named_in_body(self, request: web.Request, dialect_name: str) -> ServedModel | None:
-        """The model that a JSON body names. What can't be decoded is for any model to refuse."""
+    async def _named_in_form(self, request: web.Request, version: str | None) -> ServedModel | None:
+        content_type = request.headers.get("Content-Type", "")
+        if not content_type.startswith(_FORMS):
+            return None
+        items = form_items(content_type, await self._body(request)) or []
+        name = dict(items).get("model_name", b"").decode("utf-8", "replace")
+        if not name:
+            return None
+        model = self._models.find(name, version)
+        if model is None:
+            raise self._unknown(name, version, "lmi")
+        return model
+
+    async def _body(self, request: web.Request) -> bytes:
+        """The body, which the model's own handler will find read."""
         admission = self._models.common.service.admission
         with admission.enter():
-            body = await admission.read_body(request)
+            return await admission.read_body(request)
+
+    async def _named_in_body(
+        self, request: web.Request, version: str | None, dialect_name: str
+    ) -> ServedModel | None:
+        """The model that a JSON body names. What can't be decoded is for any model to refuse."""
+        body = await self._body(request)
         try:
             name = _NAMED.decode(body).model
         except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -96,10 +121,10 @@ class ModelChoice:
             return None
         if not isinstance(name, str):
             return self._any()
-        model = self._models.find(name)
+        model = self._models.find(name, version)
         # TGI has one model and takes any name for it.
         if model is None and (dialect_name != "tgi" or self._models.default is None):
-            raise self._unknown(name, None, dialect_name)
+            raise self._unknown(name, version, dialect_name)
         return model
 
     def _any(self) -> ServedModel | None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -72,6 +73,24 @@ def test_lmi_requests_name_their_model(path: str, headers: dict[str, str], text:
         async with serving_models(registry()) as served:
             answer = await served.post(LMI, path, headers=headers)
             assert (answer.status, lmi_text(answer)) == (200, text)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("multipart", [False, True])
+def test_a_form_names_its_model(multipart: bool) -> None:
+    """Engines take no forms; the error is that of the model, or of the choice."""
+
+    async def run() -> None:
+        async with serving_models(registry()) as served:
+            for fields, status, words in (
+                ({"model_name": "b", "inputs": "x"}, 424, "Content-Type"),
+                ({"model_name": "x"}, 404, "Model or workflow not found: x"),
+                ({"inputs": "x"}, 400, "Parameter model_name is required."),
+            ):
+                form = aiohttp.FormData(fields, default_to_multipart=multipart)
+                answer = await served.ask("POST", "/invocations", data=form)
+                assert (answer.status, words in answer.body.decode()) == (status, True), fields
 
     asyncio.run(run())
 
