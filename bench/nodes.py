@@ -112,8 +112,11 @@ async def run(arguments: argparse.Namespace) -> None:
                 await bench.generate(num_tokens, 1, seed)
             show(runner, num_tokens, f"prefill {num_tokens}")
         for batch in arguments.batches:
-            runner.graph.measure_nodes(batch)
-            await asyncio.gather(*(bench.generate(NUM_PROMPT, NUM_NEW, n) for n in range(batch)))
+            for num_tokens in (0, batch):  # the first time touches the cache's pages
+                runner.graph.measure_nodes(num_tokens)
+                await asyncio.gather(
+                    *(bench.generate(NUM_PROMPT, NUM_NEW, seed) for seed in range(batch))
+                )
             show(runner, batch, f"decode batch {batch}")
     del model
 

@@ -4,11 +4,11 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <ctime>
 #include <string>
 #include <vector>
 
 #include "bind/arrays.h"
+#include "bind/bench_clock.h"
 #include "bind/bind.h"
 #include "common/aligned_memory.h"
 #include "common/thread_pool.h"
@@ -21,19 +21,13 @@ namespace lmi {
 
 namespace {
 
-double now(int32_t num_threads) {
-  timespec time{};
-  clock_gettime(num_threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
 template <typename Run>
 std::vector<double> time_repeats(int32_t num_threads, int32_t repeats, Run&& run) {
   std::vector<double> seconds;
   for (int32_t i = 0; i < repeats; ++i) {
-    const double start = now(num_threads);
+    const double start = read_clock(num_threads);
     run();
-    seconds.push_back(now(num_threads) - start);
+    seconds.push_back(read_clock(num_threads) - start);
   }
   return seconds;
 }

@@ -3,13 +3,13 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <chrono>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "bind/bench_clock.h"
 #include "bind/bind.h"
 #include "common/aligned_memory.h"
 #include "common/check.h"
@@ -41,7 +41,7 @@ struct PagedCache {
              int32_t head_dim, const std::string& dtype) {
     view = {nullptr,    cache_dtype(dtype), num_layers, num_blocks,
             block_size, num_kv_heads,       head_dim};
-    memory = AlignedMemory(view.total_bytes());
+    memory = AlignedMemory(view.total_bytes(), true);
     view.base = memory.data();
   }
 
@@ -207,10 +207,10 @@ class KernelRunner {
   void run(const cpu::Kernel<Args>& kernel, const Args& args) {
     seconds = 0.0;
     for (int32_t i = 0; i < num_repeats_; ++i) {
-      const auto start = std::chrono::steady_clock::now();
+      const double start = read_clock(num_threads_);
       run_once(kernel, args);
-      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-      if (i == 0 || elapsed.count() < seconds) seconds = elapsed.count();
+      const double elapsed = read_clock(num_threads_) - start;
+      if (i == 0 || elapsed < seconds) seconds = elapsed;
     }
   }
 

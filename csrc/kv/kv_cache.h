@@ -10,7 +10,8 @@ namespace lmi {
 class KvCache {
  public:
   // shape.base is ignored.
-  explicit KvCache(const KvCacheView& shape) : view_(checked(shape)), memory_(view_.total_bytes()) {
+  explicit KvCache(const KvCacheView& shape)
+      : view_(checked(shape)), memory_(view_.total_bytes(), true) {
     view_.base = memory_.data();
   }
 
