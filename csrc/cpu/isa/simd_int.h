@@ -7,7 +7,7 @@
 namespace lmi::cpu::LMI_ISA {
 
 // The names, each defined per level below:
-//   broadcast_int, load_int, store_int, to_float
+//   broadcast_int, load_int, store_int, to_float, +
 //   Quads: 16 lanes of 4 unsigned bytes        load_quads; load_low_nibbles, load_high_nibbles
 //   InputQuad: 4 signed bytes for every lane   broadcast_quad
 //   dot_quads(acc, a, b)[i] = acc[i] + sum over j < 4 of a[i][j] b[j]
@@ -30,6 +30,7 @@ static inline I32x16 broadcast_int(int32_t value) { return {_mm512_set1_epi32(va
 static inline I32x16 load_int(const void* source) { return {_mm512_loadu_si512(source)}; }
 static inline void store_int(void* target, I32x16 x) { _mm512_storeu_si512(target, x.v); }
 static inline F32x16 to_float(I32x16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
+static inline I32x16 operator+(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 
 // The value is in a register here. Where it goes on to be spilled, it isn't before.
 static inline void keep_in_register(I32x16& x) { __asm__("" : "+v"(x.v)); }
@@ -118,6 +119,10 @@ static inline F32x16 to_float(I32x16 x) {
   return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)};
 }
 
+static inline I32x16 operator+(I32x16 a, I32x16 b) {
+  return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
+}
+
 static inline void keep_in_register(I32x16&) {}
 
 static inline void store_bytes(uint8_t* target, F32x16 x) {
@@ -188,6 +193,11 @@ static inline F32x16 to_float(I32x16 x) {
   F32x16 result;
   for (int i = 0; i < 4; ++i) result.v[i] = __builtin_convertvector(x.v[i], Lanes4);
   return result;
+}
+
+static inline I32x16 operator+(I32x16 a, I32x16 b) {
+  for (int i = 0; i < 4; ++i) a.v[i] += b.v[i];
+  return a;
 }
 
 static inline void keep_in_register(I32x16&) {}
