@@ -2,9 +2,10 @@
 
     python -m bench.kernels.attention --threads 1 --dtype bf16
 
-Times are medians; with one thread of CPU time, so that kernels can be compared on a machine that
-isn't quiet. Decoding goes through copies of the cache that exceed the CPU's caches. A causal prefill counts the products that it needs,
-half of the square, so the share lost on the diagonal shows.
+Times are medians; with one thread they are CPU time, so that kernels can be compared on a machine
+that isn't quiet. Decoding goes through copies of the cache that exceed the CPU's caches. A causal
+prefill counts the products that it needs, half of the square, so the share lost on the diagonal
+shows.
 """
 
 from __future__ import annotations
