@@ -18,7 +18,7 @@ from lmi_server.protocols.lmi import LmiProtocol, pretty_json
 from lmi_server.protocols.lmi_schema import LmiRequest
 from lmi_server.routes import GenerationHandler, Handler, Route, Service, metrics_route
 
-_WORSE = ("Healthy", "PENDING", "FAILED")
+_WORSE = ("Healthy", "Unhealthy", "PENDING", "FAILED")
 _HEADERS = {
     "Pragma": "no-cache",
     "Cache-Control": "no-cache; no-store, must-revalidate, private",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lmi_core.engine.stats import EngineObserver
 from lmi_server.backend import Backend
+from lmi_server.handler_backend import HandlerBackend
 from lmi_server.options import ServerOptions
 from lmi_server.protocols.base import HttpError
 from lmi_server.routes import Handler
@@ -112,14 +113,19 @@ class ServedModel:
 
     @property
     def status(self) -> str:
-        """Healthy, PENDING or FAILED, in the words of DJL-Serving."""
+        """Healthy, Unhealthy, PENDING or FAILED, in the words of DJL-Serving."""
         match self.state:
             case ModelState.LOADING:
                 return "PENDING"
             case ModelState.FAILED:
                 return "FAILED"
             case _:
-                return "Healthy" if self.endpoint is None or self.backend.healthy else "FAILED"
+                return "Healthy" if self.endpoint is None else _health(self.backend)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether there is somebody to answer, be it fewer workers than there should be."""
+        return self.status in ("Healthy", "Unhealthy")
 
     @property
     def backend(self) -> Backend:
@@ -167,7 +173,8 @@ class ServedModel:
         admission.draining = True
         cut_off: TimeoutError | None = None
         try:
-            await asyncio.wait_for(admission.idle(), drain_timeout_s)
+            if admission.num_in_flight:
+                await asyncio.wait_for(admission.idle(), drain_timeout_s)
         except TimeoutError as error:
             cut_off = error
             log.warning(
@@ -178,3 +185,10 @@ class ServedModel:
         self._host.detach(self.recipe.label)
         self.endpoint = self._engine = None
         await engine.__aexit__(None if cut_off is None else TimeoutError, cut_off, None)
+
+
+def _health(backend: Backend) -> str:
+    if not backend.healthy:
+        return "FAILED"
+    lacks_workers = isinstance(backend, HandlerBackend) and backend.pool.lacks_workers
+    return "Unhealthy" if lacks_workers else "Healthy"

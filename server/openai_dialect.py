@@ -125,5 +125,5 @@ class HealthHandler:
         self._models = service.models
 
     async def handle(self, request: web.Request) -> web.Response:
-        healthy = all(model.status == "Healthy" for model in self._models)
+        healthy = all(model.takes_requests for model in self._models)
         return web.Response(status=200 if healthy else 503)

@@ -253,7 +253,7 @@ class HealthHandler:
         self._models = service.models
 
     async def handle(self, request: web.Request) -> web.Response:
-        if not all(model.status == "Healthy" for model in self._models):
+        if not all(model.takes_requests for model in self._models):
             raise HttpError(503, "healthcheck", "unhealthy")
         return web.Response(content_type="text/plain")
 

@@ -31,7 +31,7 @@ class HandlerPool:
     def __init__(self, config: HandlerConfig) -> None:
         self.config = config
         self.queue = JobQueue()
-        self._max_workers = config.max_workers
+        self._min_workers, self._max_workers = config.min_workers, config.max_workers
         self.has_failed = False
         self.num_failures = 0
         self.num_requests = 0
@@ -48,6 +48,11 @@ class HandlerPool:
     @property
     def num_ready_workers(self) -> int:
         return sum(worker.is_ready for worker in self._workers)
+
+    @property
+    def lacks_workers(self) -> bool:
+        """Whether some that should always run are being restarted."""
+        return self.num_ready_workers < self._min_workers
 
     @property
     def num_running(self) -> int:
@@ -81,7 +86,7 @@ class HandlerPool:
 
     def scale(self, min_workers: int, max_workers: int) -> None:
         """Keep other numbers of workers from now on; those too many end once they are idle."""
-        self._max_workers = max_workers
+        self._min_workers, self._max_workers = min_workers, max_workers
         permanent = [worker for worker in self._workers if not worker.is_temporary]
         for worker in permanent[min_workers:]:
             worker.is_temporary = True

@@ -270,6 +270,9 @@ def test_a_stopped_process_is_a_400(tmp_path: Path) -> None:
             for _ in range(2):
                 await served.post({"do": "die"})
             await eventually(lambda: backend.pool._is_pausing)
+            async with served.client.get("/ping") as response:
+                assert response.status == 200
+                assert await response.json() == {"model": {"status": "Unhealthy"}}
             assert server_error(await served.post({"do": "typed"})) == (
                 *(400, "TranslateException"),
                 "Backend Python process is stopped.",
@@ -401,6 +404,9 @@ def test_configuration_reaches_the_processes(tmp_path: Path) -> None:
     arguments = ("--option", "offline=true", "--option", f"download_dir={tmp_path / 'cache'}")
     with serve(directory, *arguments) as process:
         _, body = process.post({})
+        process.popen.terminate()
+        process.popen.wait(timeout=30)
+        assert "did not finish" not in process.read_log()
         assert json.loads(body) == {
             "own": "x",
             "env": "7",
