@@ -101,6 +101,7 @@ def _front(models: ModelRegistry, access: Access) -> Middleware:
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception as error:
+            models.error_rates.count(error)
             dialect = _table(models, request).of(request.path)
             response = _reply(dialect.error(_explain(error, request, meter.request_id)))
             status = response.status

@@ -149,7 +149,7 @@ def _refuse_unavailable(properties: Mapping[str, str]) -> None:
 
 class PingHandler:
     """Health as a map from model to status: 500 once a model has failed; while one is loading,
-    200, or 207 with ``allow_multi_status``."""
+    200, or 207 with ``allow_multi_status``; 503 once an error rate was exceeded."""
 
     def __init__(self, service: Service) -> None:
         self._models = service.models
@@ -162,7 +162,9 @@ class PingHandler:
             known = states.get(model.name, "Healthy")
             states[model.name] = max(known, model.status, key=_WORSE.index)
         status = 200
-        if "FAILED" in states.values():
+        if self._models.error_rates.exceeded is not None:
+            status = 503
+        elif "FAILED" in states.values():
             status = 500
         elif "PENDING" in states.values():
             status = self._pending

@@ -85,6 +85,7 @@ def server_options(server: ServerConfig) -> ServerOptions:
         cors_methods=server.cors_methods,
         cors_headers=server.cors_headers,
         request_id_header=server.request_id_header,
+        error_rates=server.error_rates,
         tls=_tls(server),
         admin_key=server.admin_key,
         wait_for_models=server.wait_model_loading,

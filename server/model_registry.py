@@ -12,6 +12,7 @@ from lmi_core.errors import LmiError
 from lmi_server.admission import Admission
 from lmi_server.backend import Backend, NoBackend
 from lmi_server.endpoint import Endpoint
+from lmi_server.error_rates import ErrorRates
 from lmi_server.metrics import LoopLag, Metrics
 from lmi_server.model import Host, ModelState, Recipe, ServedModel
 from lmi_server.options import ServerOptions
@@ -46,6 +47,7 @@ class ModelRegistry:
         self.options = options
         self.metrics = metrics
         self.registrar = registrar
+        self.error_rates = ErrorRates(options.error_rates)
         self.sole: ServedModel | None = None
         """The one model, ready and of the start, of a server that has no other."""
         self._host = Host(

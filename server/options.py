@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,6 +31,8 @@ class ServerOptions:
     cors_headers: str | None = None
     """What a preflight is told is allowed; None: the usual methods, the headers it asked for."""
     request_id_header: str = "x-request-id"
+    error_rates: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """Failures and the seconds in which more make the server unhealthy, by kind."""
     tls: ssl.SSLContext | None = None
     """None: http."""
     admin_key: str | None = field(default=None, repr=False)

@@ -39,7 +39,6 @@ CAPABILITIES = {
     "request.watermark": "watermarking",
     "scheduler.max_sparsity": "padded batches split by max-sparsity",
     "server.chunked_read_timeout": "a time limit between pieces of an answer",
-    "server.error_rate": "health by failure rate",
     "server.keystore": "TLS from a Java key store",
     "server.loading_timeout": "a time limit for loading",
     "server.management_address": "a separate management address",

@@ -35,6 +35,8 @@ class ServerConfig:
     certificate_file: Path | None = None
     """With ``private_key_file``: serve https. Both are PEM; None: http."""
     private_key_file: Path | None = None
+    error_rates: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """Failures and the seconds in which more of them make /ping answer 503, by kind."""
     statuses: Mapping[str, int] = field(default_factory=dict)
     """HTTP statuses of LMI's failures by the option that sets them, where they are set."""
     max_request_size_bytes: int = 64 << 20
@@ -82,6 +84,7 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         certificate_file=certificate,
         private_key_file=private_key,
         statuses=_statuses(server),
+        error_rates=_error_rates(server),
         max_request_size_bytes=limit if isinstance(limit, int) else 64 << 20,
         receive_timeout_s=timeout if isinstance(timeout, float) else 30.0,
         drain_timeout_s=drain if isinstance(drain, int) else 90 if tgi else 30,
@@ -158,6 +161,11 @@ def _header(server: Values, problems: Problems) -> str:
     if not _HEADER.fullmatch(name):
         problems.error(server.where(key), f"{key}={name[:80]!r} is not the name of a header", key)
     return name
+
+
+def _error_rates(server: Values) -> dict[str, tuple[int, float]]:
+    given = {kind: server.get(f"error_rate_{kind}") for kind in ("wlm", "server", "model", "any")}
+    return {kind: rate for kind, rate in given.items() if isinstance(rate, tuple)}
 
 
 def _statuses(server: Values) -> dict[str, int]:

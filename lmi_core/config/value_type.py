@@ -14,6 +14,13 @@ INT64_MAX = 2**63 - 1
 
 _BYTES = re.compile(r"([0-9]{1,20})(?:([kKmMgGtT])(?:i?[bB])?)?", re.ASCII)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_RATE = re.compile(
+    r"(?P<count>[0-9]{1,9})"
+    r"(/(?P<duration>P((?P<days>[0-9]{1,5})D)?"
+    r"(T((?P<hours>[0-9]{1,6})H)?((?P<minutes>[0-9]{1,8})M)?"
+    r"((?P<seconds>[0-9]{1,9}(\.[0-9]{1,9})?)S)?)?))?",
+    re.ASCII,
+)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}", re.ASCII)
 
 
@@ -106,6 +113,29 @@ class Bytes:
 
     def describe(self) -> str:
         return "number of bytes such as 512M"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A count, or a count and an ISO 8601 duration such as 10/PT30S; a minute without one.
+
+    Parsed to the count and the duration in seconds.
+    """
+
+    def parse(self, text: str) -> tuple[int, float]:
+        match = _RATE.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"is not {self.describe()}")
+        if match["duration"] is None:
+            return int(match["count"]), 60.0
+        units = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+        seconds = sum(float(match[name] or 0) * unit for name, unit in units)
+        if seconds <= 0:
+            raise ValueError(f"has a duration of 0, allowed is {self.describe()}")
+        return int(match["count"]), seconds
+
+    def describe(self) -> str:
+        return "number, or number/duration such as 10/PT30S"
 
 
 @dataclass(frozen=True, slots=True)

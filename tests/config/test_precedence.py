@@ -10,7 +10,18 @@ from lmi_core.config.origin import Rank
 from lmi_core.config.problem import Problems
 from lmi_core.config.properties import parse_properties
 from lmi_core.config.table import OPTIONS
-from lmi_core.config.value_type import Bool, Bytes, Choice, Float, Int, Items, Json, StopList, Text
+from lmi_core.config.value_type import (
+    Bool,
+    Bytes,
+    Choice,
+    Float,
+    Int,
+    Items,
+    Json,
+    Rate,
+    StopList,
+    Text,
+)
 
 TRANSLATED = {"ENABLE_CUDA_GRAPHS", "SAGEMAKER_MAX_PAYLOAD_IN_MB"}
 OWN_FLAGS = {key: name for name, key in SYNONYMS.items() if not name.startswith("--no-")}
@@ -36,6 +47,7 @@ def values_of(option):
         Bytes: [f"{n}K" for n in range(1, 9)],
         Json: [f"[{n}]" for n in range(9)],
         StopList: [f'["{n}"]' for n in range(9)],
+        Rate: [f"{n}/PT{n}M" for n in range(1, 9)],
         Text: [f"text{n}" for n in range(9)],
     }
     if isinstance(kind, Items):

@@ -365,3 +365,11 @@ def test_all_faults_of_a_configuration_come_together(model_dir, resolved):
     ):
         assert part in text
     assert len(caught.value.problems) == 5
+
+
+def test_error_rates_reach_the_server(resolved):
+    environ = {"SERVING_ERROR_RATE_ANY": "10/PT30S", "SERVING_ERROR_RATE_MODEL": "3"}
+    server = resolved("org/m", environ=environ).server
+    assert dict(server.error_rates) == {"any": (10, 30.0), "model": (3, 60.0)}
+    with pytest.raises(ConfigError, match="error_rate_any='often' is not number"):
+        resolved("org/m", environ={"SERVING_ERROR_RATE_ANY": "often"})

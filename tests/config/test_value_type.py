@@ -2,7 +2,18 @@
 
 import pytest
 
-from lmi_core.config.value_type import Bool, Bytes, Choice, Float, Int, Items, Json, StopList, Text
+from lmi_core.config.value_type import (
+    Bool,
+    Bytes,
+    Choice,
+    Float,
+    Int,
+    Items,
+    Json,
+    Rate,
+    StopList,
+    Text,
+)
 
 
 @pytest.mark.parametrize("word", ["true", "TRUE", "1", "yes", "on", "t", "Y"])
@@ -24,6 +35,9 @@ def test_false_words(word):
         (Bytes(), "4096", 4096),
         (Bytes(), "512M", 512 << 20),
         (Bytes(), "2gib", 2 << 30),
+        (Rate(), "10", (10, 60.0)),
+        (Rate(), "10/PT30S", (10, 30.0)),
+        (Rate(), " 3/P1DT2H3M4.5S ", (3, 93784.5)),
         (Float(0, 1), "0.33", 0.33),
         (Float(0, 1), "1e-2", 0.01),
         (Choice(("auto", "lmi-dist")), "LMI-Dist", "lmi-dist"),
@@ -48,6 +62,9 @@ def test_possible_values(kind, text, value):
         (Int(), "9" * 5000, "integer"),
         (Int(1), "0", ">= 1"),
         (Int(1, 3), "4", "1 to 3"),
+        (Rate(), "10/PT", "10/PT30S"),
+        (Rate(), "10/30", "10/PT30S"),
+        (Rate(), "-1", "10/PT30S"),
         (Bytes(), "0", "512M"),
         (Bytes(), "9999999999T", "512M"),
         (Bytes(), "1.5G", "512M"),

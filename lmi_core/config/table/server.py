@@ -1,7 +1,7 @@
 """Keys of the server as a whole: ``config.properties`` and ``SERVING_*`` variables."""
 
 from lmi_core.config.option import Action, Option, honoured, needs, no_effect
-from lmi_core.config.value_type import Bool, Bytes, Choice, Float, Int, Text, ValueType
+from lmi_core.config.value_type import Bool, Bytes, Choice, Float, Int, Rate, Text, ValueType
 
 APIS = ("lmi", "tgi", "openai")
 """The protocols that shared routes can speak."""
@@ -18,7 +18,11 @@ _TLS = honoured(
     test="tests/cli/test_options.py::test_https",
 )
 _CORS = honoured(None, "answered to a browser's preflight", test=_HEADERS)
-_ERROR_RATE = needs("server.error_rate", tuning=True, idle=())
+_ERROR_RATE = honoured(
+    None,
+    "more of them and /ping answers 503",
+    test="tests/server/test_error_rates.py::test_ping_answers_503_from_then_on",
+)
 
 
 def _server(
@@ -185,10 +189,10 @@ OPTIONS = (
     _server("certificate_file", Text("path"), "Certificate of TLS.", _TLS),
     _server("private_key_file", Text("path"), "Private key of TLS.", _TLS),
     _server("plugin_folder", Text("path"), "Directory of Java plug-ins.", _JAVA, "plugins"),
-    _server("error_rate_wlm", Text("N or N/duration"), "Failures until unhealthy.", _ERROR_RATE),
-    _server("error_rate_server", Text("N or N/duration"), "Failures until unhealthy.", _ERROR_RATE),
-    _server("error_rate_model", Text("N or N/duration"), "Failures until unhealthy.", _ERROR_RATE),
-    _server("error_rate_any", Text("N or N/duration"), "Failures until unhealthy.", _ERROR_RATE),
+    _server("error_rate_wlm", Rate(), "Most failures in a minute, or in a time.", _ERROR_RATE),
+    _server("error_rate_server", Rate(), "Most failures in a minute, or in a time.", _ERROR_RATE),
+    _server("error_rate_model", Rate(), "Most failures in a minute, or in a time.", _ERROR_RATE),
+    _server("error_rate_any", Rate(), "Most failures in a minute, or in a time.", _ERROR_RATE),
     _status("bad_request_http_code", 400),
     _status("wlm_error_http_code", 503),
     _status("throttle_error_http_code", 503),
