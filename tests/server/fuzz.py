@@ -290,6 +290,7 @@ async def fuzz(served: Served, seeds: list[str], summary: Summary, num_clients: 
             summary.num_requests += 1
             if fault:
                 summary.failures.append(f"{seed}: {fault}: {case.data[:600]!r}")
+                print(summary.failures[-1], file=sys.stderr, flush=True)
 
     await asyncio.gather(*(client() for _ in range(num_clients)))
     await eventually(lambda: served.models.num_in_flight == 0)
@@ -345,6 +346,7 @@ async def session(first: int, number: int, seed: str, num_per_round: int = 1000)
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--only", help="SEED-NUMBER of one case")
     arguments = parser.parse_args()
@@ -355,7 +357,7 @@ def main() -> int:
         print(case)
         summary = asyncio.run(session(int(number), 1, seed))
     else:
-        summary = asyncio.run(session(0, arguments.requests, seed))
+        summary = asyncio.run(session(arguments.first, arguments.requests, seed))
     print(dict(sorted(summary.statuses.items())))
     for failure in summary.failures[:20]:
         print(failure, file=sys.stderr)

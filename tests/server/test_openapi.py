@@ -122,6 +122,7 @@ EXAMPLES = settings(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
+SLOW = pytest.mark.timeout(600)  # an operation takes seconds, on a busy machine minutes
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -130,12 +131,14 @@ CHECKS = [
 ]
 
 
+@SLOW
 @schemathesis.openapi.from_dict(DOCUMENTS["lmi"]).parametrize()
 @EXAMPLES
 def test_random_requests(case: schemathesis.Case, lmi_server: Background) -> None:
     case.call_and_validate(f"http://127.0.0.1:{lmi_server.port}", checks=CHECKS)
 
 
+@SLOW
 # Under lmi, TGI's other routes have been asked already.
 @(
     schemathesis.openapi.from_dict(DOCUMENTS["tgi"])
