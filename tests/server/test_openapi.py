@@ -138,8 +138,8 @@ def test_random_requests(case: schemathesis.Case, lmi_server: Background) -> Non
     case.call_and_validate(f"http://127.0.0.1:{lmi_server.port}", checks=CHECKS)
 
 
-@SLOW
 # Under lmi, TGI's other routes have been asked already.
+@SLOW
 @(
     schemathesis.openapi.from_dict(DOCUMENTS["tgi"])
     .include(path_regex="^/(v1/|invocations|tokenize|health|ping)")
