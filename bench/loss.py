@@ -1,0 +1,70 @@
+"""What each dtype costs the embedded model: its held-out loss on the native engine.
+
+    python -m bench.loss --windows 20
+
+The windows are those of ``lmi_core.demo.evaluate``. An error is the standard error, over the
+windows, of the difference to fp32. Needs torch, for the windows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_core.config.engine_config import EngineConfig
+from lmi_core.demo import MODEL_DIR
+from lmi_core.demo.evaluate import held_out_windows
+from lmi_core.demo.packing import PAD_ID
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.sampling_params import SamplingParams
+
+DTYPES = ("fp32", "bf16", "int8", "int4")
+PARAMS = SamplingParams(max_new_tokens=1, prompt_logprobs=0, ignore_eos=True)
+
+
+async def mean_losses(dtype: str, windows: list[list[int]]) -> NDArray[np.float64]:
+    """Of each window, in nats a token."""
+    is_quantized = dtype in ("int8", "int4")
+    config = EngineConfig(
+        model=MODEL_DIR,
+        dtype="bf16" if is_quantized else dtype,
+        quantize=dtype if is_quantized else None,
+        max_num_seqs=1,
+    )
+    losses = []
+    async with Engine(config) as engine:
+        for window in windows:
+            losses.append(await mean_loss(engine, window))
+    return np.array(losses)
+
+
+async def mean_loss(engine: Engine, window: list[int]) -> float:
+    """Of all tokens but the first and padding."""
+    scores: list[float] = []
+    async for event in engine.generate(window, PARAMS):
+        for before, token in pairwise(event.prompt or ()):
+            if token.logprob is not None and {before.token_id, token.token_id} != {PAD_ID}:
+                scores.append(token.logprob)
+    return -float(np.mean(scores))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--windows", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=2000, help="of each window")
+    arguments = parser.parse_args()
+    windows = held_out_windows(MODEL_DIR, arguments.windows)[:, : arguments.tokens].tolist()
+    best = asyncio.run(mean_losses("fp32", windows))
+    print(f"fp32 {best.mean():.4f}")
+    for dtype in DTYPES[1:]:
+        more = asyncio.run(mean_losses(dtype, windows)) - best
+        error = more.std(ddof=1) / np.sqrt(len(more))
+        print(f"{dtype} {best.mean() + more.mean():.4f}  ({more.mean():+.4f} +- {error:.4f})")
+
+
+if __name__ == "__main__":
+    main()
