@@ -142,9 +142,13 @@ void run_block() {
   block.barrier = {static_cast<int>(block.fibers.size()), 0, 0};
   for (Warp& warp : block.warps) warp.barrier = {kWarpSize, 0, 0};
   std::memset(block.shared.data(), 0xff, block.shared.size());
-  for (size_t num_left = block.fibers.size(); num_left > 0;) {
+  const size_t num_fibers = block.fibers.size();
+  bool is_reversed = true;
+  for (size_t num_left = num_fibers; num_left > 0;) {
     block.has_progressed = false;
-    for (block.current = 0; block.current < block.fibers.size(); ++block.current) {
+    is_reversed = !is_reversed;
+    for (size_t turn = 0; turn < num_fibers; ++turn) {
+      block.current = is_reversed ? num_fibers - 1 - turn : turn;
       if (current().is_done) continue;
       thread_index.x = static_cast<unsigned>(block.current);
       lmi_switch_fiber(&block.scheduler, current().stack_pointer);

@@ -2,8 +2,9 @@
 //
 // What it checks beyond results: threads of a warp must meet in every warp-wide operation, those of
 // a block in every barrier (else Error, which names who waits where); shared memory starts as NaN;
-// asynchronous copies arrive when they are waited for and not before. What it can't know: races
-// between threads within a barrier's interval (they run in order), time, registers.
+// asynchronous copies arrive when they are waited for and not before; threads run in ascending and
+// descending order by turns, so that some of the missing barriers show. What it can't know: races
+// that both orders hide, time, registers.
 #pragma once
 
 #include <cstddef>
