@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,8 +144,11 @@ def _pattern(server: Values, problems: Problems) -> str | None:
     key = "model_url_pattern"
     pattern = _text(server.get(key))
     try:
-        re.compile(pattern or "")
-    except re.error as error:
+        with warnings.catch_warnings():
+            # It means the same to the Python that runs here.
+            warnings.simplefilter("ignore", FutureWarning)
+            re.compile(pattern or "")
+    except (re.error, OverflowError, RecursionError) as error:
         text = f"{key} is not a regular expression ({error})"
         problems.error(server.where(key), text, key)
         return None

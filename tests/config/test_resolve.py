@@ -373,3 +373,14 @@ def test_error_rates_reach_the_server(resolved):
     assert dict(server.error_rates) == {"any": (10, 30.0), "model": (3, 60.0)}
     with pytest.raises(ConfigError, match="error_rate_any='often' is not number"):
         resolved("org/m", environ={"SERVING_ERROR_RATE_ANY": "often"})
+
+
+@pytest.mark.parametrize("pattern", ["[", "(" * 5000, "x{99999999999}"])
+def test_a_broken_pattern_of_urls_is_named(resolved, pattern):
+    with pytest.raises(ConfigError, match="model_url_pattern is not a regular expression"):
+        resolved("org/m", environ={"SERVING_MODEL_URL_PATTERN": pattern})
+
+
+def test_a_doubtful_pattern_of_urls_is_taken(resolved):
+    environ = {"SERVING_MODEL_URL_PATTERN": "[[]x"}
+    assert resolved("org/m", environ=environ).server.model_url_pattern == "[[]x"
