@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define LMI_CUDA_VERSION 1 /* changes with any signature or struct here */
+#define LMI_CUDA_VERSION 2 /* changes with any signature or struct here */
 
 #if defined(__GNUC__)
 #define LMI_CUDA_API __attribute__((visibility("default")))
@@ -251,8 +251,8 @@ typedef struct {
 #define LMI_MAX_FEW_ROWS 8
 LMI_CUDA_API int32_t lmi_cuda_linear_few_rows(const LmiLinear* args, void* stream);
 
-/* The same for any number of rows and a weight in int4 panels (csrc/cpu/kernels.h). Outputs of a
- * gated one come out as gate before up; num_outputs counts both. */
+/* The same for any number of rows and a weight in int4 or int8 panels (csrc/cpu/kernels.h). Outputs
+ * of a gated one come out as gate before up; num_outputs counts both. */
 typedef struct {
   const void* x;
   const void* panels; /* on 16 bytes */
@@ -261,11 +261,11 @@ typedef struct {
   int32_t num_rows;
   int32_t num_outputs;
   int32_t num_inputs; /* a multiple of 8 */
-  int32_t group_size; /* 32, 64 or 128 */
+  int32_t group_size; /* int4: 32, 64 or 128; int8: 0 */
   int32_t is_gated;
   int32_t dtype;
-} LmiLinearInt4;
-LMI_CUDA_API int32_t lmi_cuda_linear_int4(const LmiLinearInt4* args, void* stream);
+} LmiLinearPacked;
+LMI_CUDA_API int32_t lmi_cuda_linear_packed(const LmiLinearPacked* args, void* stream);
 
 #ifdef __cplusplus
 }

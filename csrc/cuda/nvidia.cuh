@@ -11,6 +11,8 @@ namespace lmi::cuda {
 
 // ---- numbers
 
+__device__ inline float float_of_bits(uint32_t bits) { return __uint_as_float(bits); }
+
 __device__ inline float to_float(float value) { return value; }
 __device__ inline float to_float(bf16 value) {
   return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);

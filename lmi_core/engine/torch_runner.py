@@ -82,6 +82,7 @@ class TorchRunner:
             weight_bytes=model.weights.num_bytes,
             kv_cache_bytes=cache.num_bytes,
             dtype=model.dtype,
+            quantize=model.quantize or "",
             kv_dtype=kv_dtype,
             device=config.device,
             kernels=select.describe(chosen),
@@ -145,21 +146,17 @@ def load_torch_runner(
     """Load the model's weights to the configured device and build its runner.
 
     Raises ModelError for files that can't be served, UserError for a device that isn't there, for
-    ``quantize``, ``LMI_OPS`` that can't be had and for sizes that don't fit.
+    ``LMI_OPS`` that can't be had and for sizes that don't fit.
     """
     from lmi_core.models.loader import load_model
     from lmi_core.models.rope_config import RopeOverride
 
-    if config.quantize is not None:
-        raise UserError(
-            f"quantize={config.quantize} is for device=cpu; leave it out for {config.device}",
-            field="quantize",
-        )
     device = find_device(config)
     select.select(device.type)
     model = load_model(
         config.model,
         config.dtype,
+        quantize=config.quantize,
         backend=DeviceWeights(device),
         rope=RopeOverride.of(config),
         progress=None if progress is None else partial(progress, "weights"),

@@ -128,12 +128,12 @@ class EagerRecorder:
         residual: Handle | None,
         out_dtype: Literal["fp32", "act"],
     ) -> Handle:
-        matrix = cast(DeviceWeight, weight).matrix
+        multiply = self._multiply(weight)
         offset = None if bias is None else self._constant(bias)
         is_act = activation != "" or out_dtype == "act"
 
         def product(replay: Replay) -> Tensor:
-            y: Tensor = self.kernels.linear(replay[x], matrix, offset)
+            y = multiply(replay[x], offset)
             if activation:
                 y = self.kernels.gated_activation(y, activation, out_dtype=self._act)
             return y.to(self._act) if is_act else y
@@ -244,6 +244,13 @@ class EagerRecorder:
 
         self._nodes.append(_Node(inputs, run))
         return handle
+
+    def _multiply(self, weight: LinearWeight) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """The product with ``weight`` and the sum with a bias."""
+        if isinstance(weight, DeviceWeight):
+            matrix = weight.matrix
+            return lambda x, bias: cast(Tensor, self.kernels.linear(x, matrix, bias))
+        return lambda x, bias: cast(Tensor, self.kernels.linear_packed(x, weight, bias))
 
     def _cache(self, cache: KvCache) -> PagedCache:
         store = cast(PagedCache, cache)

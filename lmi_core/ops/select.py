@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 VARIABLE = "LMI_OPS"
 IMPLEMENTATIONS = {
     "linear": ("torch", "native"),
+    "linear_packed": ("triton", "torch", "native"),
     "rms_norm": ("triton", "torch", "native"),
     "gated_activation": ("triton", "torch", "native"),
     "rope_cache_write": ("triton", "torch", "native"),
@@ -43,6 +44,7 @@ class Kernels:
 
     chosen: Mapping[str, str]
     linear: Callable[..., Any]
+    linear_packed: Callable[..., Any]
     rms_norm: Callable[..., Any]
     gated_activation: Callable[..., Any]
     rope_cache_write: Callable[..., Any]

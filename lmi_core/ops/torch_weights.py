@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from lmi_core import _native
+from lmi_core.ops.native import INT4_GROUP_SIZE
+from lmi_core.ops.packed_weight import PackedWeight
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -40,9 +42,9 @@ class DeviceWeights:
         *,
         format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool,
-    ) -> DeviceWeight:
-        if format not in DTYPES:
-            raise ValueError(f"torch devices have fp32 and bf16 weights, not {format}")
+    ) -> DeviceWeight | PackedWeight:
+        if format == "int8" or format == "int4":
+            return self._pack_quantized(parts, format, gated)
         shape = (sum(len(part) for part in parts), parts[0].shape[1])
         matrix = torch.empty(shape, dtype=DTYPES[format], device=self.device)
         first = 0
@@ -50,6 +52,24 @@ class DeviceWeights:
             matrix[first : first + len(part)] = as_tensor(part)
             first += len(part)
         return DeviceWeight(matrix)
+
+    def _pack_quantized(
+        self,
+        parts: Sequence[npt.NDArray[np.generic]],
+        format: Literal["int8", "int4"],
+        gated: bool,
+    ) -> PackedWeight:
+        """Quantised on the host, by the code that the CPU engine uses, to the same bytes."""
+        group_size = INT4_GROUP_SIZE if format == "int4" else 0
+        packed = _native.LinearWeight.pack(parts, format=format, gated=gated, group_size=group_size)
+        panels = torch.frombuffer(bytearray(packed.packed()), dtype=torch.uint8)
+        return PackedWeight(
+            panels=panels.to(self.device),
+            num_outputs=packed.num_outputs,
+            num_inputs=packed.num_inputs,
+            group_size=group_size,
+            is_gated=gated,
+        )
 
 
 class PagedCache:

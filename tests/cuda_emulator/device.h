@@ -27,6 +27,8 @@ inline emulator::Dim3& gridDim = emulator::grid_size;
 
 // ---- numbers
 
+inline float float_of_bits(uint32_t bits) { return std::bit_cast<float>(bits); }
+
 inline float to_float(float value) { return value; }
 inline float to_float(bf16 value) { return bf16_to_float(value.bits); }
 inline float to_float(f16 value) { return f16_to_float(value.bits); }

@@ -13,6 +13,7 @@ import pytest
 from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.runner import RunnerInfo
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, UserError
 from tests.checkpoints import VOCAB_SIZE, cached_checkpoint, make_checkpoint
@@ -118,13 +119,14 @@ def test_bf16_serves() -> None:
         assert events[0].logprob == pytest.approx(others[0].logprob, abs=0.5)
 
 
-def test_cuda_kernels_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("quantize", [None, "int4"])
+def test_cuda_kernels_serve(monkeypatch: pytest.MonkeyPatch, quantize: str | None) -> None:
     """The whole engine on the CUDA kernels' sources, in their emulator."""
     from tests.ops.cuda_kernels import use_cuda_kernels
 
     use_cuda_kernels(torch.device("cpu"), monkeypatch)
     model = cached_checkpoint("llama2", dtype="bfloat16")
-    config = config_of(model, "torch-cpu", dtype="auto")
+    config = config_of(model, "torch-cpu", dtype="auto", quantize=quantize)
 
     async def generate(kernels: str) -> list[TokenEvent]:
         monkeypatch.setenv("LMI_OPS", kernels)
@@ -180,13 +182,24 @@ def test_no_gpu_is_a_clear_error() -> None:
         run(start())
 
 
-def test_quantisation_is_refused() -> None:
-    async def start() -> None:
-        async with Engine(replace(config_of(Path("nowhere"), "torch-cpu"), quantize="int8")):
-            pass
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_quantized_weights_serve(quantize: str) -> None:
+    """The same weights as the CPU engine's, whose activations are rounded too."""
+    config = config_of(cached_checkpoint("llama2"), "torch-cpu", quantize=quantize)
 
-    with pytest.raises(UserError, match="quantize=int8 is for device=cpu; leave it out"):
-        run(start())
+    async def generate(config: EngineConfig) -> tuple[list[TokenEvent], RunnerInfo]:
+        params = SamplingParams(max_new_tokens=4, ignore_eos=True, logprobs=2)
+        async with Engine(config) as engine:
+            events = await collect(engine, list(range(30, 52)), params)
+            return list(events), engine.info.runner
+
+    events, info = run(generate(config))
+    others, native = run(generate(replace(config, device="cpu")))
+    assert info.quantize == native.quantize == quantize
+    assert "linear_packed" in info.kernels
+    assert info.weight_bytes == pytest.approx(native.weight_bytes, rel=0.1)
+    assert len(events) == len(others)
+    assert events[0].logprob == pytest.approx(others[0].logprob, abs=0.05)
 
 
 def test_unknown_kernels_are_found_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:

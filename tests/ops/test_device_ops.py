@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
+from lmi_core.ops.packed_weight import PackedWeight  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.paged_case import PagedCase  # noqa: E402
 
@@ -315,19 +317,14 @@ def test_native_linear_of_few_rows(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("group_size", [0, 32, 64, 128])
 @pytest.mark.parametrize(
-    ("rows", "inputs", "outputs", "group_size", "is_gated"),
-    [
-        (1, 128, 16, 128, False),
-        (5, 200, 40, 64, False),
-        (16, 1408, 48, 128, False),
-        (20, 96, 70, 32, True),
-        (70, 256, 66, 128, True),
-    ],
+    ("rows", "inputs", "outputs", "is_gated"),
+    [(1, 128, 16, False), (5, 200, 40, False), (20, 1416, 70, True), (70, 256, 66, True)],
 )
-def test_native_linear_int4(
+def test_linear_packed(
+    ops: ModuleType,
     device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype,
     rows: int,
     inputs: int,
@@ -336,24 +333,51 @@ def test_native_linear_int4(
     is_gated: bool,
 ) -> None:
     """The bytes that the CPU's kernels read give what its unpacking says."""
-    use_cuda_kernels(device, monkeypatch)
+    weight, unpacked = packed_weight(outputs, inputs, group_size, is_gated)
+    x, bias = random(rows, inputs).to(dtype), random(outputs, seed=2)
+    expected = x.double() @ unpacked.T
+    on_device = replace(weight, panels=weight.panels.to(device))
+    y = ops.linear_packed(x.to(device), on_device, None)
+    assert_close(y, expected, "fp32")
+    y = ops.linear_packed(x.to(device), on_device, bias.to(device))
+    assert_close(y, expected + bias.double(), "fp32")
+
+
+def packed_weight(
+    outputs: int, inputs: int, group_size: int, is_gated: bool
+) -> tuple[PackedWeight, torch.Tensor]:
+    """A random one, and its values in float64."""
     from lmi_core import _native
-    from lmi_core.ops.cuda.linear import Int4Weight, linear_int4
 
     matrix = random(outputs, inputs, seed=1).numpy()
-    parts = [matrix[: outputs // 2], matrix[outputs // 2 :]] if is_gated else [matrix]
-    packed = _native.LinearWeight.pack(parts, format="int4", gated=is_gated, group_size=group_size)
-    weight = Int4Weight(
-        panels=torch.frombuffer(bytearray(packed.packed()), dtype=torch.uint8).to(device),
+    packed = _native.LinearWeight.pack(
+        np.split(matrix, 2) if is_gated else [matrix],
+        format="int4" if group_size else "int8",
+        gated=is_gated,
+        group_size=group_size,
+    )
+    weight = PackedWeight(
+        panels=torch.frombuffer(bytearray(packed.packed()), dtype=torch.uint8),
         num_outputs=outputs,
         num_inputs=inputs,
         group_size=group_size,
         is_gated=is_gated,
     )
-    x, bias = random(rows, inputs).to(dtype), random(outputs, seed=2)
-    y = linear_int4(x.to(device), weight, bias.to(device))
-    expected = x.double() @ torch.from_numpy(packed.unpack()).double().T + bias.double()
-    assert_close(y, expected, "fp32")
+    return weight, torch.from_numpy(packed.unpack()).double()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_rows_that_the_cuda_kernel_does_not_cover(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    use_cuda_kernels(device, monkeypatch)
+    from lmi_core.ops.cuda import linear_packed
+
+    inputs = 64 if dtype == torch.float32 else 36
+    weight, unpacked = packed_weight(20, inputs, 32, False)
+    x = random(3, inputs).to(dtype)
+    y = linear_packed(x.to(device), replace(weight, panels=weight.panels.to(device)), None)
+    assert_close(y, x.double() @ unpacked.T, "fp32")
 
 
 def test_gather_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

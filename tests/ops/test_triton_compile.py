@@ -27,11 +27,23 @@ POINTERS = {
     "kv_lengths_ptr": "*i32",
     "positions_ptr": "*i32",
     "slots_ptr": "*i32",
+    "codes_ptr": "*u8",
+    "halves_ptr": "*fp16",
 }
+POINTERS_OF = {"linear_packed": {"x_ptr": "*bf16"}}
 FLOATS = {"eps", "norm_eps", "scale", "soft_cap"}
 PLAIN = {"BLOCK_KEYS": 32, "HAS_WINDOW": False, "HAS_SOFT_CAP": False, "IS_WIDENED": False}
 ROPE = {"HEAD_DIM": 128, "BLOCK": 128}
 ODD_HEAD = {**HEAD, "GROUP": 3, "HEAD_DIM": 80}
+PACKED = {
+    "HAS_BIAS": True,
+    "IS_GATED": True,
+    "HEADER": 64,
+    "GROUP_BYTES": 1088,
+    "BLOCK_ROWS": 16,
+    "BLOCK_PANELS": 2,
+    "IS_WIDENED": False,
+}
 KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("norm", "_rms_norm_kernel", {"HAS_ADDEND": True, "BLOCK": 4096}),
     ("norm", "_rms_norm_kernel", {"HAS_ADDEND": False, "BLOCK": 4096}),
@@ -43,6 +55,8 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **ODD_HEAD, **PLAIN}),
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **TILE}),
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **ODD_HEAD, **PLAIN}),
+    ("linear_packed", "_linear_packed_kernel", {**PACKED, "IS_INT4": True, "GROUP": 128}),
+    ("linear_packed", "_linear_packed_kernel", {**PACKED, "IS_INT4": False, "GROUP": 64}),
     ("attention", "_merge_kernel", {"HEAD_DIM": 80, "BLOCK_DIM": 128, "BLOCK_SPLITS": 32}),
 ]
 
@@ -72,7 +86,7 @@ def compile_kernel(module: str, name: str, constants: dict[str, Any], architectu
 
     function = getattr(importlib.import_module(f"lmi_core.ops.triton.{module}"), name)
     signature = {
-        parameter: "constexpr" if parameter in constants else _type_of(parameter)
+        parameter: "constexpr" if parameter in constants else _type_of(module, parameter)
         for parameter in function.arg_names
     }
     source = ASTSource(function, signature, constants)
@@ -80,9 +94,9 @@ def compile_kernel(module: str, name: str, constants: dict[str, Any], architectu
     return str(compiled.asm["ptx"])
 
 
-def _type_of(parameter: str) -> str:
+def _type_of(module: str, parameter: str) -> str:
     if parameter.endswith("_ptr"):
-        return POINTERS.get(parameter, "*fp32")
+        return {**POINTERS, **POINTERS_OF.get(module, {})}.get(parameter, "*fp32")
     return "fp32" if parameter in FLOATS else "i32"
 
 

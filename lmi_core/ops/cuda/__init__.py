@@ -6,7 +6,7 @@ the next best implementation, and the log says so once.
 
 from lmi_core.ops.cuda.activation import gated_activation
 from lmi_core.ops.cuda.attention import attention
-from lmi_core.ops.cuda.linear import linear
+from lmi_core.ops.cuda.linear import linear, linear_packed
 from lmi_core.ops.cuda.norm import rms_norm
 from lmi_core.ops.cuda.rope import rope_cache_write
 from lmi_core.ops.cuda.sampling import sample
@@ -15,6 +15,7 @@ __all__ = [
     "attention",
     "gated_activation",
     "linear",
+    "linear_packed",
     "rms_norm",
     "rope_cache_write",
     "sample",

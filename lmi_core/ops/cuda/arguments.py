@@ -167,7 +167,7 @@ class Linear(ctypes.Structure):
     ]
 
 
-class LinearInt4(ctypes.Structure):
+class LinearPacked(ctypes.Structure):
     _fields_ = [
         ("x", c_void_p),
         ("panels", c_void_p),
@@ -193,5 +193,5 @@ ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "prefill_attention": Attention,
     "sample": Sample,
     "linear_few_rows": Linear,
-    "linear_int4": LinearInt4,
+    "linear_packed": LinearPacked,
 }

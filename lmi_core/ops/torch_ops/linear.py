@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lmi_core.ops.packed_weight import PackedWeight
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x @ weight^T + bias: [R, k], [n, k] of one dtype -> fp32 [R, n]; bias is fp32."""
@@ -14,3 +16,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y = torch.mm(x, weight.t(), out_dtype=torch.float32)
         return y if bias is None else y.add_(bias)
     return torch.nn.functional.linear(x.float(), weight.float(), bias)
+
+
+def linear_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    """x @ weight^T + bias with an int4 or int8 weight: [R, k] -> fp32 [R, n]; bias is fp32.
+
+    The weight is unpacked anew at every call: correct everywhere, fast nowhere."""
+    return torch.nn.functional.linear(x.float(), weight.unpack(), bias)

@@ -5,7 +5,7 @@
 #include "check.h"
 #include "common/dtype.h"
 #include "cpu/pack_quantized.h"
-#include "cuda/int4_panel.h"
+#include "cuda/weight_panel.h"
 
 namespace lmi::cuda {
 namespace {

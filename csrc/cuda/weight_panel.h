@@ -1,6 +1,8 @@
-// Finding one's way in int4 panels (csrc/cpu/kernels.h), the same bytes that the CPU reads: panels
-// of 16 outputs, per group of inputs 16 fp16 scales, 16 fp16 zero points, then for every 8 inputs
-// 16 words, one per output, whose byte i holds input i below and input i + 4 above.
+// Finding one's way in panels of 16 outputs (csrc/cpu/kernels.h), the same bytes that the CPU
+// reads. int4: per group of inputs 16 fp16 scales, 16 fp16 zero points, then for every 8 inputs 16
+// words, one per output, whose byte i holds input i below and input i + 4 above. int8: 16 fp32
+// scales, then for every 4 inputs 16 words of a byte per input, 128 more than the weight over its
+// scale.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +14,16 @@ namespace lmi::cuda {
 constexpr int kPanelOutputs = 16;
 constexpr int kPanelHeaderBytes = 64;
 constexpr int kPanelZerosOffset = 32;
-constexpr int kPanelStepBytes = 64;  // of 8 inputs
+constexpr int kPanelStepBytes = 64;  // of 8 inputs, int8: of 4
 
 LMI_HOST_DEVICE constexpr int64_t panel_group_bytes(int group_size) {
   return kPanelHeaderBytes + group_size / 8 * kPanelStepBytes;
 }
 
+// group_size 0: int8.
 LMI_HOST_DEVICE constexpr int64_t panel_bytes(int num_inputs, int group_size) {
-  return ceil_div(num_inputs, group_size) * panel_group_bytes(group_size);
+  return group_size == 0 ? kPanelHeaderBytes + ceil_div(num_inputs, 4) * int64_t{kPanelStepBytes}
+                         : ceil_div(num_inputs, group_size) * panel_group_bytes(group_size);
 }
 
 // The output that a lane of a panel stands for, -1 for padding.
