@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define LMI_CUDA_VERSION 2 /* changes with any signature or struct here */
+#define LMI_CUDA_VERSION 3 /* changes with any signature or struct here */
 
 #if defined(__GNUC__)
 #define LMI_CUDA_API __attribute__((visibility("default")))
@@ -251,8 +251,29 @@ typedef struct {
 #define LMI_MAX_FEW_ROWS 8
 LMI_CUDA_API int32_t lmi_cuda_linear_few_rows(const LmiLinear* args, void* stream);
 
-/* The same for any number of rows and a weight in int4 or int8 panels (csrc/cpu/kernels.h). Outputs
- * of a gated one come out as gate before up; num_outputs counts both. */
+/* Opens cuBLASLt, versions 12 and 13, by what dlopen takes, unless it is open already. */
+LMI_CUDA_API int32_t lmi_cuda_open_cublaslt(const char* path);
+
+/* The same by cuBLASLt, which must be open, for any number of rows. A shape's first product asks
+ * for the best algorithm that the workspace allows, which the host waits for; how a row is summed
+ * may depend on the number of rows. Calls take turns. */
+typedef struct {
+  const void* x;
+  const void* weight;
+  const float* bias;
+  float* y;
+  void* workspace; /* on 256 bytes; for no other stream */
+  int64_t workspace_bytes;
+  int32_t num_rows;
+  int32_t num_outputs;
+  int32_t num_inputs;
+  int32_t dtype;
+} LmiLinearDense;
+LMI_CUDA_API int32_t lmi_cuda_linear_dense(const LmiLinearDense* args, void* stream);
+
+/* As linear_few_rows for any number of rows and a weight in int4 or int8 panels
+ * (csrc/cpu/kernels.h). Outputs of a gated one come out as gate before up; num_outputs counts both.
+ */
 typedef struct {
   const void* x;
   const void* panels; /* on 16 bytes */

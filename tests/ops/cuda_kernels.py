@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmi_core.ops.cuda import library
+from lmi_core.ops.cuda import cublaslt, library
 
 EMULATOR = Path(__file__).parents[2] / "build/native/liblmi_cuda_emulator.so"
+CUBLASLT_EMULATOR = EMULATOR.with_name("liblmi_cublaslt_emulator.so")
 
 
 def use_cuda_kernels(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,6 +19,7 @@ def use_cuda_kernels(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> N
         if not EMULATOR.exists():
             pytest.skip("the emulator is not built: make build")
         monkeypatch.setenv(library.VARIABLE, str(EMULATOR))
+        monkeypatch.setenv(cublaslt.VARIABLE, str(CUBLASLT_EMULATOR))
     elif library.find() is None:
         pytest.skip("the CUDA kernels are not built: make cuda-all")
     reason = library.load().unusable_because(device.type)

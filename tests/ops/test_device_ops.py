@@ -7,8 +7,11 @@ tests/cuda_emulator.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from types import ModuleType
 
@@ -18,7 +21,11 @@ import pytest
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.ops.packed_weight import PackedWeight  # noqa: E402
-from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
+from tests.ops.cuda_kernels import (  # noqa: E402
+    CUBLASLT_EMULATOR,
+    EMULATOR,
+    use_cuda_kernels,
+)
 from tests.ops.paged_case import PagedCase  # noqa: E402
 
 DEVICES = [
@@ -314,6 +321,76 @@ def test_native_linear_of_few_rows(
     for row in range(rows):  # whatever stands beside it
         alone = linear(x[row : row + 1].to(device), weight.to(device), bias.to(device))
         assert torch.equal(alone[0], y[row])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(9, 16, 24), (1, 1036, 3), (40, 64, 7)])
+def test_linear_of_cublaslt(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    rows: int,
+    inputs: int,
+    outputs: int,
+) -> None:
+    use_cuda_kernels(device, monkeypatch)
+    from lmi_core.ops.cuda.cublaslt import linear_dense, unusable_because
+
+    assert unusable_because() is None
+    for seed in (1, 2):  # a shape's second product, of other operands
+        x, weight = random(rows, inputs, seed=seed), random(outputs, inputs, seed=seed + 2)
+        x, weight, bias = x.to(dtype), weight.to(dtype), random(outputs, seed=seed)
+        expected = x.double() @ weight.double().T
+        y = linear_dense(x.to(device), weight.to(device), None)
+        np.testing.assert_allclose(y.cpu().double(), expected, atol=1e-4, rtol=1e-4)
+        y = linear_dense(x.to(device), weight.to(device), bias.to(device))
+        np.testing.assert_allclose(y.cpu().double(), expected + bias, atol=1e-4, rtol=1e-4)
+
+
+def test_cublaslt_is_asked_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cuda_kernels(torch.device("cpu"), monkeypatch)
+    from lmi_core.ops.cuda.cublaslt import linear_dense, unusable_because
+
+    assert unusable_because() is None
+    num_heuristics = ctypes.CDLL(str(CUBLASLT_EMULATOR)).cublaslt_num_heuristics
+    x, weight, bias = random(12, 8).half(), random(5, 8).half(), random(5)
+    before = num_heuristics()
+    for _ in range(3):
+        linear_dense(x, weight, None)
+        linear_dense(x, weight, bias)
+        linear_dense(x[:11], weight, None)
+    assert num_heuristics() == before + 3
+
+
+def test_without_cublaslt_torch_multiplies(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    use_cuda_kernels(torch.device("cpu"), monkeypatch)
+    from lmi_core.ops.cuda import cublaslt, linear
+
+    reason = "libcublasLt.so.13: cannot open shared object file"
+    monkeypatch.setattr(cublaslt, "unusable_because", lambda: reason)
+    x, weight = random(12, 8).half(), random(5, 8).half()
+    y = linear(x, weight, None)
+    assert_close(y, x.double() @ weight.double().T, "fp32")
+    assert f"linear runs in torch: the CUDA kernel has no cuBLASLt here ({reason})" in caplog.text
+
+
+def test_what_is_no_cublaslt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own: what is open stays open."""
+    use_cuda_kernels(torch.device("cpu"), monkeypatch)
+    script = f"""if True:
+        import ctypes
+        kernels = ctypes.CDLL({str(EMULATOR)!r})
+        kernels.lmi_cuda_error.restype = ctypes.c_char_p
+        for name in ("/nowhere.so", {str(EMULATOR)!r}):
+            assert kernels.lmi_cuda_open_cublaslt(name.encode()) != 0
+            print(kernels.lmi_cuda_error().decode())
+    """
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    missing, other = result.stdout.splitlines()
+    assert missing.startswith("cuBLASLt: /nowhere.so: cannot open shared object file")
+    assert other == f"cuBLASLt: {EMULATOR} has no cublasLtMatmul"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

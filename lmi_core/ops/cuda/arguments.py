@@ -167,6 +167,21 @@ class Linear(ctypes.Structure):
     ]
 
 
+class LinearDense(ctypes.Structure):
+    _fields_ = [
+        ("x", c_void_p),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("y", c_void_p),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_int64),
+        ("num_rows", c_int32),
+        ("num_outputs", c_int32),
+        ("num_inputs", c_int32),
+        ("dtype", c_int32),
+    ]
+
+
 class LinearPacked(ctypes.Structure):
     _fields_ = [
         ("x", c_void_p),
@@ -193,5 +208,6 @@ ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "prefill_attention": Attention,
     "sample": Sample,
     "linear_few_rows": Linear,
+    "linear_dense": LinearDense,
     "linear_packed": LinearPacked,
 }

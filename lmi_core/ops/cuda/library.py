@@ -19,7 +19,7 @@ from lmi_core.errors import UserError
 from lmi_core.ops.cuda.arguments import ARGUMENTS
 
 VARIABLE = "LMI_CUDA_LIBRARY"
-VERSION = 2
+VERSION = 3
 """LMI_CUDA_VERSION of csrc/cuda/lmi_cuda.h, whose structs are mirrored here."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -57,6 +57,11 @@ class Library:
         function = getattr(self._functions, f"lmi_cuda_{name}")
         if function(ctypes.byref(arguments), stream) != 0:
             raise RuntimeError(self._error())
+
+    def open_cublaslt(self, path: str) -> str | None:
+        """Open cuBLASLt by what dlopen takes; why it couldn't be, or None."""
+        is_open = self._functions.lmi_cuda_open_cublaslt(path.encode()) == 0
+        return None if is_open else self._error()
 
     def unusable_because(self, device_type: str) -> str | None:
         """Why the current device of that type can't run the kernels; None if it can."""

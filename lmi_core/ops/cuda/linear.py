@@ -1,11 +1,11 @@
-"""Matrix products with few rows, or with int4 and int8 weights; the others are torch's."""
+"""Matrix products with few rows, or with int4 and int8 weights; the others are cuBLASLt's."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from lmi_core.ops.cuda import library
+from lmi_core.ops.cuda import cublaslt, library
 from lmi_core.ops.cuda.fallback import fallback
 from lmi_core.ops.packed_weight import PackedWeight
 from lmi_core.ops.torch_ops.linear import linear as torch_linear
@@ -18,8 +18,10 @@ DTYPES = (torch.bfloat16, torch.float16)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x @ weight^T + bias: [R, k], [n, k] of one dtype -> fp32 [R, n]; bias is fp32."""
     num_rows, num_inputs = x.shape
-    if num_rows > MAX_FEW_ROWS or x.dtype not in DTYPES or num_inputs % 8 != 0:
+    if x.dtype not in DTYPES:
         return torch_linear(x, weight, bias)
+    if num_rows > MAX_FEW_ROWS or num_inputs % 8 != 0:
+        return _linear_of_many_rows(x, weight, bias)
     y = torch.empty(num_rows, len(weight), dtype=torch.float32, device=x.device)
     library.call(
         "linear_few_rows",
@@ -34,6 +36,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         dtype=x.dtype,
     )
     return y
+
+
+def _linear_of_many_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    reason = cublaslt.unusable_because()
+    if reason is None:
+        try:
+            return cublaslt.linear_dense(x, weight, bias)
+        except RuntimeError as error:
+            reason = str(error)
+    result: Tensor = fallback("linear", x.device, f"cuBLASLt here ({reason})")(x, weight, bias)
+    return result
 
 
 def linear_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:

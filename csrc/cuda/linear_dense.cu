@@ -1,0 +1,191 @@
+// Dense matrix products of any number of rows: cuBLASLt's, found by its heuristic once per shape.
+#include <dlfcn.h>
+
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "cuda/cublaslt.h"
+#include "cuda/launch.cuh"
+
+namespace lmi::cuda {
+namespace {
+
+constexpr size_t kMaxShapes = 4096;  // then the oldest knowledge is dropped, all of it
+
+// Rows, outputs, inputs, dtype, whether there is a bias, bytes of workspace.
+using Shape = std::tuple<int32_t, int32_t, int32_t, int32_t, bool, int64_t>;
+
+int32_t fail_at(const char* what, int status) {
+  return fail(std::string("linear_dense: ") + what + " of cuBLASLt returned status " +
+              std::to_string(status));
+}
+
+// The description of one shape's product, and how cuBLASLt wants to do it. A row-major matrix is a
+// column-major one transposed: y^T [outputs, rows] = weight^T^T x^T.
+class DensePlan {
+ public:
+  DensePlan(const DensePlan&) = delete;
+  DensePlan& operator=(const DensePlan&) = delete;
+  explicit DensePlan(const cublaslt::Functions& functions) : functions_(functions) {}
+
+  ~DensePlan() {
+    for (const cublaslt::Layout layout : {weight_, x_, y_}) {
+      if (layout != nullptr) (void)functions_.destroy_layout(layout);
+    }
+    if (description_ != nullptr) (void)functions_.destroy_description(description_);
+  }
+
+  int32_t prepare(cublaslt::Handle handle, const LmiLinearDense& args) {
+    const int type = args.dtype == LMI_BF16 ? cublaslt::kBFloat16 : cublaslt::kFloat16;
+    const auto rows = static_cast<uint64_t>(args.num_rows);
+    const auto outputs = static_cast<uint64_t>(args.num_outputs);
+    const auto inputs = static_cast<uint64_t>(args.num_inputs);
+    if (const int status = functions_.create_description(&description_, cublaslt::kCompute32F,
+                                                         cublaslt::kFloat32)) {
+      return fail_at("the description", status);
+    }
+    if (const int status = set(cublaslt::kTransposeA, cublaslt::kTransposed)) {
+      return fail_at("the transposition", status);
+    }
+    if (args.bias != nullptr) {
+      int status = set(cublaslt::kEpilogue, cublaslt::kEpilogueBias);
+      if (status == 0) status = set(cublaslt::kBiasPointer, args.bias);
+      if (status != 0) return fail_at("the bias", status);
+    }
+    int status = functions_.create_layout(&weight_, type, inputs, outputs, args.num_inputs);
+    if (status == 0) status = functions_.create_layout(&x_, type, inputs, rows, args.num_inputs);
+    if (status == 0) {
+      status = functions_.create_layout(&y_, cublaslt::kFloat32, outputs, rows, args.num_outputs);
+    }
+    return status == 0 ? find_algorithm(handle, args) : fail_at("a layout", status);
+  }
+
+  int32_t run(cublaslt::Handle handle, const LmiLinearDense& args, void* stream) {
+    const float one = 1.0f;
+    const float zero = 0.0f;
+    if (args.bias != nullptr) {
+      if (const int status = set(cublaslt::kBiasPointer, args.bias)) {
+        return fail_at("the bias", status);
+      }
+    }
+    const int status = functions_.multiply(
+        handle, description_, &one, args.weight, weight_, args.x, x_, &zero, args.y, y_, args.y, y_,
+        &best_.algorithm, args.workspace, static_cast<size_t>(args.workspace_bytes), stream);
+    return status == 0 ? kOk : fail_at("the product", status);
+  }
+
+ private:
+  template <typename Value>
+  int set(int attribute, const Value& value) {
+    return functions_.set_description(description_, attribute, &value, sizeof(value));
+  }
+
+  int32_t find_algorithm(cublaslt::Handle handle, const LmiLinearDense& args) {
+    cublaslt::Preference preference = nullptr;
+    if (const int status = functions_.create_preference(&preference)) {
+      return fail_at("the preference", status);
+    }
+    const auto bytes = static_cast<uint64_t>(args.workspace_bytes);
+    int num_found = 0;
+    int status =
+        functions_.set_preference(preference, cublaslt::kMaxWorkspaceBytes, &bytes, sizeof(bytes));
+    if (status == 0) {
+      status = functions_.find_algorithms(handle, description_, weight_, x_, y_, y_, preference, 1,
+                                          &best_, &num_found);
+    }
+    (void)functions_.destroy_preference(preference);
+    if (status == 0 && num_found > 0) return kOk;
+    return fail_at("the heuristic", status == 0 ? best_.status : status);
+  }
+
+  const cublaslt::Functions& functions_;
+  cublaslt::Description description_ = nullptr;
+  cublaslt::Layout weight_ = nullptr;
+  cublaslt::Layout x_ = nullptr;
+  cublaslt::Layout y_ = nullptr;
+  cublaslt::Heuristic best_ = {};
+};
+
+// The opened library. Its handle belongs to the device that is current at the first product.
+class Cublaslt {
+ public:
+  // Never destroyed: the driver may be gone when the process ends.
+  static Cublaslt& instance() {
+    static auto* one = new Cublaslt;
+    return *one;
+  }
+
+  int32_t open(const char* path) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (is_open_) return kOk;
+    void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) return fail(std::string("cuBLASLt: ") + dlerror());
+    const char* missing = nullptr;
+    const auto find = [&](const char* name, auto& function) {
+      void* symbol = dlsym(library, name);
+      if (symbol == nullptr) missing = name;
+      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
+    };
+    find("cublasLtCreate", functions_.create);
+    find("cublasLtMatmulDescCreate", functions_.create_description);
+    find("cublasLtMatmulDescDestroy", functions_.destroy_description);
+    find("cublasLtMatmulDescSetAttribute", functions_.set_description);
+    find("cublasLtMatrixLayoutCreate", functions_.create_layout);
+    find("cublasLtMatrixLayoutDestroy", functions_.destroy_layout);
+    find("cublasLtMatmulPreferenceCreate", functions_.create_preference);
+    find("cublasLtMatmulPreferenceDestroy", functions_.destroy_preference);
+    find("cublasLtMatmulPreferenceSetAttribute", functions_.set_preference);
+    find("cublasLtMatmulAlgoGetHeuristic", functions_.find_algorithms);
+    find("cublasLtMatmul", functions_.multiply);
+    if (missing != nullptr) {
+      (void)dlclose(library);
+      return fail(std::string("cuBLASLt: ") + path + " has no " + missing);
+    }
+    is_open_ = true;
+    return kOk;
+  }
+
+  int32_t multiply(const LmiLinearDense& args, void* stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!is_open_) return fail("linear_dense: cuBLASLt has not been opened");
+    if (handle_ == nullptr) {
+      if (const int status = functions_.create(&handle_)) return fail_at("the handle", status);
+    }
+    const Shape shape = {args.num_rows, args.num_outputs,     args.num_inputs,
+                         args.dtype,    args.bias != nullptr, args.workspace_bytes};
+    auto found = plans_.find(shape);
+    if (found == plans_.end()) {
+      if (plans_.size() >= kMaxShapes) plans_.clear();
+      found = plans_.try_emplace(shape, functions_).first;
+      if (const int32_t status = found->second.prepare(handle_, args); status != kOk) {
+        plans_.erase(found);
+        return status;
+      }
+    }
+    return found->second.run(handle_, args, stream);
+  }
+
+ private:
+  std::mutex mutex_;
+  bool is_open_ = false;
+  cublaslt::Functions functions_ = {};
+  cublaslt::Handle handle_ = nullptr;
+  std::map<Shape, DensePlan> plans_;
+};
+
+}  // namespace
+}  // namespace lmi::cuda
+
+using namespace lmi::cuda;
+
+int32_t lmi_cuda_open_cublaslt(const char* path) { return Cublaslt::instance().open(path); }
+
+int32_t lmi_cuda_linear_dense(const LmiLinearDense* args, void* stream) {
+  if (args->dtype != LMI_BF16 && args->dtype != LMI_F16) {
+    return fail("linear_dense: element type " + std::to_string(args->dtype) +
+                "; 1 (bf16) and 2 (fp16) can be had");
+  }
+  if (args->num_rows == 0 || args->num_outputs == 0) return kOk;
+  return Cublaslt::instance().multiply(*args, stream);
+}

@@ -1,0 +1,169 @@
+// cuBLASLt's functions on host memory, as its documentation defines them, for what linear_dense.cu
+// asks for: column-major matrices, A transposed or not, fp32 results, a bias per row of D.
+#include "cuda/cublaslt.h"
+
+#include <cstring>
+
+#include "common/dtype.h"
+
+using namespace lmi;
+using namespace lmi::cuda;
+
+namespace {
+
+constexpr int kInvalidValue = 7;
+constexpr int kNotSupported = 15;
+
+struct MatmulDescription {
+  int32_t is_transposed = 0;
+  uint32_t epilogue = 1;
+  const float* bias = nullptr;
+};
+
+struct MatrixLayout {
+  int type;
+  uint64_t rows;
+  uint64_t columns;
+  int64_t stride;
+};
+
+struct MatmulPreference {
+  uint64_t max_workspace_bytes = 0;
+};
+
+float element(const MatrixLayout& layout, const void* data, uint64_t row, uint64_t column) {
+  const uint64_t at = column * static_cast<uint64_t>(layout.stride) + row;
+  if (layout.type == cublaslt::kFloat32) return static_cast<const float*>(data)[at];
+  const uint16_t bits = static_cast<const uint16_t*>(data)[at];
+  return layout.type == cublaslt::kBFloat16 ? bf16_to_float(bits) : f16_to_float(bits);
+}
+
+template <typename Value>
+int set_value(Value& target, const void* value, size_t num_bytes) {
+  if (num_bytes != sizeof(Value)) return kInvalidValue;
+  std::memcpy(&target, value, num_bytes);
+  return 0;
+}
+
+int num_heuristics = 0;
+
+}  // namespace
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+// For tests: how often an algorithm was asked for.
+EXPORTED int cublaslt_num_heuristics() { return num_heuristics; }
+
+EXPORTED int cublasLtCreate(cublaslt::Handle* handle) {
+  static int one = 0;
+  *handle = &one;
+  return 0;
+}
+
+EXPORTED int cublasLtMatmulDescCreate(cublaslt::Description* made, int compute, int scale) {
+  if (compute != cublaslt::kCompute32F || scale != cublaslt::kFloat32) return kNotSupported;
+  *made = new MatmulDescription;
+  return 0;
+}
+
+EXPORTED int cublasLtMatmulDescDestroy(cublaslt::Description description) {
+  delete static_cast<MatmulDescription*>(description);
+  return 0;
+}
+
+EXPORTED int cublasLtMatmulDescSetAttribute(cublaslt::Description description, int attribute,
+                                            const void* value, size_t num_bytes) {
+  auto& target = *static_cast<MatmulDescription*>(description);
+  switch (attribute) {
+    case cublaslt::kTransposeA:
+      return set_value(target.is_transposed, value, num_bytes);
+    case cublaslt::kEpilogue:
+      return set_value(target.epilogue, value, num_bytes);
+    case cublaslt::kBiasPointer:
+      return set_value(target.bias, value, num_bytes);
+    default:
+      return kInvalidValue;
+  }
+}
+
+EXPORTED int cublasLtMatrixLayoutCreate(cublaslt::Layout* made, int type, uint64_t rows,
+                                        uint64_t columns, int64_t stride) {
+  if (stride < static_cast<int64_t>(rows)) return kInvalidValue;
+  *made = new MatrixLayout{type, rows, columns, stride};
+  return 0;
+}
+
+EXPORTED int cublasLtMatrixLayoutDestroy(cublaslt::Layout layout) {
+  delete static_cast<MatrixLayout*>(layout);
+  return 0;
+}
+
+EXPORTED int cublasLtMatmulPreferenceCreate(cublaslt::Preference* made) {
+  *made = new MatmulPreference;
+  return 0;
+}
+
+EXPORTED int cublasLtMatmulPreferenceDestroy(cublaslt::Preference preference) {
+  delete static_cast<MatmulPreference*>(preference);
+  return 0;
+}
+
+EXPORTED int cublasLtMatmulPreferenceSetAttribute(cublaslt::Preference preference, int attribute,
+                                                  const void* value, size_t num_bytes) {
+  if (attribute != cublaslt::kMaxWorkspaceBytes) return kInvalidValue;
+  return set_value(static_cast<MatmulPreference*>(preference)->max_workspace_bytes, value,
+                   num_bytes);
+}
+
+// Rows of more than 1000 inputs want a workspace.
+EXPORTED int cublasLtMatmulAlgoGetHeuristic(cublaslt::Handle, cublaslt::Description,
+                                            cublaslt::Layout a, cublaslt::Layout, cublaslt::Layout,
+                                            cublaslt::Layout, cublaslt::Preference preference,
+                                            int num_wanted, cublaslt::Heuristic* found,
+                                            int* num_found) {
+  ++num_heuristics;
+  *num_found = 0;
+  if (num_wanted < 1) return kInvalidValue;
+  const auto& layout = *static_cast<const MatrixLayout*>(a);
+  const size_t wanted = layout.rows > 1000 ? 4096 : 0;
+  if (wanted > static_cast<const MatmulPreference*>(preference)->max_workspace_bytes) {
+    return kNotSupported;
+  }
+  *found = {};
+  found->workspace_bytes = wanted;
+  found->algorithm.data[0] = layout.columns;
+  *num_found = 1;
+  return 0;
+}
+
+EXPORTED int cublasLtMatmul(cublaslt::Handle, cublaslt::Description description, const void* alpha,
+                            const void* a, cublaslt::Layout a_layout, const void* b,
+                            cublaslt::Layout b_layout, const void* beta, const void*,
+                            cublaslt::Layout, void* d, cublaslt::Layout d_layout,
+                            const cublaslt::Algorithm* algorithm, void*, size_t, void*) {
+  const auto& how = *static_cast<const MatmulDescription*>(description);
+  const auto& left = *static_cast<const MatrixLayout*>(a_layout);
+  const auto& right = *static_cast<const MatrixLayout*>(b_layout);
+  const auto& result = *static_cast<const MatrixLayout*>(d_layout);
+  const uint64_t rows = how.is_transposed ? left.columns : left.rows;
+  const uint64_t inner = how.is_transposed ? left.rows : left.columns;
+  if (inner != right.rows || rows != result.rows || right.columns != result.columns ||
+      result.type != cublaslt::kFloat32 || algorithm->data[0] != left.columns ||
+      *static_cast<const float*>(beta) != 0.0f) {
+    return kInvalidValue;
+  }
+  for (uint64_t column = 0; column < result.columns; ++column) {
+    for (uint64_t row = 0; row < rows; ++row) {
+      float sum = 0.0f;
+      for (uint64_t i = 0; i < inner; ++i) {
+        const float weight =
+            how.is_transposed ? element(left, a, i, row) : element(left, a, row, i);
+        sum += weight * element(right, b, i, column);
+      }
+      sum *= *static_cast<const float*>(alpha);
+      if (how.epilogue == cublaslt::kEpilogueBias) sum += how.bias[row];
+      static_cast<float*>(d)[column * static_cast<uint64_t>(result.stride) + row] = sum;
+    }
+  }
+  return 0;
+}
