@@ -97,7 +97,7 @@ class SamplingTable:
         frequency_penalty: float,
         seed: int,
         choice: int,
-        num_logprobs: int,
+        num_logprobs: int,  # -1: not even the sampled token's
         logit_bias: Sequence[tuple[int, float]],
         banned_ids: Sequence[int],
         min_tokens: int,

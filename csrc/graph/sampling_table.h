@@ -24,7 +24,7 @@ struct SamplingRow {
   float frequency_penalty = 0.0f;   // over output
   uint64_t seed = 0;
   int32_t choice = 0;        // index among the request's choices
-  int32_t num_logprobs = 0;  // top-n to report
+  int32_t num_logprobs = 0;  // top-n to report; -1: not even the sampled token's
   int32_t min_tokens = 0;
   int32_t num_output = 0;  // output tokens observed
   std::vector<std::pair<int32_t, float>> logit_bias;

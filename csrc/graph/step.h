@@ -60,7 +60,8 @@ struct StepView {
 
   // Results, per logit row.
   int32_t* sampled_ids = nullptr;     // -1 where nothing was sampled
-  float* sampled_logprobs = nullptr;  // of the sampled or target token, unmodified distribution
+  // Of the sampled or target token, unmodified distribution; 0 where the row reports none.
+  float* sampled_logprobs = nullptr;
   int32_t* num_top = nullptr;
   int32_t* top_ids = nullptr;     // [num_logit_rows, max_logprobs], best first
   float* top_logprobs = nullptr;  // likewise

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from lmi_core.engine.runner import Runner
+from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.sequence import Sequence, SequenceState
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ class KvMemory:
             frequency_penalty=params.frequency_penalty,
             seed=request.seed,
             choice=sequence.choice,
-            num_logprobs=max(params.logprobs or 0, params.prompt_logprobs or 0),
+            num_logprobs=_num_logprobs(params),
             logit_bias=params.logit_bias,
             banned_ids=params.banned_token_ids,
             min_tokens=min(params.min_new_tokens, sequence.max_len),
@@ -208,6 +209,12 @@ class KvMemory:
         if sequence.needs_observe:
             self._sampling.observe_prompt(sequence.row, request.prompt_ids)
             self._sampling.observe_many(sequence.row, sequence.token_ids[sequence.num_prompt :])
+
+
+def _num_logprobs(params: SamplingParams) -> int:
+    """As the sampling table counts: -1 spares the sampler the distribution's sum."""
+    wanted = (params.logprobs, params.prompt_logprobs)
+    return max(-1 if count is None else count for count in wanted)
 
 
 def _fork_source(sequence: Sequence) -> Sequence | None:

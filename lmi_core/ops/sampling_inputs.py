@@ -79,7 +79,7 @@ class SamplingInputs:
             return has_row[indices].astype(np.int32), token_ids, values
 
         is_target = target_ids >= 0
-        num_top = np.minimum(spread("num_logprobs", 0), max_logprobs)
+        num_top = np.clip(spread("num_logprobs", 0), 0, max_logprobs)
         num_top[(sampling_rows < 0) & is_target] = max_logprobs
         temperature = spread("temperature", 0.0)
         temperature[is_target | (temperature < MIN_TEMPERATURE)] = 0.0

@@ -292,6 +292,25 @@ def test_broken_rows_fail_alone(level: str, settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("vocab", [1, 17, 300, 5003])
+@pytest.mark.parametrize("settings", [{}, *FILTERS, {"temperature": 1.0}], ids=str)
+def test_rows_without_log_probabilities_draw_the_same_tokens(
+    level: str, vocab: int, settings: dict[str, Any]
+) -> None:
+    """And refuse the same rows, though they read less of them."""
+    logits = random_logits(12, vocab, seed=vocab)
+    logits[3, vocab // 2] = np.nan
+    logits[5] = -np.inf
+    logits[7, vocab - 1] = np.inf
+    logits[9, 1:] = -np.inf
+    reported = sample(level, logits, [{"seed": 4, "num_logprobs": 0, **settings}] * 12)
+    silent = sample(level, logits, [{"seed": 4, "num_logprobs": -1, **settings}] * 12)
+    np.testing.assert_array_equal(silent["ids"], reported["ids"])
+    assert [silent["ids"][row] for row in (3, 5, 7)] == [-1] * 3
+    assert not silent["logprobs"].any() and not silent["num_top"].any()
+
+
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
     "settings", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}], ids=str
 )
