@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import EngineInfo, EngineStats
+from lmi_core.engine.stream import EventStream
 from lmi_core.text.tokenizer import Tokenizer
 
 
@@ -25,6 +26,18 @@ class Generator(Protocol):
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
         """Token ids of a text; UserError when it isn't valid Unicode."""
+        ...
+
+
+@runtime_checkable
+class Publisher(Protocol):
+    """A generator that can also hand over events without waking a task for them."""
+
+    async def subscribe(
+        self, request: GenerationRequest, notify: Callable[[], None]
+    ) -> EventStream:
+        """``notify`` is called in the caller's event loop when there are events to take; closing
+        the stream aborts the request. Raises as ``generate_batches``."""
         ...
 
 

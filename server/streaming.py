@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from aiohttp import web
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import EngineError, LmiError, UserError
-from lmi_server.backend import Generator
+from lmi_server.backend import Generator, Publisher
 from lmi_server.metrics import RequestMeter
 from lmi_server.protocols.base import Plan, Renderer
+from lmi_server.pushed_batches import PushedBatches
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Batches(Protocol[T_co]):
+    """What the events of a streamed answer come from."""
+
+    def __aiter__(self) -> AsyncIterator[T_co]: ...
+
+    def __anext__(self) -> Awaitable[T_co]: ...
+
+    def aclose(self) -> Awaitable[object]: ...
+
+
 NumberedEvents = list[tuple[int, Sequence[TokenEvent]]]
 """Events by the number of their request."""
 
@@ -38,8 +52,12 @@ async def respond(
     requests = [await _truncated(backend, r, plan.truncate_prompt_tokens) for r in plan.requests]
     if plan.renderer.streams:
         if len(requests) == 1:
-            batches = backend.generate_batches(requests[0])
             feed = partial(_feed, plan.renderer, meter, 0)
+            if isinstance(backend, Publisher):
+                pushed = PushedBatches(backend, requests[0])
+                attach = partial(_attach, pushed, request.transport, feed)
+                return await _stream(request, pushed, feed, plan, meter, send_timeout_s, attach)
+            batches = backend.generate_batches(requests[0])
             return await _stream(request, batches, feed, plan, meter, send_timeout_s)
         merged = _merged(backend, requests)
         feed_all = partial(_feed_all, plan.renderer, meter)
@@ -155,13 +173,15 @@ async def _merged(
 
 async def _stream(
     request: web.Request,
-    batches: AsyncGenerator[T, None],
+    batches: Batches[T],
     feed: Callable[[T], bytes],
     plan: Plan,
     meter: RequestMeter,
     send_timeout_s: float,
+    attach: Callable[[SendDeadline], None] | None = None,
 ) -> web.StreamResponse:
-    """One write per batch: while a slow client blocks one, the engine gathers the next."""
+    """One write per batch: while a slow client blocks one, the engine gathers the next. ``attach``
+    is called once the status line is out."""
     renderer = plan.renderer
     async with aclosing(batches):
         # The status line waits for the first events, so that a refusal can still set the status.
@@ -182,6 +202,9 @@ async def _stream(
                     frame = b"" if batch is None else feed(batch)
                     if frame:
                         await deadline.send(response, frame)
+                        if attach is not None and _is_chunked(response):
+                            attach(deadline)
+                            attach = None
                     batch = await anext(batches)
             except StopAsyncIteration:
                 frame = renderer.finish()
@@ -193,6 +216,47 @@ async def _stream(
                 await deadline.send(response, frame)
             await response.write_eof()
     return response
+
+
+def _is_chunked(response: web.StreamResponse) -> bool:
+    return response.headers.get("Transfer-Encoding") == "chunked"
+
+
+def _attach(
+    pushed: PushedBatches,
+    transport: asyncio.BaseTransport | None,
+    feed: Callable[[list[TokenEvent]], bytes],
+    deadline: SendDeadline,
+) -> None:
+    if isinstance(transport, asyncio.WriteTransport):
+        pushed.sink = DirectSink(transport, feed, deadline)
+
+
+class DirectSink:
+    """Writes frames to the connection as they come, each a chunk of the response's body, for as
+    long as the client takes them at once."""
+
+    __slots__ = ("_deadline", "_feed", "_transport")
+
+    def __init__(
+        self,
+        transport: asyncio.WriteTransport,
+        feed: Callable[[list[TokenEvent]], bytes],
+        deadline: SendDeadline,
+    ) -> None:
+        self._transport = transport
+        self._feed = feed
+        self._deadline = deadline
+
+    def is_ready(self) -> bool:
+        transport = self._transport
+        return not transport.get_write_buffer_size() and not transport.is_closing()
+
+    def take(self, events: list[TokenEvent]) -> None:
+        frame = self._feed(events)
+        if frame:
+            self._deadline.note_sent()
+            self._transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
 
 
 class SendDeadline:
@@ -219,6 +283,10 @@ class SendDeadline:
         self.last_sent = self._blocked_since = self._loop.time()
         await response.write(frame)
         self._blocked_since = None
+
+    def note_sent(self) -> None:
+        """Something was sent that blocked nobody."""
+        self.last_sent = self._loop.time()
 
     @property
     def is_blocked(self) -> bool:

@@ -6,15 +6,14 @@ import asyncio
 import collections.abc as abc
 import hashlib
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 
 from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.active_request import ActiveRequest
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.loop import StepLoop
-from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.policy import Queues
 from lmi_core.engine.request import GenerationRequest
@@ -120,24 +119,7 @@ class EngineCore:
         self._check_accepting()
         self._check_id(request.request_id)
         self._admit(request, prompt_ids, compiled, stream, arrival_s)
-
-    async def generate_batches(
-        self, request: GenerationRequest
-    ) -> AsyncGenerator[list[TokenEvent], None]:
-        """A request's events, all that are ready at once; closing the generator aborts it."""
-        ready = asyncio.Event()
-        stream = EventStream(ready.set)
-        await self.open(request, stream)
-        try:
-            is_finished = False
-            while not is_finished:
-                await ready.wait()
-                ready.clear()
-                events, is_finished = stream.take()
-                if events:
-                    yield events
-        finally:
-            self.abort(request.request_id, stream)
+        stream.abort = partial(self.abort, request.request_id)
 
     def abort(self, request_id: str, stream: EventStream | None = None) -> None:
         """End a request; does nothing when it has ended, or when ``stream`` isn't its own."""

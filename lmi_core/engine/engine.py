@@ -9,6 +9,7 @@ import queue
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -151,14 +152,31 @@ class Engine:
         self, request: GenerationRequest
     ) -> AsyncGenerator[list[TokenEvent], None]:
         """As ``generate``, in lists of all events that are ready: at most one list per step."""
+        ready = asyncio.Event()
+        stream = await self.subscribe(request, ready.set)
+        try:
+            is_finished = False
+            while not is_finished:
+                await ready.wait()
+                ready.clear()
+                events, is_finished = stream.take()
+                if events:
+                    yield events
+        finally:
+            stream.close()
+
+    async def subscribe(
+        self, request: GenerationRequest, notify: Callable[[], None]
+    ) -> EventStream:
+        """As ``generate_batches``, for readers who needn't be woken: ``notify`` is called in the
+        caller's event loop when there are events to take, from within the engine's loop if that is
+        the same. Closing the stream aborts the request."""
         core = self._usable_core()
-        if asyncio.get_running_loop() is self._loop:
-            batches = core.generate_batches(request)
-        else:
-            batches = self._generate_across(core, request)
-        async with aclosing(batches):
-            async for events in batches:
-                yield events
+        if asyncio.get_running_loop() is not self._loop:
+            return await self._subscribe_across(core, request, notify)
+        stream = EventStream(notify)
+        await core.open(request, stream)
+        return stream
 
     def generate_sync(
         self,
@@ -251,30 +269,25 @@ class Engine:
         self._eos_token_ids = files.eos_token_ids
         self._tokenizer = Tokenizer.load(self.config.model, vocab_size=self._runner.info.vocab_size)
 
-    async def _generate_across(
-        self, core: EngineCore, request: GenerationRequest
-    ) -> AsyncGenerator[list[TokenEvent], None]:
+    async def _subscribe_across(
+        self, core: EngineCore, request: GenerationRequest, notify: Callable[[], None]
+    ) -> EventStream:
         """Read, in the caller's event loop, a request that runs in the engine's own thread."""
         thread = self._need_thread()
         caller = asyncio.get_running_loop()
-        ready = asyncio.Event()
 
-        def notify() -> None:
+        def notify_across() -> None:
             with suppress(RuntimeError):  # the caller's loop was closed without ending the request
-                caller.call_soon_threadsafe(ready.set)
+                caller.call_soon_threadsafe(notify)
 
-        stream = EventStream(notify)
+        stream = EventStream(notify_across)
         try:
             await asyncio.wrap_future(thread.submit(core.open(request, stream)))
-            is_finished = False
-            while not is_finished:
-                await ready.wait()
-                ready.clear()
-                events, is_finished = stream.take()
-                if events:
-                    yield events
-        finally:
+        except BaseException:
             thread.call(core.abort, request.request_id, stream)
+            raise
+        stream.abort = partial(thread.call, core.abort, request.request_id)
+        return stream
 
     async def _on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine of the engine's loop from whichever loop is running."""

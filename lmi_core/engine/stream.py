@@ -14,11 +14,13 @@ class EventStream:
     The reader is notified once per step; one that is slow takes several steps' events at once.
     """
 
-    __slots__ = ("_error", "_events", "_is_finished", "notify")
+    __slots__ = ("_error", "_events", "_is_finished", "abort", "notify")
 
     def __init__(self, notify: Callable[[], None]) -> None:
         """``notify`` tells the reader that there is something to take; it may do so in vain."""
         self.notify = notify
+        self.abort: Callable[[EventStream], None] | None = None
+        """Ends the request, once it is open."""
         self._events: deque[TokenEvent] = deque()
         self._is_finished = False
         self._error: Exception | None = None
@@ -32,6 +34,11 @@ class EventStream:
         if not self._is_finished:
             self._error = error
             self._is_finished = True
+
+    def close(self) -> None:
+        """The reader wants no more: ends the request, unless it has ended."""
+        if self.abort is not None:
+            self.abort(self)
 
     def take(self) -> tuple[list[TokenEvent], bool]:
         """Everything that is there, and whether nothing follows. Raises the stream's error, by a
