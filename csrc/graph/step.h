@@ -59,7 +59,7 @@ struct StepView {
   int32_t* copy_dst = nullptr;
 
   // Results, per logit row.
-  int32_t* sampled_ids = nullptr;     // -1 where nothing was sampled
+  int32_t* sampled_ids = nullptr;  // -1 where nothing was sampled
   // Of the sampled or target token, unmodified distribution; 0 where the row reports none.
   float* sampled_logprobs = nullptr;
   int32_t* num_top = nullptr;
