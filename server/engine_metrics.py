@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import Histogram as LabelledHistogram
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.stats import EngineStats, StepRecord
+from lmi_server.histogram import Histogram
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -36,15 +43,14 @@ class EngineMetrics:
     """The metrics of every engine of a server, labelled by model."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, _LABELS, buckets=buckets, registry=registry)
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> LabelledHistogram:
+            return LabelledHistogram(name, text, _LABELS, buckets=buckets, registry=registry)
 
         self.first_token = histogram(
             "lmi_time_to_first_token_seconds", "From arrival to the first token.", _TTFT_BUCKETS
         )
-        self.interval = histogram(
-            "lmi_inter_token_latency_seconds", "Between two tokens of a choice.", _ITL_BUCKETS
-        )
+        self.interval = _Intervals()
+        registry.register(self.interval)
         self.step = histogram(
             "lmi_step_seconds", "From a step's submission to the notice of its end.", _STEP_BUCKETS
         )
@@ -67,7 +73,8 @@ class EngineMetrics:
     def forget(self, model_name: str) -> None:
         """Report a model no longer, neither its state nor what it did."""
         self._stats.sources.pop(model_name, None)
-        for family in (self.first_token, self.interval, self.step, self.native_step):
+        self.interval.histograms.pop(model_name, None)
+        for family in (self.first_token, self.step, self.native_step):
             with suppress(KeyError):
                 family.remove(model_name)
         for reason in _REASONS.values():
@@ -80,7 +87,7 @@ class EngineMeter:
 
     def __init__(self, metrics: EngineMetrics, model_name: str) -> None:
         self._first_token = metrics.first_token.labels(model_name)
-        self._interval = metrics.interval.labels(model_name)
+        self._interval = metrics.interval.of(model_name)
         self._step = metrics.step.labels(model_name)
         self._native_step = metrics.native_step.labels(model_name)
         self._finished = {
@@ -95,11 +102,28 @@ class EngineMeter:
         self._first_token.observe(seconds)
 
     def on_token_intervals(self, seconds: list[float]) -> None:
-        for interval in seconds:
-            self._interval.observe(interval)
+        self._interval.observe_all(seconds)
 
     def on_finish(self, reason: FinishReason | None) -> None:
         self._finished[reason].inc()
+
+
+class _Intervals(Collector):
+    """The one family that is observed per token, which the library's own is too dear for."""
+
+    def __init__(self) -> None:
+        self.histograms: dict[str, Histogram] = {}
+
+    def of(self, model_name: str) -> Histogram:
+        return self.histograms.setdefault(model_name, Histogram(_ITL_BUCKETS))
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(
+            "lmi_inter_token_latency_seconds", "Between two tokens of a choice.", labels=_LABELS
+        )
+        for model_name, histogram in self.histograms.items():
+            family.add_metric([model_name], histogram.cumulative(), histogram.sum)
+        yield family
 
 
 class _StatsCollector(Collector):

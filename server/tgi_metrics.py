@@ -5,13 +5,13 @@ Its counters have no ``_total``, which the Prometheus library insists on; so the
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lmi_core.engine.stats import EngineInfo, EngineStats
 from lmi_core.errors import CapacityError, LmiError, UserError
+from lmi_server.histogram import Histogram
 from lmi_server.protocols.tgi_errors import IncompleteGeneration, TgiError
 
 _DURATION_BUCKETS = [0.00015 * 1.5**i for i in range(35)]
@@ -87,10 +87,10 @@ class TgiMetrics:
         for kind, number in sorted(self._failures.items()):
             yield f'tgi_request_failure{{err="{kind}"}} {number}'
         for name, text in _DURATIONS.items():
-            yield from self._durations[name].lines(f"request_{name}", text)
+            yield from _histogram(self._durations[name], f"request_{name}", text)
         lengths = self._lengths or self._begin_lengths(info)
         for name, text in _LENGTHS.items():
-            yield from lengths[name].lines(f"request_{name}", text)
+            yield from _histogram(lengths[name], f"request_{name}", text)
         runner = info.runner
         for name, text, value in (
             ("queue_size", "Requests that wait.", stats.num_waiting),
@@ -117,26 +117,13 @@ class TgiMetrics:
         return self._lengths
 
 
-class Histogram:
-    """Cumulative buckets, a sum and a count."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def lines(self, name: str, text: str) -> Iterator[str]:
-        yield from _head(name, "histogram", text)
-        total = 0
-        for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
-            total += count
-            yield f'tgi_{name}_bucket{{le="{bound}"}} {total}'
-        yield f"tgi_{name}_sum {self._sum}"
-        yield f"tgi_{name}_count {total}"
+def _histogram(histogram: Histogram, name: str, text: str) -> Iterator[str]:
+    yield from _head(name, "histogram", text)
+    buckets = histogram.cumulative()
+    for bound, count in buckets:
+        yield f'tgi_{name}_bucket{{le="{bound}"}} {count}'
+    yield f"tgi_{name}_sum {histogram.sum}"
+    yield f"tgi_{name}_count {buckets[-1][1]}"
 
 
 def _head(name: str, kind: str, text: str) -> Iterator[str]:

@@ -24,7 +24,9 @@ class ActiveRequest:
         "prompt_ids",
         "prompt_scores",
         "queue_seconds",
+        "reported_seed",
         "request",
+        "request_id",
         "seed",
         "sequences",
         "stream",
@@ -41,8 +43,10 @@ class ActiveRequest:
     ) -> None:
         params = request.params
         self.request = request
+        self.request_id = request.request_id
         self.prompt_ids = prompt_ids
         self.seed = seed
+        self.reported_seed = seed if params.temperature > 0 else None
         self.arrival_s = arrival_s
         self.stream = stream
         self.sequences: list[Sequence] = []
@@ -65,10 +69,6 @@ class ActiveRequest:
             or params.min_new_tokens > 0
         )
         """Whether sampling depends on the tokens seen."""
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
 
     def note_cached(self, num_tokens: int) -> None:
         """Record what the first admission found in the prefix cache; later ones don't count."""

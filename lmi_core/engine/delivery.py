@@ -33,6 +33,7 @@ class Delivery:
         """``requests``: the open requests by id, from which those that end are removed."""
         self._scheduler = scheduler
         self._tokenizer = tokenizer
+        self._special_ids = tokenizer.special_ids
         self._requests = requests
         self._totals = totals
         self._observer = observer
@@ -87,7 +88,7 @@ class Delivery:
                 num_prompt_tokens=first.num_prompt,
                 num_cached_tokens=request.num_cached_tokens or 0,
                 prompt=self._prompt_tokens(request),
-                seed=_reported_seed(request),
+                seed=request.reported_seed,
             )
         )
 
@@ -108,20 +109,29 @@ class Delivery:
             message = "no token could be sampled: every one is banned, or logits aren't finite"
             self.fail(request, sequence.error or EngineError(message))
             return
-        self._observe_time(sequence, now_s, intervals_s)
-        text, reason, stop = self._show(sequence, token_id, reason)
+        if sequence.last_token_s:
+            intervals_s.append(now_s - sequence.last_token_s)
+        else:
+            self._observe_first(sequence, now_s)
+        sequence.last_token_s = now_s
+        self._totals.num_generated_tokens += 1
+        stop: str | int | None = None
+        if reason is None and sequence.stop_matcher is None:
+            text = sequence.detokenizer.push(token_id)
+        else:
+            text, reason, stop = self._show(sequence, token_id, reason)
         event = TokenEvent(
             request_id=request.request_id,
             choice=sequence.choice,
             token_id=token_id,
             text=text,
-            special=token_id in self._tokenizer.special_ids,
+            special=token_id in self._special_ids,
             num_prompt_tokens=sequence.num_prompt,
             num_cached_tokens=request.num_cached_tokens or 0,
             num_generated_tokens=num_generated,
             finish_reason=reason,
             stop=stop,
-            seed=_reported_seed(request),
+            seed=request.reported_seed,
         )
         if num_generated == 1:
             event.queue_seconds = request.queue_seconds
@@ -170,14 +180,10 @@ class Delivery:
             self._requests.pop(request.request_id, None)
             self._close(request, reason, None)
 
-    def _observe_time(self, sequence: Sequence, now_s: float, intervals_s: list[float]) -> None:
-        self._totals.num_generated_tokens += 1
-        if sequence.last_token_s:
-            intervals_s.append(now_s - sequence.last_token_s)
-        elif sequence.choice == 0:
+    def _observe_first(self, sequence: Sequence, now_s: float) -> None:
+        if sequence.choice == 0:
             self._totals.num_cached_tokens += sequence.request.num_cached_tokens or 0
             self._observer.on_first_token(now_s - sequence.request.arrival_s)
-        sequence.last_token_s = now_s
 
     def _collect_prompt(self, chunk: PromptChunk, step: Step) -> None:
         request = chunk.request
@@ -206,10 +212,6 @@ class Delivery:
         text_of = self._tokenizer.token_text
         top = step.top(logit_row)[:num_top]
         return tuple(TokenLogprob(token_id, text_of(token_id), value) for token_id, value in top)
-
-
-def _reported_seed(request: ActiveRequest) -> int | None:
-    return request.seed if request.request.params.temperature > 0 else None
 
 
 def _abort_event(sequence: Sequence) -> TokenEvent:

@@ -53,6 +53,7 @@ class Scheduler:
     def __init__(self, queues: Queues, memory: KvMemory, policy: Policy) -> None:
         self.queues = queues
         self.memory = memory
+        self._block_size = memory.block_size
         self._policy = policy
         self.num_preemptions = 0
         self._masked: list[tuple[Sequence, int, Mask]] = []
@@ -142,7 +143,8 @@ class Scheduler:
         num_tokens, sequence.num_scheduled = sequence.num_scheduled, 0
         start = sequence.num_computed
         sequence.num_computed = start + num_tokens
-        self.memory.publish(sequence)
+        if sequence.num_computed - sequence.num_published * self._block_size >= self._block_size:
+            self.memory.publish(sequence)
         if sequence.is_ending:
             self._release(sequence)
         elif sequence.logit_row >= 0:

@@ -30,22 +30,31 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For decoders that concatenate fixed bytes per token: one list lookup per token."""
+    """For decoders that concatenate fixed bytes per token: one lookup per token, whose text is
+    known unless it is, or follows, a part of a character."""
 
-    __slots__ = ("_decode", "_skipped", "_token_bytes")
+    __slots__ = ("_decoder", "_holds_part", "_skipped", "_texts", "_token_bytes")
 
     def __init__(self, token_bytes: TokenBytes, skipped_ids: frozenset[int]) -> None:
         self._token_bytes = token_bytes
+        self._texts = token_bytes.texts
         self._skipped = skipped_ids
-        self._decode = _Utf8Decoder("replace").decode
+        self._decoder = _Utf8Decoder("replace")
+        self._holds_part = False
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
-        return self._decode(self._token_bytes[token_id])
+        text = self._texts[token_id]
+        if text is not None and not self._holds_part:
+            return text
+        text = self._decoder.decode(self._token_bytes[token_id])
+        self._holds_part = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
-        return self._decode(b"", True)
+        self._holds_part = False
+        return self._decoder.decode(b"", True)
 
 
 class WindowDetokenizer:

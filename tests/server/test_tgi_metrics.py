@@ -6,8 +6,8 @@ import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from lmi_server.histogram import Histogram
 from lmi_server.protocols.tgi_options import TgiOptions
-from lmi_server.tgi_metrics import Histogram
 from tests.engine.fake_runner import FakeRunner
 from tests.server.harness import Served
 from tests.server.test_tgi_http import serving
@@ -57,10 +57,7 @@ def test_buckets_are_cumulative_and_include_their_bound() -> None:
     histogram = Histogram([1.0, 2.0])
     for value in (0.5, 1.0, 1.5, 9.0):
         histogram.observe(value)
-    assert list(histogram.lines("x", "Text."))[2:] == [
-        'tgi_x_bucket{le="1.0"} 2',
-        'tgi_x_bucket{le="2.0"} 3',
-        'tgi_x_bucket{le="+Inf"} 4',
-        "tgi_x_sum 12.0",
-        "tgi_x_count 4",
-    ]
+    assert histogram.cumulative() == [("1.0", 2), ("2.0", 3), ("+Inf", 4)]
+    assert histogram.sum == 12.0
+    histogram.observe_all([0.1, 2.0])
+    assert histogram.cumulative() == [("1.0", 3), ("2.0", 5), ("+Inf", 6)]
