@@ -176,6 +176,7 @@ template <typename T, int kDim>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     decode_attention_kernel(const LmiAttention args) {
   const LmiAttentionWork work = args.work[blockIdx.x];
+  if (work.begin == work.end) return;
   const int group = args.num_q_heads / args.num_kv_heads;
   const int num_parts = ceil_div(group, kRows);
   const int kv_head = static_cast<int>(blockIdx.y) / num_parts;
@@ -223,6 +224,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
 template <typename T>
 __global__ void merge_attention_kernel(const LmiAttention args) {
   const LmiAttentionMerge merge = args.merges[blockIdx.x];
+  if (merge.num_partials == 0) return;
   const int64_t head = blockIdx.y;
   const float* log_masses =
       args.log_masses + static_cast<int64_t>(merge.first_partial) * args.num_q_heads + head;

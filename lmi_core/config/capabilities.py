@@ -23,7 +23,6 @@ CAPABILITIES = {
     "format.jsonlines": "jsonlines answers",
     "format.sse": "server-sent events on LMI routes",
     "format.tgi_compat": "TGI's answer format on LMI routes",
-    "graph.eager": "running kernel by kernel",
     "handler.custom": "running a custom model.py",
     "handler.formatter": "running a custom output formatter",
     "kv.fp8": "an fp8 KV cache",

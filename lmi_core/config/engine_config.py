@@ -55,6 +55,8 @@ class EngineConfig:
     """Steps after an admission in which nobody else is admitted, as long as anything runs."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory for weights, steps and KV cache."""
+    enforce_eager: bool = False
+    """Run a GPU's decode steps kernel by kernel instead of replaying captured graphs."""
     num_threads: int | None = None
     """Worker threads; None: physical cores within affinity mask and cgroup quota."""
     overlap: bool = True

@@ -61,8 +61,10 @@ def ignore_for_cpu(values: Values) -> None:
     """Note the keys that mean nothing without a GPU, silently: configurations made for one have
     them."""
     if values.get("option.device") in (None, "cpu"):
-        key = "option.gpu_memory_utilization"
-        values.ignored[key] = "option.kv_cache_bytes sizes the CPU engine's cache"
+        values.ignored |= {
+            "option.gpu_memory_utilization": "option.kv_cache_bytes sizes the CPU engine's cache",
+            "option.enforce_eager": "the CPU engine always replays its own recorded graph",
+        }
 
 
 def _conflict(first: Value, second: Value, field: str, problems: Problems) -> None:

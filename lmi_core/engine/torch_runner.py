@@ -1,17 +1,20 @@
-"""The runner of a torch device: a step graph of torch and Triton calls, replayed eagerly."""
+"""The runner of a torch device: a step graph of torch calls, run op by op or captured."""
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from lmi_core import _native
+from lmi_core.engine.decode_graphs import Capture, CudaCapture, DecodeGraphs
 from lmi_core.engine.native_runner import (
     Progress,
     check_max_model_len,
@@ -32,6 +35,10 @@ if TYPE_CHECKING:
     from lmi_core.models.loader import LoadedModel
     from lmi_core.models.spec import DecoderSpec
 
+_log = logging.getLogger(__name__)
+
+IDLE_S = 0.05
+"""Without a step for so long, graphs are captured."""
 DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 
 
@@ -61,7 +68,7 @@ class TorchRunner:
         self.sampling, self.steps = shared.sampling, shared.steps
         cache = PagedCache(
             num_layers=spec.num_layers,
-            num_blocks=memory.num_blocks,
+            num_blocks=memory.num_blocks + 1,  # the last one: of rows that stand for none
             block_size=config.block_size,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
@@ -70,6 +77,10 @@ class TorchRunner:
         )
         chosen = select.select(device.type)
         self._graph = _record(model, chosen, cache, sizes.max_model_len, device)
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._graphs = self._make_graphs(config, sizes, memory.num_blocks)
         self.info = RunnerInfo(
             vocab_size=sizes.vocab_size,
             max_model_len=sizes.max_model_len,
@@ -80,7 +91,7 @@ class TorchRunner:
             num_blocks=memory.num_blocks,
             block_size=config.block_size,
             weight_bytes=model.weights.num_bytes,
-            kv_cache_bytes=cache.num_bytes,
+            kv_cache_bytes=memory.num_bytes,
             dtype=model.dtype,
             quantize=model.quantize or "",
             kv_dtype=kv_dtype,
@@ -94,6 +105,30 @@ class TorchRunner:
         )
         self._thread.start()
 
+    def _make_graphs(
+        self, config: EngineConfig, sizes: StepSizes, scratch_block: int
+    ) -> DecodeGraphs | None:
+        """Run every kernel of decode steps once, and get ready to capture them."""
+        capture = make_capture(config, self.device, self._graph.kernels.chosen)
+        if capture is None:
+            return None
+        graphs = DecodeGraphs(
+            self._graph.forward,
+            capture,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=sizes.max_model_len,
+            vocab_size=sizes.vocab_size,
+            block_size=config.block_size,
+            scratch_block=scratch_block,
+            device=self.device,
+        )
+        if self._stream is not None:
+            torch.cuda.synchronize(self.device)  # weights come from another stream
+            with torch.cuda.stream(self._stream):
+                graphs.warm_up()
+            self._stream.synchronize()
+        return graphs
+
     def submit(self, step: _native.Step) -> None:
         assert self._thread is not None, "submit after close"
         self._queue.put((step, time.monotonic_ns()))
@@ -105,12 +140,16 @@ class TorchRunner:
         self._thread.join()
         self._thread = None
         os.close(self.completion_fd)
-        del self._graph
+        del self._graph, self._graphs
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _main(self) -> None:
-        while (item := self._queue.get()) is not None:
+        with torch.cuda.stream(self._stream):  # which does nothing for None
+            self._execute_all()
+
+    def _execute_all(self) -> None:
+        while (item := self._next()) is not None:
             step, submitted_ns = item
             started_ns = time.monotonic_ns()
             try:
@@ -124,14 +163,23 @@ class TorchRunner:
             )
             os.eventfd_write(self.completion_fd, 1)
 
+    def _next(self) -> tuple[_native.Step, int] | None:
+        """Wait for a step; capture graphs meanwhile."""
+        while self._graphs is not None and self._graphs.has_wanted:
+            try:
+                return self._queue.get(timeout=IDLE_S)
+            except queue.Empty:
+                self._graphs.capture_wanted()
+        return self._queue.get()
+
     def _execute(self, step: _native.Step) -> None:
-        inputs = DeviceStep.upload(
-            StepArrays.of(step, self.block_tables),
-            block_size=self.info.block_size,
-            device=self.device,
-        )
+        arrays = StepArrays.of(step, self.block_tables)
         sampling = SamplingInputs.of(step, self.sampling, self.info.max_logprobs)
-        results = self._graph.run(inputs, sampling)
+        logits = None if self._graphs is None else self._graphs.run(arrays)
+        if logits is None:
+            inputs = DeviceStep.upload(arrays, block_size=self.info.block_size, device=self.device)
+            logits = self._graph.forward(inputs)
+        results = self._graph.choose(logits, sampling)
         token_ids, logprobs = results.token_ids.tolist(), results.logprobs.tolist()
         for row, num_top in enumerate(results.num_top.tolist()):
             top_ids = results.top_ids[row, :num_top].tolist()
@@ -163,6 +211,18 @@ def load_torch_runner(
     )
     check_max_model_len(config, model)
     return TorchRunner(config, model, device), model
+
+
+def make_capture(
+    config: EngineConfig, device: torch.device, chosen: Mapping[str, str]
+) -> Capture | None:
+    """What captures decode steps; None if they run op by op."""
+    if device.type != "cuda" or config.enforce_eager:
+        return None
+    if chosen["attention"] == "torch":
+        _log.warning("decode steps run op by op: torch's attention can't be captured")
+        return None
+    return CudaCapture()
 
 
 def find_device(config: EngineConfig) -> torch.device:

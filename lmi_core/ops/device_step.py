@@ -36,8 +36,12 @@ class DeviceStep:
     query_tiles: Tensor
     """[num_tiles, 2]: sequence, and first row within it, of tiles of QUERY_TILE rows; those of
     sequences with more than one row."""
+    is_refilled: bool = False
+    """The tensors stay where they are and get other steps' values (``DecodeStep``), of up to the
+    lengths in ``host``."""
     plans: dict[object, object] = field(default_factory=dict, init=False)
-    """What an implementation of an op worked out for this step, for its next calls."""
+    """What an implementation of an op worked out for this step, for its next calls; where
+    ``is_refilled``, each has ``decode_step.RefreshedPlan.refresh``."""
 
     @classmethod
     def upload(cls, arrays: StepArrays, *, block_size: int, device: torch.device) -> DeviceStep:
@@ -48,7 +52,7 @@ class DeviceStep:
         for array in fields(StepArrays):
             if array.name in cls.__slots__:
                 host[array.name] = getattr(arrays, array.name)
-        return cls(host=arrays, block_size=block_size, **_upload(host, device))
+        return cls(host=arrays, block_size=block_size, is_refilled=False, **_upload(host, device))
 
 
 def _query_tiles(num_rows: IntArray) -> IntArray:

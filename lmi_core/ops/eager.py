@@ -21,10 +21,8 @@ from lmi_core.ops.torch_weights import DTYPES, DeviceWeight, PagedCache, as_tens
 class Replay:
     """One execution: its step and the values that are still needed."""
 
-    def __init__(self, step: DeviceStep, sampling: SamplingInputs) -> None:
+    def __init__(self, step: DeviceStep) -> None:
         self.step = step
-        self.sampling = sampling
-        self.results: SamplingResults | None = None
         self._values: dict[Handle, Tensor] = {}
         self._addends: dict[Handle, Tensor] = {}
 
@@ -72,6 +70,7 @@ class EagerRecorder:
         self._act = DTYPES[act_dtype]
         self._nodes: list[_Node] = []
         self._caches: list[PagedCache] = []
+        self._logits: Handle | None = None
         self._constants: dict[int, tuple[FloatArray, Tensor]] = {}
 
     def finish(self) -> None:
@@ -83,19 +82,25 @@ class EagerRecorder:
         self._constants.clear()
 
     @torch.inference_mode()
-    def run(self, step: DeviceStep, sampling: SamplingInputs) -> SamplingResults:
-        """Execute what was recorded; ``sample`` must be among it."""
+    def forward(self, step: DeviceStep) -> Tensor:
+        """Execute what was recorded, up to the logits; ``sample`` must be among it."""
+        if self._logits is None:
+            raise ValueError("the graph has no sample op, so a step has no result")
         if len(step.copy_src):
             for cache in self._caches:
                 cache.copy_blocks(step.copy_src, step.copy_dst)
-        replay = Replay(step, sampling)
+        replay = Replay(step)
         for node in self._nodes:
             node.run(replay)
             for handle in node.last_used:
                 replay.drop(handle)
-        if replay.results is None:
-            raise ValueError("the graph has no sample op, so a step has no result")
-        return replay.results
+        return replay[self._logits]
+
+    @torch.inference_mode()
+    def choose(self, logits: Tensor, sampling: SamplingInputs) -> SamplingResults:
+        """Execute ``sample``."""
+        results: SamplingResults = self.kernels.sample(logits, sampling)
+        return results
 
     def embed(self, table: npt.NDArray[np.generic], scale: float) -> Handle:
         rows = as_tensor(table).to(self.device)
@@ -223,10 +228,7 @@ class EagerRecorder:
         return self._record("gather_logit_rows", x.dtype, x.columns, "L", (x,), compute)
 
     def sample(self, logits: Handle) -> None:
-        def run(replay: Replay) -> None:
-            replay.results = self.kernels.sample(replay[logits], replay.sampling)
-
-        self._nodes.append(_Node((logits,), run))
+        self._logits = logits
 
     def _record(
         self,

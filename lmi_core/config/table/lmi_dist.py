@@ -75,7 +75,7 @@ OPTIONS = (
         default=False,
         env=("ENABLE_CUDA_GRAPHS",),
         actions={
-            "native": needs("graph.eager", "tokens are the same either way", tuning=True),
+            "native": mapped("enforce_eager", "with option.device=cuda"),
             "vllm": mapped("enforce_eager"),
         },
     ),
