@@ -134,14 +134,14 @@ def test_no_possible_token_fails_that_request() -> None:
 
 
 def test_a_fault_in_delivery_ends_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    show = Delivery._show
+    put_token = Delivery._put_token
 
-    def broken(self, sequence, token_id, reason):  # type: ignore[no-untyped-def]
-        if sequence.request.request_id == "0" and sequence.num_generated == 3:
+    def broken(self, output, *rest):  # type: ignore[no-untyped-def]
+        if output.sequence.request.request_id == "0" and output.num_generated == 3:
             raise ValueError("cannot show this")
-        return show(self, sequence, token_id, reason)
+        put_token(self, output, *rest)
 
-    monkeypatch.setattr(Delivery, "_show", broken)
+    monkeypatch.setattr(Delivery, "_put_token", broken)
 
     async def main() -> None:
         async with make_engine() as engine:
