@@ -115,7 +115,8 @@ typedef struct {
 LMI_CUDA_API int32_t lmi_cuda_copy_blocks(const LmiCopyBlocks* args, void* stream);
 
 /* Decoding: keys begin .. end of the sequence; the result is partial number `partial`, or final if
- * -1; an entry without keys is no work, as is a merge without partials. Prefilling: rows begin .. end of the sequence, counted from its first of the step. */
+ * -1; an entry without keys is no work, as is a merge without partials. Prefilling: rows begin ..
+ * end of the sequence, counted from its first of the step. */
 typedef struct {
   int32_t seq;
   int32_t begin;
