@@ -11,6 +11,7 @@
 #                  then FUZZ_REQUESTS (100000) mutated requests to every route
 # make bench-peers-quick  install other engines (once, about 20 minutes each at most), then compare
 #                  the 160M shape with them in under 30 minutes; run again, it goes on
+# bench/gpu_suite.sh OUT  the same on a GPU, with the GPU tests (9 minutes)
 # make cuda        compile the CUDA kernels for sm_90a, check their registers (needs nvcc)
 # make cuda-all    the same for every GPU from sm_80 on, into lmi_core/
 # make cuda-resources   after a change that is meant: csrc/cuda/resources.txt anew

@@ -1,0 +1,252 @@
+"""Kernels alone, ours beside torch's and FlashInfer's: GB/s, TFLOP/s and shares of the roofs.
+
+    python -m bench.gpu.kernels --json kernels.json
+
+Attention counts the bytes of K and V that a decode reads once, and the products that a causal
+prefill needs; a matrix product the bytes of its weight, or its operations.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.gpu.measure import attempt, median_s, parse, read_roofs, write
+from bench.gpu.random_model import random_packed
+from lmi_core.ops import select
+from lmi_core.ops.device_step import DeviceStep
+from lmi_core.ops.step_arrays import StepArrays
+
+BLOCK_SIZE = 32
+IMPLEMENTATIONS = ("native", "triton", "torch")
+
+
+class Attention(NamedTuple):
+    """Sequences of ``num_keys`` tokens, of which the last ``num_rows`` are in the step."""
+
+    num_seqs: int
+    num_keys: int
+    num_rows: int
+    num_q_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+
+    @property
+    def name(self) -> str:
+        kind = "decode" if self.num_rows == 1 else "prefill"
+        heads = f"{self.num_q_heads}/{self.num_kv_heads}x{self.head_dim}"
+        return f"{kind} {self.num_seqs}x{self.num_keys} heads {heads}"
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 * self.num_seqs * self.num_keys * self.num_kv_heads * self.head_dim
+
+    @property
+    def num_operations(self) -> int:
+        pairs = self.num_rows * self.num_keys - self.num_rows * (self.num_rows - 1) // 2
+        return 4 * self.num_seqs * pairs * self.num_q_heads * self.head_dim
+
+
+DECODES = [
+    Attention(64, 1024, 1, 32, 32),
+    Attention(64, 1024, 1),
+    Attention(64, 1024, 1, 64, 8),
+    Attention(1, 65536, 1),
+    Attention(16, 8192, 1),
+]
+PREFILLS = [Attention(1, 8192, 8192), Attention(8, 1024, 1024)]
+LINEARS = [(1, 4096, 6144), (16, 4096, 28672), (64, 14336, 4096), (2048, 4096, 28672)]
+"""Rows, inputs, outputs."""
+TINY_CASES = [Attention(2, 33, 1, 4, 2, 16), Attention(1, 20, 20, 4, 2, 16)]
+TINY_LINEARS = [(2, 128, 32), (9, 128, 32)]
+
+
+class Inputs(NamedTuple):
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    step: DeviceStep
+
+
+def make_inputs(case: Attention, device: str) -> Inputs:
+    num_columns = -(-case.num_keys // BLOCK_SIZE)
+    tables = np.random.default_rng(0).permutation(case.num_seqs * num_columns)
+    tables = tables.reshape(case.num_seqs, num_columns).astype(np.int32)
+    positions = np.arange(case.num_keys - case.num_rows, case.num_keys)
+    slots = tables[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    rows = np.arange(case.num_seqs, dtype=np.int32)
+    empty = rows[:0]
+    arrays = StepArrays(
+        token_ids=np.zeros(slots.size, np.int32),
+        positions=np.tile(positions, case.num_seqs).astype(np.int32),
+        slots=slots.ravel().astype(np.int32),
+        first_rows=rows * case.num_rows,
+        num_rows=np.full(case.num_seqs, case.num_rows, np.int32),
+        kv_lengths=np.full(case.num_seqs, case.num_keys, np.int32),
+        table_rows=rows,
+        block_tables=tables,
+        logit_token_rows=empty,
+        sampling_rows=empty,
+        target_ids=empty,
+        copy_src=empty,
+        copy_dst=empty,
+    )
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.bfloat16, device=device)
+
+    cached = (tables.size * BLOCK_SIZE, case.num_kv_heads, case.head_dim)
+    return Inputs(
+        random(slots.size, case.num_q_heads * case.head_dim),
+        random(*cached),
+        random(*cached),
+        DeviceStep.upload(arrays, block_size=BLOCK_SIZE, device=torch.device(device)),
+    )
+
+
+def ours(case: Attention, inputs: Inputs, name: str, device: str) -> Callable[[], object]:
+    attention = _op("attention", name, device)
+    scale = case.head_dim**-0.5
+    heads = {"num_q_heads": case.num_q_heads, "scale": scale, "window": 0, "soft_cap": 0.0}
+    return lambda: attention(*inputs, **heads)
+
+
+def torch_attention(case: Attention, backend: str, device: str) -> Callable[[], object]:
+    """torch's fused attention over contiguous keys and values, which is all that it can read."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def random(num_heads: int, num_tokens: int) -> Tensor:
+        shape = (case.num_seqs, num_heads, num_tokens, case.head_dim)
+        return torch.randn(shape, dtype=torch.bfloat16, device=device)
+
+    q = random(case.num_q_heads, case.num_rows)
+    k, v = (random(case.num_kv_heads, case.num_keys) for _ in range(2))
+    is_causal = case.num_rows > 1
+
+    def run() -> Tensor:
+        with sdpa_kernel(SDPBackend[backend]):
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=is_causal, enable_gqa=True
+            )
+
+    return run
+
+
+def flashinfer_decode(case: Attention, inputs: Inputs) -> Callable[[], object]:
+    import flashinfer
+
+    num_columns = -(-case.num_keys // BLOCK_SIZE)
+    workspace = torch.empty(256 << 20, dtype=torch.uint8, device=inputs.q.device)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
+    starts = torch.arange(case.num_seqs + 1, dtype=torch.int32, device=inputs.q.device)
+    last = torch.full((case.num_seqs,), (case.num_keys - 1) % BLOCK_SIZE + 1, dtype=torch.int32)
+    wrapper.plan(
+        starts * num_columns,
+        inputs.step.block_tables.flatten(),
+        last.to(inputs.q.device),
+        case.num_q_heads,
+        case.num_kv_heads,
+        case.head_dim,
+        BLOCK_SIZE,
+        q_data_type=torch.bfloat16,
+    )
+    paged = (-1, BLOCK_SIZE, case.num_kv_heads, case.head_dim)
+    cache = inputs.keys.view(paged), inputs.values.view(paged)
+    q = inputs.q.view(case.num_seqs, case.num_q_heads, case.head_dim)
+    return lambda: wrapper.run(q, cache)
+
+
+def measure_attention(
+    case: Attention, device: str, roofs: dict[str, float]
+) -> list[dict[str, Any]]:
+    inputs = make_inputs(case, device)
+    sides: dict[str, Callable[[], Callable[[], object]]] = {
+        name: partial(ours, case, inputs, name, device) for name in IMPLEMENTATIONS
+    }
+    if device == "cuda":
+        for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
+            name = f"torch {backend.lower()}, contiguous"
+            sides[name] = partial(torch_attention, case, backend, device)
+        if case.num_rows == 1:
+            sides["flashinfer"] = partial(flashinfer_decode, case, inputs)
+
+    def figures(make: Callable[[], Callable[[], object]]) -> dict[str, Any]:
+        seconds = median_s(make(), device)
+        return rates(seconds, case.num_bytes, case.num_operations, roofs)
+
+    return [attempt(f"{case.name}: {name}", partial(figures, make)) for name, make in sides.items()]
+
+
+def measure_linear(
+    rows: int, inputs: int, outputs: int, device: str, roofs: dict[str, float]
+) -> list[dict[str, Any]]:
+    x = torch.randn(rows, inputs, dtype=torch.bfloat16, device=device)
+    dense = torch.randn(outputs, inputs, dtype=torch.bfloat16, device=device)
+    int4 = random_packed(outputs, inputs, 128, is_gated=False, device=torch.device(device))
+
+    def figures(op: str, name: str, weight: Any, num_bytes: int) -> dict[str, Any]:
+        multiply = _op(op, name, device)
+        seconds = median_s(lambda: multiply(x, weight, None), device)
+        return rates(seconds, num_bytes, 2 * rows * inputs * outputs, roofs)
+
+    results = []
+    for op, weight, num_bytes in (
+        ("linear", dense, 2 * dense.numel()),
+        ("linear_packed", int4, int4.num_bytes),
+    ):
+        for name in IMPLEMENTATIONS:
+            if name in select.IMPLEMENTATIONS[op]:
+                what = f"{op} {rows}x{inputs}x{outputs}: {name}"
+                results.append(attempt(what, partial(figures, op, name, weight, num_bytes)))
+    return results
+
+
+def rates(
+    seconds: float, num_bytes: int, num_operations: int, roofs: dict[str, float]
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "us": seconds * 1e6,
+        "gb_per_s": num_bytes / seconds * 1e-9,
+        "tflops": num_operations / seconds * 1e-12,
+    }
+    if roofs:
+        roof_s = max(
+            num_bytes / (roofs["read_gb_per_s"] * 1e9),
+            num_operations / (roofs["bf16_tflops"] * 1e12),
+        )
+        row["share_of_roof"] = roof_s / seconds
+        row["share_of_copy_rate"] = row["gb_per_s"] / roofs["copy_gb_per_s"]
+    return row
+
+
+def _op(op: str, name: str, device: str) -> Callable[..., Any]:
+    """That implementation; an error where another one would run in its place."""
+    chosen = select.select(device, f"{op}:{name}")
+    if chosen[op] != name:
+        raise RuntimeError(f"{op} would run in {chosen[op]}")
+    function: Callable[..., Any] = getattr(importlib.import_module(select.MODULES[name]), op)
+    return function
+
+
+def main() -> None:
+    arguments = parse(__doc__)
+    device, roofs = arguments.device, read_roofs(arguments.json)
+    cases = TINY_CASES if arguments.tiny else DECODES + PREFILLS
+    rows = []
+    with torch.inference_mode():
+        for case in cases:
+            rows += measure_attention(case, device, roofs)
+            write(arguments.json, rows)
+        for shape in TINY_LINEARS if arguments.tiny else LINEARS:
+            rows += measure_linear(*shape, device, roofs)
+            write(arguments.json, rows)
+
+
+if __name__ == "__main__":
+    main()
