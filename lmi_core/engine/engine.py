@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.core import EngineCore
-from lmi_core.engine.load_runner import load_runner
+from lmi_core.engine.load_runner import load_runner, load_tokenizer
 from lmi_core.engine.loop_thread import LoopThread
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
@@ -267,7 +267,7 @@ class Engine:
     def _load_model(self) -> None:
         self._runner, files = load_runner(self.config, self._progress)
         self._eos_token_ids = files.eos_token_ids
-        self._tokenizer = Tokenizer.load(self.config.model, vocab_size=self._runner.info.vocab_size)
+        self._tokenizer = load_tokenizer(self.config, self._runner.info.vocab_size)
 
     async def _subscribe_across(
         self, core: EngineCore, request: GenerationRequest, notify: Callable[[], None]

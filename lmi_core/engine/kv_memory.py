@@ -33,7 +33,8 @@ class KvMemory:
         self.block_size = runner.info.block_size
         self._tables = runner.block_tables
         self._sampling = runner.sampling
-        self._enable_prefix_caching = enable_prefix_caching
+        self._shares_blocks = runner.info.shares_blocks
+        self._enable_prefix_caching = enable_prefix_caching and runner.info.shares_blocks
         self._guaranteed_no_evict = guaranteed_no_evict
         self._num_rows = runner.info.max_num_seqs
         self._vocab_size = runner.info.vocab_size
@@ -62,7 +63,7 @@ class KvMemory:
         is shared. Whatever it raises, it has taken nothing."""
         if not self._free_rows:
             return None
-        source = _fork_source(sequence)
+        source = _fork_source(sequence) if self._shares_blocks else None
         if source is not None:
             return self._admit_fork(sequence, source, num_spare_blocks)
         shared = self._cached_prefix(sequence)

@@ -1,21 +1,34 @@
-"""The choice of the runner by the configured device."""
+"""The choice of the runner by the configured device and library."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from lmi_core.config.transformers_config import TransformersConfig
+from lmi_core.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from lmi_core.config.engine_config import EngineConfig
     from lmi_core.engine.runner import Runner
-    from lmi_core.models.loader import LoadedModel
+
+
+class Loaded(Protocol):
+    """What the engine needs of a model beside its runner."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
 
 
 def load_runner(
     config: EngineConfig, progress: Callable[[str, int, int], None] | None = None
-) -> tuple[Runner, LoadedModel]:
+) -> tuple[Runner, Loaded]:
     """Load the model for ``config.device``. Raises ModelError for files that can't be served,
     UserError for a device that isn't there or sizes that don't fit."""
+    if isinstance(config, TransformersConfig):
+        from lmi_core.adapters.transformers_runner import load_transformers_runner
+
+        return load_transformers_runner(config, progress)
     if config.device == "cpu":
         from lmi_core.engine.native_runner import load_native_runner
 
@@ -23,3 +36,16 @@ def load_runner(
     from lmi_core.engine.torch_runner import load_torch_runner
 
     return load_torch_runner(config, progress)
+
+
+def load_tokenizer(config: EngineConfig, vocab_size: int) -> Tokenizer:
+    """The tokenizer of the model's directory, for a model of ``vocab_size`` embeddings.
+
+    Raises ModelError when its files are missing or malformed, or don't fit the model.
+    """
+    is_stored = (config.model / "tokenizer.json").is_file()
+    if isinstance(config, TransformersConfig) and not is_stored:
+        from lmi_core.adapters.converted_tokenizer import convert_tokenizer
+
+        return convert_tokenizer(config)
+    return Tokenizer.load(config.model, vocab_size=vocab_size)

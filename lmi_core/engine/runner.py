@@ -33,6 +33,8 @@ class RunnerInfo:
     device: str = "cpu"
     kernels: str = ""
     """Which implementation runs which op; empty: the CPU engine's own run all."""
+    shares_blocks: bool = True
+    """Whether sequences can have blocks in common; False: each computes its whole prompt."""
 
 
 class Runner(Protocol):

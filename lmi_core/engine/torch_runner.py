@@ -227,7 +227,7 @@ def make_capture(
 
 def find_device(config: EngineConfig) -> torch.device:
     """The torch device of ``config.device``; UserError if this process has none."""
-    if config.device == "torch-cpu":
+    if config.device != "cuda":
         return torch.device("cpu")
     if not torch.cuda.is_available():
         build = "without CUDA" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"

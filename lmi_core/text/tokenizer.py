@@ -75,7 +75,7 @@ class Tokenizer:
                     f"{vocab_size} entries: the tokenizer belongs to another model",
                     field="tokenizer.json",
                 )
-        return cls(backend, _read_json(directory / "tokenizer_config.json"))
+        return cls(backend, read_json(directory / "tokenizer_config.json"))
 
     def close(self) -> None:
         """Release the encoding threads. Idempotent."""
@@ -247,7 +247,8 @@ def _missing_tokenizer(directory: Path) -> str:
     )
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
+def read_json(path: Path) -> Mapping[str, Any]:
+    """The object in a file, empty if there is none; ModelError if it isn't one."""
     if not path.is_file():
         return {}
     try:
