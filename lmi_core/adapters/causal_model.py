@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
 from pathlib import Path
@@ -137,12 +138,12 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
     ModelError, with the library's reason, for a model that it can't load.
     """
     try:
-        import transformers
+        library: Any = importlib.import_module("transformers")
     except ImportError:
         raise MissingExtraError("serving a model with Transformers", "transformers") from None
     from lmi_core.engine.torch_runner import find_device
 
-    transformers.utils.logging.disable_progress_bar()
+    library.utils.logging.disable_progress_bar()
     device = find_device(config)
     arguments: dict[str, Any] = {"dtype": config.torch_dtype}
     if config.attn_implementation is not None:
@@ -150,7 +151,7 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
     if config.device_map is not None:
         arguments["device_map"] = config.device_map
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
+        model = library.AutoModelForCausalLM.from_pretrained(
             str(config.model),
             trust_remote_code=config.trust_remote_code,
             local_files_only=True,
@@ -174,7 +175,7 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
 def _load_error(path: Path, error: Exception) -> ModelError:
     reason = " ".join(str(error).split())[:400]
     hint = ""
-    if "trust_remote_code" in reason:
+    if "trust_remote_code" in str(error):
         hint = "; option.trust_remote_code=true lets the model's own code run in the server"
         reason = "its architecture is defined by Python code that comes with it"
     return ModelError(

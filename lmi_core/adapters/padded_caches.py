@@ -137,10 +137,12 @@ def _merge(sources: list[tuple[Split, int]], width: int) -> DynamicCache:
 
     cache = DynamicCache()
     for layer in range(len(sources[0][0].cache.layers)):
-        if not sources[0][0].cache.layers[layer].is_initialized:
+        if not getattr(sources[0][0].cache.layers[layer], "is_initialized", False):
             continue
         keys, values = (
-            _pad([(_tensor(split, layer, name)[i], split.lengths[i]) for split, i in sources], width)
+            _pad(
+                [(_tensor(split, layer, name)[i], split.lengths[i]) for split, i in sources], width
+            )
             for name in ("keys", "values")
         )
         cache.update(keys, values, layer)
@@ -153,7 +155,7 @@ def _tensor(split: Split, layer: int, name: str) -> torch.Tensor:
 
 
 def _pad(parts: list[tuple[torch.Tensor, int]], width: int) -> torch.Tensor:
-    """[heads, tokens, columns] and how many tokens of it, each, to [parts, heads, width, columns]."""
+    """Each [heads, tokens, columns] and how many of its tokens: [parts, heads, width, columns]."""
     num_heads, _, num_columns = parts[0][0].shape
     merged = parts[0][0].new_zeros(len(parts), num_heads, width, num_columns)
     for target, (part, length) in zip(merged, parts, strict=True):

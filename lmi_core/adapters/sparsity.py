@@ -6,7 +6,7 @@ Source: LMI format reference, the scheduler rolling batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 
 def partition(lengths: Sequence[int], max_sparsity: float, max_splits: int) -> list[list[int]]:
@@ -24,7 +24,7 @@ def partition(lengths: Sequence[int], max_sparsity: float, max_splits: int) -> l
     most = min(max_splits, len(order))
     for bounds, padding in _best_cuts(descending, most):
         if padding <= max_sparsity * (padding + num_tokens) or len(bounds) - 1 == most:
-            return [order[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+            return [order[a:b] for a, b in pairwise(bounds)]
     return []
 
 
@@ -47,7 +47,7 @@ def _best_cuts(descending: list[int], most: int) -> list[tuple[list[int], int]]:
         starts = [
             min(
                 range(num_groups - 1, stop),
-                key=lambda start: costs[start] + padding(start, stop),  # noqa: B023
+                key=lambda start: costs[start] + padding(start, stop),
                 default=0,
             )
             for stop in range(count + 1)

@@ -173,8 +173,8 @@ def _chunks(step: _native.Step) -> list[Chunk]:
     """What a step computes, sequence by sequence; the logits wanted are always its last ones."""
     token_ids = step.view("token_ids").tolist()
     starts = step.view("positions")
-    first_rows = step.view("first_rows")
-    ends = first_rows + step.view("num_rows")
+    first_rows = step.view("first_rows").astype(np.int64)
+    ends = first_rows + step.view("num_rows").astype(np.int64)
     logit_rows = step.view("logit_token_rows")
     num_logits = np.searchsorted(logit_rows, ends) - np.searchsorted(logit_rows, first_rows)
     return [

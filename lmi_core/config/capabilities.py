@@ -70,6 +70,19 @@ class Backend:
     extra: str | None = None
 
 
+_FRONT = frozenset(
+    {
+        "chat.tools",
+        "format.json",
+        "format.jsonlines",
+        "format.sse",
+        "format.tgi_compat",
+        "request.sampling",
+        "request.stop",
+    }
+)
+"""What the server's routes bring, whatever computes the tokens."""
+
 BACKENDS = {
     backend.name: backend
     for backend in (
@@ -77,29 +90,36 @@ BACKENDS = {
             "native",
             "native engine",
             True,
-            frozenset(
-                {
-                    "batch.chunked_prefill",
-                    "batch.invariant",
-                    "batch.paged",
-                    "cache.prefix",
-                    "chat.tools",
-                    "device.cuda",
-                    "dtype.bf16",
-                    "dtype.fp32",
-                    "format.json",
-                    "format.jsonlines",
-                    "format.sse",
-                    "format.tgi_compat",
-                    "handler.formatter",
-                    "quant.int4",
-                    "quant.int8",
-                    "request.sampling",
-                    "request.stop",
-                }
-            ),
+            _FRONT
+            | {
+                "batch.chunked_prefill",
+                "batch.invariant",
+                "batch.paged",
+                "cache.prefix",
+                "device.cuda",
+                "dtype.bf16",
+                "dtype.fp32",
+                "handler.formatter",
+                "quant.int4",
+                "quant.int8",
+            },
         ),
-        Backend("transformers", "Transformers", False, frozenset(), "transformers", "transformers"),
+        Backend(
+            "transformers",
+            "Transformers",
+            True,
+            _FRONT
+            | {
+                "batch.chunked_prefill",
+                "device.cuda",
+                "dtype.bf16",
+                "dtype.fp32",
+                "handler.formatter",
+                "scheduler.max_sparsity",
+            },
+            "transformers",
+            "transformers",
+        ),
         Backend("vllm", "vLLM", False, frozenset(), "vllm", "vllm"),
         Backend("trtllm", "TensorRT-LLM", False, frozenset(), "tensorrt_llm", "trtllm"),
         Backend("neuron", "Neuron", False, frozenset(), "optimum", "neuron"),

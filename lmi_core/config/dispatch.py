@@ -54,13 +54,14 @@ def dispatch(
         return wanted
     if prefer_native and _can_be_native(values, files):
         return Decision("native", f"--prefer-native instead of {BACKENDS[wanted.backend].title}")
-    if handler is not None:
+    if handler is not None and wanted.backend != "transformers":
         problems.error(
             str(handler.path),
-            f"{handler.path.name} formats answers, which only the native engine's can be; "
+            f"{handler.path.name} formats answers, which only our own engine's can be; "
             f"{wanted.reason} needs {BACKENDS[wanted.backend].title}",
         )
-    _require(wanted, written, values, files, host, problems)
+    if wanted.backend != "transformers" or _generates(wanted, values, files, problems):
+        _require(wanted, written, values, files, host, problems)
     return wanted
 
 
@@ -120,6 +121,27 @@ def _require(
         else ""
     )
     problems.error(values.where(key) if key else "", f"{wanted.reason}: {missing}{way_out}", key)
+
+
+def _generates(wanted: Decision, values: Values, files: ModelFiles, problems: Problems) -> bool:
+    """Whether the model continues a text, as far as its files tell; else that is an error.
+
+    Names of architectures that come with their own code tell nothing.
+    """
+    what = ""
+    if files.is_encoder_decoder:
+        what = "has an encoder beside its decoder"
+    elif not files.is_generative and values.get("option.trust_remote_code") is not True:
+        what = "doesn't generate text, by its name"
+    if what:
+        key = "option.model_id"
+        problems.error(
+            values.where(key),
+            f"{wanted.reason}, and {files.architecture} {what}: Transformers models are served "
+            "here if they continue a text (ForCausalLM, LMHeadModel)",
+            key,
+        )
+    return not what
 
 
 def _deciding_key(written: WrittenFor, values: Values) -> str | None:

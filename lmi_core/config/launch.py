@@ -19,7 +19,7 @@ from lmi_core.config.server_config import ServerConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One model on the native engine: its configuration, the engine's and the server's."""
+    """One model on our engine: its configuration, the engine's and the server's."""
 
     model: ModelConfig
     engine: EngineConfig
@@ -68,7 +68,8 @@ def prepare_model(
     if model.backend == "handler":
         assert code is not None, "a handler has a configuration"
         return HandlerLaunch(model=model, handler=code, server=server)
-    directory = fetch(model.source, server, environ=environ)
+    with_code = model.trust_remote_code and model.backend != "native"
+    directory = fetch(model.source, server, environ=environ, with_code=with_code)
     engine = replace(model.engine_config(directory), num_models=num_models)
     return Launch(model=model, engine=engine, server=server, formatter=code)
 

@@ -30,7 +30,8 @@ class ModelConfig:
     """One model as resolved: names, source, backend and its settings, with provenance.
 
     ``values`` maps each given key to its typed value, place and what it overrides;
-    ``settings`` are the native engine's fields, ``handler_settings`` those of the model's own code,
+    ``settings`` are our engine's fields, also where Transformers computes the model,
+    ``handler_settings`` those of the model's own code,
     ``adapter_settings`` those of another backend;
     ``passed_on`` are the unknown keys, as text.
     """
@@ -59,7 +60,7 @@ class ModelConfig:
     values: Mapping[str, Value]
 
     def engine_config(self, model: Path | None = None) -> EngineConfig:
-        """Return the native engine's configuration; ``model`` is where the files are by now.
+        """Return our engine's configuration; ``model`` is where the files are by now.
 
         Raises ValueError if the model isn't local and ``model`` is not given.
         """
@@ -67,7 +68,7 @@ class ModelConfig:
             if self.source.kind != "local":
                 raise ValueError(f"{self.source.location} must be fetched before it is loaded")
             model = Path(self.source.location)
-        return engine_config(model, self.name, dict(self.settings))
+        return engine_config(model, self.name, self.backend, dict(self.settings))
 
     def get(self, key: str) -> object:
         """Return the value given for ``key``, or None."""

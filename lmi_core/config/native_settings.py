@@ -1,4 +1,4 @@
-"""Values of every system turned into the native engine's configuration."""
+"""Values of every system turned into the configuration of our engine."""
 
 from __future__ import annotations
 
@@ -14,17 +14,26 @@ from lmi_core.config.model_files import ModelFiles
 from lmi_core.config.option import Outcome
 from lmi_core.config.problem import Problems
 from lmi_core.config.table import BY_KEY
+from lmi_core.config.transformers_config import TransformersConfig
 
-_FIELDS = frozenset(field.name for field in fields(EngineConfig)) - {
-    "model",
-    "served_model_name",
-    "num_models",
+_NOT_SET = frozenset({"model", "served_model_name", "num_models"})
+_CONFIGS: dict[str, type[EngineConfig]] = {
+    "native": EngineConfig,
+    "transformers": TransformersConfig,
 }
 _BLOCK_MULTIPLE = 16
 
 
-def native_settings(values: Values, system: str, problems: Problems) -> dict[str, Any]:
-    """Return the fields of EngineConfig that ``values`` set, with the defaults of ``system``.
+def runs_in_engine(backend: str) -> bool:
+    """Whether our engine drives the models of ``backend``."""
+    return backend in _CONFIGS
+
+
+def engine_settings(
+    values: Values, backend: str, system: str, problems: Problems
+) -> dict[str, Any]:
+    """Return the fields of the engine's configuration, for models that ``backend`` computes, that
+    ``values`` set, with the defaults of ``system``.
 
     Of several keys for one field the strongest source wins; two of one source that disagree are
     an error.
@@ -33,14 +42,15 @@ def native_settings(values: Values, system: str, problems: Problems) -> dict[str
         "max_num_seqs": BY_KEY["option.max_rolling_batch_size"].default_for(system),
         "max_queue_size": BY_KEY["job_queue_size"].default_for(system),
     }
+    allowed = frozenset(field.name for field in fields(_CONFIGS[backend])) - _NOT_SET
     chosen: dict[str, Value] = {}
     for value in values.used():
-        action = value.option.actions.get("native")
+        action = value.option.actions.get(backend)
         if action is None:
             continue
         action = action.for_value(value.value)
         field = action.setting
-        if field not in _FIELDS or effect_of_value(value, "native").outcome not in (
+        if field not in allowed or effect_of_value(value, backend).outcome not in (
             Outcome.HONOURED,
             Outcome.MAPPED,
         ):
@@ -50,7 +60,7 @@ def native_settings(values: Values, system: str, problems: Problems) -> dict[str
             chosen[field] = value
             settings[field] = target
         elif settings[field] != target and chosen[field].setting.rank == value.setting.rank:
-            _conflict(chosen[field], value, field, problems)
+            _conflict(chosen[field], value, field, backend, problems)
     _sum_of_lengths(values, settings)
     if settings.get("instruction_set") == "auto":
         settings["instruction_set"] = ""
@@ -67,11 +77,12 @@ def ignore_for_cpu(values: Values) -> None:
         }
 
 
-def _conflict(first: Value, second: Value, field: str, problems: Problems) -> None:
+def _conflict(first: Value, second: Value, field: str, backend: str, problems: Problems) -> None:
+    owner = "the native engine" if backend == "native" else BACKENDS[backend].title
     problems.error(
         first.setting.where,
         f"{first.option.key}={first.shown} and {second.option.key}={second.shown} "
-        f"({second.setting.where}) both set {field} of the native engine, to different values; "
+        f"({second.setting.where}) both set {field} of {owner}, to different values; "
         "keep one",
         first.option.key,
     )
@@ -89,12 +100,21 @@ def _sum_of_lengths(values: Values, settings: dict[str, Any]) -> None:
     settings["max_model_len"] = prompt + answer
 
 
-def check_native(
-    settings: dict[str, Any], values: Values, files: ModelFiles, problems: Problems
+def check_engine(
+    settings: dict[str, Any],
+    backend: str,
+    values: Values,
+    files: ModelFiles,
+    problems: Problems,
 ) -> None:
-    """Note settings that the native engine can't run with, and a checkpoint that it can't read."""
+    """Note settings that the engine can't run with, and checkpoints ``backend`` can't read."""
     method, max_positions = files.quant_method, files.max_position_embeddings
-    if method is not None and f"weights.{method}" not in BACKENDS["native"].capabilities:
+    is_native = backend == "native"
+    if (
+        is_native
+        and method is not None
+        and f"weights.{method}" not in BACKENDS["native"].capabilities
+    ):
         problems.error(
             "config.json",
             f"the checkpoint is quantised with {method[:40]}, which the native engine doesn't read "
@@ -133,6 +153,6 @@ def _length_key(values: Values) -> str:
     return "option.max_input_len"
 
 
-def engine_config(model: Path, name: str, settings: dict[str, Any]) -> EngineConfig:
-    """Return the frozen configuration of the native engine for a model that is here."""
-    return EngineConfig(model=model, served_model_name=name, **settings)
+def engine_config(model: Path, name: str, backend: str, settings: dict[str, Any]) -> EngineConfig:
+    """Return the frozen configuration of our engine for a model that is here."""
+    return _CONFIGS[backend](model=model, served_model_name=name, **settings)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lmi_core.config.host import Host
 from lmi_core.config.merge import Values
+from lmi_core.config.native_settings import runs_in_engine
 from lmi_core.config.problem import Problems
 
 
@@ -29,14 +30,15 @@ def placement_for(
     mpi_mode: bool,
     problems: Problems,
 ) -> Placement:
-    """Return the placement on ``backend``; the native engine is one copy on one device."""
-    if backend != "native":
+    """Return the placement on ``backend``; our engine runs one copy on one device."""
+    if not runs_in_engine(backend):
         return place(values, host, system, mpi_mode=mpi_mode, problems=problems)
     device = values.get("option.device") or "cpu"
     if host.num_gpus and device == "cpu":
+        who = "the native engine" if backend == "native" else "the model"
         problems.warn(
             "",
-            f"{host.num_gpus} GPUs are visible, but the native engine runs on the CPU; "
+            f"{host.num_gpus} GPUs are visible, but {who} runs on the CPU; "
             "option.device=cuda uses the first of them",
         )
     if device == "cuda" and not host.num_gpus:

@@ -13,7 +13,7 @@ from lmi_core.config.command_line import SYNONYMS
 from lmi_core.config.effect import effect_of, show
 from lmi_core.config.environment import variables_of
 from lmi_core.config.option import SYSTEMS, Action, Option, Outcome
-from lmi_core.config.table import BY_KEY, OPTIONS
+from lmi_core.config.table import BY_KEY, OPTIONS, transformers
 
 PAGE = Path(__file__).with_name("REFERENCE.md")
 
@@ -50,6 +50,16 @@ def reference_page() -> str:
         f"- `{option.key}` ({_general(option.actions['handler'])}): {option.doc}"
         for option in OPTIONS
         if "handler" in option.actions
+    ]
+    parts.append("")
+    parts.append("## Transformers models\n")
+    parts.append(
+        "Where our engine runs a Transformers model; keys of queues, batches and answers are as "
+        "with native models.\n"
+    )
+    parts += [
+        f"- `{key}` ({_general(action)}): {BY_KEY[key].doc}"
+        for key, action in transformers.ACTIONS.items()
     ]
     parts.append("")
     parts.append("## Backends\n")

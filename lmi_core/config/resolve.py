@@ -29,7 +29,12 @@ from lmi_core.config.models import (
     list_entry,
     list_models,
 )
-from lmi_core.config.native_settings import check_native, ignore_for_cpu, native_settings
+from lmi_core.config.native_settings import (
+    check_engine,
+    engine_settings,
+    ignore_for_cpu,
+    runs_in_engine,
+)
 from lmi_core.config.origin import Rank, Setting
 from lmi_core.config.paths import is_dir, is_file
 from lmi_core.config.placement import placement_for
@@ -223,14 +228,14 @@ class _Examination:
             self.problems,
             prefer_native=self.invocation.prefer_native,
         )
-        if decision.backend == "native":
+        if runs_in_engine(decision.backend):
             ignore_for_cpu(values)
         rows = model_rows(values, decision.backend, written.system, self.problems)
-        if files.requirements is not None and decision.backend == "native" and handler is None:
-            self.problems.warn(
-                str(files.requirements),
-                "is not installed: the native engine runs no code of the model",
-            )
+        if files.requirements is not None and handler is None:
+            why = "the native engine runs no code of the model"
+            if decision.backend != "native":
+                why = "what the model's code needs must be installed beside the server"
+            self.problems.warn(str(files.requirements), f"is not installed: {why}")
         model = self._config(listed, values, source, files, written, decision)
         return model, rows
 
@@ -270,9 +275,10 @@ class _Examination:
         decision: Decision,
     ) -> ModelConfig:
         settings: dict[str, Any] = {}
-        if decision.backend == "native":
-            settings = native_settings(values, written.system, self.problems)
-            check_native(settings, values, files, self.problems)
+        backend = decision.backend
+        if runs_in_engine(backend):
+            settings = engine_settings(values, backend, written.system, self.problems)
+            check_engine(settings, backend, values, files, self.problems)
         handler, own_settings = written.handler, {}
         if handler is not None and listed.directory is not None:
             own_settings = handler_settings(
@@ -373,7 +379,7 @@ def _source(values: Values, listed: Listed, problems: Problems) -> ModelSource:
 def _adapter_settings(values: Values, backend: str) -> dict[str, object]:
     """Return the settings of a backend other than the native engine, by its own names."""
     settings: dict[str, object] = {}
-    if backend in ("native", "handler"):
+    if backend == "handler" or runs_in_engine(backend):
         return settings
     for value in reversed(values.used()):
         action = value.option.actions.get(backend)

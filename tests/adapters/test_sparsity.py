@@ -55,9 +55,5 @@ def test_no_other_partition_is_better(lengths, max_sparsity, max_splits):
         for count in range(1, most + 1)
     }
     assert padding(lengths, groups) == least[len(groups)]
-    fits = [
-        count
-        for count, cost in least.items()
-        if cost <= max_sparsity * (cost + sum(lengths))
-    ]
+    fits = [count for count, cost in least.items() if cost <= max_sparsity * (cost + sum(lengths))]
     assert len(groups) == min(fits, default=most)

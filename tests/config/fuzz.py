@@ -20,6 +20,7 @@ from pathlib import Path
 from lmi_core.config.environment import variables_of
 from lmi_core.config.explain import as_json, as_table, exit_code
 from lmi_core.config.host import Host
+from lmi_core.config.native_settings import runs_in_engine
 from lmi_core.config.resolve import examine
 from lmi_core.config.table import BY_FLAG, BY_KEY, OPTIONS
 
@@ -203,7 +204,8 @@ def run_input(given: Input, directory: Path) -> None:
     assert report.models or report.errors or not given.argv
     if not report.errors:
         for resolved in report.models:
-            resolved.engine_config(Path("fetched"))
+            if runs_in_engine(resolved.backend):
+                resolved.engine_config(Path("fetched"))
 
 
 def fuzz(seconds: float, seed: int = 0, *, at_least: int = 0) -> int:

@@ -169,7 +169,7 @@ def test_a_built_in_format_yields_to_the_models_formatter(model_dir, explained):
         (
             "option.rolling_batch=vllm",
             "@output_formatter\ndef f(o): ...",
-            "model.py formats answers, which only the native engine's can be",
+            "model.py formats answers, which only our own engine's can be",
         ),
     ],
 )

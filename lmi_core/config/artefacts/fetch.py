@@ -22,8 +22,10 @@ def fetch(
     *,
     environ: Mapping[str, str] | None = None,
     progress: Progress | None = None,
+    with_code: bool = False,
 ) -> Path:
-    """Return a local directory with the model's files, complete as far as their headers tell.
+    """Return a local directory with the model's files, complete as far as their headers tell;
+    ``with_code``, also with Python code that comes with the model.
 
     Raises ModelError if they can't be had or are broken, MissingExtraError if a client library
     is needed for it. Blocking: call it from a thread.
@@ -33,7 +35,12 @@ def fetch(
         directory = Path(source.location)
     elif source.kind == "hub":
         directory = fetch_from_hub(
-            source.location, source.revision, server.hub_cache, environ, offline=server.offline
+            source.location,
+            source.revision,
+            server.hub_cache,
+            environ,
+            offline=server.offline,
+            with_code=with_code,
         )
     elif source.kind == "s3":
         directory = fetch_from_s3(

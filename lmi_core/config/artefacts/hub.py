@@ -19,6 +19,8 @@ PATTERNS = (
     "*.tiktoken",
 )
 """Files that are fetched: no pickled weights and no Python code."""
+CODE = ("*.py",)
+"""Fetched beside them for a model whose own code is trusted."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REFERENCE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
@@ -67,8 +69,9 @@ def fetch_from_hub(
     environ: Mapping[str, str],
     *,
     offline: bool = False,
+    with_code: bool = False,
 ) -> Path:
-    """Return the directory of a hub model's snapshot.
+    """Return the directory of a hub model's snapshot, ``with_code`` if that is to run.
 
     A commit that is whole in the cache is used as it is; a branch is looked up at the hub first
     unless offline. The hub's client verifies downloads; after an interruption it fetches the files
@@ -86,14 +89,21 @@ def fetch_from_hub(
             field="option.model_id",
         )
     try:
-        return _download(model_id, revision, cache, environ)
+        patterns = [*PATTERNS, *(CODE if with_code else ())]
+        return _download(model_id, revision, cache, environ, patterns)
     except MissingExtraError:
         if found is None:
             raise
         return found
 
 
-def _download(model_id: str, revision: str | None, cache: Path, environ: Mapping[str, str]) -> Path:
+def _download(
+    model_id: str,
+    revision: str | None,
+    cache: Path,
+    environ: Mapping[str, str],
+    patterns: list[str],
+) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -108,7 +118,7 @@ def _download(model_id: str, revision: str | None, cache: Path, environ: Mapping
             revision=revision,
             cache_dir=cache,
             token=environ.get("HF_TOKEN") or None,
-            allow_patterns=list(PATTERNS),
+            allow_patterns=patterns,
             endpoint=environ.get("HF_ENDPOINT") or None,
         )
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:

@@ -18,8 +18,10 @@ from lmi_core.config.table import (
     neuronx,
     scheduler,
     server,
+    shared,
     stable_diffusion,
     tgi,
+    transformers,
     trtllm,
     vllm,
 )
@@ -40,12 +42,24 @@ _OPTIONS: tuple[Option, ...] = (
     + server.OPTIONS
 )
 
-OPTIONS: tuple[Option, ...] = tuple(
-    replace(option, actions={**option.actions, "handler": handler.ACTIONS[option.key]})
-    if option.key in handler.ACTIONS
-    else option
-    for option in _OPTIONS
-)
+_ADAPTERS = ("transformers", "vllm", "trtllm", "neuron")
+
+
+def _complete(option: Option) -> Option:
+    """Add the columns that are kept by backend rather than by key."""
+    if option.scope == "server":
+        return option
+    actions = dict(option.actions)
+    own = transformers.transformers_action(option)
+    if own is not None:
+        actions["transformers"] = own
+    actions |= shared.front_actions(option, _ADAPTERS)
+    if option.key in handler.ACTIONS:
+        actions["handler"] = handler.ACTIONS[option.key]
+    return replace(option, actions=actions)
+
+
+OPTIONS: tuple[Option, ...] = tuple(map(_complete, _OPTIONS))
 
 BY_KEY: dict[str, Option] = {
     spelling: option for option in OPTIONS for spelling in (option.key, *option.spellings)

@@ -118,7 +118,6 @@ OPTIONS = (
                 "bitsandbytes8 or bitsandbytes4",
                 by_value=QUANTIZE,
             ),
-            "transformers": mapped("quantization_config"),
             "vllm": mapped("quantization"),
             "trtllm": mapped("quantization"),
             "neuron": mapped("quant"),
@@ -163,7 +162,6 @@ OPTIONS = (
         default=-1,
         actions={
             "native": no_effect("one copy runs on the device that option.device names"),
-            "transformers": mapped("device"),
         },
     ),
     Option(
@@ -173,7 +171,6 @@ OPTIONS = (
         systems=_SYSTEMS,
         actions={
             "native": no_effect("the native engine keeps the model on one device"),
-            "transformers": mapped("device_map"),
         },
     ),
     Option(
@@ -185,7 +182,6 @@ OPTIONS = (
         defaults={"deepspeed": True},
         actions={
             "native": no_effect("weights are always mapped from the file"),
-            "transformers": mapped("low_cpu_mem_usage"),
             "neuron": mapped("low_cpu_mem_usage"),
         },
     ),
@@ -195,7 +191,7 @@ OPTIONS = (
         doc="Don't use Flash Attention 2.",
         systems=("accelerate", "scheduler"),
         default=True,
-        actions={"native": _PAGED, "transformers": mapped("attn_implementation")},
+        actions={"native": _PAGED},
     ),
     Option(
         key="option.stop_sequence",
@@ -208,7 +204,6 @@ OPTIONS = (
                 "ends the answers of LMI's routes",
                 test="tests/cli/test_options.py::test_defaults_of_requests_and_the_chat_template",
             ),
-            "transformers": mapped("stopping_criteria"),
         },
     ),
 )

@@ -35,7 +35,6 @@ OPTIONS = (
             "native": honoured(
                 "max_queue_size", test="tests/config/test_honoured.py::test_requests_that_may_wait"
             ),
-            "transformers": mapped("max_queue_size"),
             "vllm": mapped("max_queue_size"),
             "trtllm": mapped("max_queue_size"),
             "neuron": mapped("max_queue_size"),
@@ -50,7 +49,6 @@ OPTIONS = (
         spellings=("option.batch_size", "max_dynamic_batch_size"),
         actions={
             "native": _CONTINUOUS,
-            "transformers": mapped("batch_size"),
             "neuron": mapped("batch_size"),
         },
     ),
@@ -61,7 +59,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=100,
         spellings=("option.max_batch_delay",),
-        actions={"native": _CONTINUOUS, "transformers": mapped("max_batch_delay_ms")},
+        actions={"native": _CONTINUOUS},
     ),
     Option(
         key="max_idle_time",

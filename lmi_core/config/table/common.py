@@ -87,7 +87,6 @@ OPTIONS = (
                 "model",
                 test="tests/config/artefacts/test_local.py::test_a_whole_model_is_returned_as_it_is",
             ),
-            "transformers": mapped("pretrained_model_name_or_path"),
             "vllm": mapped("model"),
             "trtllm": mapped("model"),
             "neuron": mapped("model"),
@@ -131,7 +130,6 @@ OPTIONS = (
                 | dict.fromkeys(("fp32", "float32"), _FP32)
                 | dict.fromkeys(("bf16", "bfloat16"), _BF16),
             ),
-            "transformers": mapped("torch_dtype", convert=LONG_DTYPES),
             "vllm": mapped("dtype", convert=LONG_DTYPES),
             "trtllm": mapped("dtype", convert=LONG_DTYPES),
             "neuron": mapped("amp"),
@@ -158,7 +156,6 @@ OPTIONS = (
         flag=Flag("--num-shard", "NUM_SHARD"),
         actions={
             "native": no_effect("the native engine runs one unsharded copy"),
-            "transformers": mapped("device_map"),
             "vllm": mapped("tensor_parallel_size"),
             "trtllm": mapped("tp_size"),
             "neuron": mapped("tp_degree"),
@@ -215,7 +212,6 @@ OPTIONS = (
                     ),
                 },
             ),
-            "transformers": mapped(None, "max-sparsity scheduler"),
             "vllm": _CHOICE,
             "trtllm": _CHOICE,
             "neuron": _CHOICE,
@@ -235,7 +231,6 @@ OPTIONS = (
             "native": honoured(
                 "max_num_seqs", test="tests/config/test_honoured.py::test_sequences_of_the_batch"
             ),
-            "transformers": mapped("max_num_seqs"),
             "vllm": mapped("max_num_seqs"),
             "trtllm": mapped("max_batch_size"),
             "neuron": mapped("batch_size"),
@@ -251,7 +246,6 @@ OPTIONS = (
         flag=Flag("--trust-remote-code", "TRUST_REMOTE_CODE", switch=True),
         actions={
             "native": no_effect("native model families never run code from a model"),
-            "transformers": mapped("trust_remote_code"),
             "vllm": mapped("trust_remote_code"),
             "trtllm": mapped("trust_remote_code"),
             "neuron": mapped("trust_remote_code"),
@@ -269,7 +263,6 @@ OPTIONS = (
                 "revision",
                 test="tests/config/artefacts/test_hub.py::test_revision_token_and_endpoint_reach_the_client",
             ),
-            "transformers": mapped("revision"),
             "vllm": mapped("revision"),
             "trtllm": mapped("revision"),
             "neuron": mapped("revision"),
@@ -286,7 +279,6 @@ OPTIONS = (
             "vllm": _CHOICE,
             "trtllm": _CHOICE,
             "neuron": _CHOICE,
-            "transformers": _CHOICE,
         },
     ),
     Option(
@@ -486,7 +478,6 @@ OPTIONS = (
         env=("HF_TASK",),
         actions={
             "native": mapped("task", capability="task.other", idle=TEXT_TASKS),
-            "transformers": mapped("task"),
             "vllm": mapped("runner"),
             "neuron": mapped("task"),
         },

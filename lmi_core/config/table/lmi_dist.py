@@ -44,7 +44,6 @@ OPTIONS = (
                 "max_model_len",
                 test="tests/config/test_honoured.py::test_length_of_a_sequence",
             ),
-            "transformers": mapped("max_length"),
             "vllm": mapped("max_model_len"),
             "trtllm": mapped("max_seq_len"),
             "neuron": mapped("n_positions"),

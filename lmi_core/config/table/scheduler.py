@@ -1,6 +1,6 @@
 """Keys of the scheduler rolling batch (padded execution bounded by max-sparsity)."""
 
-from lmi_core.config.option import Option, honoured, mapped, needs, refused
+from lmi_core.config.option import Option, honoured, needs, refused
 from lmi_core.config.value_type import Choice, Float, Int, Text
 
 _SYSTEMS = ("scheduler",)
@@ -21,7 +21,6 @@ OPTIONS = (
                     "contrastive": needs("request.contrastive", "write greedy or sample", idle=())
                 },
             ),
-            "transformers": mapped("decoding_strategy"),
         },
     ),
     Option(
@@ -38,7 +37,6 @@ OPTIONS = (
                 tuning=True,
                 idle=(),
             ),
-            "transformers": mapped("max_sparsity"),
         },
     ),
     Option(
@@ -55,7 +53,6 @@ OPTIONS = (
                 tuning=True,
                 idle=(),
             ),
-            "transformers": mapped("max_splits"),
         },
     ),
     Option(

@@ -1,0 +1,117 @@
+"""What a Transformers model in our engine does with the keys of a model."""
+
+from collections.abc import Mapping
+
+from lmi_core.config.option import Action, Option, Outcome, honoured, mapped, no_effect, refused
+from lmi_core.config.table.common import LONG_DTYPES
+from lmi_core.config.table.shared import shared
+
+_TESTS = "tests/adapters/test_transformers_config.py"
+_DEVICES = no_effect("one copy runs on one device, unless option.device_map spreads it")
+_CONTINUOUS = no_effect("requests are batched continuously, without waiting for a batch to fill")
+_NO_SHARING = no_effect("sequences share no keys and values")
+_CHECKPOINT = no_effect("the checkpoint's own quantisation is used")
+_ROTARY = refused("write the rotary settings into the model's config.json")
+_LENGTH = honoured("max_model_len", test=f"{_TESTS}::test_lengths")
+_TOKENS = honoured("max_num_batched_tokens", test=f"{_TESTS}::test_sizes_of_steps")
+_ROWS = honoured("max_num_seqs", test=f"{_TESTS}::test_sizes_of_steps")
+
+ACTIONS: Mapping[str, Action] = {
+    "option.model_id": honoured("model", test=f"{_TESTS}::test_lengths"),
+    "option.dtype": honoured(
+        "torch_dtype",
+        convert=LONG_DTYPES,
+        test=f"{_TESTS}::test_data_types",
+        by_value={"int8": refused("write fp32, fp16 or bf16")},
+    ),
+    "option.trust_remote_code": honoured(
+        "trust_remote_code", test=f"{_TESTS}::test_code_that_comes_with_the_model"
+    ),
+    "option.revision": mapped("revision", "of the files that are fetched"),
+    "option.tensor_parallel_degree": _DEVICES,
+    "option.pipeline_parallel_degree": _DEVICES,
+    "option.rolling_batch": mapped(
+        None,
+        "padded batches, by the max-sparsity rule",
+        by_value={"disable": no_effect("requests are always batched; answers are the same")},
+    ),
+    "option.max_sparsity": honoured("max_sparsity", test=f"{_TESTS}::test_padding"),
+    "option.max_splits": honoured("max_splits", test=f"{_TESTS}::test_padding"),
+    "option.max_rolling_batch_size": _ROWS,
+    "option.max_num_sequences": _ROWS,
+    "option.max_rolling_batch_prefill_tokens": _TOKENS,
+    "option.max_num_tokens": _TOKENS,
+    "option.max_model_len": _LENGTH,
+    "option.max_tokens": _LENGTH,
+    "option.n_positions": _LENGTH,
+    "option.max_total_tokens": _LENGTH,
+    "option.seed": honoured("seed", test=f"{_TESTS}::test_the_seed_decides_what_is_sampled"),
+    "option.device": mapped("device", convert={"torch-cpu": "cpu"}),
+    "option.device_id": no_effect(
+        "option.device=cuda uses the first GPU that CUDA_VISIBLE_DEVICES leaves"
+    ),
+    "option.device_map": mapped("device_map"),
+    "option.low_cpu_mem_usage": no_effect("weights are never held twice"),
+    "option.disable_flash_attn": mapped(
+        "attn_implementation",
+        convert={False: "flash_attention_2"},
+        by_value={True: no_effect("Transformers chooses among the others")},
+    ),
+    "option.quantize": refused(
+        "give a checkpoint that is quantised, or leave it out",
+        by_value={"awq": _CHECKPOINT, "gptq": _CHECKPOINT},
+    ),
+    "option.load_format": no_effect("weights are read from safetensors"),
+    "option.enforce_eager": mapped(None, "models always run eagerly"),
+    "option.enable_prefix_caching": _NO_SHARING,
+    "option.enable_kv_cache_reuse": _NO_SHARING,
+    "option.kv_cache_dtype": refused(
+        "keys and values have the model's data type; leave it out", idle=("auto",)
+    ),
+    "option.deterministic": refused(
+        "padding and company change roundings; only the native CPU engine's tokens don't depend "
+        "on them",
+        idle=(False,),
+    ),
+    "option.rope_scaling": _ROTARY,
+    "option.rope_factor": _ROTARY,
+    "option.rotary_base": _ROTARY,
+    "option.rotary_scaling_type": _ROTARY,
+    "option.rotary_scaling_factor": _ROTARY,
+    "option.instruction_set": no_effect("torch chooses its kernels"),
+    "batch_size": _CONTINUOUS,
+    "max_batch_delay": _CONTINUOUS,
+}
+"""Where it differs from the native engine, or has tests of its own."""
+
+_LOOP = frozenset(
+    {
+        "job_queue_size",
+        "option.batch_scheduler_policy",
+        "option.block_size",
+        "option.enable_chunked_prefill",
+        "option.enable_trt_overlap",
+        "option.gpu_memory_utilization",
+        "option.guaranteed_no_evict",
+        "option.kv_cache_bytes",
+        "option.load_in_4bit",
+        "option.load_in_8bit",
+        "option.max_input_len",
+        "option.max_logprobs",
+        "option.max_output_len",
+        "option.num_threads",
+        "option.overlap",
+        "option.tokens_per_block",
+        "option.waiting_steps",
+    }
+)
+"""Keys of our engine's loop, which drives these models as it does the native ones."""
+
+
+def transformers_action(option: Option) -> Action | None:
+    """The action for a model's key; None: there is no such setting."""
+    if option.key in ACTIONS:
+        return ACTIONS[option.key]
+    native = option.actions["native"]
+    waits = native.outcome is Outcome.REFUSED or native.capability is not None
+    return shared(option) if option.key in _LOOP or waits else None
