@@ -12,7 +12,6 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.timeout(180)
 
 
-
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
 def test_every_protocol_gives_the_same_text(family, tmp_path):
     directory = tmp_path / family
