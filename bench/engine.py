@@ -117,6 +117,7 @@ async def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         max_num_seqs=max(arguments.batches),
         num_threads=arguments.threads,
         enable_prefix_caching=False,
+        repack_cache_dir="none",
     )
     rows = []
     async with Engine(config, observer=log) as engine:

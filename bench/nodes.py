@@ -98,6 +98,7 @@ async def run(arguments: argparse.Namespace) -> None:
         max_num_seqs=max(arguments.batches, default=1),
         num_threads=arguments.threads,
         enable_prefix_caching=False,
+        repack_cache_dir="none",
     )
     runner, model = load_native_runner(config)
     tokenizer = Tokenizer.load(config.model, vocab_size=runner.info.vocab_size)

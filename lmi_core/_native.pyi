@@ -223,9 +223,9 @@ class Step:
 
 @final
 class MappedFile:
-    """A read-only memory mapping of a file."""
+    """A read-only memory mapping of a file; ``huge_pages`` where its pages in memory are that large."""
 
-    def __init__(self, path: str) -> None: ...
+    def __init__(self, path: str, huge_pages: bool = False) -> None: ...
     @property
     def size(self) -> int: ...
     def array(self, offset: int, num_bytes: int) -> npt.NDArray[np.uint8]:
@@ -260,8 +260,28 @@ class LinearWeight:
     def group_size(self) -> int: ...
     @property
     def num_bytes(self) -> int: ...
-    def packed(self) -> bytes:
-        """The panels of ``csrc/cpu/kernels.h``, for another device."""
+    layout_version: int
+    """Counted up when packing gives other bytes."""
+    @staticmethod
+    def read(
+        *,
+        file: MappedFile,
+        offset: int,
+        num_bytes: int,
+        checksum: int,
+        num_outputs: int,
+        num_inputs: int,
+        format: Literal["fp32", "bf16", "int8", "int4"],
+        gated: bool = False,
+        group_size: int = 0,
+        num_threads: int = 0,
+    ) -> LinearWeight:
+        """What an equal weight's ``packed`` was when it was written to a file, left there. Raises NativeError if the file
+        holds something else. Releases the GIL."""
+    def packed(self) -> npt.NDArray[np.uint8]:
+        """A read-only view of the panels of ``csrc/cpu/kernels.h``, for files and other devices."""
+    def checksum(self) -> int:
+        """Of ``packed``, 64 bits. Releases the GIL."""
     def unpack(self) -> npt.NDArray[np.float32]:
         """The matrix back in row-major float32 (tests)."""
 

@@ -80,6 +80,7 @@ def _native() -> list[Finding]:
             f"{info['num_logical_cores']} logical ones in the machine)",
         ),
         _memory(info),
+        _repack_cache(),
     ]
 
 
@@ -95,6 +96,14 @@ def _memory(info: dict[str, Any]) -> Finding:
     if limit < total:
         text += f"; the control group allows {_bytes(limit)}"
     return Finding("memory", text)
+
+
+def _repack_cache() -> Finding:
+    from lmi_core.models.repack_cache import RepackCache, cache_directory
+
+    directory = cache_directory("auto")
+    text = "no home directory" if directory is None else RepackCache(directory, 0).describe()
+    return Finding("repack cache", text)
 
 
 def _gpu() -> Finding:

@@ -40,6 +40,7 @@ def server_side(load: Load, *, asks_completions: bool = False) -> Side:
         options = (
             f"--host 127.0.0.1 --port {port} --log-level warning {weights}"
             f" --max-batch-size {load.max_num_seqs} --threads {load.num_threads}"
+            " --option option.repack_cache_dir=none"
         )
         name = ["--served-model-name", "model"] if asks_completions else []
         serve = [sys.executable, "-m", "lmi_core", "serve", str(load.model)]
@@ -62,6 +63,7 @@ def open_engine(load: Load) -> tuple[Generate, dict[str, Any]]:
             num_threads=load.num_threads,
             max_num_seqs=load.max_num_seqs,
             enable_prefix_caching=False,
+            repack_cache_dir="none",
         )
     )
     runner = asyncio.Runner()

@@ -41,8 +41,8 @@ py::array mapped_array(const py::object& self, int64_t offset, int64_t num_bytes
 }
 
 void bind_mapped_file(py::module_& m) {
-  py::class_<MappedFile>(m, "MappedFile")
-      .def(py::init<const std::string&>(), py::arg("path"))
+  py::class_<MappedFile, std::shared_ptr<MappedFile>>(m, "MappedFile")
+      .def(py::init<const std::string&, bool>(), py::arg("path"), py::arg("huge_pages") = false)
       .def_property_readonly("size", &MappedFile::size)
       .def("array", &mapped_array, py::arg("offset"), py::arg("num_bytes"))
       .def("drop", &MappedFile::drop, py::arg("offset"), py::arg("num_bytes"));

@@ -7,6 +7,7 @@
 
 #include "bind/arrays.h"
 #include "bind/bind.h"
+#include "common/checksum.h"
 #include "graph/graph.h"
 #include "graph/linear_weight.h"
 #include "graph/worker.h"
@@ -77,8 +78,26 @@ FloatArray unpack(const LinearWeight& weight) {
   return result;
 }
 
-py::bytes packed_bytes(const LinearWeight& weight) {
-  return {static_cast<const char*>(weight.packed().data), static_cast<size_t>(weight.num_bytes())};
+std::unique_ptr<LinearWeight> read(std::shared_ptr<MappedFile> file, int64_t offset,
+                                   int64_t num_bytes, uint64_t checksum, int64_t num_outputs,
+                                   int64_t num_inputs, const std::string& format, bool gated,
+                                   int32_t group_size, int32_t num_threads) {
+  const LinearShape shape{num_outputs, num_inputs, gated, {parse_dtype(format), group_size}};
+  const py::gil_scoped_release release;
+  return std::make_unique<LinearWeight>(
+      shape, PackedSlice{std::move(file), offset, num_bytes, checksum}, num_threads);
+}
+
+py::array_t<uint8_t> packed_bytes(const py::object& self) {
+  const auto& weight = self.cast<const LinearWeight&>();
+  py::array_t<uint8_t> array = array_view<uint8_t>({weight.num_bytes()}, weight.data(), self);
+  array.attr("setflags")(py::arg("write") = false);
+  return array;
+}
+
+uint64_t packed_checksum(const LinearWeight& weight) {
+  const py::gil_scoped_release release;
+  return checksum(weight.data(), weight.num_bytes());
 }
 
 void bind_linear_weight(py::module_& m) {
@@ -86,6 +105,11 @@ void bind_linear_weight(py::module_& m) {
       .def_static("pack", &pack, py::arg("parts"), py::kw_only(), py::arg("format"),
                   py::arg("gated") = false, py::arg("group_size") = 0,
                   py::arg("instruction_set") = "", py::arg("num_threads") = 0)
+      .def_static("read", &read, py::kw_only(), py::arg("file"), py::arg("offset"),
+                  py::arg("num_bytes"), py::arg("checksum"), py::arg("num_outputs"),
+                  py::arg("num_inputs"), py::arg("format"), py::arg("gated") = false,
+                  py::arg("group_size") = 0, py::arg("num_threads") = 0)
+      .def_readonly_static("layout_version", &cpu::kPackedLayoutVersion)
       .def_property_readonly("num_outputs",
                              [](const LinearWeight& w) { return w.packed().num_outputs; })
       .def_property_readonly("num_inputs",
@@ -96,6 +120,7 @@ void bind_linear_weight(py::module_& m) {
                              [](const LinearWeight& w) { return w.packed().group_size; })
       .def_property_readonly("num_bytes", &LinearWeight::num_bytes)
       .def("packed", &packed_bytes)
+      .def("checksum", &packed_checksum)
       .def("unpack", &unpack);
 }
 

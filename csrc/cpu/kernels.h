@@ -42,7 +42,10 @@ constexpr int64_t kScratchBytes = 4 << 20;
 // So every step along K is 64 bytes. Outputs are padded with zeros to a multiple of 16, inputs to a
 // whole step, of int4 to a whole group. A gated weight holds gate and up panels alternating (gate
 // 0, up 0, gate 1, up 1, ...), num_outputs counting both; each of the two is padded on its own.
+// Packed weights are kept on disk: whoever changes this order, or what quantising gives, counts
+// kPackedLayoutVersion up.
 constexpr int64_t kPanelOutputs = 16;
+constexpr int32_t kPackedLayoutVersion = 1;
 constexpr int64_t kMaxInt8Inputs = 65536;  // so that 32 bits hold every sum of products
 
 struct LinearFormat {

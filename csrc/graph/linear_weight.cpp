@@ -1,42 +1,86 @@
 #include "graph/linear_weight.h"
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 
 #include "common/check.h"
+#include "common/checksum.h"
 
 namespace lmi {
 
+namespace {
+
+constexpr int64_t kAlignment = 64;
+
+// Calls work(i) for i in 0 .. num_threads - 1, each in a thread of its own, this one among them.
+template <typename Work>
+void run_in_threads(int64_t num_threads, const Work& work) {
+  std::vector<std::thread> threads;
+  for (int64_t i = 1; i < num_threads; ++i) threads.emplace_back(work, i);
+  work(0);
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+
 LinearWeight::LinearWeight(const std::vector<cpu::LinearPart>& parts, int64_t num_inputs,
                            bool gated, cpu::LinearFormat format, int32_t num_threads) {
-  LMI_CHECK(!parts.empty() && num_inputs > 0, "a weight needs parts and inputs");
+  LMI_CHECK(!parts.empty(), "a weight needs parts and inputs");
   LMI_CHECK(!gated || (parts.size() == 2 && parts[0].num_outputs == parts[1].num_outputs),
             "a gated weight has two parts of one size, gate and up");
   int64_t num_outputs = 0;
   for (const cpu::LinearPart& part : parts) num_outputs += part.num_outputs;
-  LMI_CHECK(num_outputs > 0, "a weight needs outputs");
-  cpu::check_linear_format(format, num_inputs);
-  memory_ = PackedMemory(cpu::packed_linear_bytes(format, num_outputs, num_inputs, gated));
-  packed_ = {.dtype = format.dtype,
-             .num_outputs = num_outputs,
-             .num_inputs = num_inputs,
-             .gated = gated,
-             .data = memory_.data(),
-             .group_size = format.group_size};
+  set_shape({num_outputs, num_inputs, gated, format});
+  memory_ = PackedMemory(num_bytes_);
+  packed_.data = memory_.data();
 
   const int64_t num_panels = cpu::num_linear_panels(num_outputs, gated);
   // Small matrices aren't worth a thread; gated panels go in pairs.
   const int64_t work = num_outputs * num_inputs / (1 << 18) + 1;
   const int64_t num_workers = std::clamp<int64_t>(work, 1, std::max(1, num_threads));
   const int64_t step = (num_panels / 2 + num_workers) / num_workers * 2;
-  const auto pack = [&](int64_t first) {
-    cpu::pack_linear(parts, num_inputs, gated, format, memory_.data(), first,
-                     std::min(first + step, num_panels));
-  };
-  std::vector<std::thread> threads;
-  for (int64_t first = step; first < num_panels; first += step) threads.emplace_back(pack, first);
-  pack(0);
-  for (std::thread& thread : threads) thread.join();
+  run_in_threads((num_panels + step - 1) / step, [&](int64_t i) {
+    cpu::pack_linear(parts, num_inputs, gated, format, memory_.data(), i * step,
+                     std::min((i + 1) * step, num_panels));
+  });
+}
+
+LinearWeight::LinearWeight(const LinearShape& shape, const PackedSlice& slice, int32_t num_threads)
+    : file_(slice.file) {
+  set_shape(shape);
+  LMI_CHECK(slice.num_bytes == num_bytes_, file_->path(), " holds ", slice.num_bytes,
+            " bytes of a matrix that has ", num_bytes_);
+  const uint8_t* data = file_->data(slice.offset, num_bytes_);
+  LMI_CHECK(slice.offset % kAlignment == 0, "a matrix at ", slice.offset, " isn't aligned");
+  packed_.data = data;
+
+  const int64_t num_pieces = (num_bytes_ + kChecksumPieceBytes - 1) / kChecksumPieceBytes;
+  std::vector<uint64_t> checksums(num_pieces);
+  std::atomic<int64_t> next_piece{0};
+  run_in_threads(std::clamp<int64_t>(num_threads, 1, num_pieces), [&](int64_t) {
+    for (int64_t piece; (piece = next_piece++) < num_pieces;) {
+      const int64_t first = piece * kChecksumPieceBytes;
+      const int64_t count = std::min(kChecksumPieceBytes, num_bytes_ - first);
+      file_->populate(slice.offset + first, count);
+      checksums[piece] = piece_checksum(data + first, count);
+    }
+  });
+  LMI_CHECK(combine_checksums(checksums) == slice.checksum, file_->path(), " is damaged at ",
+            slice.offset);
+}
+
+void LinearWeight::set_shape(const LinearShape& shape) {
+  LMI_CHECK(shape.num_inputs > 0 && shape.num_outputs > 0, "a weight needs outputs and inputs");
+  cpu::check_linear_format(shape.format, shape.num_inputs);
+  num_bytes_ =
+      cpu::packed_linear_bytes(shape.format, shape.num_outputs, shape.num_inputs, shape.gated);
+  packed_ = {.dtype = shape.format.dtype,
+             .num_outputs = shape.num_outputs,
+             .num_inputs = shape.num_inputs,
+             .gated = shape.gated,
+             .data = nullptr,
+             .group_size = shape.format.group_size};
 }
 
 }  // namespace lmi

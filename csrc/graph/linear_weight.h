@@ -2,25 +2,50 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "common/mapped_file.h"
 #include "common/packed_memory.h"
 #include "cpu/kernels.h"
 
 namespace lmi {
+
+struct LinearShape {
+  int64_t num_outputs = 0;
+  int64_t num_inputs = 0;
+  bool gated = false;
+  cpu::LinearFormat format;
+};
+
+// Where a packed matrix lies in a file, and the checksum that its bytes must have.
+struct PackedSlice {
+  std::shared_ptr<const MappedFile> file;
+  int64_t offset = 0;  // a multiple of 64
+  int64_t num_bytes = 0;
+  uint64_t checksum = 0;
+};
 
 class LinearWeight {
  public:
   // Repacks the parts, concatenated along the outputs, on num_threads threads.
   LinearWeight(const std::vector<cpu::LinearPart>& parts, int64_t num_inputs, bool gated,
                cpu::LinearFormat format, int32_t num_threads);
+  // What an equal weight's data() held, left where it is in the file. Throws Error if it isn't what
+  // was written, which reading it all with num_threads threads tells.
+  LinearWeight(const LinearShape& shape, const PackedSlice& slice, int32_t num_threads);
 
   const cpu::PackedLinear& packed() const { return packed_; }
-  int64_t num_bytes() const { return memory_.num_bytes(); }
+  const uint8_t* data() const { return static_cast<const uint8_t*>(packed_.data); }
+  int64_t num_bytes() const { return num_bytes_; }
 
  private:
+  void set_shape(const LinearShape& shape);
+
   cpu::PackedLinear packed_;
-  PackedMemory memory_;
+  int64_t num_bytes_ = 0;
+  PackedMemory memory_;                     // of a weight that was packed here
+  std::shared_ptr<const MappedFile> file_;  // of one that wasn't
 };
 
 }  // namespace lmi

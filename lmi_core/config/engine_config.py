@@ -59,6 +59,11 @@ class EngineConfig:
     """Run a GPU's decode steps kernel by kernel instead of replaying captured graphs."""
     num_threads: int | None = None
     """Worker threads; None: physical cores within affinity mask and cgroup quota."""
+    repack_cache_dir: str = "auto"
+    """Where packed weights are kept for the next start (CPU engine, checkpoints from 64 MiB); auto:
+    lmi/packed in $XDG_CACHE_HOME or ~/.cache; none: nowhere."""
+    repack_cache_bytes: int = 32 << 30
+    """Most that the directory may hold; what wasn't used for longest goes first."""
     overlap: bool = True
     """Deliver step n while step n+1 runs; False: the plain loop. Both give the same tokens."""
     seed: int = 0

@@ -19,6 +19,7 @@ from lmi_core.errors import InsufficientMemoryError, UserError
 if TYPE_CHECKING:
     from lmi_core.config.engine_config import EngineConfig
     from lmi_core.models.loader import LoadedModel
+    from lmi_core.models.packed_model import PackedModel
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,9 @@ class SharedWorker:
 class NativeRunner:
     """Implements ``Runner`` on the CPU kernels."""
 
-    def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
+    def __init__(
+        self, config: EngineConfig, model: LoadedModel, packed: PackedModel | None = None
+    ) -> None:
         from lmi_core.models.decoder import record
         from lmi_core.ops.native import NativeRecorder
 
@@ -208,6 +211,9 @@ class NativeRunner:
             quantize=model.quantize or "",
             kv_dtype=kv_dtype,
         )
+        self._packed = packed
+        if packed is not None:
+            packed.save()
 
     def _report(self, config: EngineConfig, model: LoadedModel) -> None:
         """Say how several models divide the machine."""
@@ -235,6 +241,8 @@ class NativeRunner:
             return
         self._worker.drain()
         self._worker = None
+        if self._packed is not None:
+            self._packed.close()
         SharedWorker.release()
         HOST_MEMORY.release(self)
         os.close(self.completion_fd)
@@ -248,22 +256,24 @@ def load_native_runner(
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
     from lmi_core.models.loader import load_model
+    from lmi_core.models.packed_model import open_packed_model
     from lmi_core.models.rope_config import RopeOverride
     from lmi_core.ops.native import NativeWeights
 
     check_sizes(config)
     check_weights_fit(config, HOST_MEMORY.total_bytes)
     num_threads = config.num_threads or _native.num_physical_cores()
+    packed = open_packed_model(config, num_threads)
     model = load_model(
         config.model,
         config.dtype,
         quantize=config.quantize,
         rope=RopeOverride.of(config),
-        backend=NativeWeights(config.instruction_set, num_threads),
+        backend=NativeWeights(config.instruction_set, num_threads, packed),
         progress=None if progress is None else partial(progress, "weights"),
     )
     check_max_model_len(config, model)
-    return NativeRunner(config, model), model
+    return NativeRunner(config, model, packed), model
 
 
 def check_sizes(config: EngineConfig) -> None:

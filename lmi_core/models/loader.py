@@ -165,6 +165,7 @@ class _TensorReader:
         weight_names = [f"{prefix}.weight" for prefix in prefixes]
         weight = self._backend.pack(
             [self._view(name) for name in weight_names],
+            names=weight_names,
             format=format or self._format,
             gated=gated,
         )
@@ -176,7 +177,7 @@ class _TensorReader:
 
     def tied_head(self, name: str, format: PackFormat) -> Linear:
         """The embedding packed as the output head; its source pages go, the mapping stays."""
-        weight = self._backend.pack([self._view(name)], format=format, gated=False)
+        weight = self._backend.pack([self._view(name)], names=[name], format=format, gated=False)
         tensor = self._tensors[name]
         self._file(tensor.path).drop(tensor.offset, tensor.num_bytes)
         return Linear(weight)

@@ -30,11 +30,17 @@ class MappedFile(Protocol):
 
 class WeightBackend(Protocol):
     """Maps files and packs matrices for a recorder; ``parts`` are row-major [n_i, k] in fp32, fp16
-    or bf16 (as uint16), ``gated`` ones are gate and up. int8 and int4 quantise them."""
+    or bf16 (as uint16), ``gated`` ones are gate and up. int8 and int4 quantise them. ``names`` are
+    the parts' in the checkpoint."""
 
     def open(self, path: Path) -> MappedFile: ...
     def pack(
-        self, parts: Sequence[npt.NDArray[np.generic]], *, format: PackFormat, gated: bool
+        self,
+        parts: Sequence[npt.NDArray[np.generic]],
+        *,
+        names: Sequence[str] = (),
+        format: PackFormat,
+        gated: bool,
     ) -> LinearWeight: ...
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,16 +12,25 @@ import numpy.typing as npt
 from lmi_core import _native
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight
 
+if TYPE_CHECKING:
+    from lmi_core.models.packed_model import PackedModel
+
 INT4_GROUP_SIZE = 128
 """Inputs per scale of int4 weights: 4.25 bits a weight, scales and zero points included."""
 
 
 class NativeWeights:
-    """Maps files and packs matrices for the kernels of one instruction set ("": the best)."""
+    """Maps files and packs matrices for the kernels of one instruction set ("": the best).
 
-    def __init__(self, instruction_set: str = "", num_threads: int = 0) -> None:
+    What ``packed`` has isn't packed again.
+    """
+
+    def __init__(
+        self, instruction_set: str = "", num_threads: int = 0, packed: PackedModel | None = None
+    ) -> None:
         self.instruction_set = instruction_set
         self.num_threads = num_threads
+        self.packed = packed
 
     def open(self, path: Path) -> _native.MappedFile:
         return _native.MappedFile(str(path))
@@ -30,17 +39,34 @@ class NativeWeights:
         self,
         parts: Sequence[npt.NDArray[np.generic]],
         *,
+        names: Sequence[str] = (),
         format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool,
     ) -> LinearWeight:
-        return _native.LinearWeight.pack(
+        group_size = INT4_GROUP_SIZE if format == "int4" else 0
+        label = f"{format}{group_size or ''}{' gated' if gated else ''} {' '.join(names)}"
+        if self.packed is not None:
+            found = self.packed.find(
+                label,
+                num_outputs=sum(len(part) for part in parts),
+                num_inputs=parts[0].shape[1],
+                format=format,
+                gated=gated,
+                group_size=group_size,
+            )
+            if found is not None:
+                return found
+        weight = _native.LinearWeight.pack(
             parts,
             format=format,
             gated=gated,
-            group_size=INT4_GROUP_SIZE if format == "int4" else 0,
+            group_size=group_size,
             instruction_set=self.instruction_set,
             num_threads=self.num_threads,
         )
+        if self.packed is not None:
+            self.packed.add(label, weight)
+        return weight
 
 
 class NativeRecorder:

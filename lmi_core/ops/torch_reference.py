@@ -58,6 +58,7 @@ class TorchWeights:
         self,
         parts: Sequence[npt.NDArray[np.generic]],
         *,
+        names: Sequence[str] = (),
         format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool,
     ) -> TorchLinearWeight:

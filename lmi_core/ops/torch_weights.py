@@ -40,6 +40,7 @@ class DeviceWeights:
         self,
         parts: Sequence[npt.NDArray[np.generic]],
         *,
+        names: Sequence[str] = (),
         format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool,
     ) -> DeviceWeight | PackedWeight:

@@ -23,7 +23,14 @@ MOST_ERROR = 0.06
 class Dequantised(NativeWeights):
     """Quantised weights as an fp32 model has them: what is left is the activations' share."""
 
-    def pack(self, parts: Sequence[Any], *, format: PackFormat, gated: bool) -> LinearWeight:
+    def pack(
+        self,
+        parts: Sequence[Any],
+        *,
+        names: Sequence[str] = (),
+        format: PackFormat,
+        gated: bool,
+    ) -> LinearWeight:
         if format not in ("int8", "int4"):
             return super().pack(parts, format=format, gated=gated)
         weights = [super(Dequantised, self).pack([p], format=format, gated=False) for p in parts]

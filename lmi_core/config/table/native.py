@@ -1,9 +1,10 @@
 """Keys of the native engine that no other system has."""
 
 from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs, no_effect
-from lmi_core.config.value_type import Bool, Bytes, Choice, Int, ValueType
+from lmi_core.config.value_type import Bool, Bytes, Choice, Int, Text, ValueType
 
 _TESTS = "tests/config/test_honoured.py"
+_CACHE = "tests/engine/test_repack_cache.py"
 _DEVICES = f"{_TESTS}::test_devices_give_the_same_greedy_tokens"
 
 
@@ -79,6 +80,20 @@ OPTIONS = (
         Int(1, 4096),
         "Threads of the CPU engine.",
         native=honoured("num_threads", test=f"{_TESTS}::test_data_types"),
+    ),
+    _native(
+        "repack_cache_dir",
+        Text("directory, auto or none"),
+        "Where packed weights are kept for the next start; auto: lmi/packed in the user's cache.",
+        "auto",
+        honoured("repack_cache_dir", test=f"{_CACHE}::test_the_directory_is_where_it_is_written"),
+    ),
+    _native(
+        "repack_cache_bytes",
+        Bytes(),
+        "Most bytes of packed weights that are kept.",
+        32 << 30,
+        honoured("repack_cache_bytes", test=f"{_CACHE}::test_the_limit_is_the_one_written"),
     ),
     _native(
         "seed",
