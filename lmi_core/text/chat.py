@@ -42,9 +42,11 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         *,
         tool_style: ToolStyle | None = None,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
         """``special_tokens``: variables of the template, such as ``bos_token``. ``tool_style``:
-        None if the template is to show it."""
+        None if the template is to show it. ``origins``: where each template was found."""
+        self._origins = dict(origins or {})
         self._tool_style = tool_style
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens or {})
@@ -65,20 +67,26 @@ class ChatTemplate:
         ``template`` (a file, or Jinja text) for the default template. Raises ModelError for files
         that can't be read.
         """
+        is_named = config_path is not None
         if config_path is not None and not config_path.is_file():
             raise ModelError(
                 f"there is no file {config_path}", field="option.tokenizer_config_path"
             )
-        config = _read_json(config_path or directory / "tokenizer_config.json")
+        config_path = config_path or directory / "tokenizer_config.json"
+        config = _read_json(config_path)
         templates = _configured(config.get("chat_template"))
-        if config_path is None:
-            templates |= _template_files(directory)
+        origins = dict.fromkeys(templates, str(config_path))
+        for name, path in {} if is_named else _template_files(directory).items():
+            templates[name], origins[name] = _read_text(path), str(path)
         if template is not None:
             templates["default"] = _given(template, directory)
+            origins["default"] = "option.chat_template"
         if not templates:
             return None
         older = _read_json(directory / "special_tokens_map.json")
-        return cls(templates, _special_tokens({**older, **config}), tool_style=tool_style)
+        return cls(
+            templates, _special_tokens({**older, **config}), tool_style=tool_style, origins=origins
+        )
 
     def faults(self) -> list[str]:
         """What is broken in the templates: chats that need them will be refused with it."""
@@ -87,7 +95,12 @@ class ChatTemplate:
             try:
                 compile_template(source)
             except jinja2.TemplateSyntaxError as error:
-                faults.append(_broken(error) + ("" if name == "default" else f" (template {name})"))
+                where = [
+                    self._origins.get(name, ""),
+                    "" if name == "default" else f"template {name}",
+                ]
+                note = ", ".join(part for part in where if part)
+                faults.append(_broken(error) + (f" ({note})" if note else ""))
         if "default" not in self._templates:
             faults.append(self._no_default())
         return faults
@@ -267,13 +280,13 @@ def _cut_at_mark(text: str, final: str) -> str:
     return text[:position].rstrip()
 
 
-def _template_files(directory: Path) -> dict[str, str]:
+def _template_files(directory: Path) -> dict[str, Path]:
     named = sorted((directory / "additional_chat_templates").glob("*.jinja"))
-    templates = {path.stem: _read_text(path) for path in named}
+    files = {path.stem: path for path in named}
     main = directory / "chat_template.jinja"
     if main.is_file():
-        templates["default"] = _read_text(main)
-    return templates
+        files["default"] = main
+    return files
 
 
 def _given(template: str, directory: Path) -> str:

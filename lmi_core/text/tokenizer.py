@@ -195,11 +195,17 @@ class Tokenizer:
 
     def _named_id(self, name: str, *, is_added: object) -> int | None:
         """The id of a token that the configuration names; ModelError if there is none to add."""
-        token = self.config.get(name)
-        if isinstance(token, Mapping):
-            token = token.get("content")
-        if not isinstance(token, str):
+        if name not in self.config or (self.config[name] is None and not is_added):
             return None
+        named = self.config[name]
+        token = named.get("content") if isinstance(named, Mapping) else named
+        if not isinstance(token, str):
+            raise ModelError(
+                f"tokenizer_config.json has {str(named)[:80]!r} as {name}; it must be a token, or "
+                "an object with the token as its content"
+                + (f", since add_{name} is true" if is_added else ", or null"),
+                field="tokenizer_config.json",
+            )
         token_id = self.token_id(token)
         if token_id is None:
             message = f"tokenizer_config.json names {token[:80]!r} as {name}, "

@@ -111,7 +111,6 @@ def check_common(body: OpenAIBody) -> None:
         )
     check_range("n", body.n, 1, _NUM_CHOICES_MAX)
     check_range("max_tokens", body.max_tokens, 0, None)
-    check_range("min_tokens", body.min_tokens, 0, body.max_tokens or None)
     check_range("temperature", body.temperature, 0.0, _TEMPERATURE_MAX)
     check_range("presence_penalty", body.presence_penalty, -2.0, 2.0)
     check_range("frequency_penalty", body.frequency_penalty, -2.0, 2.0)
@@ -128,6 +127,7 @@ def common_sampling_params(
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Defaults are OpenAI's: temperature 1, nothing cut off."""
+    check_range("min_tokens", body.min_tokens, 0, max_new_tokens or None)
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     skip_special_tokens = body.skip_special_tokens
     return SamplingParams(

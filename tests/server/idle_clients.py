@@ -14,7 +14,7 @@ def main() -> None:
     port, number = int(sys.argv[1]), int(sys.argv[2])
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    clients = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(number)]
+    clients = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(number)]
     print(len(clients), flush=True)
     sys.stdin.read()
 

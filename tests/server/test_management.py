@@ -404,6 +404,7 @@ def test_adapters_are_not_enabled() -> None:
                 ("GET", "/models/first/adapters"),
                 ("DELETE", "/models/first/adapters/a"),
                 ("GET", "/adapters"),
+                ("GET", "/adapters/a"),
             ):
                 answer = await served.ask(method, path)
                 check(answer, 400, fault(400, "BadRequestException", "LoRA is not enabled."))

@@ -185,6 +185,7 @@ def test_logit_bias_and_stop(client: openai.OpenAI) -> None:
         ({"n": 0}, "n", "between 1 and 128"),
         ({"max_tokens": -1}, "max_tokens", "at least 0"),
         ({"top_p": 0}, "top_p", "above 0"),
+        ({"extra_body": {"min_tokens": 3}}, "min_tokens", "min_tokens must be between 0 and 2"),
         ({"logit_bias": {"99999": 1}}, "logit_bias", "token id 99999"),
         ({"stop": [""]}, "stop", "empty string"),
         ({"extra_body": {"best_of": 4}}, "best_of", "best_of is 4 and n is 1"),

@@ -92,6 +92,31 @@ def test_named_tokens_that_do_not_exist(tmp_path: Path, caplog: pytest.LogCaptur
             Tokenizer.load(write(tmp_path, config))
 
 
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [
+        ({"bos_token": {"text": "<s>"}}, "{'text': '<s>'}"),
+        ({"bos_token": ["<s>"]}, "['<s>']"),
+        ({"eos_token": 2}, "2"),
+        ({"bos_token": None, "add_bos_token": True}, "since add_bos_token is true"),
+    ],
+)
+def test_named_tokens_that_are_no_tokens(
+    tmp_path: Path, config: dict[str, Any], shown: str
+) -> None:
+    with pytest.raises(
+        ModelError, match=r"tokenizer_config\.json has .* as [be]os_token"
+    ) as caught:
+        Tokenizer.load(write(tmp_path, config))
+    assert shown in str(caught.value)
+
+
+def test_null_names_no_token(tmp_path: Path) -> None:
+    config = {"bos_token": None, "add_bos_token": False, "eos_token": None}
+    tokenizer = Tokenizer.load(write(tmp_path, config))
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (None, None)
+
+
 def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:
     write(tmp_path)
     path = tmp_path / "tokenizer.json"
