@@ -97,9 +97,12 @@ def is_loopback(host: str) -> bool:
 
 def _check_local(request: web.Request) -> None:
     """The page of a browser on this machine may send requests too, in any site's name."""
-    host = urlsplit(f"//{request.host}").hostname or ""
     peer = request.remote or ""
-    if is_loopback(peer) and is_loopback(host) and "Origin" not in request.headers:
+    if (
+        is_loopback(peer)
+        and is_loopback(_host_name(request.host))
+        and "Origin" not in request.headers
+    ):
         return
     raise HttpError(
         403,
@@ -107,6 +110,14 @@ def _check_local(request: web.Request) -> None:
         "Management is for programs of the server's own machine, unless the server has an "
         "--admin-key",
     )
+
+
+def _host_name(host: str) -> str:
+    """The name or address in a Host header; empty when the header has none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def _check_key(keys: Sequence[bytes], authorization: str) -> None:

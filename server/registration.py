@@ -108,9 +108,12 @@ def custom_code(model: ModelConfig) -> str | None:
 
 
 def local_path(url: str) -> Path | None:
-    """The path of a local model URL; None for one of another machine."""
+    """The path of a local model URL; None for one of another machine, or of none."""
     if url.startswith("file:"):
-        return Path(unquote(urlsplit(url).path))
+        try:
+            return Path(unquote(urlsplit(url).path))
+        except ValueError:  # no host: file://[
+            return None
     return None if "://" in url else Path(url)
 
 

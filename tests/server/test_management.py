@@ -432,7 +432,13 @@ def test_admin_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "headers", [{"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Host": "10.0.0.1"}]
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Host": "evil.example"},
+        {"Host": "10.0.0.1"},
+        {"Host": "[ x"},
+    ],
 )
 def test_pages_of_a_browser_manage_nothing(headers: dict[str, str]) -> None:
     async def run() -> None:
@@ -490,7 +496,15 @@ def test_only_urls_of_the_store_or_the_pattern_are_loaded(store: Path) -> None:
         assert (found.name, found.queue_size, found.version) == ("m", 9, None)
         assert found.url == f"file://{store}/good/"
     outside = store.parent / "outside"
-    for url in (str(outside), f"{store}/link", f"{store}/../outside", "s3://b/m", "/", "x\0y"):
+    for url in (
+        str(outside),
+        f"{store}/link",
+        f"{store}/../outside",
+        "s3://b/m",
+        "/",
+        "x\0y",
+        "file://[",
+    ):
         with pytest.raises(HttpError, match="Permission denied") as raised:
             ask_for(server, url=url)
         assert raised.value.status == 403
