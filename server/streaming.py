@@ -249,8 +249,7 @@ class DirectSink:
         self._deadline = deadline
 
     def is_ready(self) -> bool:
-        transport = self._transport
-        return not transport.get_write_buffer_size() and not transport.is_closing()
+        return not self._transport.get_write_buffer_size()
 
     def take(self, events: list[TokenEvent]) -> None:
         frame = self._feed(events)

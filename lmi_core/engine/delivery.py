@@ -44,9 +44,10 @@ class Delivery:
             self._collect_prompt(chunk, step)
         touched: dict[ActiveRequest, None] = {}
         intervals_s: list[float] = []
+        open_requests = self._requests
         for output in commit.outputs:
-            request = output.sequence.request
-            if request.request_id not in self._requests:
+            request = output[0].request
+            if request.request_id not in open_requests:
                 continue
             touched[request] = None
             try:

@@ -98,7 +98,7 @@ class Scheduler:
         end = start + sequence.num_scheduled
         row = sequence.row
         token_ids = sequence.token_ids
-        if sequence.is_scoring_prompt:
+        if sequence.request.is_scoring_prompt and sequence.is_scoring_prompt:
             logit_row = step.add(token_ids[start:end], start, row, row, "all")
             if end < sequence.num_prompt:
                 step.set_target(logit_row + end - start - 1, token_ids[end])
@@ -142,36 +142,35 @@ class Scheduler:
     def _commit_one(self, sequence: Sequence, sampled: list[int], commit: Commit) -> None:
         num_tokens, sequence.num_scheduled = sequence.num_scheduled, 0
         start = sequence.num_computed
-        sequence.num_computed = start + num_tokens
-        if sequence.num_computed - sequence.num_published * self._block_size >= self._block_size:
+        sequence.num_computed = end = start + num_tokens
+        if end - sequence.num_published * self._block_size >= self._block_size:
             self.memory.publish(sequence)
         if sequence.is_ending:
-            self._release(sequence)
-        elif sequence.logit_row >= 0:
-            self._commit_rows(sequence, start, num_tokens, sampled, commit)
-
-    def _commit_rows(
-        self,
-        sequence: Sequence,
-        start: int,
-        num_tokens: int,
-        sampled: list[int],
-        commit: Commit,
-    ) -> None:
+            return self._release(sequence)
         logit_row = sequence.logit_row
-        is_complete = sequence.num_computed == len(sequence.token_ids)
-        if sequence.is_scoring_prompt:
-            num_scored = num_tokens - is_complete
-            commit.prompt_chunks.append(
-                PromptChunk(sequence.request, logit_row, start + 1, num_scored, is_complete)
-            )
-            if not is_complete:
+        if logit_row < 0:
+            return
+        request = sequence.request
+        if request.is_scoring_prompt and sequence.is_scoring_prompt:
+            num_scored = self._commit_scores(sequence, start, num_tokens, commit)
+            if request.is_scoring_prompt:
                 return
-            sequence.request.is_scoring_prompt = False
             logit_row += num_scored
-        if sequence.num_computed == sequence.num_prompt:
-            self._release_held(sequence.request)
+        if end == sequence.num_prompt:
+            self._release_held(request)
         commit.outputs.append(self._append(sequence, sampled[logit_row], logit_row))
+
+    def _commit_scores(
+        self, sequence: Sequence, start: int, num_tokens: int, commit: Commit
+    ) -> int:
+        """Note the scored tokens of the prompt, and how many there are."""
+        is_complete = sequence.num_computed == len(sequence.token_ids)
+        num_scored = num_tokens - is_complete
+        commit.prompt_chunks.append(
+            PromptChunk(sequence.request, sequence.logit_row, start + 1, num_scored, is_complete)
+        )
+        sequence.request.is_scoring_prompt = not is_complete
+        return num_scored
 
     def _append(self, sequence: Sequence, token_id: int, logit_row: int) -> Output:
         token_ids = sequence.token_ids

@@ -178,6 +178,7 @@ class CompletionSseRenderer(Renderer):
     def __init__(self, answer: Answer, echo: Echo | None = None) -> None:
         self._answer = answer
         self._collector = _Collector(answer, echo)
+        self._usage = self._collector.usage
         self._is_plain = not answer.logprobs and echo is None
         self._templates = [
             self._template(number) for number in range(answer.num_prompts * answer.num_choices)
@@ -185,17 +186,18 @@ class CompletionSseRenderer(Renderer):
 
     def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
         frames = []
+        first_choice = index * self._answer.num_choices
         for event in events:
             if self._is_plain and event.finish_reason is None:
-                self._collector.usage.add(event)
+                self._usage.add(event)
                 if event.text:  # not half a character, or the beginning of a stop string
-                    before, after = self._templates[index * self._answer.num_choices + event.choice]
-                    frames.append(before + quote(event.text) + after)
+                    before, after = self._templates[first_choice + event.choice]
+                    frames.append(f"{before}{quote(event.text)}{after}")
                 continue
             number = self._collector.add(index, event)
             if number is not None:
                 frames.append(self._frame([self._collector.object(number)]))
-        return "".join(frames).encode()
+        return (frames[0] if len(frames) == 1 else "".join(frames)).encode()
 
     def finish(self) -> bytes:
         done = "data: [DONE]\n\n"
