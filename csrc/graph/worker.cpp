@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <ctime>
 #include <exception>
 
@@ -14,6 +15,8 @@ namespace lmi {
 namespace {
 
 constexpr int64_t kSpinNs = 150'000;
+// So many waits in a row that outlasted the spinning end it, until one is short again.
+constexpr int kMaxLongWaits = 2;
 
 }  // namespace
 
@@ -64,9 +67,11 @@ void Worker::main() {
   for (int32_t i = 0; i < num_threads_; ++i) {
     scratch.push_back({memory.data() + i * cpu::kScratchBytes, cpu::kScratchBytes});
   }
+  int num_long_waits = 0;
   std::unique_lock lock(mutex_);
   while (true) {
-    if (jobs_.empty() && !is_closing_) {
+    const int64_t idle_since_ns = monotonic_ns();
+    if (jobs_.empty() && !is_closing_ && num_long_waits < kMaxLongWaits) {
       lock.unlock();
       spin_for_job();
       lock.lock();
@@ -74,6 +79,8 @@ void Worker::main() {
     job_added_.wait(lock, [this] { return is_closing_ || !jobs_.empty(); });
     if (jobs_.empty()) return;
     const Job job = jobs_.front();
+    const bool is_long_wait = job.step->times.submitted_ns - idle_since_ns > kSpinNs;
+    num_long_waits = is_long_wait ? std::min(num_long_waits + 1, kMaxLongWaits) : 0;
     lock.unlock();
     execute(job, pool, scratch);
     lock.lock();
@@ -83,8 +90,9 @@ void Worker::main() {
   }
 }
 
-// A loop that is generating submits its next step within this time; waking a sleeping thread would
-// cost about as much. Idle, this is spent once.
+// A loop that generates for a few submits its next step within this time; waking a sleeping thread
+// would cost about as much. With many to serve it takes longer, and needs the cores meanwhile.
+// Idle, this is spent once.
 void Worker::spin_for_job() const {
   const int64_t end_ns = monotonic_ns() + kSpinNs;
   while (num_queued_.load(std::memory_order_acquire) == 0 && monotonic_ns() < end_ns) cpu_pause();
