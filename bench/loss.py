@@ -22,17 +22,19 @@ from lmi_core.demo.packing import PAD_ID
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 
-DTYPES = ("fp32", "bf16", "int8", "int4")
+DTYPES = ("fp32", "bf16", "int8", "int4", "bf16, int8 KV", "int8, int8 KV")
 PARAMS = SamplingParams(max_new_tokens=1, prompt_logprobs=0, ignore_eos=True)
 
 
 async def mean_losses(dtype: str, windows: list[list[int]]) -> NDArray[np.float64]:
     """Of each window, in nats a token."""
-    is_quantized = dtype in ("int8", "int4")
+    weights, _, cache = dtype.partition(", ")
+    is_quantized = weights in ("int8", "int4")
     config = EngineConfig(
         model=MODEL_DIR,
-        dtype="bf16" if is_quantized else dtype,
-        quantize=dtype if is_quantized else None,
+        dtype="bf16" if is_quantized else weights,
+        quantize=weights if is_quantized else None,
+        kv_dtype="int8" if cache else "auto",
         max_num_seqs=1,
     )
     losses = []

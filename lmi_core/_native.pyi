@@ -299,7 +299,7 @@ class KvCache:
         block_size: int,
         num_kv_heads: int,
         head_dim: int,
-        dtype: Literal["fp32", "bf16"],
+        dtype: Literal["fp32", "bf16", "int8"],
     ) -> None: ...
     @staticmethod
     def block_bytes(

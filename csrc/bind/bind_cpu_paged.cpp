@@ -39,8 +39,8 @@ py::array empty_rows(DType dtype, int64_t num_rows, int64_t num_columns) {
 struct PagedCache {
   PagedCache(int32_t num_layers, int32_t num_blocks, int32_t block_size, int32_t num_kv_heads,
              int32_t head_dim, const std::string& dtype) {
-    view = {nullptr,    cache_dtype(dtype), num_layers, num_blocks,
-            block_size, num_kv_heads,       head_dim};
+    const DType type = dtype == "int8" ? DType::kI8 : cache_dtype(dtype);
+    view = {nullptr, type, num_layers, num_blocks, block_size, num_kv_heads, head_dim};
     memory = AlignedMemory(view.total_bytes(), true);
     view.base = memory.data();
   }

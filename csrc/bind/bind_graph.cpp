@@ -142,17 +142,21 @@ py::tuple read_block(const KvCache& cache, int32_t layer, int32_t block) {
   const std::vector<py::ssize_t> shape{view.block_size, view.num_kv_heads, view.head_dim};
   FloatArray keys(shape);
   FloatArray values(shape);
-  const auto element = [&](const uint8_t* base, int64_t index) {
-    return view.dtype == DType::kF32 ? reinterpret_cast<const float*>(base)[index]
-                                     : bf16_to_float(reinterpret_cast<const bf16_t*>(base)[index]);
+  const auto element = [&](const uint8_t* base, int64_t index, int32_t token) {
+    if (view.dtype == DType::kF32) return reinterpret_cast<const float*>(base)[index];
+    if (view.dtype == DType::kBF16) {
+      return bf16_to_float(reinterpret_cast<const bf16_t*>(base)[index]);
+    }
+    const float* scales = reinterpret_cast<const float*>(base + view.scale_offset());
+    return scales[token] * static_cast<float>(reinterpret_cast<const int8_t*>(base)[index]);
   };
   for (int32_t token = 0; token < view.block_size; ++token) {
     for (int32_t head = 0; head < view.num_kv_heads; ++head) {
       for (int32_t dim = 0; dim < view.head_dim; ++dim) {
         keys.mutable_at(token, head, dim) =
-            element(view.key(layer, block, head), view.key_element(token, dim));
+            element(view.key(layer, block, head), view.key_element(token, dim), token);
         values.mutable_at(token, head, dim) =
-            element(view.value(layer, block, head), view.value_element(token, dim));
+            element(view.value(layer, block, head), view.value_element(token, dim), token);
       }
     }
   }

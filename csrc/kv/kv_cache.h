@@ -20,8 +20,9 @@ class KvCache {
 
  private:
   static const KvCacheView& checked(const KvCacheView& shape) {
-    LMI_CHECK(shape.dtype == DType::kF32 || shape.dtype == DType::kBF16,
-              "the KV cache is fp32 or bf16, not ", dtype_name(shape.dtype));
+    LMI_CHECK(
+        shape.dtype == DType::kF32 || shape.dtype == DType::kBF16 || shape.dtype == DType::kI8,
+        "the KV cache is fp32, bf16 or int8, not ", dtype_name(shape.dtype));
     LMI_CHECK(shape.num_layers > 0 && shape.num_blocks > 0 && shape.num_kv_heads > 0,
               "layers, blocks and heads must be positive");
     LMI_CHECK(shape.block_size > 0 && shape.block_size % kKeyGroup == 0, "block size ",

@@ -6,6 +6,8 @@
 //   K, fp32: [kv_heads][block/16][head_dim][16 tokens]
 //   V, bf16: [kv_heads][block/2][head_dim][2 tokens]
 //   V, fp32: [kv_heads][block][head_dim]
+//   K and V, int8: as bf16, with codes c of a byte, and behind each head's codes the scales
+//                  [block] in fp32: x = scale c, c in -127 .. 127, one scale per token and head
 //
 // so that both q.K and p.V stream as vdpbf16ps pairs.
 // The token that completes no pair has a zero partner in V: writing an even token clears its odd
@@ -22,17 +24,20 @@ constexpr int32_t kKeyGroup = 16;  // tokens per K group; block sizes are multip
 
 struct KvCacheView {
   uint8_t* base = nullptr;
-  DType dtype = DType::kBF16;  // kF32 or kBF16
+  DType dtype = DType::kBF16;  // kF32, kBF16 or kI8
   int32_t num_layers = 0;
   int32_t num_blocks = 0;
   int32_t block_size = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;  // even
 
-  // Bytes of K (or of V) of one head of one block.
+  // Bytes of K (or of V) of one head of one block, scales included.
   int64_t head_bytes() const {
-    return static_cast<int64_t>(block_size) * head_dim * dtype_size(dtype);
+    const int64_t scale_bytes = dtype == DType::kI8 ? 4 : 0;
+    return block_size * (head_dim * dtype_size(dtype) + scale_bytes);
   }
+  // Where the scales lie in them, int8.
+  int64_t scale_offset() const { return static_cast<int64_t>(block_size) * head_dim; }
   int64_t block_bytes() const { return 2 * num_kv_heads * head_bytes(); }
   int64_t layer_bytes() const { return num_blocks * block_bytes(); }
   int64_t total_bytes() const { return num_layers * layer_bytes(); }

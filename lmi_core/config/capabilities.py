@@ -100,6 +100,7 @@ BACKENDS = {
                 "dtype.bf16",
                 "dtype.fp32",
                 "handler.formatter",
+                "kv.int8",
                 "quant.int4",
                 "quant.int8",
             },

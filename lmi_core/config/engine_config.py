@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 DType = Literal["auto", "bf16", "fp32"]
+KvDType = Literal["auto", "bf16", "fp32", "int8"]
 Device = Literal["cpu", "cuda", "torch-cpu"]
 Quantization = Literal["int8", "int4"]
 
@@ -27,8 +28,8 @@ class EngineConfig:
     quantize: Quantization | None = None
     """What the matrices become at load, multiplied with int8 activations; None: as ``dtype``. int8
     has a scale per output, int4 one per output and 128 inputs; the output head is int8 in both."""
-    kv_dtype: DType = "auto"
-    """KV cache; auto: as ``dtype``."""
+    kv_dtype: KvDType = "auto"
+    """KV cache; auto: as ``dtype``; int8: with a scale per token and head (CPU engine)."""
     max_model_len: int | None = None
     """Longest prompt plus output in tokens; None: the model's own limit."""
     rope_scaling: Literal["linear", "dynamic"] | None = None

@@ -49,6 +49,12 @@ class TorchRunner:
         spec = model.spec
         self.device = device
         kv_dtype = model.dtype if config.kv_dtype == "auto" else config.kv_dtype
+        if kv_dtype not in DTYPES:
+            raise UserError(
+                f"kv_dtype={kv_dtype} needs device=cpu; on {config.device} the KV cache is bf16 or "
+                "fp32",
+                field="kv_dtype",
+            )
         sizes = StepSizes.of(
             config,
             vocab_size=spec.vocab_size,

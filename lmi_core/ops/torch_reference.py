@@ -78,17 +78,24 @@ class TorchKvCache:
         block_size: int,
         num_kv_heads: int,
         head_dim: int,
-        dtype: DTypeName,
+        dtype: DTypeName | Literal["int8"],
     ) -> None:
         shape = (num_layers, num_blocks * block_size, num_kv_heads, head_dim)
         self.block_size = block_size
-        # NaN shows a read of what was never written.
-        self.keys = torch.full(shape, torch.nan, dtype=_DTYPES[dtype])
+        # NaN shows a read of what was never written. int8 keeps what the codes stand for.
+        self.is_int8 = dtype == "int8"
+        stored = torch.float32 if dtype == "int8" else _DTYPES[dtype]
+        self.keys = torch.full(shape, torch.nan, dtype=stored)
         self.values = self.keys.clone()
 
     @property
     def num_bytes(self) -> int:
         return 2 * self.keys.numel() * self.keys.element_size()
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Keys and values [slots, kv heads, head_dim]."""
+        for store, rows in ((self.keys, keys), (self.values, values)):
+            store[layer, slots] = (_through_int8(rows) if self.is_int8 else rows).to(store.dtype)
 
     def copy_block(self, src: int, dst: int) -> None:
         size = self.block_size
@@ -205,8 +212,7 @@ class TorchRecorder:
                 k = _rms_norm(k, norms[1], norm_eps)
             positions, slots = _index(run.step.positions), _index(run.step.slots)
             rotation = cos_table[positions].unsqueeze(1), sin_table[positions].unsqueeze(1)
-            store.keys[layer, slots] = _rotate(k, *rotation).to(store.keys.dtype)
-            store.values[layer, slots] = v.to(store.values.dtype)
+            store.write(layer, slots, _rotate(k, *rotation), v)
             return _rotate(q, *rotation).flatten(1).to(self._act)
 
         return self._record(
@@ -303,6 +309,12 @@ def _slots(step: StepArrays, seq: int, block_size: int) -> Tensor:
     positions = np.arange(step.kv_lengths[seq])
     blocks = step.block_tables[step.table_rows[seq], positions // block_size]
     return torch.from_numpy(blocks.astype(np.int64) * block_size + positions % block_size)
+
+
+def _through_int8(x: Tensor) -> Tensor:
+    """The nearest multiples of a scale per row, the largest value's 127th part."""
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return torch.where(scale > 0, (x / scale).round() * scale, 0.0)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

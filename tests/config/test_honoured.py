@@ -266,6 +266,7 @@ def test_most_log_probabilities(configured):
         ("option.dtype=float32\noption.kv_cache_dtype=bf16", "fp32", "bf16", 4),
         ("option.dtype=bfloat16\noption.kv_cache_dtype=auto", "bf16", "bf16", 2),
         ("option.dtype=bf16\noption.kv_cache_dtype=fp32", "bf16", "fp32", 2),
+        ("option.dtype=bf16\noption.kv_cache_dtype=int8", "bf16", "int8", 2),
     ],
 )
 def test_data_types(configured, written, dtype, kv_dtype, weight_bytes):
@@ -276,9 +277,10 @@ def test_data_types(configured, written, dtype, kv_dtype, weight_bytes):
             info = engine.info.runner
             assert (info.dtype, info.kv_dtype) == (dtype, kv_dtype)
             assert (info.num_threads, info.instruction_set) == (1, "scalar")
-            width = {"bf16": 2, "fp32": 4}[kv_dtype]
-            # 3 layers, 2 KV heads of 16 values, K and V, blocks of 32 tokens
-            assert info.num_blocks == (1 << 20) // (3 * 2 * 16 * 2 * 32 * width)
+            # of 16 values; int8 has a scale
+            head_bytes = {"bf16": 32, "fp32": 64, "int8": 16 + 4}[kv_dtype]
+            # 3 layers, 2 KV heads, K and V, blocks of 32 tokens
+            assert info.num_blocks == (1 << 20) // (3 * 2 * head_bytes * 2 * 32)
             assert info.weight_bytes >= 2 * VOCAB_SIZE * 64 * weight_bytes
             assert len(await generate(engine)) == 4
 

@@ -78,10 +78,17 @@ def config_of(model: Path, dtype: str, **changes: object) -> EngineConfig:
 
 
 async def alone(
-    model: Path, dtype: str, quantize: str | None, requests: list[Request]
+    model: Path, dtype: str, quantize: str | None, kv_dtype: str, requests: list[Request]
 ) -> list[Outcome]:
     """Every request by itself: whole prompts, one thread, no cache."""
-    config = config_of(model, dtype, quantize=quantize, max_num_seqs=1, enable_prefix_caching=False)
+    config = config_of(
+        model,
+        dtype,
+        quantize=quantize,
+        kv_dtype=kv_dtype,
+        max_num_seqs=1,
+        enable_prefix_caching=False,
+    )
     async with Engine(config) as engine:
         return [await outcome(engine, request) for request in requests]
 
@@ -139,24 +146,26 @@ MODELS = {
 
 
 # variant, dtype, quantize: quantised weights change the linears only, which are alike everywhere.
-CASES = [(variant, dtype, None) for variant in sorted(MODELS) for dtype in ("fp32", "bf16")]
-CASES += [("llama3", "bf16", "int8"), ("qwen3", "bf16", "int4")]
+CASES = [(variant, dtype, None, "auto") for variant in sorted(MODELS) for dtype in ("fp32", "bf16")]
+CASES += [("llama3", "bf16", "int8", "auto"), ("qwen3", "bf16", "int4", "auto")]
+CASES += [("llama3", "bf16", None, "int8"), ("mistral", "fp32", None, "int8")]
 
 
-@pytest.mark.parametrize(("variant", "dtype", "quantize"), CASES)
-def test_bits_do_not_depend_on_company(variant, dtype, quantize):
+@pytest.mark.parametrize(("variant", "dtype", "quantize", "kv_dtype"), CASES)
+def test_bits_do_not_depend_on_company(variant, dtype, quantize, kv_dtype):
     stored = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
     model = cached_checkpoint(variant, dtype=stored)
     requests = make_requests(seed=7)
-    expected = asyncio.run(alone(model, dtype, quantize, requests))
+    expected = asyncio.run(alone(model, dtype, quantize, kv_dtype, requests))
     for number, (name, changes) in enumerate(CONDITIONS.items()):
         if name == "few blocks":  # a bit more than one longest sequence
             num_blocks = MAX_MODEL_LEN // BLOCK_SIZE + 4
             changes = {
                 **changes,
-                "kv_cache_bytes": num_blocks * block_bytes(MODELS[variant], dtype),
+                "kv_cache_bytes": num_blocks
+                * block_bytes(MODELS[variant], dtype if kv_dtype == "auto" else kv_dtype),
             }
-        config = config_of(model, dtype, quantize=quantize, **changes)
+        config = config_of(model, dtype, quantize=quantize, kv_dtype=kv_dtype, **changes)
         got, engine = asyncio.run(together(config, requests, seed=number))
         for i, request in enumerate(requests):
             assert got[i] == expected[i], (name, i, len(request.prompt))

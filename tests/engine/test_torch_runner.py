@@ -154,6 +154,15 @@ def test_what_was_decided() -> None:
     run(look())
 
 
+def test_an_int8_cache_is_refused() -> None:
+    async def look() -> None:
+        config = replace(config_of(cached_checkpoint("llama2"), "torch-cpu"), kv_dtype="int8")
+        with pytest.raises(UserError, match="kv_dtype=int8 needs device=cpu"):
+            await Engine(config).start()
+
+    run(look())
+
+
 def test_a_failed_step_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     from lmi_core.ops import torch_ops
 

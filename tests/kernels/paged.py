@@ -28,6 +28,17 @@ def as_float(x: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
     return from_bf16(x) if x.dtype == np.uint16 else x.astype(np.float32)
 
 
+def quantize_rows(
+    x: npt.NDArray[np.floating],
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """Codes of the last axis, and their scale, a 127th of the largest; NaN becomes a NaN scale."""
+    x = x.astype(np.float32)
+    scale = np.abs(x).max(-1, keepdims=True) / np.float32(127)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        codes = np.nan_to_num(np.rint(x * (np.float32(1) / scale)))
+    return codes.clip(-127, 127).astype(np.int8), scale
+
+
 @dataclass
 class CacheShape:
     """A cache and what its memory means, by the description in kv_layout.h."""
@@ -49,6 +60,16 @@ class CacheShape:
             dtype=self.dtype,
         )
         memory = self.native.memory
+        self.step = 1 if self.dtype == "fp32" else 2
+        if self.dtype == "int8":
+            self.raw = memory.reshape(
+                self.num_layers,
+                self.num_blocks,
+                2,
+                self.num_kv_heads,
+                self.block_size * (self.head_dim + 4),
+            )
+            return
         element = np.uint16 if self.dtype == "bf16" else np.float32
         elements = memory.view(element)
         self.raw = elements.reshape(
@@ -59,11 +80,25 @@ class CacheShape:
             self.block_size * self.head_dim,
         )
 
+    def stored(self, part: int) -> npt.NDArray[np.generic]:
+        """K (0) or V (1) of all blocks in the order of memory, without scales."""
+        return self.raw[:, :, part, :, : self.block_size * self.head_dim]
+
+    def scales(self, part: int) -> npt.NDArray[np.float32]:
+        """[layers, blocks, heads, block, 1] of int8, a copy."""
+        scales = np.ascontiguousarray(self.raw[:, :, part, :, self.block_size * self.head_dim :])
+        return scales.view(np.float32)[..., None]
+
+    def decode(self, x: npt.NDArray[np.generic], part: int) -> npt.NDArray[np.generic]:
+        if self.dtype != "int8":
+            return x
+        return x.view(np.int8).astype(np.float32) * self.scales(part)
+
     def keys(self) -> npt.NDArray[np.generic]:
         """[layers, blocks, heads, block, dim], a copy."""
-        step = 2 if self.dtype == "bf16" else 1
+        step = self.step
         groups = self.block_size // KEY_GROUP
-        k = self.raw[:, :, 0].reshape(
+        k = self.stored(0).reshape(
             *self.raw.shape[:2],
             self.num_kv_heads,
             groups,
@@ -72,25 +107,32 @@ class CacheShape:
             step,
         )
         k = np.moveaxis(k, 4, 5)  # layers, blocks, heads, groups, token, dim / step, step
-        return k.reshape(
-            *self.raw.shape[:2], self.num_kv_heads, self.block_size, self.head_dim
-        ).copy()
+        k = k.reshape(*self.raw.shape[:2], self.num_kv_heads, self.block_size, self.head_dim)
+        return self.decode(k.copy(), 0)
 
     def values(self) -> npt.NDArray[np.generic]:
         """[layers, blocks, heads, block, dim], a copy."""
-        step = 2 if self.dtype == "bf16" else 1
-        v = self.raw[:, :, 1].reshape(
+        step = self.step
+        v = self.stored(1).reshape(
             *self.raw.shape[:2], self.num_kv_heads, self.block_size // step, self.head_dim, step
         )
         v = np.moveaxis(v, 5, 4)
-        return v.reshape(
-            *self.raw.shape[:2], self.num_kv_heads, self.block_size, self.head_dim
-        ).copy()
+        v = v.reshape(*self.raw.shape[:2], self.num_kv_heads, self.block_size, self.head_dim)
+        return self.decode(v.copy(), 1)
+
+    def encode(self, x: npt.NDArray[np.float32], part: int) -> npt.NDArray[np.uint8]:
+        """Codes of int8; the scales are written."""
+        codes, scale = quantize_rows(x)
+        values = np.ascontiguousarray(scale[..., 0]).view(np.uint8)
+        self.raw[:, :, part, :, self.block_size * self.head_dim :] = values
+        return codes.view(np.uint8)
 
     def write(self, k: npt.NDArray[np.float32], v: npt.NDArray[np.float32]) -> None:
         """Set everything from [layers, blocks, heads, block, dim] arrays."""
-        step = 2 if self.dtype == "bf16" else 1
+        step = self.step
         convert = to_bf16 if self.dtype == "bf16" else np.asarray
+        if self.dtype == "int8":
+            k, v = self.encode(k, 0), self.encode(v, 1)
         shape = self.raw.shape[:2]
         k = convert(k).reshape(
             *shape,
@@ -104,8 +146,8 @@ class CacheShape:
             *shape, self.num_kv_heads, self.block_size // step, step, self.head_dim
         )
         flat = (*shape, self.num_kv_heads, self.block_size * self.head_dim)
-        self.raw[:, :, 0] = np.moveaxis(k, 4, 5).reshape(flat)
-        self.raw[:, :, 1] = np.moveaxis(v, 4, 5).reshape(flat)
+        self.stored(0)[:] = np.moveaxis(k, 4, 5).reshape(flat)
+        self.stored(1)[:] = np.moveaxis(v, 4, 5).reshape(flat)
 
 
 def reference_attention(

@@ -12,7 +12,8 @@ from tests.kernels.paged import LEVELS, CacheShape, as_float, reference_attentio
 Runner = _native.paged_kernels.Runner
 Step = _native.paged_kernels.Step
 
-TOLERANCE = {"fp32": 1e-5, "bf16": 1.2e-2}
+TOLERANCE = {"fp32": 1e-5, "bf16": 1.2e-2, "int8": 1.2e-2}
+DTYPES = list(TOLERANCE)
 
 
 class Context:
@@ -82,7 +83,7 @@ class Context:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("head_dim", "num_q_heads", "num_kv_heads", "block_size"),
     [
@@ -115,7 +116,7 @@ def test_matches_reference(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("window", "soft_cap"), [(1, 0.0), (40, 0.0), (300, 0.0), (0, 5.0), (257, 3.0)]
 )
@@ -133,7 +134,7 @@ def test_window_and_soft_cap(level: str, dtype: str, window: int, soft_cap: floa
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads", "head_dim"), [(7, 1, 64), (4, 2, 20)])
 def test_bits_do_not_depend_on_chunking(
@@ -216,7 +217,7 @@ def test_bf16_outputs_are_the_rounded_floats(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_unwritten_memory_does_not_matter(level: str, dtype: str) -> None:
     context = Context([45], num_q_heads=2, head_dim=16, dtype=dtype)
     (expected,) = context.run(Runner(level), [(0, 0, 45)])
@@ -228,6 +229,9 @@ def test_unwritten_memory_does_not_matter(level: str, dtype: str) -> None:
     if dtype == "fp32":
         v[:, last, :, 13] = np.nan
     context.cache.write(k, v)
+    if dtype == "int8":  # of token 45, too: no code of it is left, but its scale may be anything
+        scales = context.cache.scales(1)
+        assert np.isnan(scales[0, last, :, 14:]).all()
     (y,) = context.run(Runner(level), [(0, 0, 45)])
     np.testing.assert_array_equal(y, expected)
 

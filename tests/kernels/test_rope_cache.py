@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from lmi_core import _native
-from tests.kernels.paged import LEVELS, CacheShape, as_float, to_bf16
+from tests.kernels.paged import LEVELS, CacheShape, as_float, quantize_rows, to_bf16
 
 Runner = _native.paged_kernels.Runner
 Step = _native.paged_kernels.Step
@@ -92,7 +92,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_matches_reference(level: str, dtype: str, norm: bool, shape: dict[str, int]) -> None:
@@ -112,22 +112,27 @@ def test_matches_reference(level: str, dtype: str, norm: bool, shape: dict[str, 
             block = case.table[seq, (start + i) // block_size]
             expected_k[1, block, :, (start + i) % block_size] = k[i]
             expected_v[1, block, :, (start + i) % block_size] = v[i]
-    tolerance = 1e-5 if dtype == "fp32" else 8e-3
+    # int8: half a step of the largest value, which may be 5
+    tolerance = {"fp32": 1e-5, "bf16": 8e-3, "int8": 2.5e-2}[dtype]
     keys, values = as_float(case.cache.keys()), as_float(case.cache.values())
     np.testing.assert_allclose(keys, expected_k, atol=tolerance, rtol=tolerance)
-    exact_v = expected_v if dtype == "fp32" else as_float(to_bf16(expected_v))
-    np.testing.assert_array_equal(values, exact_v)
+    if dtype == "int8":
+        codes, scale = quantize_rows(expected_v)
+        np.testing.assert_array_equal(values, codes * scale)
+    else:
+        exact_v = expected_v if dtype == "fp32" else as_float(to_bf16(expected_v))
+        np.testing.assert_array_equal(values, exact_v)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("num_threads", [1, 2, 7])
 def test_chunking_does_not_change_the_cache(level: str, dtype: str, num_threads: int) -> None:
     shape = {"num_q_heads": 2, "num_kv_heads": 2, "head_dim": 24, "rotary_dim": 24}
     whole = Case(norm=True, dtype=dtype, **shape)
     q = whole.run(Runner(level), [(0, 0, 45)])
     pieces = Case(norm=True, dtype=dtype, **shape)
-    pieces.cache.raw[:] = 0x3F80  # stale memory of blocks used before
+    pieces.cache.raw[:] = 0x3F80 if dtype != "int8" else 0x55  # stale memory of blocks used before
     cuts = [0, 1, 2, 4, 5, 8, 30, 31, 45]
     for stride, (start, end) in enumerate(itertools.pairwise(cuts)):
         runner = Runner(level, num_threads=num_threads, stride=stride)
@@ -157,6 +162,30 @@ def test_even_tokens_clear_their_neighbour(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_even_tokens_clear_their_neighbours_codes(level: str) -> None:
+    case = Case(num_q_heads=1, num_kv_heads=1, head_dim=16, rotary_dim=16, norm=False, dtype="int8")
+    case.cache.raw[:] = 0x55
+    case.run(Runner(level), [(0, 0, 5)])
+    first = case.cache.values()[1, case.table[0, 0], 0]
+    assert (first[5] == 0).all()
+    case.run(Runner(level), [(0, 5, 1)])
+    after = case.cache.values()[1, case.table[0, 0], 0]
+    np.testing.assert_array_equal(after[:5], first[:5])
+    assert (after[5] != 0).any()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_is_not_finite_stays_so(level: str) -> None:
+    shape = {"num_q_heads": 1, "num_kv_heads": 1, "head_dim": 16, "rotary_dim": 16}
+    case = Case(norm=False, dtype="int8", **shape)
+    case.qkv[0, 3, -1] = np.inf
+    case.run(Runner(level), [(0, 0, 5)])
+    values = case.cache.values()[1, case.table[0, 0], 0]
+    assert np.isnan(values[3]).all()
+    assert np.isfinite(values[[0, 1, 2, 4]]).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_bf16_queries_are_rounded(level: str) -> None:
     case = Case(num_q_heads=3, num_kv_heads=1, head_dim=10, rotary_dim=4, norm=True, dtype="bf16")
     q = case.run(Runner(level), [(0, 0, 9)])
@@ -165,7 +194,7 @@ def test_bf16_queries_are_rounded(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 def test_block_copy_takes_every_layer(level: str, dtype: str) -> None:
     cache = CacheShape(num_layers=3, num_blocks=6, head_dim=8, dtype=dtype)
     rng = np.random.default_rng(0)

@@ -43,7 +43,9 @@ def shuffled_block_table(max_model_len: int) -> npt.NDArray[np.int32]:
 class TorchForward:
     """The oracle: ``dtype`` fp32, bf16 or fp64."""
 
-    def __init__(self, model: LoadedModel, max_model_len: int, dtype: str) -> None:
+    def __init__(
+        self, model: LoadedModel, max_model_len: int, dtype: str, kv_dtype: str | None = None
+    ) -> None:
         from lmi_core.ops.torch_reference import TorchKvCache, TorchRecorder
 
         attention = model.spec.attention
@@ -54,7 +56,7 @@ class TorchForward:
             block_size=BLOCK_SIZE,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
-            dtype=dtype,
+            dtype=kv_dtype or dtype,
         )
         self.recorder = TorchRecorder(dtype)
         record(model, self.recorder, cache, max_model_len)
@@ -67,7 +69,12 @@ class NativeForward:
     """The native step graph: ``dtype`` fp32 or bf16."""
 
     def __init__(
-        self, model: LoadedModel, max_model_len: int, dtype: str, num_threads: int = 2
+        self,
+        model: LoadedModel,
+        max_model_len: int,
+        dtype: str,
+        num_threads: int = 2,
+        kv_dtype: str | None = None,
     ) -> None:
         from lmi_core import _native
         from lmi_core.ops.native import NativeRecorder
@@ -79,7 +86,7 @@ class NativeForward:
             block_size=BLOCK_SIZE,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
-            dtype=dtype,
+            dtype=kv_dtype or dtype,
         )
         capacity = {"max_tokens": MAX_TOKENS, "max_seqs": MAX_SEQS, "max_logit_rows": MAX_TOKENS}
         self.graph = _native.Graph(

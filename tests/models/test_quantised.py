@@ -13,8 +13,9 @@ from lmi_core.models.loader import LoadedModel, Quantization, load_model
 from lmi_core.models.weights import PackFormat
 from lmi_core.ops.native import NativeWeights
 from lmi_core.ops.recorder import LinearWeight
+from lmi_core.ops.torch_reference import TorchWeights
 from tests.checkpoints import cached_checkpoint
-from tests.models.forward import NativeForward, all_logits
+from tests.models.forward import NativeForward, TorchForward, all_logits
 
 MOST_ERROR = 0.06
 """What int8 activations may cost in three random layers, relative to the logits."""
@@ -79,3 +80,21 @@ def test_norms_quantise_what_linears_read() -> None:
     for line in lines:
         if line.startswith("rms_norm"):
             assert "int8" in line.split("->")[1]
+
+
+@pytest.mark.parametrize("variant", ["llama2", "qwen3"])
+def test_an_int8_cache_gives_the_logits_of_the_reference(variant: str) -> None:
+    """p and q are rounded to bf16 on the way, which the reference doesn't do."""
+    path = cached_checkpoint(variant)
+    random = np.random.default_rng(3)
+    sequences = [random.integers(4, 384, length).tolist() for length in (90, 33, 7)]
+    native = NativeForward(load_model(path, "fp32"), 128, "fp32", kv_dtype="int8")
+    reference = load_model(path, "fp32", backend=TorchWeights())
+    exact, stored = (
+        np.concatenate(all_logits(TorchForward(reference, 128, "fp32", kv_dtype), sequences, 48))
+        for kv_dtype in ("fp32", "int8")
+    )
+    got = np.concatenate(all_logits(native, sequences, 48))
+    size = np.abs(exact).max()
+    assert np.abs(got - stored).max() < 0.02 * size
+    assert 0 < np.abs(stored - exact).max() < 0.05 * size

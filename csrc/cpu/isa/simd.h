@@ -109,6 +109,14 @@ static inline Bf16Pairs load_pairs(const void* source) {
   return {(__m512bh)_mm512_loadu_si512(source)};
 }
 
+// 16 pairs of signed bytes, exactly.
+static inline Bf16Pairs load_byte_pairs(const int8_t* source) {
+  const __m128i* bytes = reinterpret_cast<const __m128i*>(source);
+  const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128(bytes));
+  const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128(bytes + 1));
+  return {_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low))};
+}
+
 // The same two neighbours for every lane.
 static inline Bf16Pairs broadcast_pair(const bf16_t* source) {
   int32_t pair;
@@ -127,6 +135,16 @@ struct Bf16Pairs {
 
 static inline Bf16Pairs load_pairs(const void* source) {
   return {load_pair_low(source), load_pair_high(source)};
+}
+
+// 16 pairs of signed bytes, exactly.
+static inline Bf16Pairs load_byte_pairs(const int8_t* source) {
+  float low[kLanes], high[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    low[i] = source[2 * i];
+    high[i] = source[2 * i + 1];
+  }
+  return {load(low), load(high)};
 }
 
 // The same two neighbours for every lane.

@@ -67,7 +67,12 @@ OPTIONS = (
             "kv_dtype",
             test=f"{_TESTS}::test_data_types",
             by_value={
-                "int8": needs("kv.int8", "write bf16", setting="kv_dtype", idle=()),
+                "int8": honoured(
+                    "kv_dtype",
+                    "a scale per token and head",
+                    test=f"{_TESTS}::test_data_types",
+                    capability="kv.int8",
+                ),
                 "fp8_e4m3fn": needs("kv.fp8", "write int8 or bf16", idle=()),
                 "fp8_e5m2": needs("kv.fp8", "write int8 or bf16", idle=()),
             },
