@@ -16,7 +16,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
@@ -62,24 +62,19 @@ class TickingEngine(Engine):
         self._open: dict[EventStream, Iterator[TokenEvent]] = {}
         self._ticker: asyncio.Task[None] | None = None
 
-    async def generate_batches(
-        self, request: GenerationRequest
-    ) -> AsyncGenerator[list[TokenEvent], None]:
+    async def subscribe(
+        self, request: GenerationRequest, notify: Callable[[], None]
+    ) -> EventStream:
         """One event a tick, handed over as the real engine does."""
         if self._ticker is None:
             self._ticker = asyncio.create_task(self._tick())
-        ready = asyncio.Event()
-        stream = EventStream(ready.set)
+        stream = EventStream(notify)
+        stream.abort = self._forget
         self._open[stream] = self._events(request)
-        try:
-            is_finished = False
-            while not is_finished:
-                await ready.wait()
-                ready.clear()
-                events, is_finished = stream.take()
-                yield events
-        finally:
-            self._open.pop(stream, None)
+        return stream
+
+    def _forget(self, stream: EventStream) -> None:
+        self._open.pop(stream, None)
 
     async def _tick(self) -> None:
         next_s = time.monotonic()
