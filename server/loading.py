@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from lmi_core.adapters.open_adapter import open_adapter
+from lmi_core.config.adapter_config import AdapterConfig
 from lmi_core.config.handler_config import HandlerConfig
 from lmi_core.config.launch import HandlerLaunch, Launch, prepare_model
 from lmi_core.config.model_config import ModelConfig
@@ -54,6 +56,8 @@ def recipe_of(
         options = await asyncio.to_thread(build_options, launch)
         if isinstance(launch, HandlerLaunch):
             return Opened(options, HandlerBackend(launch.handler))
+        if isinstance(launch.engine, AdapterConfig):
+            return Opened(options, open_adapter(launch.engine, observer))
         engine = Engine(launch.engine, observer=observer, progress=progress)
         if launch.formatter is not None:
             return Opened(options, FormattingBackend(engine, launch.formatter))

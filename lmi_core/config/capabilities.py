@@ -121,7 +121,7 @@ BACKENDS = {
             "transformers",
             "transformers",
         ),
-        Backend("vllm", "vLLM", False, frozenset(), "vllm", "vllm"),
+        Backend("vllm", "vLLM", True, _FRONT, "vllm", "vllm"),
         Backend("trtllm", "TensorRT-LLM", False, frozenset(), "tensorrt_llm", "trtllm"),
         Backend("neuron", "Neuron", False, frozenset(), "optimum", "neuron"),
         Backend("handler", "custom handler", True, frozenset({"handler.custom"})),

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from lmi_core.config.adapter_config import AdapterConfig
+from lmi_core.config.adapter_settings import is_adapter
 from lmi_core.config.artefacts.cache import download_root
 from lmi_core.config.artefacts.fetch import fetch
 from lmi_core.config.artefacts.requirements import install_requirements
@@ -19,10 +21,11 @@ from lmi_core.config.server_config import ServerConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One model on our engine: its configuration, the engine's and the server's."""
+    """One model on our engine or another library's: its configuration, the engine's and the
+    server's."""
 
     model: ModelConfig
-    engine: EngineConfig
+    engine: EngineConfig | AdapterConfig
     server: ServerConfig
     formatter: HandlerConfig | None = None
     """The model's own code, where it formats the answers."""
@@ -70,7 +73,11 @@ def prepare_model(
         return HandlerLaunch(model=model, handler=code, server=server)
     with_code = model.trust_remote_code and model.backend != "native"
     directory = fetch(model.source, server, environ=environ, with_code=with_code)
-    engine = replace(model.engine_config(directory), num_models=num_models)
+    engine: EngineConfig | AdapterConfig
+    if is_adapter(model.backend):
+        engine = model.adapter_config(directory)
+    else:
+        engine = replace(model.engine_config(directory), num_models=num_models)
     return Launch(model=model, engine=engine, server=server, formatter=code)
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lmi_core.config.adapter_config import AdapterConfig
+from lmi_core.config.adapter_settings import adapter_config
 from lmi_core.config.artefacts.handler import Handler
 from lmi_core.config.engine_config import EngineConfig
 from lmi_core.config.handler_config import HandlerConfig
@@ -69,6 +71,10 @@ class ModelConfig:
                 raise ValueError(f"{self.source.location} must be fetched before it is loaded")
             model = Path(self.source.location)
         return engine_config(model, self.name, self.backend, dict(self.settings))
+
+    def adapter_config(self, model: Path) -> AdapterConfig:
+        """Return the configuration of another library's engine, for files in ``model``."""
+        return adapter_config(self.backend, model, self.name, self.adapter_settings)
 
     def get(self, key: str) -> object:
         """Return the value given for ``key``, or None."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from lmi_core.config.adapter_settings import adapter_settings, is_adapter
 from lmi_core.config.artefacts.cache import cached_directory
 from lmi_core.config.checks import Subject, check
 from lmi_core.config.command_line import Invocation, parse_command_line
@@ -279,6 +280,17 @@ class _Examination:
         if runs_in_engine(backend):
             settings = engine_settings(values, backend, written.system, self.problems)
             check_engine(settings, backend, values, files, self.problems)
+        placement = placement_for(
+            backend,
+            values,
+            self.host,
+            written.system,
+            mpi_mode=written.mpi_mode,
+            problems=self.problems,
+        )
+        adapter: dict[str, object] = {}
+        if is_adapter(backend):
+            adapter = adapter_settings(values, backend, written.system, placement)
         handler, own_settings = written.handler, {}
         if handler is not None and listed.directory is not None:
             own_settings = handler_settings(
@@ -299,14 +311,7 @@ class _Examination:
             entry_point=written.entry_point,
             handler=written.handler,
             mpi_mode=written.mpi_mode,
-            placement=placement_for(
-                decision.backend,
-                values,
-                self.host,
-                written.system,
-                mpi_mode=written.mpi_mode,
-                problems=self.problems,
-            ),
+            placement=placement,
             files=files,
             output_formatter=formatter if isinstance(formatter, str) else None,
             tgi_compat=values.get("option.tgi_compat") is True,
@@ -315,7 +320,7 @@ class _Examination:
             max_input_tokens=max_input if isinstance(max_input, int) else None,
             settings=MappingProxyType(settings),
             handler_settings=MappingProxyType(own_settings),
-            adapter_settings=MappingProxyType(_adapter_settings(values, decision.backend)),
+            adapter_settings=MappingProxyType(adapter),
             passed_on=MappingProxyType({k: s.text for k, s in values.unknown.items()}),
             values=MappingProxyType(dict(values.known)),
         )
@@ -374,16 +379,3 @@ def _source(values: Values, listed: Listed, problems: Problems) -> ModelSource:
         "option.model_id",
     )
     return ModelSource("none", text)
-
-
-def _adapter_settings(values: Values, backend: str) -> dict[str, object]:
-    """Return the settings of a backend other than the native engine, by its own names."""
-    settings: dict[str, object] = {}
-    if backend == "handler" or runs_in_engine(backend):
-        return settings
-    for value in reversed(values.used()):
-        action = value.option.actions.get(backend)
-        if action is not None and action.setting is not None:
-            action = action.for_value(value.value)
-            settings[str(action.setting)] = (action.convert or {}).get(value.value, value.value)
-    return settings

@@ -478,8 +478,6 @@ OPTIONS = (
         env=("HF_TASK",),
         actions={
             "native": mapped("task", capability="task.other", idle=TEXT_TASKS),
-            "vllm": mapped("runner"),
-            "neuron": mapped("task"),
         },
     ),
 )

@@ -137,6 +137,6 @@ OPTIONS = (
         type=Choice(("auto", "fp16", "bf16", "fp32", "float16", "bfloat16", "float32")),
         doc="Data type of LoRA weights.",
         systems=_BOTH,
-        actions={"native": needs("lora", idle=("auto",)), "vllm": mapped("lora_dtype")},
+        actions=dict.fromkeys(("native", "vllm"), needs("lora", idle=("auto",))),
     ),
 )

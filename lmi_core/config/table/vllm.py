@@ -18,12 +18,18 @@ def _lora(
         doc=doc,
         systems=_LORA_SYSTEMS,
         default=default,
-        actions={"native": needs("lora", idle=idle), "vllm": mapped(name)},
+        actions=dict.fromkeys(("native", "vllm"), needs("lora", idle=idle)),
     )
 
 
 def _vllm(
-    name: str, kind: ValueType, doc: str, native: Action, default: object = None, *env: str
+    name: str,
+    kind: ValueType,
+    doc: str,
+    native: Action,
+    default: object = None,
+    *,
+    vllm: Action | None = None,
 ) -> Option:
     return Option(
         key=f"option.{name}",
@@ -31,8 +37,7 @@ def _vllm(
         doc=doc,
         systems=_SYSTEMS,
         default=default,
-        env=env,
-        actions={"native": native, "vllm": mapped(name)},
+        actions={"native": native, "vllm": vllm or mapped(name)},
     )
 
 
@@ -160,6 +165,7 @@ OPTIONS = (
         "Normalise embeddings.",
         no_effect("the native engine generates text; it has no embeddings"),
         True,
+        vllm=no_effect("models that generate text have no embeddings"),
     ),
     Option(
         key="option.enable_stateful_sessions",

@@ -1,0 +1,68 @@
+"""The seam to another library's engine: token ids in, token ids out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from lmi_core.engine.outputs import FinishReason
+from lmi_core.engine.request import GenerationRequest
+
+Top = tuple[tuple[int, float], ...]
+"""Token ids and their log-probabilities, best first."""
+
+
+class SampledToken(NamedTuple):
+    """A token of one choice; ``finish_reason`` is set on its last one."""
+
+    choice: int
+    token_id: int
+    logprob: float | None = None
+    top: Top = ()
+    finish_reason: FinishReason | None = None
+
+
+class ScoredToken(NamedTuple):
+    """A token of the prompt; the first one has no log-probability."""
+
+    token_id: int
+    logprob: float | None
+    top: Top = ()
+
+
+@dataclass(slots=True)
+class TokenBatch:
+    """What an engine had ready at once."""
+
+    tokens: list[SampledToken] = field(default_factory=list)
+    prompt: tuple[ScoredToken, ...] | None = None
+    """Once, if the request asked for the prompt's log-probabilities."""
+    num_cached_tokens: int = 0
+
+
+class TokenSource(Protocol):
+    """An engine of another library. Errors of a request are UserError, others EngineError."""
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+
+    @property
+    def healthy(self) -> bool: ...
+
+    async def start(self) -> None:
+        """Load the model; sets the attributes above."""
+        ...
+
+    async def stop(self) -> None: ...
+
+    def generate(
+        self, request: GenerationRequest, request_id: str, prompt_ids: list[int], seed: int
+    ) -> AsyncGenerator[TokenBatch, None]:
+        """Tokens of a request, whose ``max_new_tokens`` is set; closing the generator aborts it.
+
+        ``seed`` counts where the temperature isn't 0.
+        """
+        ...
