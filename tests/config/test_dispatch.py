@@ -58,22 +58,26 @@ def test_written_for_and_served_natively(
 
 
 @pytest.mark.parametrize(
-    ("properties", "backend", "title"),
+    ("properties", "backend", "missing"),
     [
-        ("option.rolling_batch=vllm", "vllm", "vLLM"),
-        ("option.rolling_batch=trtllm\nengine=MPI", "trtllm", "TensorRT-LLM"),
-        ("option.entryPoint=djl_python.tensorrt_llm", "trtllm", "TensorRT-LLM"),
-        ("option.entryPoint=djl_python.lmi_vllm.vllm_async_service", "vllm", "vLLM"),
+        ("option.rolling_batch=vllm", "vllm", "vLLM is not installed"),
+        ("option.rolling_batch=trtllm\nengine=MPI", "trtllm", "no adapter for TensorRT-LLM"),
+        ("option.entryPoint=djl_python.tensorrt_llm", "trtllm", "no adapter for TensorRT-LLM"),
+        (
+            "option.entryPoint=djl_python.lmi_vllm.vllm_async_service",
+            "vllm",
+            "vLLM is not installed",
+        ),
     ],
 )
 def test_a_wanted_engine_that_is_missing_names_the_way_out(
-    model_dir, explained, properties, backend, title
+    model_dir, explained, properties, backend, missing
 ):
     name = model_dir(properties, config=LLAMA)
     report = explained(name)
     assert model_of(report).backend == backend
     (error,) = report.errors
-    assert f"no adapter for {title}" in str(error)
+    assert missing in str(error)
     assert "--prefer-native serves it with the native engine" in str(error)
     assert str(error).startswith("model/serving.properties:1: ")
     preferred = explained(name, "--prefer-native")
@@ -93,7 +97,7 @@ def test_an_installed_engine_without_package_names_the_extra(model_dir, explaine
     assert "pip install 'lmi-core[vllm]'" in str(error)
     report = explained(name, host=Host(packages=frozenset({"vllm"})))
     assert not report.errors
-    assert dict(model_of(report).adapter_settings) == {"dtype": "float16"}
+    assert dict(model_of(report).adapter_settings) == {"dtype": "float16", "max_num_seqs": 256}
 
 
 def test_neuron_devices_choose_neuron(model_dir, explained):

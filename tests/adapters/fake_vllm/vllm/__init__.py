@@ -1,0 +1,1 @@
+"""The part of vLLM that the adapter calls, with a scripted model."""

@@ -1,0 +1,9 @@
+"""What generate() raises when the engine fails."""
+
+
+class EngineGenerateError(Exception):
+    pass
+
+
+class EngineDeadError(Exception):
+    pass
