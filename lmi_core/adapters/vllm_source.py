@@ -71,7 +71,7 @@ class VllmSource:
         if request.cache_salt:
             prompt["cache_salt"] = request.cache_salt
         arguments = sampling_arguments(params, seed, self.eos_token_ids)
-        exceptions = importlib.import_module("vllm.v1.engine.exceptions")
+        errors = importlib.import_module("vllm.exceptions")
         try:
             outputs = self._engine.generate(
                 prompt, _sampling_params(params, arguments), request_id, priority=request.priority
@@ -79,10 +79,10 @@ class VllmSource:
             async with aclosing(outputs):
                 async for output in outputs:
                     yield self._batch(output, params, prompt_ids)
-        except (exceptions.EngineDeadError, exceptions.EngineGenerateError) as error:
-            raise EngineError(f"vLLM failed: {error}") from error
-        except (TypeError, ValueError) as error:
+        except (errors.VLLMClientError, TypeError, ValueError) as error:
             raise UserError(f"vLLM refuses the request: {error}") from error
+        except errors.VLLMError as error:
+            raise EngineError(f"vLLM failed ({type(error).__name__}): {error}") from error
 
     def _arguments(self, kind: type) -> Any:
         known = {field.name for field in dataclasses.fields(kind)}

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from vllm.exceptions import VLLMValidationError
+
 
 class RequestOutputKind(Enum):
     CUMULATIVE = 0
@@ -42,4 +44,4 @@ class SamplingParams:
 
     def __post_init__(self):
         if self.repetition_penalty > 2:
-            raise ValueError("repetition_penalty must be in (0, 2]")
+            raise VLLMValidationError("repetition_penalty must be in (0, 2]")

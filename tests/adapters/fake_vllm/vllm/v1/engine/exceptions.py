@@ -1,9 +1,11 @@
 """What generate() raises when the engine fails."""
 
+from vllm.exceptions import VLLMServerError
 
-class EngineGenerateError(Exception):
+
+class EngineGenerateError(VLLMServerError):
     pass
 
 
-class EngineDeadError(Exception):
+class EngineDeadError(VLLMServerError):
     pass
