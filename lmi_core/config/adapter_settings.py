@@ -18,7 +18,7 @@ _OURS = frozenset(
     {"lmi_compat", "model", "output_formatter", "revision", "served_model_name", "tgi_compat"}
 )
 """Settings that the server takes, or that say where the model is: it is fetched by us."""
-_DEGREES = {"vllm": "tensor_parallel_size", "trtllm": "tp_size", "neuron": "tp_degree"}
+_DEGREES = {"vllm": "tensor_parallel_size", "trtllm": "tensor_parallel_size", "neuron": "tp_degree"}
 _PREFIX = "option."
 
 

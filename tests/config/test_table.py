@@ -1,6 +1,8 @@
 """The option table knows every documented key, variable and flag."""
 
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,15 @@ def test_backends_export_known_capabilities_only():
     for backend in BACKENDS.values():
         assert backend.capabilities <= set(CAPABILITIES)
     assert {name for option in OPTIONS for name in option.actions} <= set(BACKENDS)
+
+
+def test_extras_that_errors_name_exist():
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = set(project["optional-dependencies"])
+    named = {b.extra for b in BACKENDS.values() if b.available and b.extra}
+    for folder in ("lmi_core", "server"):
+        for path in (root / folder).rglob("*.py"):
+            named |= set(re.findall(r'MissingExtraError\([^)]*"(\w+)"\s*\)', path.read_text()))
+            named |= set(re.findall(r"lmi-core\[(\w+)\]", path.read_text()))
+    assert {"hub", "transformers", "vllm"} <= named <= extras

@@ -157,7 +157,7 @@ OPTIONS = (
         actions={
             "native": no_effect("the native engine runs one unsharded copy"),
             "vllm": mapped("tensor_parallel_size"),
-            "trtllm": mapped("tp_size"),
+            "trtllm": mapped("tensor_parallel_size"),
             "neuron": mapped("tp_degree"),
         },
     ),
@@ -172,7 +172,7 @@ OPTIONS = (
         actions={
             "native": needs("parallel.pipeline", tuning=True, idle=(1,)),
             "vllm": mapped("pipeline_parallel_size"),
-            "trtllm": mapped("pp_size"),
+            "trtllm": mapped("pipeline_parallel_size"),
         },
     ),
     Option(
