@@ -30,6 +30,8 @@ class Load:
     dtype: str
     num_threads: int
     max_num_seqs: int
+    caches_prefixes: bool = False
+    """Of servers."""
 
 
 def arguments_of(load: Load) -> list[str]:

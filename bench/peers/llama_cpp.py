@@ -31,6 +31,7 @@ CMAKE_OPTIONS = (
     "-DLLAMA_OPENSSL=OFF",
 )
 TOKENS_PER_SLOT = 320
+LONG_TOKENS_PER_SLOT = 1280
 
 
 class LlamaCpp(Peer):
@@ -70,10 +71,12 @@ class LlamaCpp(Peer):
 
     def server_side(self, load: Load) -> Side:
         def command(port: int) -> Command:
+            tokens, cache = TOKENS_PER_SLOT, "--no-cache-prompt --cache-ram 0 --no-kv-unified"
+            if load.caches_prefixes:
+                tokens, cache = LONG_TOKENS_PER_SLOT, "--cache-prompt"
             options = (
                 f"--host 127.0.0.1 --port {port} -t {load.num_threads} -tb {load.num_threads}"
-                f" -np {load.max_num_seqs} -c {load.max_num_seqs * TOKENS_PER_SLOT}"
-                " --no-cache-prompt --cache-ram 0 --no-kv-unified"
+                f" -np {load.max_num_seqs} -c {load.max_num_seqs * tokens} {cache}"
             )
             arguments = [str(self._programs / "llama-server"), "-m", str(_file(load))]
             log = self.home.path.absolute() / "server.log"

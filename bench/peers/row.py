@@ -93,7 +93,9 @@ class Row:
         """What the machine would allow. Serving is the prefills and then the steps of all requests
         at once, without sampling, HTTP or Python."""
         shape, work = SHAPES[self.shape], WORKS[self.what]
-        prefill_s = prefill_roof_s(shape, self.dtype, work.num_prompt, roofs)
+        # Of the tokens that aren't cached; their attention to those that are is left out.
+        num_prefilled = work.num_prompt - work.num_shared
+        prefill_s = prefill_roof_s(shape, self.dtype, num_prefilled, roofs)
         if work.kind == "prefill":
             return work.num_prompt / prefill_s
         context = work.num_prompt + work.num_new / 2

@@ -86,16 +86,18 @@ class Session:
     @contextlib.contextmanager
     def _sides(self, peer: Peer, rows: list[Row]) -> Iterator[tuple[Side, Side]]:
         shape, dtype = rows[0].shape, rows[0].dtype
-        serves, num_seqs, asks_completions = _sides_of(WORKS[rows[0].what])
+        serves, num_seqs, asks_completions, caches = _sides_of(WORKS[rows[0].what])
         checkpoint = self.checkpoint(shape)
         model = peer.model(checkpoint, shape, dtype)
-        our_load = Load(checkpoint.absolute(), dtype, self.num_threads, num_seqs)
-        their_load = Load(model, dtype, self.num_threads, num_seqs)
+        our_load = Load(checkpoint.absolute(), dtype, self.num_threads, num_seqs, caches)
+        their_load = Load(model, dtype, self.num_threads, num_seqs, caches)
         if serves:
             ours = self.ours.server_side(our_load, asks_completions=asks_completions)
         else:
             ours = self.ours.engine_side(our_load)
         theirs = peer.server_side(their_load) if serves else None
+        if caches and theirs is None:
+            raise SideError(f"{peer.name} has no server whose prefix cache could be measured")
         theirs = theirs or peer.engine_side(their_load)
         with contextlib.ExitStack() as stack:
             for side in (ours, theirs):
@@ -104,10 +106,12 @@ class Session:
             yield ours, theirs
 
 
-def _sides_of(work: Work) -> tuple[bool, int, bool]:
+def _sides_of(work: Work) -> tuple[bool, int, bool, bool]:
     """What distinguishes the sides that can do the work: whether they are servers, how many
-    sequences they take at once, and how ours is asked."""
-    return work.kind == "serve", max(MIN_NUM_SEQS, work.num_requests), work.asks_completions
+    sequences they take at once, how ours is asked, and whether they cache prefixes."""
+    caches_prefixes = work.num_shared > 0
+    num_seqs = work.num_requests if caches_prefixes else max(MIN_NUM_SEQS, work.num_requests)
+    return work.kind == "serve", num_seqs, work.asks_completions, caches_prefixes
 
 
 def progress_line(row: Row) -> str:

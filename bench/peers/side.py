@@ -93,6 +93,9 @@ class HttpSide:
             self.start()
         texts = [text_of(prompt) for prompt in make_prompts(work, seed)]
         try:
+            if work.num_shared:
+                shared = [texts[0][: work.num_shared]]
+                asyncio.run(wave(self._port, self._api, shared, 1, WORK_S))
             timings = asyncio.run(wave(self._port, self._api, texts, work.num_new, WORK_S))
             return figure_of(work, timings)
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:

@@ -65,10 +65,13 @@ class VllmCpu(Peer):
 
     def server_side(self, load: Load) -> Side:
         def command(port: int) -> Command:
+            caching = "--enable-prefix-caching"
+            if not load.caches_prefixes:
+                caching = "--no-enable-prefix-caching"
             options = (
                 f"--host 127.0.0.1 --port {port} --served-model-name model --dtype bfloat16"
                 f" --max-num-seqs {load.max_num_seqs} --max-model-len {MAX_MODEL_LEN}"
-                " --no-enable-prefix-caching"
+                f" {caching}"
             )
             program = self.home.program("vllm")
             arguments = [str(program), "serve", str(load.model), *options.split()]

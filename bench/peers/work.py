@@ -29,6 +29,9 @@ class Work:
     num_new: int
     asks_completions: bool = False
     """Our server is asked by ``/v1/completions``, as a peer's is, not by its own route."""
+    num_shared: int = 0
+    """Prompt tokens that all requests have in common, and that a request before them has left in
+    the cache; the servers are started with their prefix caches on."""
 
 
 WORKS = {
@@ -39,11 +42,13 @@ WORKS = {
         Work("decode1", "decode", 1, 128, 128),
         Work("serve8", "serve", 8, 128, 128),
         Work("serve32", "serve", 32, 128, 128),
+        Work("prefix8", "serve", 8, 1056, 32, num_shared=1024),
         Work("serve64", "serve", 64, 16, 256, asks_completions=True),
     )
 }
-USUAL_WORKS = [name for name in WORKS if name != "serve64"]
-"""serve64 is for the near-zero model: it shows what a server costs besides its model."""
+USUAL_WORKS = [name for name in WORKS if name not in ("serve64", "prefix8")]
+"""serve64 is for the near-zero model: it shows what a server costs besides its model. prefix8 is
+for peers whose servers cache prefixes; its figure is the time to the first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +64,15 @@ class Figure:
 def make_prompts(work: Work, seed: int) -> list[list[int]]:
     """Random letters, which every server's tokenizer turns into as many tokens."""
     rng = random.Random(seed)
+
+    def letters(count: int) -> list[int]:
+        return [
+            ord(letter) - LETTER_OFFSET for letter in rng.choices(string.ascii_letters, k=count)
+        ]
+
+    shared = letters(work.num_shared)
     return [
-        [ord(letter) - LETTER_OFFSET for letter in rng.choices(string.ascii_letters, k=count)]
-        for count in [work.num_prompt] * work.num_requests
+        [*shared, *letters(work.num_prompt - work.num_shared)] for _ in range(work.num_requests)
     ]
 
 

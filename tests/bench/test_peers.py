@@ -15,6 +15,7 @@ import pytest
 
 from bench.checkpoints import SHAPES, make_checkpoint, write_tokenizer
 from bench.peers import ours as real_ours
+from bench.peers import side as bench_side
 from bench.peers.driver import Load, arguments_of, parse_load
 from bench.peers.install import Home, InstallError, install
 from bench.peers.llama_cpp import bench_figure
@@ -136,6 +137,14 @@ def test_prompts_are_as_long_in_text_as_in_tokens(tmp_path: Path) -> None:
     assert make_prompts(WORKS["serve8"], seed=2) != prompts
 
 
+def test_prompts_that_share_a_prefix() -> None:
+    prompts = make_prompts(WORKS["prefix8"], seed=1)
+    assert [len(prompt) for prompt in prompts] == [1056] * 8
+    assert len({tuple(prompt[:1024]) for prompt in prompts}) == 1
+    assert len({tuple(prompt) for prompt in prompts}) == 8
+    assert prompts[0][:1024] != make_prompts(WORKS["prefix8"], seed=2)[0][:1024]
+
+
 def test_llama_bench_reports_a_rate() -> None:
     assert bench_figure(WORKS["prefill512"], 1024.0) == Figure(1024.0, 500.0, None)
     assert bench_figure(WORKS["decode1"], 100.0) == Figure(100.0, None, 10.0)
@@ -192,6 +201,23 @@ def test_server(tmp_path: Path, started: list[Side]) -> None:
     assert figure.tokens_per_s > 0
     assert figure.first_token_ms is not None
     assert figure.first_token_ms > 0
+
+
+def test_a_shared_prefix_is_asked_for_first(
+    tmp_path: Path, started: list[Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: Any = server(write_model(tmp_path / "model"))
+    started.append(served)
+    served.start()
+    waves = []
+
+    async def wave(port: int, api: Any, texts: list[str], num_new: int, timeout_s: float) -> Any:
+        waves.append(([len(text) for text in texts], num_new))
+        return [Timing(0.1, 1.1, num_new)] * len(texts)
+
+    monkeypatch.setattr(bench_side, "wave", wave)
+    assert served.measure(WORKS["prefix8"], 1).first_token_ms == pytest.approx(100)
+    assert waves == [([1024], 1), ([1056] * 8, 32)]
 
 
 @pytest.mark.parametrize(
