@@ -6,13 +6,14 @@ import asyncio
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lmi_core.engine.active_request import ActiveRequest
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.policy import Plan
-from lmi_core.engine.runner import Runner
+from lmi_core.engine.runner import AheadRunner, Runner
 from lmi_core.engine.scheduler import Commit, Scheduler
 from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
@@ -71,7 +72,7 @@ class StepLoop:
         self._num_failures_in_a_row = 0
         self._is_stopping = False
         self._wake = asyncio.Event()
-        self._done: asyncio.Future[None] | None = None
+        self._in_flight: deque[asyncio.Future[None]] = deque()
         self.is_healthy = True
 
     def wake(self) -> None:
@@ -88,7 +89,10 @@ class StepLoop:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._runner.completion_fd, self._on_completion)
         try:
-            await (self._run_overlapped() if self._overlap else self._run_plain())
+            if self._overlap and self._runner.info.runs_ahead:
+                await self._run_ahead()
+            else:
+                await (self._run_overlapped() if self._overlap else self._run_plain())
         except Exception as error:
             _log.exception("the engine's loop failed")
             self._die(error)
@@ -121,6 +125,27 @@ class StepLoop:
                 await submitted.done
                 committed = self._commit(submitted)
 
+    async def _run_ahead(self) -> None:
+        """As the overlapped loop, but where sequences only decode on, the next step is submitted
+        before the last one's tokens are known."""
+        submitted: Submitted | None = None
+        committed: Committed | None = None
+        while submitted is not None or committed is not None or await self._has_work():
+            if submitted is None:
+                submitted = self._submit_next()
+            following = None if submitted is None else self._submit_ahead(submitted)
+            if committed is not None:
+                self._deliver(committed)
+                committed = None
+            if submitted is not None:
+                await submitted.done
+                committed = self._commit(submitted)
+            if following is not None and committed is None:
+                await following.done  # it read what the failed step should have written
+                self._scheduler.fail(following.plan)
+                following = None
+            submitted = following
+
     async def _has_work(self) -> bool:
         """Wait until something can run; False when stopped."""
         while not self._scheduler.has_work:
@@ -138,14 +163,13 @@ class StepLoop:
             if self._scheduler.has_work and not plan.failures:
                 raise EngineError("sequences wait, but none can run")
             return None
-        steps = self._runner.steps
-        step = steps[self._next_buffer]
-        self._next_buffer = (self._next_buffer + 1) % len(steps)
-        done = self._done = asyncio.get_running_loop().create_future()
+        step = self._next_step()
+        done = asyncio.get_running_loop().create_future()
         try:
             self._scheduler.fill(plan, step)
             submitted_s = time.monotonic()
             self._runner.submit(step)
+            self._in_flight.append(done)
         except Exception as error:
             _log.exception("a step couldn't be submitted")
             self._fail(plan, str(error))
@@ -153,10 +177,36 @@ class StepLoop:
         self._scheduler.fill_masks(step)
         return Submitted(plan, step, submitted_s, done)
 
+    def _submit_ahead(self, submitted: Submitted) -> Submitted | None:
+        """Submit what follows a step in flight, if it can be known."""
+        plan = self._scheduler.plan_ahead(submitted.plan)
+        if plan is None:
+            return None
+        step = self._next_step()
+        done = asyncio.get_running_loop().create_future()
+        try:
+            logit_rows = self._scheduler.fill_ahead(plan, step)
+            submitted_s = time.monotonic()
+            cast(AheadRunner, self._runner).submit_ahead(step, logit_rows)
+            self._in_flight.append(done)
+        except Exception:
+            _log.exception("a step couldn't be submitted before the last one completed")
+            self._scheduler.cancel_ahead(plan)
+            return None
+        self._scheduler.fill_masks(step)
+        return Submitted(plan, step, submitted_s, done)
+
+    def _next_step(self) -> Step:
+        steps = self._runner.steps
+        step = steps[self._next_buffer]
+        self._next_buffer = (self._next_buffer + 1) % len(steps)
+        return step
+
     def _on_completion(self) -> None:
-        os.eventfd_read(self._runner.completion_fd)
-        if self._done is not None and not self._done.done():
-            self._done.set_result(None)
+        for _ in range(os.eventfd_read(self._runner.completion_fd)):
+            done = self._in_flight.popleft()
+            if not done.done():
+                done.set_result(None)
 
     def _commit(self, submitted: Submitted) -> Committed | None:
         """Take over a completed step; None if it failed."""

@@ -35,6 +35,8 @@ class RunnerInfo:
     """Which implementation runs which op; empty: the CPU engine's own run all."""
     shares_blocks: bool = True
     """Whether sequences can have blocks in common; False: each computes its whole prompt."""
+    runs_ahead: bool = False
+    """Whether the runner is an ``AheadRunner``."""
 
 
 class Runner(Protocol):
@@ -55,4 +57,14 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Wait for what was submitted, release threads and memory. Idempotent."""
+        ...
+
+
+class AheadRunner(Runner, Protocol):
+    """Takes a step before the last one's tokens are known: three ``steps``, two of them in flight.
+    Completions come in the order of submission."""
+
+    def submit_ahead(self, step: Step, logit_rows: list[int]) -> None:
+        """As ``submit``, of a step whose token ids are what these rows of the last step sampled, or
+        any where that step failed or a row sampled none."""
         ...

@@ -84,6 +84,42 @@ class Scheduler:
         self.num_preemptions += plan.num_preempted
         return plan
 
+    def plan_ahead(self, plan: Plan) -> Plan | None:
+        """The step behind ``plan``, which is in flight: the same sequences decode on, but for those
+        that end with it. None where results or another choice of sequences may matter."""
+        memory, running = self.memory, self.queues.running
+        if len(plan.sequences) != len(running) or (self.queues.waiting and memory.num_free_rows):
+            return None
+        if not all(sequence.can_run_ahead for sequence in plan.sequences):
+            return None
+        ahead = Plan()
+        for sequence in plan.sequences:
+            length = len(sequence.token_ids)
+            if sequence.is_ending or length + 1 >= sequence.max_len:
+                continue
+            is_full = length == len(sequence.block_ids) * memory.block_size
+            if is_full and not memory.extend(sequence):
+                return None  # a block that was taken is there for the next plan
+            ahead.sequences.append(sequence)
+        ahead.num_tokens = len(ahead.sequences)
+        return ahead if ahead.sequences else None
+
+    def fill_ahead(self, ahead: Plan, step: Step) -> list[int]:
+        """Write the plan into a step buffer. Its token ids are what the logit rows returned, of the
+        step in flight, will have sampled."""
+        step.clear()
+        for sequence in ahead.sequences:
+            start, row = len(sequence.token_ids), sequence.row
+            sequence.ahead_row = step.add([0], start, row, row, "last")
+        for sequence in ahead.sequences:
+            sequence.num_ahead = 1
+        return [sequence.logit_row for sequence in ahead.sequences]
+
+    def cancel_ahead(self, ahead: Plan) -> None:
+        """It couldn't be submitted."""
+        for sequence in ahead.sequences:
+            sequence.num_ahead = 0
+
     def fill(self, plan: Plan, step: Step) -> None:
         """Write the plan into a step buffer; masks are missing until ``fill_masks``."""
         step.clear()
@@ -140,19 +176,25 @@ class Scheduler:
         return commit
 
     def _commit_one(self, sequence: Sequence, sampled: list[int], commit: Commit) -> None:
-        num_tokens, sequence.num_scheduled = sequence.num_scheduled, 0
+        num_tokens, logit_row = sequence.num_scheduled, sequence.logit_row
+        sequence.step_over()
         start = sequence.num_computed
         sequence.num_computed = end = start + num_tokens
-        if end - sequence.num_published * self._block_size >= self._block_size:
+        # A sequence that ended may have gone on by a token that nobody knows.
+        if (
+            end - sequence.num_published * self._block_size >= self._block_size
+            and end <= len(sequence.token_ids)
+        ):
             self.memory.publish(sequence)
         if sequence.is_ending:
-            return self._release(sequence)
-        logit_row = sequence.logit_row
+            if not sequence.num_scheduled:
+                self._release(sequence)
+            return
         if logit_row < 0:
             return
         request = sequence.request
         if request.is_scoring_prompt and sequence.is_scoring_prompt:
-            num_scored = self._commit_scores(sequence, start, num_tokens, commit)
+            num_scored = self._commit_scores(sequence, logit_row, start, num_tokens, commit)
             if request.is_scoring_prompt:
                 return
             logit_row += num_scored
@@ -161,13 +203,13 @@ class Scheduler:
         commit.outputs.append(self._append(sequence, sampled[logit_row], logit_row))
 
     def _commit_scores(
-        self, sequence: Sequence, start: int, num_tokens: int, commit: Commit
+        self, sequence: Sequence, logit_row: int, start: int, num_tokens: int, commit: Commit
     ) -> int:
         """Note the scored tokens of the prompt, and how many there are."""
         is_complete = sequence.num_computed == len(sequence.token_ids)
         num_scored = num_tokens - is_complete
         commit.prompt_chunks.append(
-            PromptChunk(sequence.request, sequence.logit_row, start + 1, num_scored, is_complete)
+            PromptChunk(sequence.request, logit_row, start + 1, num_scored, is_complete)
         )
         sequence.request.is_scoring_prompt = not is_complete
         return num_scored
@@ -215,8 +257,8 @@ class Scheduler:
         whose choices are finished."""
         requests = dict.fromkeys(sequence.request for sequence in plan.sequences)
         for sequence in plan.sequences:
-            sequence.num_scheduled = 0
-            if sequence.is_ending:
+            sequence.step_over()
+            if sequence.is_ending and not sequence.num_scheduled:
                 self._release(sequence)
         for request in requests:
             self.finish_all(request.sequences)

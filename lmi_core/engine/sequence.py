@@ -27,6 +27,7 @@ class Sequence:
     """Tokens so far and their KV blocks. Changed only by the loop's thread."""
 
     __slots__ = (
+        "ahead_row",
         "block_ids",
         "choice",
         "detokenizer",
@@ -42,6 +43,7 @@ class Sequence:
         "matcher",
         "max_len",
         "needs_observe",
+        "num_ahead",
         "num_computed",
         "num_prompt",
         "num_published",
@@ -103,6 +105,10 @@ class Sequence:
         """Tokens in the step being planned or in flight; 0 when it has no part in it."""
         self.logit_row = -1
         """First logit row in that step."""
+        self.num_ahead = 0
+        """Tokens, 1 or 0, in a step submitted behind that one, before its results are known."""
+        self.ahead_row = -1
+        """Logit row in the step behind."""
         self.is_ending = False
         """Ended while in flight: at commit, its result is dropped and its memory freed."""
         self.is_delivered = False
@@ -112,6 +118,23 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    def step_over(self) -> None:
+        """The step in flight completed: what lies in the one behind is now in flight."""
+        self.num_scheduled, self.num_ahead = self.num_ahead, 0
+        self.logit_row = self.ahead_row
+
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether the step after the one in flight, a decode of one token, needs nothing of it but
+        that token."""
+        return (
+            self.num_scheduled == 1
+            and self.num_computed + 1 == len(self.token_ids)
+            and self.matcher is None
+            and not self.needs_observe
+            and not self.is_scoring_prompt
+        )
 
     @property
     def num_pending(self) -> int:

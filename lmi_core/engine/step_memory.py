@@ -52,7 +52,14 @@ class StepMemory:
     steps: tuple[_native.Step, ...]
 
     @classmethod
-    def of(cls, config: EngineConfig, sizes: StepSizes, num_blocks: int) -> StepMemory:
+    def of(
+        cls,
+        config: EngineConfig,
+        sizes: StepSizes,
+        num_blocks: int,
+        *,
+        num_steps: int = NUM_STEPS,
+    ) -> StepMemory:
         tables = _native.BlockTables(config.max_num_seqs, sizes.max_blocks_per_seq)
         sampling = _native.SamplingTable(config.max_num_seqs, sizes.vocab_size)
         steps = tuple(
@@ -66,7 +73,7 @@ class StepMemory:
                 block_tables=tables,
                 sampling=sampling,
             )
-            for _ in range(NUM_STEPS)
+            for _ in range(num_steps)
         )
         pool = _native.BlockPool(num_blocks, config.block_size, os.urandom(16))
         return cls(pool, tables, sampling, steps)

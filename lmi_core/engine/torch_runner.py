@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 
 from lmi_core import _native
 from lmi_core.engine.decode_graphs import Capture, CudaCapture, DecodeGraphs
@@ -26,7 +27,8 @@ from lmi_core.errors import UserError
 from lmi_core.ops import select
 from lmi_core.ops.device_step import DeviceStep
 from lmi_core.ops.eager import EagerRecorder
-from lmi_core.ops.sampling_inputs import SamplingInputs
+from lmi_core.ops.pending_results import PendingResults
+from lmi_core.ops.sampling_inputs import SamplingInputs, SamplingResults
 from lmi_core.ops.step_arrays import StepArrays
 from lmi_core.ops.torch_weights import DTYPES, DeviceWeights, PagedCache
 
@@ -37,13 +39,31 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+NUM_STEPS = 3
+"""Two in flight, and one whose results are delivered."""
 IDLE_S = 0.05
 """Without a step for so long, graphs are captured."""
 DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 
 
+class _Job(NamedTuple):
+    """A submitted step; ``logit_rows``: of the step before, where its token ids come from."""
+
+    step: _native.Step
+    arrays: StepArrays
+    logit_rows: list[int] | None
+    submitted_ns: int
+
+
+class _Launched(NamedTuple):
+    job: _Job
+    results: PendingResults | None
+    """None: the step failed."""
+    started_ns: int
+
+
 class TorchRunner:
-    """Implements ``Runner`` on a torch device, from a thread of its own."""
+    """Implements ``AheadRunner`` on a torch device: one thread launches, another reads results."""
 
     def __init__(self, config: EngineConfig, model: LoadedModel, device: torch.device) -> None:
         spec = model.spec
@@ -69,7 +89,7 @@ class TorchRunner:
             max_model_len=sizes.max_model_len,
             spare=_spare_memory(device, spec, sizes, config.gpu_memory_utilization),
         )
-        shared = StepMemory.of(config, sizes, memory.num_blocks)
+        shared = StepMemory.of(config, sizes, memory.num_blocks, num_steps=NUM_STEPS)
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
         cache = PagedCache(
@@ -103,13 +123,18 @@ class TorchRunner:
             kv_dtype=kv_dtype,
             device=config.device,
             kernels=select.describe(chosen),
+            runs_ahead=True,
         )
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._queue: queue.SimpleQueue[tuple[_native.Step, int] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = threading.Thread(
-            target=self._main, name="lmi-torch-worker", daemon=True
-        )
-        self._thread.start()
+        self._sampled: Tensor | None = None
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._launch_all, name="lmi-torch-launcher", daemon=True),
+            threading.Thread(target=self._read_all, name="lmi-torch-reader", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def _make_graphs(
         self, config: EngineConfig, sizes: StepSizes, scratch_block: int
@@ -136,62 +161,105 @@ class TorchRunner:
         return graphs
 
     def submit(self, step: _native.Step) -> None:
-        assert self._thread is not None, "submit after close"
-        self._queue.put((step, time.monotonic_ns()))
+        self._submit(step, None)
+
+    def submit_ahead(self, step: _native.Step, logit_rows: list[int]) -> None:
+        self._submit(step, logit_rows)
+
+    def _submit(self, step: _native.Step, logit_rows: list[int] | None) -> None:
+        assert self._threads, "submit after close"
+        # A copy: the loop may append to block tables while the step is in flight.
+        arrays = StepArrays.of(step, self.block_tables)
+        self._jobs.put(_Job(step, arrays, logit_rows, time.monotonic_ns()))
 
     def close(self) -> None:
-        if self._thread is None:
+        if not self._threads:
             return
-        self._queue.put(None)
-        self._thread.join()
-        self._thread = None
+        self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
         os.close(self.completion_fd)
+        self._sampled = None
         del self._graph, self._graphs
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _main(self) -> None:
+    def _launch_all(self) -> None:
+        """The launcher's thread: puts steps onto the stream while earlier ones may still run."""
         with torch.cuda.stream(self._stream):  # which does nothing for None
-            self._execute_all()
+            while (job := self._next()) is not None:
+                started_ns = time.monotonic_ns()
+                results = None
+                try:
+                    results = self._launch(job)
+                except Exception as error:
+                    job.step.error = f"{type(error).__name__}: {error}"
+                self._sampled = None if results is None else results.token_ids
+                self._launched.put(_Launched(job, results, started_ns))
+        self._launched.put(None)
 
-    def _execute_all(self) -> None:
-        while (item := self._next()) is not None:
-            step, submitted_ns = item
-            started_ns = time.monotonic_ns()
+    def _read_all(self) -> None:
+        """The reader's thread: waits for results and hands them out."""
+        finished_ns = 0
+        while (launched := self._launched.get()) is not None:
+            step = launched.job.step
             try:
-                self._execute(step)
+                if launched.results is not None:
+                    _write(launched.results.wait(), step)
             except Exception as error:
                 step.error = f"{type(error).__name__}: {error}"
+            started_ns = max(launched.started_ns, finished_ns)
+            finished_ns = time.monotonic_ns()
             step.set_times(
-                submitted_ns=submitted_ns,
+                submitted_ns=launched.job.submitted_ns,
                 started_ns=started_ns,
-                finished_ns=time.monotonic_ns(),
+                finished_ns=finished_ns,
             )
             os.eventfd_write(self.completion_fd, 1)
 
-    def _next(self) -> tuple[_native.Step, int] | None:
+    def _next(self) -> _Job | None:
         """Wait for a step; capture graphs meanwhile."""
         while self._graphs is not None and self._graphs.has_wanted:
             try:
-                return self._queue.get(timeout=IDLE_S)
+                return self._jobs.get(timeout=IDLE_S)
             except queue.Empty:
                 self._graphs.capture_wanted()
-        return self._queue.get()
+        return self._jobs.get()
 
-    def _execute(self, step: _native.Step) -> None:
-        arrays = StepArrays.of(step, self.block_tables)
-        sampling = SamplingInputs.of(step, self.sampling, self.info.max_logprobs)
-        logits = None if self._graphs is None else self._graphs.run(arrays)
+    def _launch(self, job: _Job) -> PendingResults:
+        sampling = SamplingInputs.of(job.step, self.sampling, self.info.max_logprobs)
+        feed = None if job.logit_rows is None else partial(self._feed, job.logit_rows)
+        logits = None if self._graphs is None else self._graphs.run(job.arrays, feed)
         if logits is None:
-            inputs = DeviceStep.upload(arrays, block_size=self.info.block_size, device=self.device)
+            inputs = DeviceStep.upload(
+                job.arrays, block_size=self.info.block_size, device=self.device
+            )
+            if feed is not None:
+                feed(inputs.token_ids)
             logits = self._graph.forward(inputs)
-        results = self._graph.choose(logits, sampling)
-        token_ids, logprobs = results.token_ids.tolist(), results.logprobs.tolist()
-        for row, num_top in enumerate(results.num_top.tolist()):
-            top_ids = results.top_ids[row, :num_top].tolist()
-            top_logprobs = results.top_logprobs[row, :num_top].tolist()
-            top = list(zip(top_ids, top_logprobs, strict=True))
-            step.set_result(row, token_ids[row], logprobs[row], top)
+        return self._graph.choose(logits, sampling)
+
+    def _feed(self, logit_rows: list[int], token_ids: Tensor) -> None:
+        """Take the token ids from the last step's results, which the host may not know yet. Nobody
+        wants this step's where there is none: the last one failed, or nothing was sampled."""
+        if self._sampled is None:
+            return
+        count = len(logit_rows)
+        sampled = self._sampled[:count]
+        if logit_rows != list(range(count)):
+            sampled = self._sampled[torch.tensor(logit_rows).to(self.device, non_blocking=True)]
+        token_ids[:count].copy_(sampled.clamp(min=0))
+
+
+def _write(results: SamplingResults, step: _native.Step) -> None:
+    token_ids, logprobs = results.token_ids.tolist(), results.logprobs.tolist()
+    for row, num_top in enumerate(results.num_top.tolist()):
+        top_ids = results.top_ids[row, :num_top].tolist()
+        top_logprobs = results.top_logprobs[row, :num_top].tolist()
+        step.set_result(
+            row, token_ids[row], logprobs[row], list(zip(top_ids, top_logprobs, strict=True))
+        )
 
 
 def load_torch_runner(

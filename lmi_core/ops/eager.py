@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from lmi_core.ops.device_step import DeviceStep
+from lmi_core.ops.pending_results import PendingResults
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, RowSymbol
-from lmi_core.ops.sampling_inputs import SamplingInputs, SamplingResults
+from lmi_core.ops.sampling_inputs import SamplingInputs
 from lmi_core.ops.select import Kernels
 from lmi_core.ops.torch_weights import DTYPES, DeviceWeight, PagedCache, as_tensor
 
@@ -97,9 +98,9 @@ class EagerRecorder:
         return replay[self._logits]
 
     @torch.inference_mode()
-    def choose(self, logits: Tensor, sampling: SamplingInputs) -> SamplingResults:
+    def choose(self, logits: Tensor, sampling: SamplingInputs) -> PendingResults:
         """Execute ``sample``."""
-        results: SamplingResults = self.kernels.sample(logits, sampling)
+        results: PendingResults = self.kernels.sample(logits, sampling)
         return results
 
     def embed(self, table: npt.NDArray[np.generic], scale: float) -> Handle:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,7 @@ class FakeModel:
         max_num_batched_tokens: int = 64,
         max_logit_rows: int = 16,
         max_model_len: int = 256,
+        num_steps: int = 2,
     ) -> None:
         self.info = RunnerInfo(
             vocab_size=VOCAB_SIZE,
@@ -154,12 +156,13 @@ class FakeModel:
                 block_tables=self.block_tables,
                 sampling=self.fake_sampling.native,
             )
-            for _ in range(2)
+            for _ in range(num_steps)
         )
         self.num_computed_tokens = 0
 
-    def execute(self, step: _native.Step) -> None:
-        """Read the step as a kernel would and write its results."""
+    def execute(self, step: _native.Step, token_ids: Sequence[int] = ()) -> None:
+        """Read the step as a kernel would and write its results. ``token_ids``: instead of its
+        own."""
         block_size = self.info.block_size
         for source, target in zip(step.view("copy_src"), step.view("copy_dst"), strict=True):
             self.cached[target * block_size : (target + 1) * block_size] = self.cached[
@@ -167,7 +170,7 @@ class FakeModel:
             ]
         slots = step.view("slots")
         assert len(set(slots.tolist())) == len(slots), "two tokens in one slot"
-        self.cached[slots, 0] = step.view("token_ids")
+        self.cached[slots, 0] = token_ids or step.view("token_ids")
         self.cached[slots, 1] = step.view("positions")
         self.num_computed_tokens += len(slots)
         masked = {
@@ -214,22 +217,32 @@ class FakeModel:
 class FakeRunner(FakeModel):
     """Executes steps in a thread and answers through an eventfd, as the native worker does."""
 
-    def __init__(self, *, step_s: float = 0.0, **capacities: int) -> None:
-        super().__init__(**capacities)
+    def __init__(self, *, step_s: float = 0.0, runs_ahead: bool = False, **capacities: int) -> None:
+        super().__init__(num_steps=3 if runs_ahead else 2, **capacities)
+        self.info = replace(self.info, runs_ahead=runs_ahead)
+        self.num_ahead = 0
+        """Steps that were submitted before the last one completed."""
         self.step_s = step_s
         self.fail_step: Callable[[int], str] = lambda number: ""
         """Called with a step's number; a text fails the step with it."""
         self.submitted_s: list[float] = []
         self.is_closed = False
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._queue: queue.SimpleQueue[_native.Step | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[_native.Step, list[int]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._main, daemon=True)
         self._thread.start()
 
     def submit(self, step: _native.Step) -> None:
         assert not self.is_closed
         self.submitted_s.append(time.monotonic())
-        self._queue.put(step)
+        self._queue.put((step, []))
+
+    def submit_ahead(self, step: _native.Step, logit_rows: list[int]) -> None:
+        assert self.info.runs_ahead
+        assert len(logit_rows) == len(step.view("token_ids"))
+        self.submitted_s.append(time.monotonic())
+        self.num_ahead += 1
+        self._queue.put((step, logit_rows))
 
     def close(self) -> None:
         if self.is_closed:
@@ -241,15 +254,19 @@ class FakeRunner(FakeModel):
 
     def _main(self) -> None:
         number = 0
-        while (step := self._queue.get()) is not None:
+        sampled: list[int] = []
+        while (item := self._queue.get()) is not None:
+            step, logit_rows = item
             if self.step_s:
                 time.sleep(self.step_s)
             try:
                 failure = self.fail_step(number)
                 if failure:
                     step.error = failure
+                    sampled = [0] * self.info.max_logit_rows
                 else:
-                    self.execute(step)
+                    self.execute(step, [max(sampled[row], 0) for row in logit_rows])
+                    sampled = step.sampled()
             except Exception as error:
                 step.error = repr(error)
             number += 1

@@ -114,8 +114,8 @@ def test_no_possible_token_fails_that_request() -> None:
         runner = FakeRunner()
         execute = runner.execute
 
-        def without_first_row(step):  # type: ignore[no-untyped-def]
-            execute(step)
+        def without_first_row(step, token_ids):  # type: ignore[no-untyped-def]
+            execute(step, token_ids)
             if step.num_seqs == 2:
                 step.set_result(0, -1, 0.0)
 

@@ -279,3 +279,40 @@ def test_memory_of_a_gpu_is_shared_as_configured(monkeypatch: pytest.MonkeyPatch
     assert spare[0] is not None
     assert spare[1] is not None
     assert spare[0][0] - spare[1][0] == round(80 * gib * 0.4)
+
+
+def test_steps_run_ahead_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of sequences that stay take their token from other rows when some have ended."""
+    from lmi_core.engine.torch_runner import TorchRunner
+
+    rows: list[list[int]] = []
+    submit_ahead = TorchRunner.submit_ahead
+
+    def count(self: TorchRunner, step: object, logit_rows: list[int]) -> None:
+        rows.append(logit_rows)
+        submit_ahead(self, step, logit_rows)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TorchRunner, "submit_ahead", count)
+    config = config_of(cached_checkpoint("llama2"), "torch-cpu")
+
+    async def generate(config: EngineConfig) -> list[list[int]]:
+        async with Engine(config, check_integrity=True) as engine:
+            lengths = (3, 9, 12)
+            results = await asyncio.gather(
+                *(
+                    collect(
+                        engine,
+                        [5 + length, 6],
+                        SamplingParams(max_new_tokens=length, ignore_eos=True),
+                    )
+                    for length in lengths
+                )
+            )
+        return [[event.token_id for event in events] for events in results]
+
+    ahead = run(generate(config))
+    assert [0, 1, 2] in rows
+    assert [1, 2] in rows
+    num_ahead = len(rows)
+    assert ahead == run(generate(replace(config, overlap=False)))
+    assert len(rows) == num_ahead

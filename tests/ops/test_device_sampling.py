@@ -101,7 +101,7 @@ class Sampler:
         inputs = SamplingInputs.of(self.step, self.table, MAX_LOGPROBS)
         module, device = self.implementation
         sample = importlib.import_module(module).sample
-        result: SamplingResults = sample(torch.from_numpy(logits).to(device), inputs)
+        result: SamplingResults = sample(torch.from_numpy(logits).to(device), inputs).wait()
         return result
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from lmi_core.ops.cuda import library
 from lmi_core.ops.cuda.arguments import Edits
 from lmi_core.ops.cuda.fallback import fallback
+from lmi_core.ops.pending_results import PendingResults
 from lmi_core.ops.sampling_inputs import Edits as EditArrays
 from lmi_core.ops.sampling_inputs import SamplingInputs, SamplingResults
 
@@ -37,13 +40,13 @@ ROW = np.dtype(
 """LmiSampleRow."""
 
 
-def sample(logits: Tensor, inputs: SamplingInputs) -> SamplingResults:
+def sample(logits: Tensor, inputs: SamplingInputs) -> PendingResults:
     """fp32 [L, vocab]. A row with a NaN or infinite logit, or with all tokens banned, gets -1."""
     num_rows, vocab_size = logits.shape
     max_top = min(int(inputs.num_top.max(initial=0)), vocab_size)
     if max_top > MAX_TOP:
         other = fallback("sample", logits.device, f"more than {MAX_TOP} log-probabilities a token")
-        result: SamplingResults = other(logits, inputs)
+        result: PendingResults = other(logits, inputs)
         return result
     masked_rows, masks = inputs.masks()
     rows = np.zeros(num_rows, ROW)
@@ -86,7 +89,7 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> SamplingResults:
         max_top=max_top,
         num_mask_words=masks.shape[-1],
     )
-    return _download(results, max_top)
+    return PendingResults(results[0], results, partial(_unpack, max_top))
 
 
 def _by_row(edits: EditArrays, num_rows: int) -> tuple[npt.NDArray[np.int32], ...]:
@@ -111,8 +114,7 @@ def _upload(arrays: list[npt.NDArray[np.int32]], like: Tensor) -> list[Tensor]:
     return [buffer[s : s + array.size] for s, array in zip(starts, arrays, strict=True)]
 
 
-def _download(results: Tensor, max_top: int) -> SamplingResults:
-    host = results.cpu().numpy()
+def _unpack(max_top: int, host: npt.NDArray[np.int32]) -> SamplingResults:
     shape = (host.shape[1], max_top)
     return SamplingResults(
         token_ids=host[0],

@@ -12,12 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lmi_core.ops.pending_results import PendingResults
 from lmi_core.ops.sampling_inputs import Edits, SamplingInputs, SamplingResults
 
 _LOWEST = torch.finfo(torch.float32).min
 
 
-def sample(logits: Tensor, inputs: SamplingInputs) -> SamplingResults:
+def sample(logits: Tensor, inputs: SamplingInputs) -> PendingResults:
     """fp32 [L, vocab]. A row with a NaN or infinite logit, or with all tokens banned, gets -1."""
     plain_mass = logits.logsumexp(-1)
     modified = _modify(logits, inputs)
@@ -35,7 +36,7 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> SamplingResults:
     num_most = min(int(inputs.num_top.max(initial=0)), logits.shape[1])
     _, top_ids = in_order(logits, num_most)
     top_logprobs = logits.gather(1, top_ids) - plain_mass.unsqueeze(1)
-    return _download(token_ids, logprobs, top_ids, top_logprobs, is_valid, inputs.num_top)
+    return _pack(token_ids, logprobs, top_ids, top_logprobs, is_valid, inputs.num_top)
 
 
 def in_order(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -132,27 +133,31 @@ def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
     return torch.minimum(drawn, last)
 
 
-def _download(
+def _pack(
     token_ids: Tensor,
     logprobs: Tensor,
     top_ids: Tensor,
     top_logprobs: Tensor,
     is_valid: Tensor,
     num_top: npt.NDArray[np.int32],
-) -> SamplingResults:
-    """Everything to the host in one copy."""
+) -> PendingResults:
+    """Everything in one tensor, for one copy."""
     columns = [token_ids.unsqueeze(1), is_valid.unsqueeze(1), top_ids]
     floats = torch.cat([logprobs.unsqueeze(1), top_logprobs], dim=1).float().view(torch.int32)
-    packed = torch.cat([*(column.int() for column in columns), floats], dim=1).cpu().numpy()
+    packed = torch.cat([*(column.int() for column in columns), floats], dim=1)
     num_most = top_ids.shape[1]
-    values = np.ascontiguousarray(packed[:, 2 + num_most :]).view(np.float32)
-    return SamplingResults(
-        token_ids=packed[:, 0],
-        logprobs=values[:, 0],
-        top_ids=packed[:, 2 : 2 + num_most],
-        top_logprobs=values[:, 1:],
-        num_top=np.where(packed[:, 1] != 0, np.minimum(num_top, num_most), 0).astype(np.int32),
-    )
+
+    def unpack(host: npt.NDArray[np.int32]) -> SamplingResults:
+        values = np.ascontiguousarray(host[:, 2 + num_most :]).view(np.float32)
+        return SamplingResults(
+            token_ids=host[:, 0],
+            logprobs=values[:, 0],
+            top_ids=host[:, 2 : 2 + num_most],
+            top_logprobs=values[:, 1:],
+            num_top=np.where(host[:, 1] != 0, np.minimum(num_top, num_most), 0).astype(np.int32),
+        )
+
+    return PendingResults(token_ids, packed, unpack)
 
 
 def _to(values: npt.NDArray[np.generic], like: Tensor) -> Tensor:

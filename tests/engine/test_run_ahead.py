@@ -1,0 +1,215 @@
+"""Submitting steps before the last one's tokens are known changes nothing that anybody sees."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lmi_core import _native
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.outputs import FinishReason, TokenEvent
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import EngineError
+from tests.engine.fake_runner import FakeRunner
+from tests.engine.harness import (
+    EOS_ID,
+    assert_nothing_leaked,
+    collect,
+    make_engine,
+    run,
+    token_ids,
+    until,
+)
+from tests.engine.oracle import expected_tokens
+
+PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
+
+
+def requests(seed: int) -> list[tuple[list[int], SamplingParams]]:
+    """Of all kinds: those that can run ahead, that end early, and that can't."""
+    rng = random.Random(seed)
+    result = []
+    for _ in range(12):
+        prompt = [rng.randrange(200) for _ in range(rng.choice([1, 5, 16, 40]))]
+        params = replace(PARAMS, max_new_tokens=rng.choice([1, 2, 9, 40]))
+        kind = rng.randrange(6)
+        if kind == 0:
+            params = replace(params, ignore_eos=False, stop_token_ids=tuple(range(0, 200, 9)))
+        elif kind == 1:
+            params = replace(params, stop=("a", "Q"))
+        elif kind == 2:
+            params = replace(params, temperature=1.0, seed=rng.randrange(99), n=2)
+        elif kind == 3 and seed % 2:  # these keep all others from running ahead
+            params = replace(params, presence_penalty=0.5)
+        elif kind == 4:
+            params = replace(params, prompt_logprobs=1, logprobs=1)
+        result.append((prompt, params))
+    return result
+
+
+def summary(events: list[TokenEvent]) -> list[tuple[Any, ...]]:
+    return sorted(
+        (e.choice, i, e.token_id, e.text, e.logprob, str(e.finish_reason))
+        for i, e in enumerate(sorted(events, key=lambda event: event.choice))
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("capacities", [{}, {"num_blocks": 18}, {"max_num_seqs": 3}])
+def test_same_events_as_the_plain_loop(seed: int, capacities: dict[str, int]) -> None:
+    async def main(runner: FakeRunner, overlap: bool) -> list[list[tuple[Any, ...]]]:
+        async with make_engine(runner, overlap=overlap) as engine:
+            results = await asyncio.gather(
+                *(collect(engine, *request) for request in requests(seed))
+            )
+            await assert_nothing_leaked(engine)
+        return [summary(events) for events in results]
+
+    ahead = FakeRunner(runs_ahead=True, **capacities)
+    assert run(main(ahead, True)) == run(main(FakeRunner(**capacities), False))
+    assert ahead.num_ahead > 0 or seed % 2
+
+
+def test_decodes_run_ahead_but_for_the_last_token() -> None:
+    async def main() -> None:
+        runner = FakeRunner(runs_ahead=True)
+        async with make_engine(runner) as engine:
+            events = await collect(engine, [1, 2, 3], PARAMS)
+            assert token_ids(events) == expected_tokens([1, 2, 3], PARAMS)
+            # Not the first decode, which follows a prompt, and nothing past the last.
+            assert runner.num_ahead == PARAMS.max_new_tokens - 2
+            assert runner.num_computed_tokens == 3 + PARAMS.max_new_tokens - 1
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "change", [{"presence_penalty": 0.5}, {"min_new_tokens": 20, "ignore_eos": False}]
+)
+def test_what_depends_on_tokens_waits_for_them(change: dict[str, Any]) -> None:
+    async def main() -> None:
+        runner = FakeRunner(runs_ahead=True)
+        async with make_engine(runner) as engine:
+            await collect(engine, [1, 2, 3], replace(PARAMS, **change))
+        assert runner.num_ahead == 0
+
+    run(main())
+
+
+def test_a_sequence_that_ends_costs_one_row() -> None:
+    params = replace(PARAMS, ignore_eos=False, max_new_tokens=200)
+
+    async def main() -> None:
+        runner = FakeRunner(runs_ahead=True)
+        async with make_engine(runner) as engine:
+            for first in range(40):
+                runner.num_computed_tokens = 0
+                events = await collect(engine, [first, 7], params)
+                await assert_nothing_leaked(engine)
+                if events[-1].finish_reason is FinishReason.EOS:
+                    assert events[-1].token_id == EOS_ID
+                    assert runner.num_computed_tokens - len(token_ids(events)) <= 2
+                    return
+        pytest.fail("no sequence ended by itself")
+
+    run(main())
+
+
+def test_arrivals_are_admitted_while_others_run_ahead() -> None:
+    async def main() -> None:
+        runner = FakeRunner(runs_ahead=True, step_s=0.0005)
+        async with make_engine(runner) as engine:
+            first = asyncio.create_task(collect(engine, [1], replace(PARAMS, max_new_tokens=120)))
+            await until(lambda: runner.num_ahead >= 10)
+            events = await collect(engine, [1, 2, 3], PARAMS)
+            assert not first.done()
+            assert token_ids(events) == expected_tokens([1, 2, 3], PARAMS)
+            await first
+
+    run(main())
+
+
+@pytest.mark.parametrize("failing", [2, 3, 5])
+def test_a_failed_step_takes_only_its_own_requests(failing: int) -> None:
+    async def main() -> None:
+        runner = FakeRunner(runs_ahead=True, max_num_seqs=2)
+        runner.fail_step = lambda number: "out of luck" if number == failing else ""
+        async with make_engine(runner) as engine:
+            results = await asyncio.gather(
+                *(collect(engine, [1, 2, 3], PARAMS) for _ in range(4)), return_exceptions=True
+            )
+            assert all(isinstance(result, EngineError) for result in results[:2])
+            for result in results[2:]:
+                assert not isinstance(result, BaseException)
+                assert token_ids(result) == expected_tokens([1, 2, 3], PARAMS)
+            assert engine.healthy
+            assert engine.stats().totals.num_failed_steps == 1
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_a_step_that_cannot_be_submitted_ahead_is_submitted_later() -> None:
+    class Refusing(FakeRunner):
+        def submit_ahead(self, step: _native.Step, logit_rows: list[int]) -> None:
+            raise RuntimeError("not now")
+
+    async def main() -> None:
+        async with make_engine(Refusing(runs_ahead=True)) as engine:
+            events = await collect(engine, [1, 2, 3], PARAMS)
+            assert token_ids(events) == expected_tokens([1, 2, 3], PARAMS)
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_abort_at_any_moment() -> None:
+    async def main() -> None:
+        runner = FakeRunner(step_s=0.0002, runs_ahead=True)
+        async with make_engine(runner) as engine:
+            for delay in range(40):
+                other = asyncio.create_task(collect(engine, [1, 2, 3], PARAMS))
+                task = asyncio.create_task(collect(engine, named("x")))
+                for _ in range(delay):
+                    await asyncio.sleep(0)
+                engine.abort("x")
+                await task
+                assert token_ids(await other) == expected_tokens([1, 2, 3], PARAMS)
+                await assert_nothing_leaked(engine)
+            assert runner.num_ahead > 0
+
+    run(main())
+
+
+def named(name: str) -> GenerationRequest:
+    return GenerationRequest(request_id=name, prompt_token_ids=(9, 8), params=PARAMS)
+
+
+def test_blocks_with_a_token_that_nobody_knows_are_not_published() -> None:
+    """Aborted at every token: what is published then is what a later request finds and may use."""
+
+    async def main() -> None:
+        async with make_engine(FakeRunner(step_s=0.0002, runs_ahead=True)) as engine:
+            prompt = list(range(13))
+            expected = expected_tokens(prompt, replace(PARAMS, max_new_tokens=40))
+            for count in range(1, 24):
+                await take(engine, prompt, count)
+                await assert_nothing_leaked(engine)
+                events = await collect(engine, [*prompt, *expected[:30]], PARAMS)
+                assert token_ids(events)[:10] == expected[30:]
+
+    run(main())
+
+
+async def take(engine: Engine, prompt: list[int], count: int) -> None:
+    """Read some events of a request and leave it."""
+    params = replace(PARAMS, max_new_tokens=60)
+    iterator = engine.generate(prompt, params)
+    for _ in range(count):
+        await anext(iterator)
+    await iterator.aclose()
