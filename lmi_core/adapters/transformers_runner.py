@@ -146,13 +146,7 @@ class TransformersRunner:
         if not len(inputs.is_sampled):
             return
         rows = torch.cat([logits[chunk.row] for chunk in submitted.chunks])
-        results = sample(rows[:, : self.info.vocab_size].float(), inputs)
-        token_ids, logprobs = results.token_ids.tolist(), results.logprobs.tolist()
-        for row, num_top in enumerate(results.num_top.tolist()):
-            top_ids = results.top_ids[row, :num_top].tolist()
-            top_logprobs = results.top_logprobs[row, :num_top].tolist()
-            top = list(zip(top_ids, top_logprobs, strict=True))
-            step.set_result(row, token_ids[row], logprobs[row], top)
+        sample(rows[:, : self.info.vocab_size].float(), inputs).wait().write(step)
 
 
 def load_transformers_runner(

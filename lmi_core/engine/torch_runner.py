@@ -17,18 +17,19 @@ from torch import Tensor
 from lmi_core import _native
 from lmi_core.engine.decode_graphs import Capture, CudaCapture, DecodeGraphs
 from lmi_core.engine.native_runner import (
+    MemoryPlan,
     Progress,
     check_max_model_len,
     plan_kv_cache,
 )
 from lmi_core.engine.runner import RunnerInfo
 from lmi_core.engine.step_memory import StepMemory, StepSizes
-from lmi_core.errors import UserError
+from lmi_core.errors import InsufficientMemoryError, UserError
 from lmi_core.ops import select
 from lmi_core.ops.device_step import DeviceStep
 from lmi_core.ops.eager import EagerRecorder
 from lmi_core.ops.pending_results import PendingResults
-from lmi_core.ops.sampling_inputs import SamplingInputs, SamplingResults
+from lmi_core.ops.sampling_inputs import SamplingInputs
 from lmi_core.ops.step_arrays import StepArrays
 from lmi_core.ops.torch_weights import DTYPES, DeviceWeights, PagedCache
 
@@ -89,6 +90,7 @@ class TorchRunner:
             max_model_len=sizes.max_model_len,
             spare=_spare_memory(device, spec, sizes, config.gpu_memory_utilization),
         )
+        _report(memory, model.weights.num_bytes)
         shared = StepMemory.of(config, sizes, memory.num_blocks, num_steps=NUM_STEPS)
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
@@ -206,7 +208,7 @@ class TorchRunner:
             step = launched.job.step
             try:
                 if launched.results is not None:
-                    _write(launched.results.wait(), step)
+                    launched.results.wait().write(step)
             except Exception as error:
                 step.error = f"{type(error).__name__}: {error}"
             started_ns = max(launched.started_ns, finished_ns)
@@ -252,16 +254,6 @@ class TorchRunner:
         token_ids[:count].copy_(sampled.clamp(min=0))
 
 
-def _write(results: SamplingResults, step: _native.Step) -> None:
-    token_ids, logprobs = results.token_ids.tolist(), results.logprobs.tolist()
-    for row, num_top in enumerate(results.num_top.tolist()):
-        top_ids = results.top_ids[row, :num_top].tolist()
-        top_logprobs = results.top_logprobs[row, :num_top].tolist()
-        step.set_result(
-            row, token_ids[row], logprobs[row], list(zip(top_ids, top_logprobs, strict=True))
-        )
-
-
 def load_torch_runner(
     config: EngineConfig, progress: Progress | None = None
 ) -> tuple[TorchRunner, LoadedModel]:
@@ -275,14 +267,17 @@ def load_torch_runner(
 
     device = find_device(config)
     select.select(device.type)
-    model = load_model(
-        config.model,
-        config.dtype,
-        quantize=config.quantize,
-        backend=DeviceWeights(device),
-        rope=RopeOverride.of(config),
-        progress=None if progress is None else partial(progress, "weights"),
-    )
+    try:
+        model = load_model(
+            config.model,
+            config.dtype,
+            quantize=config.quantize,
+            backend=DeviceWeights(device),
+            rope=RopeOverride.of(config),
+            progress=None if progress is None else partial(progress, "weights"),
+        )
+    except torch.OutOfMemoryError as error:
+        raise _no_room_for_weights(config, device) from error
     check_max_model_len(config, model)
     return TorchRunner(config, model, device), model
 
@@ -311,6 +306,29 @@ def find_device(config: EngineConfig) -> torch.device:
             field="device",
         )
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def _no_room_for_weights(config: EngineConfig, device: torch.device) -> InsufficientMemoryError:
+    stored_bytes = sum(file.stat().st_size for file in config.model.glob("*.safetensors"))
+    _, total_bytes = torch.cuda.mem_get_info(device)
+    gib = 2**30
+    advice = "unload other models" if config.quantize == "int4" else "set quantize=int4"
+    return InsufficientMemoryError(
+        f"the weights in {config.model}, {stored_bytes / gib:.1f} GiB as stored, don't fit into "
+        f"what is free of the GPU's {total_bytes / gib:.1f} GiB: {advice}, or use a larger GPU",
+        field="quantize",
+    )
+
+
+def _report(memory: MemoryPlan, weight_bytes: int) -> None:
+    gib = 2**30
+    _log.info(
+        "device memory: weights %.2f GiB, KV cache %.2f GiB, %d blocks (%s)",
+        weight_bytes / gib,
+        memory.num_bytes / gib,
+        memory.num_blocks,
+        memory.reason,
+    )
 
 
 def _record(

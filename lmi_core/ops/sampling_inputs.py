@@ -28,6 +28,12 @@ class _Step(Protocol):
     def wait_for_masks(self) -> Masks: ...
 
 
+class _Results(Protocol):
+    def set_result(
+        self, row: int, token_id: int, logprob: float, top: list[tuple[int, float]], /
+    ) -> None: ...
+
+
 class _SamplingTable(Protocol):
     def gather(self, rows: list[int]) -> dict[str, Any]: ...
 
@@ -124,3 +130,12 @@ class SamplingResults:
     top_logprobs: FloatArray
     num_top: IntArray
     """How many of them each row reports."""
+
+    def write(self, step: _Results) -> None:
+        """Into a step buffer."""
+        token_ids, logprobs = self.token_ids.tolist(), self.logprobs.tolist()
+        for row, num_top in enumerate(self.num_top.tolist()):
+            top_ids = self.top_ids[row, :num_top].tolist()
+            top_logprobs = self.top_logprobs[row, :num_top].tolist()
+            top = list(zip(top_ids, top_logprobs, strict=True))
+            step.set_result(row, token_ids[row], logprobs[row], top)

@@ -15,7 +15,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.runner import RunnerInfo
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.errors import EngineError, UserError
+from lmi_core.errors import EngineError, InsufficientMemoryError, UserError
 from tests.checkpoints import VOCAB_SIZE, cached_checkpoint, make_checkpoint
 from tests.engine.harness import assert_nothing_leaked, collect, run
 
@@ -279,6 +279,31 @@ def test_memory_of_a_gpu_is_shared_as_configured(monkeypatch: pytest.MonkeyPatch
     assert spare[0] is not None
     assert spare[1] is not None
     assert spare[0][0] - spare[1][0] == round(80 * gib * 0.4)
+
+
+def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmi_core.engine.torch_runner import load_torch_runner
+    from lmi_core.models import loader
+
+    def fill(*args: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(loader, "load_model", fill)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 24 * 2**30))
+    config = config_of(cached_checkpoint("llama2"), "torch-cpu")
+    with pytest.raises(InsufficientMemoryError, match=r"of the GPU's 24.0 GiB: set quantize=int4"):
+        load_torch_runner(config)
+
+
+def test_memory_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    async def start() -> None:
+        async with Engine(config_of(cached_checkpoint("llama2"), "torch-cpu")):
+            pass
+
+    with caplog.at_level("INFO"):
+        run(start())
+    assert "device memory: weights 0.00 GiB, KV cache 0.00 GiB" in caplog.text
+    assert "(kv_cache_bytes)" in caplog.text
 
 
 def test_steps_run_ahead_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
