@@ -181,9 +181,8 @@ class Scheduler:
         start = sequence.num_computed
         sequence.num_computed = end = start + num_tokens
         # A sequence that ended may have gone on by a token that nobody knows.
-        if (
-            end - sequence.num_published * self._block_size >= self._block_size
-            and end <= len(sequence.token_ids)
+        if end - sequence.num_published * self._block_size >= self._block_size and end <= len(
+            sequence.token_ids
         ):
             self.memory.publish(sequence)
         if sequence.is_ending:
