@@ -26,7 +26,7 @@ class EngineConfig:
     dtype: DType = "auto"
     """Weights and activations; auto: bf16 where the checkpoint is 16 bit, else fp32."""
     quantize: Quantization | None = None
-    """What the matrices become at load, multiplied with int8 activations; None: as ``dtype``. int8
+    """What the matrices become at load; None: as ``dtype``. The CPU rounds activations too. int8
     has a scale per output, int4 one per output and 128 inputs; the output head is int8 in both."""
     kv_dtype: KvDType = "auto"
     """KV cache; auto: as ``dtype``; int8: with a scale per token and head (CPU engine)."""
