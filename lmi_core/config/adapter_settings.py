@@ -86,5 +86,5 @@ def _put(settings: dict[str, object], name: str, value: object) -> None:
 def _read(text: str) -> object:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -46,15 +46,15 @@ Piece = Content | CallStart | CallArguments
 class ToolCallParser:
     """Splits one choice's text into content and calls, as early as possible."""
 
-    def __init__(self, names: Collection[str]) -> None:
-        """``names``: those of the tools that may be called."""
+    def __init__(self, names: Collection[str], *, needs_tags: bool = False) -> None:
+        """``names``: of the tools that may be called; ``needs_tags``: in Hermes' form only."""
         self._names = names
         self._held = ""
         """Text of which isn't decided what it is."""
         self._reader: _CallReader | None = None
         self._is_tagged = False
         """Whether the call being read has tags."""
-        self._may_be_bare = True
+        self._may_be_bare = not needs_tags
         """Only blanks and calls came so far."""
         self._is_closing = False
         """A tagged call is complete, its end tag isn't."""

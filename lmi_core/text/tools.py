@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -33,12 +33,15 @@ class Tool:
     parameters: Mapping[str, Any]
     """JSON schema of the arguments."""
     definition: Mapping[str, Any]
+    strict: bool = False
+    """Whether the arguments must be valid even where the model is free to call or not."""
 
 
 def tool_of(definition: Mapping[str, Any]) -> Tool:
     """A tool in OpenAI's form, whose shape was checked."""
     function = definition["function"]
-    return Tool(function["name"], function.get("parameters") or _NO_PARAMETERS, definition)
+    parameters = function.get("parameters") or _NO_PARAMETERS
+    return Tool(function["name"], parameters, definition, bool(function.get("strict")))
 
 
 def call_grammar(tools: Sequence[Tool], style: ToolStyle, *, is_parallel: bool) -> Grammar:
@@ -46,13 +49,7 @@ def call_grammar(tools: Sequence[Tool], style: ToolStyle, *, is_parallel: bool) 
 
     Llama 3's style has one call.
     """
-    rules = []
-    for number, tool in enumerate(tools):
-        key = "arguments" if style is ToolStyle.HERMES else "parameters"
-        head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "{key}": ')
-        schema = json.dumps({"x-guidance": {"whitespace_pattern": "[ ]?"}, **tool.parameters})
-        rules.append(f'call_{number}: {head} %json {schema} "}}"')
-    call = " | ".join(f"call_{number}" for number in range(len(tools)))
+    call, rules = _call_rules(tools, style)
     if style is ToolStyle.HERMES:
         begin, end = json.dumps(f"{BEGIN}\n"), json.dumps(f"\n{END}")
         start = 'start: tagged ("\\n" tagged)*' if is_parallel else "start: tagged"
@@ -60,6 +57,39 @@ def call_grammar(tools: Sequence[Tool], style: ToolStyle, *, is_parallel: bool) 
     else:
         rules = [f"start: {call}", *rules]
     return Grammar.lark("\n".join(rules), field="tools")
+
+
+def free_grammar(tools: Sequence[Tool], style: ToolStyle, *, is_parallel: bool) -> Grammar:
+    """Any text, in which every call of a ``strict`` tool has valid arguments.
+
+    The other tools' arguments are any JSON object. In Llama 3's style a text that begins with a
+    brace is a call, too.
+    """
+    call, rules = _call_rules([tool if tool.strict else _loose(tool) for tool in tools], style)
+    tagged = f'before ({call}) "\\n"? {json.dumps(END)}'
+    # A lazy match ends with the first tag: where a call may come, no text can have one in it.
+    free = "tagged* TEXT?" if is_parallel else "tagged | TEXT?"
+    text = r"(.|\n)*"
+    if style is ToolStyle.LLAMA3_JSON:
+        free, text = f"{call} | {free}", r"\s*([^{\s](.|\n)*)?"
+    head = [f"start: {free}", f"tagged: {tagged}", 'before: opening "\\n"?']
+    terminals = [f"opening[lazy]: /{text}{BEGIN}/", f"TEXT: /{text}/"]
+    return Grammar.lark("\n".join([*head, *terminals, *rules]), field="tools")
+
+
+def _call_rules(tools: Sequence[Tool], style: ToolStyle) -> tuple[str, list[str]]:
+    """What stands for a call in a rule, and the rules of each tool's calls."""
+    rules = []
+    for number, tool in enumerate(tools):
+        key = "arguments" if style is ToolStyle.HERMES else "parameters"
+        head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "{key}": ')
+        schema = json.dumps({"x-guidance": {"whitespace_pattern": "[ ]?"}, **tool.parameters})
+        rules.append(f'call_{number}: {head} %json {schema} "}}"')
+    return " | ".join(f"call_{number}" for number in range(len(tools))), rules
+
+
+def _loose(tool: Tool) -> Tool:
+    return replace(tool, parameters={"type": "object"})
 
 
 def instructions(tools: Sequence[Tool]) -> str:

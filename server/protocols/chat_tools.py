@@ -1,7 +1,8 @@
 """``tools`` and ``tool_choice`` of a chat: what the model is told, and how its calls are found.
 
-With ``auto`` the model is free, and calls are looked for in its text. ``required`` and a named tool
-are enforced by a grammar, arguments included.
+With ``auto`` the model is free, and calls are looked for in its text; only the arguments of
+``strict`` tools are held to their schema. ``required`` and a named tool are enforced by a grammar,
+arguments included.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from lmi_core.text.tools import (
     ToolStyle,
     call_grammar,
     calls_as_text,
+    free_grammar,
     tool_of,
     with_instructions,
 )
@@ -34,12 +36,15 @@ class ChatTools:
     """The tools that a chat's model may call."""
 
     tools: tuple[Tool, ...]
+    style: ToolStyle
     grammar: Grammar | None
-    """Of the calls that must be made; None: the model decides."""
+    """Of the calls that must be made, or of the text where a strict tool may be called."""
 
     def parser(self) -> ToolCallParser:
         """For one choice's text."""
-        return ToolCallParser(frozenset(tool.name for tool in self.tools))
+        # Of a strict tool no call may come in a form that the grammar doesn't know.
+        needs_tags = self.grammar is not None and self.style is ToolStyle.HERMES
+        return ToolCallParser(frozenset(tool.name for tool in self.tools), needs_tags=needs_tags)
 
 
 def chat_tools(
@@ -57,7 +62,9 @@ def chat_tools(
     grammar = None
     if choice not in (None, "auto"):
         grammar = call_grammar(chosen, style, is_parallel=is_parallel)
-    return ChatTools(tools=tools, grammar=grammar)
+    elif any(tool.strict for tool in tools):
+        grammar = free_grammar(tools, style, is_parallel=is_parallel)
+    return ChatTools(tools=tools, style=style, grammar=grammar)
 
 
 def render_with_tools(
@@ -108,6 +115,8 @@ def _check_tool(where: str, definition: Any) -> None:
             f"got {function['name'][:80]!r}",
             field=where,
         )
+    if not isinstance(function.get("strict"), bool | None):
+        raise UserError(f"{where}.function.strict must be true or false", field=where)
     if not isinstance(function.get("parameters"), Mapping | None):
         raise UserError(f"{where}.function.parameters must be a JSON schema object", field=where)
 
