@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from random import Random
 
 from lmi_core.demo import words
@@ -24,8 +25,13 @@ SYSTEM_TEXTS = (
     "Be kind and brief.",
 )
 
-SHARES = {"story": 22, "reading": 24, "sum": 12, "json": 20, "repeat": 18, "talk": 4}
-"""Kinds of requests with their relative frequencies."""
+FIRST_SHARES = {"story": 18, "reading": 32, "sum": 12, "json": 22, "repeat": 12, "talk": 4}
+SHARES = {"story": 10, "reading": 44, "sum": 16, "json": 24, "repeat": 2, "talk": 4}
+"""Kinds of requests with their relative frequencies, at first and then: stories and repeating are
+learned long before the rest."""
+
+MOST_FACTS = 6
+"""Of a text to learn from; many questions about one text teach looking things up fastest."""
 
 LONG_CHAT_WORDS = 1100
 """Enough for a long conversation to fill a window of 2048 tokens."""
@@ -46,27 +52,28 @@ def _chat(tasks: list[Task], rng: Random) -> str:
     return render_chat(turns)
 
 
-def draw_task(rng: Random, *, held_out: bool) -> list[Task]:
-    """One request, or a text with up to three questions in a row."""
-    kind = rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]
+def draw_task(rng: Random, *, held_out: bool, shares: Mapping[str, int] = SHARES) -> list[Task]:
+    """One request, or a text with some or all of its questions in a row."""
+    kind = rng.choices(tuple(shares), tuple(shares.values()))[0]
     if kind == "story":
         cast = draw_cast(rng, held_out=held_out)
         follow_ups = story_questions(cast, rng)[: rng.choice((0, 0, 1, 2))]
         return [story_task(rng, held_out=held_out, cast=cast), *follow_ups]
     if kind == "reading":
-        text, tasks = reading(rng, held_out=held_out)
-        return [with_text(text, tasks[0], rng), *tasks[1 : rng.randint(1, 4)]]
+        text, tasks = reading(rng, held_out=held_out, most_facts=MOST_FACTS)
+        num_tasks = len(tasks) if rng.random() < 0.5 else rng.randint(1, len(tasks))
+        return [with_text(text, tasks[0], rng), *tasks[1:num_tasks]]
     if kind == "sum":
-        return [sum_task(rng, rng.choice((1, 2, 2)), held_out=held_out)]
+        return [sum_task(rng, held_out=held_out)]
     if kind == "json":
         return [record_task(rng, held_out=held_out)]
     return [repeat_task(rng) if kind == "repeat" else talk_task(rng)]
 
 
-def short_chat(rng: Random, *, held_out: bool) -> str:
+def short_chat(rng: Random, *, held_out: bool, shares: Mapping[str, int] = SHARES) -> str:
     """A conversation of one request, sometimes of a few."""
     num_requests = rng.choice((1, 1, 1, 2, 3))
-    tasks = [draw_task(rng, held_out=held_out) for _ in range(num_requests)]
+    tasks = [draw_task(rng, held_out=held_out, shares=shares) for _ in range(num_requests)]
     return _chat([task for group in tasks for task in group], rng)
 
 
@@ -114,8 +121,8 @@ def story_book(rng: Random, *, held_out: bool) -> str:
 
 def plain_reading(rng: Random, *, held_out: bool) -> str:
     """A text with questions and answers as a plain document."""
-    text, tasks = reading(rng, held_out=held_out)
-    lines = [f"Question: {task.prompt}\nAnswer: {task.answer}" for task in tasks[:4]]
+    text, tasks = reading(rng, held_out=held_out, most_facts=MOST_FACTS)
+    lines = [f"Question: {task.prompt}\nAnswer: {task.answer}" for task in tasks]
     return render_text("\n".join((text, "", *lines)))
 
 
@@ -127,12 +134,9 @@ def plain_sums(rng: Random, *, held_out: bool) -> str:
 Source = Callable[..., str]
 Sources = tuple[tuple[Source, int], ...]
 
-SHORT_SOURCES: Sources = (
-    (short_chat, 80),
-    (plain_story, 9),
-    (plain_sums, 5),
-    (plain_reading, 6),
-)
+_PLAIN_SOURCES: Sources = ((plain_story, 9), (plain_sums, 5), (plain_reading, 6))
+FIRST_SOURCES: Sources = ((partial(short_chat, shares=FIRST_SHARES), 80), *_PLAIN_SOURCES)
+SHORT_SOURCES: Sources = ((short_chat, 80), *_PLAIN_SOURCES)
 LONG_SOURCES: Sources = (
     (long_chat, 10),
     (story_book, 3),
@@ -140,7 +144,7 @@ LONG_SOURCES: Sources = (
     (plain_story, 2),
     (plain_sums, 3),
 )
-"""Sources of documents with their relative frequencies, for the short and the long phase."""
+"""Sources of documents with their relative frequencies, for the phases of a training run."""
 
 
 def documents(

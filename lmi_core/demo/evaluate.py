@@ -24,7 +24,7 @@ from lmi_core.demo import MODEL_DIR
 from lmi_core.demo.bpe import load_tokenizer
 from lmi_core.demo.chat import Turn, render_chat
 from lmi_core.demo.corpus import LONG_SOURCES, documents
-from lmi_core.demo.packing import PAD_ID, packed_rows
+from lmi_core.demo.packing import PAD_ID, cut_rows
 from lmi_core.demo.reading import reading_task
 from lmi_core.demo.records import record_task
 from lmi_core.demo.story import story_task
@@ -113,9 +113,12 @@ def tasks(bar: Bar, num_prompts: int) -> list[Task]:
 
 
 def held_out_windows(directory: Path, num_windows: int) -> NDArray[np.uint16]:
-    """Windows of held-out documents `[num_windows, WINDOW]`, mixed as in the long phase."""
+    """Windows of held-out documents `[num_windows, WINDOW]`, mixed as in the long phase.
+
+    They are cut from one stream, so that every position has the same mix of texts.
+    """
     texts = documents(SEED, sources=LONG_SOURCES, held_out=True)
-    chunks = packed_rows(texts, load_tokenizer(directory), WINDOW, SEED)
+    chunks = cut_rows(texts, load_tokenizer(directory), WINDOW, SEED)
     flat: Iterator[NDArray[np.uint16]] = (row for chunk in chunks for row in chunk)
     return np.stack(list(islice(flat, num_windows)))
 

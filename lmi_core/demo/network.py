@@ -128,10 +128,19 @@ class Network(nn.Module):
                     std /= math.sqrt(2 * self.shape.num_layers)
                 nn.init.normal_(weight, std=std)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits `[batch, tokens, vocab]` of the token after each of `ids` `[batch, tokens]`."""
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Normed hidden states `[batch, tokens, hidden]` of `ids` `[batch, tokens]`."""
         x = self.embed_tokens(ids)
         cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return F.linear(self.norm(x), self.embed_tokens.weight)
+        out: Tensor = self.norm(x)
+        return out
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits `[batch, tokens, vocab]` of the token after each of `ids` `[batch, tokens]`."""
+        return self.logits(self.hidden(ids))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits `[..., vocab]` of normed hidden states `[..., hidden]`."""
+        return F.linear(hidden, self.embed_tokens.weight)

@@ -120,11 +120,16 @@ STATEMENTS = {
 
 
 def draw_keys(rng: Random, options: list[str], *, held_out: bool) -> list[str]:
-    """One to five keys whose set is, or is not, held out; a few of them made up in training."""
+    """One to five keys whose set is, or is not, held out.
+
+    In training there are up to seven, some of them made up: known keys in known numbers would
+    not have to be copied.
+    """
     while True:
-        keys = rng.sample(options, rng.randint(1, 5))
-        if not held_out and rng.random() < 0.15:
-            keys[-1] = rng.choice((words.coin_word(rng), rng.choice(words.OBJECTS)))
+        keys = rng.sample(options, rng.randint(1, 5 if held_out else 7))
+        if not held_out and rng.random() < 0.2:
+            made_up = rng.choice((words.coin_word(rng), rng.choice(words.OBJECTS)))
+            keys[rng.randrange(len(keys))] = made_up
         is_usable = len(set(keys)) == len(keys)
         if is_usable and is_held_out("keys", *sorted(keys)) == held_out:
             return keys
@@ -132,7 +137,7 @@ def draw_keys(rng: Random, options: list[str], *, held_out: bool) -> list[str]:
 
 def list_keys(keys: list[str], rng: Random) -> str:
     """The keys as a request names them: quoted or bare, with or without "and"."""
-    names = [f'"{key}"' for key in keys] if rng.random() < 0.6 else keys
+    names = [f'"{key}"' for key in keys] if rng.random() < 0.9 else keys
     return words.join_and(names) if rng.random() < 0.7 else ", ".join(names)
 
 

@@ -135,11 +135,11 @@ def story_task(rng: Random, *, held_out: bool, cast: Cast | None = None) -> Task
 
 QUESTIONS = (
     ("What is the name of the {who}?", "The {who} is named {name}.", "name"),
-    ("Where does {name} live?", "{name} lives {there}.", "place"),
     ("Where does the {who} live?", "The {who} lives {there}.", "place"),
-    ("Who lives {there}?", "{name} the {who} lives {there}.", "who"),
-    ("Who is {name}?", "{name} is {a_who}.", "who"),
-    ("Who is {fname}?", "{fname} is {a_friend}.", "friend"),
+    ("Where is the home of {name}?", "The home of {name} is the {place}.", "place"),
+    ("Who lives {there}?", "The {who} lives {there}.", "who"),
+    ("Who is {name}?", "The {who} is named {name}.", "who"),
+    ("Who is {fname}?", "The {friend} is named {fname}.", "friend"),
     ("Who is the friend of {name}?", "The friend of {name} is {fname} the {friend}.", "fname"),
     ("What color is the {item}?", "The {item} is {color}.", "color"),
 )

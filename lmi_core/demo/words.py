@@ -101,8 +101,8 @@ def coin_word(rng: Random) -> str:
 
 
 def pick_name(rng: Random) -> str:
-    """A first name, one in six of them made up."""
-    return coin_word(rng).capitalize() if rng.random() < 1 / 6 else rng.choice(NAMES)
+    """A first name, one in twelve of them made up."""
+    return coin_word(rng).capitalize() if rng.random() < 1 / 12 else rng.choice(NAMES)
 
 
 def article(phrase: str) -> str:

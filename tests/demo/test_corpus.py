@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from lmi_core.demo.chat import SPECIAL_TOKENS
-from lmi_core.demo.corpus import LONG_SOURCES, SHORT_SOURCES, documents
+from lmi_core.demo.corpus import FIRST_SOURCES, LONG_SOURCES, SHORT_SOURCES, documents
 from lmi_core.demo.reading import draw_facts, fix_articles, reading_task
 from lmi_core.demo.records import FIELDS, draw_keys, record_task
 from lmi_core.demo.split import HELD_OUT_SHARE, is_held_out
@@ -27,8 +27,10 @@ TASKS = {
     "sum2": lambda rng, held_out: sum_task(rng, 2, held_out=held_out),
 }
 
+PHASES = {"first": FIRST_SOURCES, "short": SHORT_SOURCES, "long": LONG_SOURCES}
 
-@pytest.mark.parametrize("sources", [SHORT_SOURCES, LONG_SOURCES], ids=["short", "long"])
+
+@pytest.mark.parametrize("sources", PHASES.values(), ids=PHASES)
 def test_same_seed_gives_same_documents(sources) -> None:
     first = list(islice(documents(7, sources=sources), 40))
     assert first == list(islice(documents(7, sources=sources), 40))
@@ -36,9 +38,11 @@ def test_same_seed_gives_same_documents(sources) -> None:
 
 
 def test_corpus_is_the_one_that_the_model_was_trained_on() -> None:
-    texts = islice(documents(1, sources=LONG_SOURCES), 200)
+    texts = [
+        text for sources in PHASES.values() for text in islice(documents(1, sources=sources), 200)
+    ]
     digest = sha256("".join(texts).encode()).hexdigest()
-    assert digest == "e5c7ce9f8010ad871779a49db77a7447b02709e1e3f19780a00aac6cdd8c3546"
+    assert digest == "540b930082af4188f35059c81e0c81ec26bb7e5296d41ea2b00440ebb0cc93cb"
 
 
 def test_held_out_documents_differ_from_training_ones() -> None:
