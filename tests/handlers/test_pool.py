@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import textwrap
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -469,7 +470,11 @@ def test_what_a_handler_has_started_ends_with_it(tmp_path: Path) -> None:
             return int((await ask(pool, "pid")).body)
 
     pid = asyncio.run(run())
-    assert not _is_alive(pid)
+    # A signal was sent; a busy machine takes its time to end what it was sent to.
+    deadline = time.monotonic() + 30
+    while _is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_an_installed_djl_python_is_left_alone(tmp_path: Path) -> None:
