@@ -1,4 +1,4 @@
-"""Bodies of forms as content items: one per field, in their order."""
+"""Requests as content items: of forms one per field, in their order, else the body."""
 
 from __future__ import annotations
 
@@ -6,11 +6,24 @@ import re
 from email.message import Message
 from urllib.parse import parse_qsl
 
+from aiohttp import web
+
+from lmi_core.handlers.call import HandlerRequest
+from lmi_server.properties import sent_properties
 from lmi_server.protocols.base import HttpError
 
 _MAX_FIELDS = 1000
 _NAME = re.compile(rb'(?i)content-disposition:[^\r\n]*?[;\s]name="((?:[^"\\]|\\.)*)"')
 _BARE_NAME = re.compile(rb"(?i)content-disposition:[^\r\n]*?[;\s]name=([^\s;\"]+)")
+
+
+def handler_request(request: web.Request, body: bytes) -> HandlerRequest:
+    """A request as a model's own code gets it (LMI format reference, 3.4); HttpError for a broken
+    form."""
+    items = [(name, value.encode("utf-8", "replace")) for name, value in request.query.items()]
+    form = form_items(request.headers.get("Content-Type", ""), body)
+    items += [("data", body)] if form is None else form
+    return HandlerRequest(properties=sent_properties(request.headers), content=items)
 
 
 def form_items(content_type: str, body: bytes) -> list[tuple[str, bytes]] | None:

@@ -1,34 +1,40 @@
-"""Answers of an engine in the form that a model's own output formatter gives them."""
+"""Requests to an engine and its answers in the forms of a model's own formatters."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
+
+from aiohttp import web
 
 from lmi_core.config.handler_config import HandlerConfig
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import EngineInfo, EngineStats
-from lmi_core.handlers.formatter import OutputFormatter
+from lmi_core.handlers.formatters import Formatters
 from lmi_core.text.tokenizer import Tokenizer
+from lmi_server.form import handler_request
+from lmi_server.protocols.base import Call
 from lmi_server.protocols.lmi_formatted import FormattedEvents, FormattedRequest
+from lmi_server.routes import Read
 
 
 class FormattingBackend:
-    """An engine and the process of its model's formatter, started and stopped together."""
+    """An engine and the process of its model's formatters, started and stopped together."""
 
     def __init__(self, engine: Engine, config: HandlerConfig) -> None:
         self._engine = engine
-        self._formatter = OutputFormatter(config)
+        self._formatters = Formatters(config)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            await self._formatter.start()
-            stack.push_async_callback(self._formatter.stop)
+            await self._formatters.start()
+            stack.push_async_callback(self._formatters.stop)
             await stack.enter_async_context(self._engine)
             self._stack = stack.pop_all()
         return self
@@ -43,7 +49,7 @@ class FormattingBackend:
 
     @property
     def healthy(self) -> bool:
-        return self._engine.healthy and not self._formatter.has_failed
+        return self._engine.healthy and not self._formatters.has_failed
 
     async def generate_batches(
         self, request: GenerationRequest
@@ -54,7 +60,7 @@ class FormattingBackend:
                 async for events in batches:
                     yield events
             return
-        stream = self._formatter.open(request.text, request.parameters)
+        stream = self._formatters.open(request.text, request.parameters, request.input_number)
         try:
             async with aclosing(batches):
                 async for events in batches:
@@ -66,6 +72,17 @@ class FormattingBackend:
                         raise stream.failure
         finally:
             stream.close()
+
+    @property
+    def reader(self) -> Read | None:
+        """What makes calls of requests where the model has a function for that."""
+        return self._read if self._formatters.reads_inputs else None
+
+    @asynccontextmanager
+    async def _read(self, request: web.Request, call: Call) -> AsyncIterator[Call]:
+        """The call with the body that the model's own function makes of what was sent."""
+        async with self._formatters.read(handler_request(request, call.body)) as (body, number):
+            yield replace(call, body=body, content_type="application/json", input_number=number)
 
     def stats(self) -> EngineStats:
         return self._engine.stats()

@@ -10,11 +10,10 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from lmi_core.errors import EngineError
-from lmi_core.handlers.call import HandlerAnswer, HandlerRequest
+from lmi_core.handlers.call import HandlerAnswer
 from lmi_core.handlers.errors import FailureKind, HandlerError
-from lmi_server.form import form_items
+from lmi_server.form import handler_request
 from lmi_server.handler_backend import HandlerBackend
-from lmi_server.properties import sent_properties
 from lmi_server.protocols.base import HttpError
 from lmi_server.protocols.lmi_output import error_body
 from lmi_server.routes import Service
@@ -48,7 +47,7 @@ class HandlerCalls:
             self._service.loop_lag.wake()
             body = await admission.read_body(request)
             try:
-                async with self._pool.call(_handler_request(request, body)) as answer:
+                async with self._pool.call(handler_request(request, body)) as answer:
                     if answer.chunks is None:
                         return _whole(answer)
                     return await self._stream(request, answer, answer.chunks)
@@ -79,13 +78,6 @@ class HandlerCalls:
 async def _send(deadline: SendDeadline, response: web.StreamResponse, chunk: bytes) -> None:
     if chunk:
         await deadline.send(response, chunk)
-
-
-def _handler_request(request: web.Request, body: bytes) -> HandlerRequest:
-    items = [(name, value.encode("utf-8", "replace")) for name, value in request.query.items()]
-    form = form_items(request.headers.get("Content-Type", ""), body)
-    items += [("data", body)] if form is None else form
-    return HandlerRequest(properties=sent_properties(request.headers), content=items)
 
 
 def _whole(answer: HandlerAnswer) -> web.Response:

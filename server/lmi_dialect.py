@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from lmi_server.dialects import Dialect, ErrorForm
+from lmi_server.formatting import FormattingBackend
 from lmi_server.handler_backend import HandlerBackend
 from lmi_server.handler_calls import HandlerCalls
 from lmi_server.management import management_routes
@@ -94,11 +95,12 @@ class InferenceHandler:
         self._model_name = service.options.model_name
         self._version = service.options.model_version
         backend = service.backend
-        self._handle: Handler = (
-            HandlerCalls(service, backend).handle
-            if isinstance(backend, HandlerBackend)
-            else GenerationHandler(service, protocol.parse).handle
-        )
+        self._handle: Handler
+        if isinstance(backend, HandlerBackend):
+            self._handle = HandlerCalls(service, backend).handle
+        else:
+            read = backend.reader if isinstance(backend, FormattingBackend) else None
+            self._handle = GenerationHandler(service, protocol.parse, read).handle
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         properties = request_properties(request.headers)

@@ -143,7 +143,8 @@ def build_options(launch: Launch | HandlerLaunch) -> ServerOptions:
             samples=model.get("option.decoding_strategy") == "sample",
             stop=stop if isinstance(stop, tuple) else (),
             statuses=launch.server.statuses,
-            custom_formatter=launch.formatter is not None,
+            custom_formatter=launch.formatter is not None
+            and launch.formatter.output_formatter is not None,
         ),
         tgi=_tgi_options(launch),
         chat_template=_chat_template(launch),

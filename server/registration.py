@@ -101,7 +101,7 @@ def custom_code(model: ModelConfig) -> str | None:
     """What of a model would run Python code that came with it, or None."""
     code = model.handler_config()
     if code is not None:
-        return f"{code.path.name}: {code.function or code.output_formatter}"
+        return f"{code.path.name}: {code.function or code.input_formatter or code.output_formatter}"
     if model.trust_remote_code:
         return "option.trust_remote_code=true"
     return None

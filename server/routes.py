@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from lmi_server.model_registry import ModelRegistry
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+Read = Callable[[web.Request, Call], AbstractAsyncContextManager[Call]]
+"""Makes another call of one, for as long as the block lasts."""
 
 METER = web.RequestKey("meter", RequestMeter)
 """Set for every request before its handler runs."""
@@ -62,9 +66,12 @@ class Route:
 class GenerationHandler:
     """Admit, read, parse, run, answer: what every route that generates does."""
 
-    def __init__(self, service: Service, parse: Callable[[Call], Plan]) -> None:
+    def __init__(
+        self, service: Service, parse: Callable[[Call], Plan], read: Read | None = None
+    ) -> None:
         self._service = service
         self._parse = parse
+        self._read = read
         self._call_numbers = itertools.count()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -76,22 +83,27 @@ class GenerationHandler:
         with service.admission.enter():
             service.loop_lag.wake()
             meter = request[METER]
-            plan = self._parse(
-                Call(
-                    # Clients may reuse their ids at the same time; the engine's must be unique.
-                    request_id=f"{meter.request_id}-{next(self._call_numbers)}",
-                    body=await service.admission.read_body(request),
-                    content_type=request.headers.get("Content-Type", ""),
-                    headers=request_properties(request.headers),
-                )
+            call = Call(
+                # Clients may reuse their ids at the same time; the engine's must be unique.
+                request_id=f"{meter.request_id}-{next(self._call_numbers)}",
+                body=await service.admission.read_body(request),
+                content_type=request.headers.get("Content-Type", ""),
+                headers=request_properties(request.headers),
             )
-            return await respond(
-                request,
-                service.backend,
-                plan,
-                meter,
-                send_timeout_s=service.options.send_timeout_s,
-            )
+            if self._read is None:
+                return await self._answer(request, call)
+            async with self._read(request, call) as call:
+                return await self._answer(request, call)
+
+    async def _answer(self, request: web.Request, call: Call) -> web.StreamResponse:
+        service = self._service
+        return await respond(
+            request,
+            service.backend,
+            self._parse(call),
+            request[METER],
+            send_timeout_s=service.options.send_timeout_s,
+        )
 
 
 class MetricsHandler:

@@ -57,7 +57,7 @@ def dispatch(
     if handler is not None and wanted.backend != "transformers":
         problems.error(
             str(handler.path),
-            f"{handler.path.name} formats answers, which only our own engine's can be; "
+            f"{handler.path.name} has formatters, which only our own engine can use; "
             f"{wanted.reason} needs {BACKENDS[wanted.backend].title}",
         )
     if wanted.backend != "transformers" or _generates(wanted, values, files, problems):

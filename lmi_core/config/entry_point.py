@@ -68,12 +68,6 @@ def check_formatter(handler: Handler | None, values: Values, problems: Problems)
             f"{handler.path.name} formats the answers",
             _FORMATTER,
         )
-    if handler is not None and handler.input_formatter is not None:
-        problems.error(
-            str(handler.path),
-            f"{handler.input_formatter} is an input formatter, which is not available in this "
-            "version; define handle(inputs), or send requests in LMI's form",
-        )
 
 
 def _named(given: str, directory: Path | None, values: Values, problems: Problems) -> Path | None:

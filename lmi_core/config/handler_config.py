@@ -16,7 +16,8 @@ class HandlerConfig:
     """The process's working directory, first on its import path."""
     model_name: str = "model"
     function: str | None = None
-    """Answers requests; None: the file only formats answers."""
+    """Answers requests; None: the file only formats."""
+    input_formatter: str | None = None
     output_formatter: str | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     """The model's configuration, as the first call gets it."""

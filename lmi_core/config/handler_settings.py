@@ -34,6 +34,7 @@ def handler_settings(
     settings["env"] = _env(values, problems)
     settings["path"] = handler.path
     settings["function"] = handler.handle
+    settings["input_formatter"] = None if handler.handle else handler.input_formatter
     settings["output_formatter"] = None if handler.handle else handler.output_formatter
     settings["model_dir"] = directory
     settings["properties"] = _properties(values)

@@ -28,7 +28,7 @@ class Launch:
     engine: EngineConfig | AdapterConfig
     server: ServerConfig
     formatter: HandlerConfig | None = None
-    """The model's own code, where it formats the answers."""
+    """The model's own code, where it formats requests or answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

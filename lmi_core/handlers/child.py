@@ -22,6 +22,7 @@ from typing import Any
 
 from lmi_core.handlers.child_calls import Calls
 from lmi_core.handlers.child_formatter import Formatter
+from lmi_core.handlers.child_input import InputFormatter
 from lmi_core.handlers.frame import (
     PREFIX,
     Frame,
@@ -75,6 +76,7 @@ class Child:
         self._cancelled: set[int] = set()
         self._calls: Calls | None = None
         self._formatter: Formatter | None = None
+        self._input_formatter: InputFormatter | None = None
 
     def run(self) -> int:
         """Answer until the server closes the connection; the exit code."""
@@ -101,6 +103,10 @@ class Child:
                 self._calls.answer(frame)
             case "format" if self._formatter is not None:
                 self._formatter.answer(frame)
+            case "read" if self._input_formatter is not None:
+                self._input_formatter.answer(frame)
+            case "forget_input" if self._input_formatter is not None:
+                self._input_formatter.forget(frame.head["id"])
             case "forget" if self._formatter is not None:
                 self._formatter.forget(frame.head["stream"])
             case kind:
@@ -119,9 +125,14 @@ class Child:
                 head["max_output_bytes"],
             )
             self._calls.initialise(head["properties"])
-        if head["formatter"] is not None:
-            function = _function(module, head["formatter"])
-            self._formatter = Formatter(djl, function, self._channel.write)
+        write, reader = self._channel.write, None
+        if head["input_formatter"] is not None:
+            function = _function(module, head["input_formatter"])
+            reader = InputFormatter(djl, function, write, head["properties"])
+        if head["output_formatter"] is not None:
+            function = _function(module, head["output_formatter"])
+            self._formatter = Formatter(djl, function, write, reader)
+        self._input_formatter = reader
 
     def _read_frames(self) -> None:
         try:

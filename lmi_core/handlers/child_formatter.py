@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from lmi_core.handlers.child_input import InputFormatter
 from lmi_core.handlers.frame import Frame
 
 Write = Callable[..., None]
@@ -22,10 +23,18 @@ class Formatter:
     generated_text[, id]).
     """
 
-    def __init__(self, djl: ModuleType, function: Callable[..., Any], write: Write) -> None:
+    def __init__(
+        self,
+        djl: ModuleType,
+        function: Callable[..., Any],
+        write: Write,
+        reader: InputFormatter | None = None,
+    ) -> None:
+        """``reader`` has what the model's input formatter returned."""
         self._io = importlib.import_module(f"{djl.__name__}.request_io")
         self._function = function
         self._write = write
+        self._reader = reader
         self._num_arguments = _num_arguments(function)
         self._outputs: dict[int, Any] = {}
 
@@ -55,12 +64,10 @@ class Formatter:
         self._outputs.pop(stream_id, None)
 
     def _new_output(self, stream_id: int, given: dict[str, Any]) -> Any:
-        asked = self._io.TextInput(
-            request_id=stream_id,
-            parameters=given["parameters"],
-            input_text=given["text"],
-            output_formatter=self._function,
-        )
+        asked = None if self._reader is None else self._reader.kept(given["input"])
+        if asked is None:
+            asked = self._io.TextInput(input_text=given["text"], parameters=given["parameters"])
+        asked.request_id, asked.output_formatter = stream_id, self._function
         return self._io.TextGenerationOutput(
             request_id=stream_id, input=asked, sequences={0: self._io.Sequence()}
         )

@@ -19,6 +19,8 @@ class Call:
     content_type: str = ""
     """As sent, parameters included; empty when the client sent none."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    input_number: int | None = None
+    """Of a body that the model's own input formatter has made: by which it is known there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

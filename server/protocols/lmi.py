@@ -146,7 +146,12 @@ class LmiProtocol(Protocol):
         make: Callable[..., GenerationRequest] = GenerationRequest
         renderer = _renderer(formatter, answer)
         if formatter == _CUSTOM:
-            make = partial(FormattedRequest, text=prompts[0], parameters=body.parameters or {})
+            make = partial(
+                FormattedRequest,
+                text=prompts[0],
+                parameters=body.parameters or {},
+                input_number=call.input_number,
+            )
             renderer = FormattedRenderer(streamed=stream)
         return Plan(
             requests=tuple(

@@ -18,6 +18,8 @@ class FormattedRequest(GenerationRequest):
     text: str
     """The prompt as it was sent."""
     parameters: Mapping[str, object] = field(default_factory=dict)
+    input_number: int | None = None
+    """By which the model's own input formatter knows it."""
 
 
 class FormattedEvents(list[TokenEvent]):

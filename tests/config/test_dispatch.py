@@ -155,6 +155,17 @@ def test_a_formatter_leaves_the_model_to_the_native_engine(
     assert (config.function, config.output_formatter) == (None, "f")
 
 
+def test_an_input_formatter_leaves_the_model_to_the_native_engine(model_dir, explained):
+    text = "@input_formatter\ndef f(i): ..."
+    report = explained(model_dir("option.output_formatter=json", config=LLAMA, model__py=text))
+    model = model_of(report)
+    assert not report.errors
+    assert not report.warnings
+    assert (model.backend, model.output_formatter) == ("native", "json")
+    config = model.handler_config()
+    assert (config.function, config.input_formatter, config.output_formatter) == (None, "f", None)
+
+
 def test_a_built_in_format_yields_to_the_models_formatter(model_dir, explained):
     text = "@output_formatter\ndef f(output): ..."
     report = explained(model_dir("option.output_formatter=json", config=LLAMA, model__py=text))
@@ -168,12 +179,11 @@ def test_a_built_in_format_yields_to_the_models_formatter(model_dir, explained):
         ("", "def other(): ...", "defines other, but not handle"),
         ("option.entryPoint=other.py", "def handle(i): ...", "handler model/other.py can't be"),
         ("option.entryPoint=https://h/model.py", "", "code is not fetched from the network"),
-        ("", "@input_formatter\ndef f(i): ...", "f is an input formatter, which is not available"),
         ("option.output_formatter=g", "@output_formatter\ndef f(o): ...", "=g is neither one of"),
         (
             "option.rolling_batch=vllm",
             "@output_formatter\ndef f(o): ...",
-            "model.py formats answers, which only our own engine's can be",
+            "model.py has formatters, which only our own engine can use",
         ),
     ],
 )

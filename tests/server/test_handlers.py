@@ -11,7 +11,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -354,9 +354,14 @@ class ServeProcess:
         assert match is not None
         self.url = match[0]
 
-    def post(self, body: Any) -> tuple[dict[str, str], bytes]:
-        request = urllib.request.Request(f"{self.url}/invocations", json.dumps(body).encode())
-        request.add_header("Content-Type", "application/json")
+    def post(
+        self, body: Any, headers: Mapping[str, str] | None = None
+    ) -> tuple[dict[str, str], bytes]:
+        request = urllib.request.Request(
+            f"{self.url}/invocations",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json", **(headers or {})},
+        )
         with urllib.request.urlopen(request, timeout=60) as response:
             return dict(response.headers), response.read()
 
@@ -495,6 +500,42 @@ def test_an_output_formatter(tmp_path: Path) -> None:
                 return False
 
         asyncio.run(eventually(works, 30))
+
+
+INPUT_FORMATTER = """
+from djl_python.encode_decode import decode
+from djl_python.input_parser import input_formatter
+from djl_python.request_io import TextInput
+
+@input_formatter
+def mine(item, **kwargs):
+    body = decode(item, item.get_property("Content-Type"))
+    request = TextInput()
+    request.input_text = body["say"]
+    request.parameters = {"max_new_tokens": body["length"], "ignore_eos_token": True}
+    request.parameters["details"] = item.get_property("x-details") == "yes"
+    return request
+"""
+
+
+def test_an_input_formatter(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text(f"option.model_id={cached_checkpoint('llama2')}\n")
+    (tmp_path / "model.py").write_text(INPUT_FORMATTER)
+
+    def failure(body: object) -> tuple[int, bytes]:
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            process.post(body)
+        return raised.value.code, raised.value.read()
+
+    with serve(tmp_path) as process:
+        _, body = process.post({"say": "hello", "length": 3}, {"x-details": "yes"})
+        assert json.loads(body)["details"]["generated_tokens"] == 3
+        # What the function makes is checked as if it had been sent.
+        assert failure({"say": "hello", "length": -1})[0] == 424
+        assert b"parameters.max_new_tokens" in failure({"say": "hello", "length": "x"})[1]
+        code, text = failure({"length": 3})
+        assert (code, json.loads(text)["error"]) == (424, "Custom formatter failed: 'say'")
+        assert process.post({"say": "again", "length": 1})[1]
 
 
 @pytest.mark.parametrize(

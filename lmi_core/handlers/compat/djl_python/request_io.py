@@ -1,4 +1,4 @@
-"""What an output formatter is called with."""
+"""What input formatters return and output formatters are called with."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Sequence:
 class RequestInput:
     """The request that an output belongs to."""
 
-    request_id: int
+    request_id: int = 0
     output_formatter: Any = None
     parameters: dict[str, Any] = field(default_factory=dict)
     server_parameters: dict[str, Any] = field(default_factory=dict)

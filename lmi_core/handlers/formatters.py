@@ -1,17 +1,18 @@
-"""A model's own output formatter: one process that all requests of an engine share."""
+"""A model's own formatters: one process that all requests of an engine share."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from lmi_core.config.handler_config import HandlerConfig
 from lmi_core.engine.outputs import TokenEvent
-from lmi_core.errors import EngineError, ModelError
+from lmi_core.errors import EngineError, ModelError, UserError
+from lmi_core.handlers.call import HandlerRequest
 from lmi_core.handlers.errors import FailureKind, HandlerError, LoadError
 from lmi_core.handlers.process import HandlerProcess
 from lmi_core.handlers.restart import pause_s
@@ -20,11 +21,12 @@ log = logging.getLogger(__name__)
 
 
 Formatted = tuple[bytes, str | None]
-"""What the function wrote, and the error that it raised then."""
+"""What a function wrote, and the error that it raised then."""
 
 
-class OutputFormatter:
-    """Between ``start`` and ``stop``: turns tokens into text by the model's own function.
+class Formatters:
+    """Between ``start`` and ``stop``: turns requests into bodies and tokens into text by the
+    model's own functions.
 
     A process that ends or doesn't answer in time fails the streams that it had, and is replaced.
     """
@@ -38,6 +40,11 @@ class OutputFormatter:
         self.num_failures = 0
 
     @property
+    def reads_inputs(self) -> bool:
+        """Whether there is a function for requests."""
+        return self._config.input_formatter is not None
+
+    @property
     def has_failed(self) -> bool:
         """Whether no process will be started any more."""
         return self.num_failures > self._config.retry_threshold
@@ -47,7 +54,7 @@ class OutputFormatter:
         try:
             self._process = await HandlerProcess.start(self._config, lambda: None)
         except LoadError as error:
-            raise ModelError(f"Failed to load the output formatter: {error}") from None
+            raise ModelError(f"Failed to load the formatters: {error}") from None
         self._keeper = asyncio.create_task(self._keep_running())
 
     async def stop(self) -> None:
@@ -61,34 +68,70 @@ class OutputFormatter:
             process, self._process = self._process, None
             await process.close()
 
-    def open(self, prompt: str, parameters: Mapping[str, object]) -> FormatterStream:
-        """A stream of one request's tokens; HandlerError while no process runs."""
-        if self._process is None:
-            raise HandlerError(FailureKind.STOPPED, "Backend Python process is stopped.")
-        given: dict[str, object] = {"text": prompt, "parameters": dict(parameters)}
-        return FormatterStream(self, self._process, next(self._numbers), given)
+    @asynccontextmanager
+    async def read(self, request: HandlerRequest) -> AsyncIterator[tuple[bytes, int]]:
+        """The body that the function makes of a request, and the number by which ``open`` finds
+        what it returned, until the end of the block.
 
-    async def exchange(self, process: HandlerProcess, head: dict[str, Any]) -> Formatted:
-        """Send a frame and wait for its text."""
+        UserError when the function raises, HandlerError when it can't answer.
+        """
+        process = self._running()
+        head = {
+            "kind": "read",
+            "properties": dict(request.properties),
+            "keys": [key for key, _ in request.content],
+        }
+        number = next(self._numbers)
+        try:
+            blobs = [value for _, value in request.content]
+            body, error = await self.exchange(process, head, blobs, number=number)
+            if error is not None:
+                raise UserError(f"Custom formatter failed: {error}", field="body")
+            yield body, number
+        finally:
+            process.post({"kind": "forget_input", "id": number})
+
+    def open(
+        self, prompt: str, parameters: Mapping[str, object], input_number: int | None = None
+    ) -> FormatterStream:
+        """A stream of one request's tokens; HandlerError while no process runs."""
+        given: dict[str, object] = {"text": prompt, "parameters": dict(parameters)}
+        given["input"] = input_number
+        return FormatterStream(self, self._running(), next(self._numbers), given)
+
+    async def exchange(
+        self,
+        process: HandlerProcess,
+        head: dict[str, Any],
+        blobs: Sequence[bytes] = (),
+        *,
+        number: int | None = None,
+    ) -> Formatted:
+        """Send a frame and wait for what is written in answer."""
         if process is not self._process:
             raise HandlerError(FailureKind.CRASHED, "Python worker disconnected.")
-        number = next(self._numbers)
+        number = next(self._numbers) if number is None else number
         answer: asyncio.Future[Formatted] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         timeout_s = self._config.predict_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await process.send({**head, "kind": "format", "id": number})
+                await process.send({**head, "id": number}, blobs)
                 return await answer
         except TimeoutError:
             await process.kill()
             raise HandlerError(
                 FailureKind.TIMEOUT,
-                f"the output formatter did not answer within {timeout_s:g} s "
+                f"the model's formatter did not answer within {timeout_s:g} s "
                 "(option.predict_timeout)",
             ) from None
         finally:
             del self._answers[number]
+
+    def _running(self) -> HandlerProcess:
+        if self._process is None:
+            raise HandlerError(FailureKind.STOPPED, "Backend Python process is stopped.")
+        return self._process
 
     async def _keep_running(self) -> None:
         num_in_a_row = 0
@@ -102,11 +145,11 @@ class OutputFormatter:
                 process, self._process = self._process, None
                 self.num_failures += 1
                 num_in_a_row = 1 if process is not None else num_in_a_row + 1
-                log.error("the output formatter of %s: %s", self._config.model_name, error)
+                log.error("the formatters of %s: %s", self._config.model_name, error)
                 if process is not None:
                     await process.kill()
                 self._fail(HandlerError(FailureKind.CRASHED, str(error)))
-        log.error("the output formatter of %s is given up", self._config.model_name)
+        log.error("the formatters of %s are given up", self._config.model_name)
 
     async def _read(self, process: HandlerProcess) -> None:
         while True:
@@ -128,7 +171,7 @@ class FormatterStream:
 
     def __init__(
         self,
-        formatter: OutputFormatter,
+        formatter: Formatters,
         process: HandlerProcess,
         number: int,
         given: dict[str, object],
@@ -144,6 +187,7 @@ class FormatterStream:
     async def format(self, events: Sequence[TokenEvent]) -> bytes:
         """The text that the function makes of ``events``; HandlerError when there is none."""
         head: dict[str, Any] = {
+            "kind": "format",
             "stream": self._number,
             "input": self._given,
             "tokens": [_token(event) for event in events if event.prompt is None],
