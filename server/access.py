@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from lmi_core.config.address import is_loopback
 from lmi_server.protocols.base import HttpError
 from lmi_server.routes import Handler, Route
 
@@ -83,16 +83,6 @@ class Access:
                 "Access-Control-Max-Age": str(_PREFLIGHT_MAX_AGE_S),
             },
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens on ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_local(request: web.Request) -> None:

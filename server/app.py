@@ -12,9 +12,10 @@ from contextlib import suppress
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from lmi_core.config.address import is_loopback
 from lmi_core.errors import LmiError
 from lmi_core.version import __version__
-from lmi_server.access import Access, is_loopback
+from lmi_server.access import Access
 from lmi_server.connections import Connection, Refuse
 from lmi_server.dialects import DialectTable
 from lmi_server.logging import log_access
@@ -22,6 +23,7 @@ from lmi_server.metrics import Metrics, RequestMeter
 from lmi_server.model_choice import MODEL, ModelChoice
 from lmi_server.model_registry import ModelRegistry
 from lmi_server.openapi import TABLE
+from lmi_server.options import ServerOptions
 from lmi_server.protocols.base import HttpError, Reply
 from lmi_server.routes import METER, Route
 
@@ -44,8 +46,9 @@ _HTTP_ERRORS = {
 }
 
 
-def build_app(models: ModelRegistry) -> web.Application:
-    """An application that serves ``models``."""
+def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Application:
+    """An application that serves ``models``; ``is_management``: their management alone, on the
+    address that is configured for it."""
     options, table = models.options, models.common.table
     access = Access(
         options.api_keys,
@@ -60,20 +63,30 @@ def build_app(models: ModelRegistry) -> web.Application:
         client_max_size=options.max_request_bytes,
     )
     app.on_response_prepare.append(_common_headers(models, access))
-    has_management = options.admin_key is not None or is_loopback(options.host)
+    has_management = is_management or (options.management is None and may_manage(options))
+
+    def is_here(route: Route) -> bool:
+        return has_management if route.is_management else not is_management
+
     app[MODELS] = models
     app[TABLE] = table
-    app[ROUTES] = [r for r in table.routes() if has_management or not r.is_management]
+    app[ROUTES] = [route for route in table.routes() if is_here(route)]
     app[REFUSE] = _refuser(models)
     expect = _expectations(models)
     for route in (*app[ROUTES], *table.prefixed_routes()):
-        if route.is_management and not has_management:
+        if not is_here(route):
             continue
         handler = access.guard(route, choice.handler(route, table.of(route.path)))
         methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
         for method in methods:
             app.router.add_route(method, route.path, handler, expect_handler=expect)
     return app
+
+
+def may_manage(options: ServerOptions) -> bool:
+    """Whether there are management routes: not without a key where other machines reach them."""
+    host = options.host if options.management is None else options.management.host
+    return options.admin_key is not None or is_loopback(host)
 
 
 def _table(models: ModelRegistry, request: web.Request | None = None) -> DialectTable:

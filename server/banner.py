@@ -10,10 +10,8 @@ _EXAMPLE = '{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 64},
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
-def banner(routes: Sequence[Route], host: str, port: int, scheme: str = "http") -> str:
-    """A line per route and a ``curl`` command against a reachable address."""
-    host = _ANY_ADDRESS.get(host, host)
-    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+def banner(routes: Sequence[Route], url: str, management_url: str | None = None) -> str:
+    """A line per route and a ``curl`` command."""
     width = max(len(route.path) for route in routes)
     lines = [f"Listening on {url}"]
     lines += [
@@ -21,6 +19,15 @@ def banner(routes: Sequence[Route], host: str, port: int, scheme: str = "http") 
         f"{route.purpose}"
         for route in routes
     ]
+    if management_url is not None:
+        lines.append(f"Management on {management_url}")
     lines += ["Try:", f"  curl -N {url}/invocations -H 'Content-Type: application/json' \\"]
     lines += [f"    -d '{_EXAMPLE}'"]
     return "\n".join(lines)
+
+
+def reachable_url(host: str, port: int, *, is_https: bool) -> str:
+    """The URL by which this machine reaches a server that listens on ``host``."""
+    host = _ANY_ADDRESS.get(host, host)
+    scheme = "https" if is_https else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lmi_core.config.resolve import resolve
 from lmi_core.progress import TerminalProgress
-from lmi_server.lifecycle import bind, run_server
+from lmi_server.lifecycle import bind_all, run_server
 from lmi_server.loading import recipe_of, server_options
 from lmi_server.logging import setup_logging
 from lmi_server.metrics import Metrics
@@ -30,7 +30,9 @@ def serve(argv: Sequence[str], default_model: Path) -> int:
     setup_logging(server.log_format, server.log_level)
     for warning in deployment.warnings:
         log.warning(warning)
-    bind(server.host, server.port).close()
+    options = server_options(server)
+    with bind_all(options):
+        pass
     progress = TerminalProgress()
 
     def announce(text: str) -> None:
@@ -39,7 +41,7 @@ def serve(argv: Sequence[str], default_model: Path) -> int:
 
     num_models = len(deployment.models)
     models = ModelRegistry(
-        server_options(server),
+        options,
         Metrics(),
         [
             recipe_of(model, server, num_models=num_models, progress=progress)

@@ -9,16 +9,18 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import Callable, Coroutine
+import ssl
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 
 from aiohttp import web
 
 from lmi_core.errors import UserError
-from lmi_server.app import REFUSE, ROUTES, build_app
-from lmi_server.banner import banner
+from lmi_server.app import REFUSE, ROUTES, build_app, may_manage
+from lmi_server.banner import banner, reachable_url
 from lmi_server.connections import Connection
 from lmi_server.model_registry import ModelRegistry
+from lmi_server.options import ServerOptions
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +40,13 @@ async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) 
     """
     stop, options = _StopSignal(), models.options
     _raise_file_limit()
-    with bind(options.host, options.port) as listener:
+    with bind_all(options) as sockets:
         async with models:
             server = HttpServer(models)
             if options.wait_for_models:
                 await models.load_all()
-            await server.start(listener)
-            port = listener.getsockname()[1]
-            scheme = "http" if options.tls is None else "https"
-            announce(banner(server.app[ROUTES], options.host, port, scheme))
+            await server.start(*sockets)
+            announce(banner(server.app[ROUTES], *urls(options, sockets)))
             if not options.wait_for_models:
                 await _load_while_serving(models, server, stop)
             await stop.requested.wait()
@@ -66,41 +66,25 @@ async def _load_while_serving(models: ModelRegistry, server: HttpServer, stop: _
 
 
 class HttpServer:
-    """The application on a listening socket."""
+    """The application on a listening socket, and management on one of its own."""
 
     def __init__(self, models: ModelRegistry) -> None:
         self._models = models
-        self._options = models.options
+        self._options = options = models.options
         self.app = build_app(models)
-        self._runner = web.AppRunner(
-            self.app,
-            access_log=None,
-            handler_cancellation=True,
-            shutdown_timeout=_CANCEL_TIMEOUT_S,
-        )
-        self._listening: asyncio.Server | None = None
+        self._listeners = [Listener(self.app, options, options.tls)]
+        if options.management is not None and may_manage(options):
+            management = build_app(models, is_management=True)
+            self._listeners.append(Listener(management, options, options.management.tls))
 
-    async def start(self, listener: socket.socket) -> None:
-        """Accept connections on a bound socket."""
-        await self._runner.setup()
-        assert self._runner.server is not None
-        accept = partial(
-            Connection,
-            self._runner.server,
-            refuse=self.app[REFUSE],
-            head_timeout_s=self._options.receive_timeout_s,
-            access_log=None,
-            keepalive_timeout=self._options.keepalive_timeout_s,
-            lingering_time=_LINGERING_S,
-        )
-        try:
-            self._listening = await asyncio.get_running_loop().create_server(
-                accept, sock=listener, backlog=_BACKLOG, ssl=self._options.tls
-            )
-        except OSError as error:
-            await self._runner.cleanup()
-            host, port = listener.getsockname()[:2]
-            raise _port_error(host, port, error) from None
+    async def start(self, *sockets: socket.socket) -> None:
+        """Accept connections on bound sockets, as ``bind_all`` gives them."""
+        for listener, bound in zip(self._listeners, sockets, strict=True):
+            try:
+                await listener.start(bound)
+            except BaseException:
+                await self._cleanup()
+                raise
 
     async def stop(self, urgent: asyncio.Event) -> None:
         """Accept nothing more, let running requests finish in time, cut off the rest.
@@ -111,13 +95,65 @@ class HttpServer:
         models.start_draining()
         if models.num_in_flight:
             log.info("stopping: waiting for %d requests", models.num_in_flight)
+        for listener in self._listeners:
+            listener.close()
+        await _first_of(models.idle(), urgent.wait(), timeout_s=self._options.drain_timeout_s)
+        if models.num_in_flight:
+            log.warning("%d requests did not finish and are cut off", models.num_in_flight)
+        await self._cleanup()
+
+    async def _cleanup(self) -> None:
+        for listener in self._listeners:
+            await listener.cleanup()
+
+
+class Listener:
+    """One application on one socket."""
+
+    def __init__(
+        self, app: web.Application, options: ServerOptions, tls: ssl.SSLContext | None
+    ) -> None:
+        self._app = app
+        self._options = options
+        self._tls = tls
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=_CANCEL_TIMEOUT_S,
+        )
+        self._listening: asyncio.Server | None = None
+
+    async def start(self, bound: socket.socket) -> None:
+        """Accept connections on a bound socket."""
+        await self._runner.setup()
+        assert self._runner.server is not None
+        accept = partial(
+            Connection,
+            self._runner.server,
+            refuse=self._app[REFUSE],
+            head_timeout_s=self._options.receive_timeout_s,
+            access_log=None,
+            keepalive_timeout=self._options.keepalive_timeout_s,
+            lingering_time=_LINGERING_S,
+        )
+        try:
+            self._listening = await asyncio.get_running_loop().create_server(
+                accept, sock=bound, backlog=_BACKLOG, ssl=self._tls
+            )
+        except OSError as error:
+            host, port = bound.getsockname()[:2]
+            raise _port_error(host, port, error) from None
+
+    def close(self) -> None:
+        """Accept nothing more."""
         if self._listening is not None:
             self._listening.close()
         if self._runner.server is not None:
             self._runner.server.pre_shutdown()
-        await _first_of(models.idle(), urgent.wait(), timeout_s=self._options.drain_timeout_s)
-        if models.num_in_flight:
-            log.warning("%d requests did not finish and are cut off", models.num_in_flight)
+
+    async def cleanup(self) -> None:
+        """End every connection."""
         await self._runner.cleanup()
 
 
@@ -151,7 +187,29 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def bind(host: str, port: int) -> socket.socket:
+@contextlib.contextmanager
+def bind_all(options: ServerOptions) -> Iterator[list[socket.socket]]:
+    """A bound socket per address of the server, management's last; UserError as ``bind``."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(bind(options.host, options.port))]
+        own = options.management
+        if own is not None and may_manage(options):
+            sockets.append(stack.enter_context(bind(own.host, own.port, "management_address")))
+        yield sockets
+
+
+def urls(options: ServerOptions, sockets: Sequence[socket.socket]) -> list[str]:
+    """The URL of every address that ``bind_all`` gave a socket for."""
+    addresses = [(options.host, options.tls)]
+    if options.management is not None:
+        addresses.append((options.management.host, options.management.tls))
+    return [
+        reachable_url(host, bound.getsockname()[1], is_https=tls is not None)
+        for (host, tls), bound in zip(addresses, sockets, strict=False)
+    ]
+
+
+def bind(host: str, port: int, option: str = "--port") -> socket.socket:
     """A bound socket that doesn't listen yet; UserError says why the port can't be had."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
@@ -166,14 +224,14 @@ def bind(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except (OSError, OverflowError) as error:
-        raise _port_error(host, port, error) from None
+        raise _port_error(host, port, error, option) from None
     return listener
 
 
-def _port_error(host: str, port: int, error: Exception) -> UserError:
+def _port_error(host: str, port: int, error: Exception, option: str = "--port") -> UserError:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return UserError(
-            f"Port {port} on {host} is in use; stop what listens there or choose another --port",
+            f"Port {port} on {host} is in use; stop what listens there or choose another {option}",
             field="port",
         )
     return UserError(f"Can't listen on {host} port {port}: {error}", field="host")

@@ -25,7 +25,7 @@ from lmi_core.text.tools import ToolStyle
 from lmi_server.formatting import FormattingBackend
 from lmi_server.handler_backend import HandlerBackend
 from lmi_server.model import Opened, Recipe
-from lmi_server.options import ServerOptions
+from lmi_server.options import Listening, ServerOptions
 from lmi_server.protocols.lmi import LmiOptions
 from lmi_server.protocols.lmi_release import Release
 from lmi_server.protocols.tgi_options import TgiOptions
@@ -80,6 +80,7 @@ def recipe_of(
 
 def server_options(server: ServerConfig) -> ServerOptions:
     """The options of the server as a whole."""
+    tls, management = _tls(server), server.management
     return ServerOptions(
         host=server.host,
         port=server.port,
@@ -90,7 +91,12 @@ def server_options(server: ServerConfig) -> ServerOptions:
         cors_headers=server.cors_headers,
         request_id_header=server.request_id_header,
         error_rates=server.error_rates,
-        tls=_tls(server),
+        tls=tls if server.scheme == "https" else None,
+        management=None
+        if management is None
+        else Listening(
+            management.host, management.port, tls if management.scheme == "https" else None
+        ),
         admin_key=server.admin_key,
         wait_for_models=server.wait_model_loading,
         allow_multi_status=server.allow_multi_status,

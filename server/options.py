@@ -5,13 +5,21 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.protocols.lmi import LmiOptions
 from lmi_server.protocols.tgi_options import TgiOptions
 
 LogFormat = Literal["console", "json"]
+
+
+class Listening(NamedTuple):
+    """An address and what speaks https there; None: http."""
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +29,8 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8080
     """0: any free port; the one chosen is printed."""
+    management: Listening | None = None
+    """Where the management routes are, and nothing else is; None: with the others."""
     api: str = "lmi"
     """The dialect that shared routes speak: lmi, tgi or openai."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)

@@ -40,7 +40,6 @@ CAPABILITIES = {
     "server.chunked_read_timeout": "a time limit between pieces of an answer",
     "server.keystore": "TLS from a Java key store",
     "server.loading_timeout": "a time limit for loading",
-    "server.management_address": "a separate management address",
     "server.predict_timeout": "a time limit per step",
     "server.prometheus": "metrics at /server/metrics",
     "server.sessions": "stateful sessions",

@@ -10,23 +10,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from lmi_core.config.address import Address, is_loopback, parse_address
 from lmi_core.config.merge import Values
 from lmi_core.config.problem import Problems
 from lmi_core.config.table import BY_KEY
 
-_ADDRESS = re.compile(
-    r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^:/\[\]]+)(:(?P<port>[0-9]{1,5}))?/?"
-)
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]{1,80}", re.ASCII)
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Address, limits and directories of the server; ``values`` holds every server key given."""
 
+    scheme: str = "http"
     host: str = "127.0.0.1"
     port: int = 8080
+    management: Address | None = None
+    """Where the management routes are, and nothing else is; None: with the others."""
     api: str = "lmi"
     api_key: str | None = field(default=None, repr=False)
     cors_origins: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class ServerConfig:
     cors_headers: str | None = None
     request_id_header: str = "x-request-id"
     certificate_file: Path | None = None
-    """With ``private_key_file``: serve https. Both are PEM; None: http."""
+    """With ``private_key_file``: for addresses of https. Both are PEM."""
     private_key_file: Path | None = None
     error_rates: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """Failures and the seconds in which more of them make /ping answer 503, by kind."""
@@ -66,16 +66,17 @@ class ServerConfig:
 
 def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerConfig:
     """Build the server's configuration; ``server`` holds the launcher's flags and variables."""
-    scheme, host, port = _address(server, problems, tgi)
-    certificate, private_key = _certificate(server, problems, scheme)
-    host = str(server.get("option.hostname") or host)
-    given_port = server.get("option.port")
+    inference = _inference(server, problems, tgi)
+    management = _management(server, problems, inference)
+    certificate, private_key = _certificate(server, problems, inference, management)
     limit = server.get("option.payload_limit") or server.get("max_request_size")
     drain = server.get("option.graceful_termination_timeout")
     timeout = server.get("request_timeout")
     return ServerConfig(
-        host=host,
-        port=given_port if isinstance(given_port, int) else port,
+        scheme=inference.scheme,
+        host=inference.host,
+        port=inference.port,
+        management=management,
         api=_api(server, tgi),
         api_key=_text(server.get("option.api_key")),
         cors_origins=_origins(server),
@@ -182,41 +183,65 @@ def _statuses(server: Values) -> dict[str, int]:
 
 
 def _certificate(
-    server: Values, problems: Problems, scheme: str
+    server: Values, problems: Problems, inference: Address, management: Address | None
 ) -> tuple[Path | None, Path | None]:
-    """Return certificate and key for an address of https; other addresses take none."""
+    """Return certificate and key for addresses of https; others take none."""
+    addresses = {"inference_address": inference, "management_address": management}
+    secure = [key for key, value in addresses.items() if value and value.scheme == "https"]
     keys = ("certificate_file", "private_key_file")
     certificate, private_key = (_path(server.get(key)) for key in keys)
-    if scheme == "https" and (certificate is None or private_key is None):
+    if secure and (certificate is None or private_key is None):
         problems.error(
-            server.where("inference_address"),
-            "inference_address is https, which needs certificate_file and private_key_file (PEM)",
-            "inference_address",
+            server.where(secure[0]),
+            f"{secure[0]} is https, which needs certificate_file and private_key_file (PEM)",
+            secure[0],
         )
-    if scheme == "https":
+    if secure:
         return certificate, private_key
     for key in keys:
         if server.get(key) is not None:
-            problems.warn(
-                server.where(key), f"{key} counts only where inference_address is https://", key
-            )
+            problems.warn(server.where(key), f"{key} counts only where an address is https://", key)
     return None, None
 
 
-def _address(server: Values, problems: Problems, tgi: bool) -> tuple[str, str, int]:
-    """Return scheme, host and port; a launcher listens everywhere on 3000 unless told otherwise."""
-    key = "inference_address"
-    default = ("http", "0.0.0.0", 3000) if tgi else ("http", "127.0.0.1", 8080)
-    if server.get(key) is None:
-        return default
-    address = str(server.get(key))
-    match = _ADDRESS.fullmatch(address if "://" in address else f"http://{address}")
-    port = int(match["port"] or _DEFAULT_PORTS[match["scheme"]]) if match else -1
-    if address.startswith("unix:"):
-        fault = "Unix sockets are not available in this version; write http://host:port"
-    elif match is None or port > 65535:
-        fault = "is not http://host:port"
-    else:
-        return match["scheme"], match["host"].strip("[]"), port
-    problems.error(server.where(key), f"{key}={address[:80]!r}: {fault}", key)
-    return default
+def _inference(server: Values, problems: Problems, tgi: bool) -> Address:
+    """Where to listen; a launcher does so everywhere on 3000 unless told otherwise."""
+    address = Address("http", "0.0.0.0", 3000) if tgi else Address("http", "127.0.0.1", 8080)
+    address = _address("inference_address", server, problems) or address
+    port = server.get("option.port")
+    return address._replace(
+        host=str(server.get("option.hostname") or address.host),
+        port=port if isinstance(port, int) else address.port,
+    )
+
+
+def _management(server: Values, problems: Problems, inference: Address) -> Address | None:
+    """Where management listens, or None where that is no address of its own."""
+    key = "management_address"
+    address = _address(key, server, problems)
+    if address is None or address[1:] == inference[1:]:
+        return None
+    if address.port == inference.port != 0:
+        problems.error(
+            server.where(key),
+            f"{key} has port {address.port} on {address.host}, and inference_address has it on "
+            f"{inference.host}; write the same address twice, or two ports",
+            key,
+        )
+    elif not is_loopback(address.host) and server.get("admin_key") is None:
+        problems.warn(
+            server.where(key),
+            f"{key}: nothing listens on {address.host} port {address.port}, since management is "
+            "for the loopback interface only without an admin_key",
+            key,
+        )
+    return address
+
+
+def _address(key: str, server: Values, problems: Problems) -> Address | None:
+    given = server.get(key)
+    try:
+        return None if given is None else parse_address(str(given))
+    except ValueError as error:
+        problems.error(server.where(key), f"{key}={str(given)[:80]!r}: {error}", key)
+        return None

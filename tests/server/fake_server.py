@@ -15,13 +15,16 @@ from lmi_server.logging import setup_logging
 from lmi_server.metrics import Metrics
 from lmi_server.model import recipe_of_engine
 from lmi_server.model_registry import ModelRegistry
-from lmi_server.options import ServerOptions
+from lmi_server.options import Listening, ServerOptions
 from tests.server.fake_engine import FakeEngine
 
 
 def main() -> int:
     settings = json.loads(sys.argv[1])
-    options = ServerOptions(**settings.pop("server", {}))
+    server = settings.pop("server", {})
+    if "management" in server:
+        server["management"] = Listening(*server["management"])
+    options = ServerOptions(**server)
     setup_logging(options.log_format)
 
     def announce(text: str) -> None:

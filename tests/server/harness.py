@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from lmi_server.app import MODELS
-from lmi_server.lifecycle import HttpServer, bind
+from lmi_server.lifecycle import HttpServer, bind_all
 from lmi_server.metrics import Metrics
 from lmi_server.model import recipe_of_engine
 from lmi_server.model_registry import ModelRegistry
@@ -26,6 +26,7 @@ class Served:
     metrics: Metrics
     client: aiohttp.ClientSession
     port: int
+    management_port: int | None = None
 
     @property
     def models(self) -> Any:
@@ -81,13 +82,13 @@ async def serving_backend(backend: Any, metrics: Metrics, **options: Any) -> Asy
 async def serving_models(models: ModelRegistry, *, load: bool = True) -> AsyncIterator[Served]:
     """``load``: before the port opens."""
     server = HttpServer(models)
-    with bind("127.0.0.1", 0) as listener:
+    with bind_all(replace(models.options, host="127.0.0.1", port=0)) as sockets:
         if load:
             await models.load_all()
-        port = listener.getsockname()[1]
-        await server.start(listener)
+        port, *others = (bound.getsockname()[1] for bound in sockets)
+        await server.start(*sockets)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
-            yield Served(FakeEngine(), server, models.metrics, client, port)
+            yield Served(FakeEngine(), server, models.metrics, client, port, *others)
         await server.stop(asyncio.Event())
 
 

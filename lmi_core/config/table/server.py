@@ -14,7 +14,7 @@ _KEYSTORE = needs("server.keystore", "write certificate_file and private_key_fil
 _HEADERS = "tests/cli/test_options.py::test_headers_and_statuses"
 _TLS = honoured(
     None,
-    "of the server, where inference_address is https://",
+    "of the server, where an address is https://",
     test="tests/cli/test_options.py::test_https",
 )
 _CORS = honoured(None, "answered to a browser's preflight", test=_HEADERS)
@@ -89,7 +89,11 @@ OPTIONS = (
         "management_address",
         Text("http://host:port or unix:/path"),
         "Address of the management routes.",
-        needs("server.management_address", tuning=True, idle=("http://127.0.0.1:8080",)),
+        honoured(
+            None,
+            "address that has the management routes alone, where it isn't inference_address",
+            test="tests/server/test_management_address.py::test_management_has_its_own_port",
+        ),
         "http://127.0.0.1:8080",
     ),
     _server(
