@@ -253,13 +253,6 @@ def _device(subject: Subject) -> None:
             f"option.deterministic=true needs option.device=cpu: with {device}, results may depend "
             "on what else is in the batch",
         )
-    is_int8 = subject.option("dtype") == "int8"
-    for name, value in (("quantize", subject.option("quantize")), ("dtype", is_int8 and "int8")):
-        if value:
-            subject.error(
-                f"option.{name}",
-                f"option.{name}={value} needs option.device=cpu; leave it out for {device}",
-            )
 
 
 _COMMON: tuple[Rule, ...] = (

@@ -29,7 +29,7 @@ class EngineConfig:
     """What the matrices become at load; None: as ``dtype``. The CPU rounds activations too. int8
     has a scale per output, int4 one per output and 128 inputs; the output head is int8 in both."""
     kv_dtype: KvDType = "auto"
-    """KV cache; auto: as ``dtype``; int8: with a scale per token and head (CPU engine)."""
+    """KV cache; auto: as ``dtype``; int8: with a scale per token and head."""
     max_model_len: int | None = None
     """Longest prompt plus output in tokens; None: the model's own limit."""
     rope_scaling: Literal["linear", "dynamic"] | None = None

@@ -28,10 +28,11 @@ from lmi_core.errors import InsufficientMemoryError, UserError
 from lmi_core.ops import select
 from lmi_core.ops.device_step import DeviceStep
 from lmi_core.ops.eager import EagerRecorder
+from lmi_core.ops.paged_cache import PagedCache
 from lmi_core.ops.pending_results import PendingResults
 from lmi_core.ops.sampling_inputs import SamplingInputs
 from lmi_core.ops.step_arrays import StepArrays
-from lmi_core.ops.torch_weights import DTYPES, DeviceWeights, PagedCache
+from lmi_core.ops.torch_weights import DeviceWeights
 
 if TYPE_CHECKING:
     from lmi_core.config.engine_config import EngineConfig
@@ -70,12 +71,6 @@ class TorchRunner:
         spec = model.spec
         self.device = device
         kv_dtype = model.dtype if config.kv_dtype == "auto" else config.kv_dtype
-        if kv_dtype not in DTYPES:
-            raise UserError(
-                f"kv_dtype={kv_dtype} needs device=cpu; on {config.device} the KV cache is bf16 or "
-                "fp32",
-                field="kv_dtype",
-            )
         sizes = StepSizes.of(
             config,
             vocab_size=spec.vocab_size,
@@ -83,10 +78,16 @@ class TorchRunner:
             max_num_tokens=DEFAULT_BATCHED_TOKENS[device.type],
         )
         attention = spec.attention
-        slot_elements = 2 * spec.num_layers * attention.num_kv_heads * attention.head_dim
+        heads = {
+            "num_layers": spec.num_layers,
+            "num_kv_heads": attention.num_kv_heads,
+            "head_dim": attention.head_dim,
+        }
         memory = plan_kv_cache(
             config,
-            block_bytes=slot_elements * config.block_size * DTYPES[kv_dtype].itemsize,
+            block_bytes=PagedCache.block_bytes(
+                block_size=config.block_size, dtype=kv_dtype, **heads
+            ),
             max_model_len=sizes.max_model_len,
             spare=_spare_memory(device, spec, sizes, config.gpu_memory_utilization),
         )
@@ -95,13 +96,11 @@ class TorchRunner:
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
         cache = PagedCache(
-            num_layers=spec.num_layers,
             num_blocks=memory.num_blocks + 1,  # the last one: of rows that stand for none
             block_size=config.block_size,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
             dtype=kv_dtype,
             device=device,
+            **heads,
         )
         chosen = select.select(device.type)
         self._graph = _record(model, chosen, cache, sizes.max_model_len, device)

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from lmi_core.ops.device_step import DeviceStep
+from lmi_core.ops.paged_cache import PagedCache
 from lmi_core.ops.pending_results import PendingResults
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, RowSymbol
 from lmi_core.ops.sampling_inputs import SamplingInputs
 from lmi_core.ops.select import Kernels
-from lmi_core.ops.torch_weights import DTYPES, DeviceWeight, PagedCache, as_tensor
+from lmi_core.ops.torch_weights import DTYPES, DeviceWeight, as_tensor
 
 
 class Replay:
@@ -171,7 +172,7 @@ class EagerRecorder:
         cos_table, sin_table = self._constant(cos), self._constant(sin)
         q_scale = None if q_norm is None else self._constant(q_norm)
         k_scale = None if k_norm is None else self._constant(k_norm)
-        keys, values = store.keys[layer], store.values[layer]
+        keys, values, scales = store.keys[layer], store.values[layer], store.scales(layer)
 
         def compute(replay: Replay) -> Tensor:
             q: Tensor = self.kernels.rope_cache_write(
@@ -187,6 +188,7 @@ class EagerRecorder:
                 k_norm=k_scale,
                 norm_eps=norm_eps,
                 out_dtype=self._act,
+                scales=scales,
             )
             return q
 
@@ -205,7 +207,7 @@ class EagerRecorder:
         soft_cap: float,
     ) -> Handle:
         store = self._cache(cache)
-        keys, values = store.keys[layer], store.values[layer]
+        keys, values, scales = store.keys[layer], store.values[layer], store.scales(layer)
 
         def compute(replay: Replay) -> Tensor:
             y: Tensor = self.kernels.attention(
@@ -217,6 +219,7 @@ class EagerRecorder:
                 scale=scale,
                 window=window,
                 soft_cap=soft_cap,
+                scales=scales,
             )
             return y
 

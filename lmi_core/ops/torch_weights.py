@@ -1,4 +1,4 @@
-"""Weights and the KV cache as tensors on a device."""
+"""Weights as tensors on a device."""
 
 from __future__ import annotations
 
@@ -71,36 +71,6 @@ class DeviceWeights:
             group_size=group_size,
             is_gated=gated,
         )
-
-
-class PagedCache:
-    """Keys and values, each [layers, slots, kv heads, head_dim]."""
-
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: str,
-        device: torch.device,
-    ) -> None:
-        shape = (num_layers, num_blocks * block_size, num_kv_heads, head_dim)
-        self.block_size = block_size
-        self.keys = torch.empty(shape, dtype=DTYPES[dtype], device=device)
-        self.values = torch.empty_like(self.keys)
-
-    @property
-    def num_bytes(self) -> int:
-        return 2 * self.keys.numel() * self.keys.element_size()
-
-    def copy_blocks(self, src: Tensor, dst: Tensor) -> None:
-        """Copy whole blocks in every layer; none is both read and written."""
-        for store in (self.keys, self.values):
-            blocks = store.view(len(store), -1, self.block_size, *store.shape[2:])
-            blocks[:, dst] = blocks[:, src]
 
 
 def as_tensor(values: npt.NDArray[np.generic]) -> Tensor:

@@ -350,6 +350,24 @@ def test_devices_give_the_same_greedy_tokens(configured):
     run(main())
 
 
+def test_devices_have_the_same_data_types(configured):
+    pytest.importorskip("torch")
+
+    async def sizes(device):
+        written = f"option.device={device}\noption.kv_cache_dtype=int8\noption.quantize=int8\n"
+        async with running(configured(written + "option.kv_cache_bytes=1M\n")) as engine:
+            assert len(await generate(engine)) == 4
+            info = engine.info.runner
+            return info.kv_dtype, info.quantize, info.num_blocks
+
+    async def main():
+        expected = await sizes("cpu")
+        assert expected[:2] == ("int8", "int8")
+        assert await sizes("torch-cpu") == expected
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("properties", "argv", "expected"),
     [

@@ -369,15 +369,28 @@ def test_the_native_engine_is_one_copy_however_many_devices_there_are(explained)
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("quantize=int8", "option.quantize=int8 needs option.device=cpu"),
-        ("load_in_8bit=true", "option.quantize=bitsandbytes8 needs option.device=cpu"),
-        ("dtype=int8", "option.dtype=int8 needs option.device=cpu"),
         ("deterministic=true", "may depend on what else is in the batch"),
     ],
 )
 def test_what_only_the_cpu_engine_has(resolved, option, message):
     with pytest.raises(ConfigError, match=message):
         resolved("org/m", "-o", "device=cuda", "-o", option, host=Host(num_gpus=1))
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        ("quantize=int8", ("quantize", "int8")),
+        ("load_in_8bit=true", ("quantize", "int8")),
+        ("dtype=int8", ("quantize", "int8")),
+        ("kv_cache_dtype=int8", ("kv_dtype", "int8")),
+    ],
+)
+def test_what_every_device_has(resolved, option, setting):
+    for device in ("cpu", "cuda"):
+        options = ("-o", f"device={device}", "-o", option)
+        config = resolved("org/m", *options, host=Host(num_gpus=1))
+        assert dict(config.models[0].settings)[setting[0]] == setting[1]
 
 
 def test_settings_of_the_cpu_engine_have_no_effect_on_a_gpu(explained):

@@ -154,13 +154,34 @@ def test_what_was_decided() -> None:
     run(look())
 
 
-def test_an_int8_cache_is_refused() -> None:
-    async def look() -> None:
-        config = replace(config_of(cached_checkpoint("llama2"), "torch-cpu"), kv_dtype="int8")
-        with pytest.raises(UserError, match="kv_dtype=int8 needs device=cpu"):
-            await Engine(config).start()
+@pytest.mark.parametrize("kernels", ["torch", "triton", "native"])
+def test_an_int8_cache_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernels: str
+) -> None:
+    """As the CPU engine's, with a prefix from the cache; what has no kernel for it says so."""
+    if kernels == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter wants a process of its own: make test-triton")
+    if kernels == "native":
+        from tests.ops.cuda_kernels import use_cuda_kernels
 
-    run(look())
+        use_cuda_kernels(torch.device("cpu"), monkeypatch)
+    monkeypatch.setenv("LMI_OPS", f"rope_cache_write:{kernels},attention:{kernels}")
+    settings = {"kv_dtype": "int8", "max_num_batched_tokens": 16}
+    config = config_of(cached_checkpoint("llama2"), "torch-cpu", **settings)
+
+    async def generate(config: EngineConfig) -> tuple[list[TokenEvent], RunnerInfo]:
+        params = SamplingParams(max_new_tokens=2, ignore_eos=True, logprobs=2)
+        async with Engine(config, check_integrity=True) as engine:
+            await collect(engine, list(range(30, 52)), params)
+            return list(await collect(engine, list(range(30, 50)), params)), engine.info.runner
+
+    events, info = run(generate(config), 110)
+    others, native = run(generate(replace(config, device="cpu")))
+    assert (info.kv_dtype, info.kv_cache_bytes) == ("int8", native.kv_cache_bytes)
+    assert [event.token_id for event in events] == [event.token_id for event in others]
+    for event, other in zip(events, others, strict=True):
+        assert event.logprob == pytest.approx(other.logprob, abs=5e-3)
+    assert ("the CUDA kernel has no cache of int8" in caplog.text) == (kernels == "native")
 
 
 def test_a_failed_step_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

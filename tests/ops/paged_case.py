@@ -65,19 +65,24 @@ class PagedCase:
         return DeviceStep.upload(self.arrays(), block_size=self.block_size, device=device)
 
     def cache(
-        self, device: torch.device, dtype: torch.dtype, *, is_filled: bool
+        self, device: torch.device, dtype: torch.dtype, *, is_filled: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One layer's keys and values; filled: at the positions that the step's rows see."""
+        """One layer's keys and values; filled: at the positions that the step's rows see. int8:
+        codes everywhere."""
         arrays = self.arrays()
         shape = (arrays.block_tables.size * self.block_size, self.num_kv_heads, self.head_dim)
         generator = torch.Generator().manual_seed(self.seed)
-        stores = [torch.randn(shape, generator=generator).to(dtype) for _ in range(2)]
+        stores = [torch.randn(shape, generator=generator) for _ in range(2)]
+        if dtype == torch.int8:
+            stores = [(40 * store).clamp(-127, 127) for store in stores]
+        stores = [store.to(dtype) for store in stores]
         is_written = torch.zeros(shape[0], dtype=torch.bool)
         if is_filled:
             for seq in range(len(self.sequences)):
                 is_written[self.slots_of(arrays, seq)] = True
         for store in stores:
-            store[~is_written] = torch.nan
+            if dtype != torch.int8:
+                store[~is_written] = torch.nan
         return stores[0].to(device), stores[1].to(device)
 
     def slots_of(self, arrays: StepArrays, seq: int) -> torch.Tensor:

@@ -14,6 +14,8 @@ pytest.importorskip("triton")
 
 HEAD = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 32, "BLOCK_DIM": 128}
 TILE = {"BLOCK_KEYS": 32, "HAS_WINDOW": True, "HAS_SOFT_CAP": True, "IS_WIDENED": False}
+TILE["HAS_SCALES"] = False
+CODES = {**TILE, "HAS_SCALES": True}
 POINTERS = {
     "q_ptr": "*bf16",
     "keys_ptr": "*bf16",
@@ -31,9 +33,10 @@ POINTERS = {
     "halves_ptr": "*fp16",
 }
 POINTERS_OF = {"linear_packed": {"x_ptr": "*bf16"}}
+CODE_POINTERS = {"keys_ptr": "*i8", "values_ptr": "*i8"}
 FLOATS = {"eps", "norm_eps", "scale", "soft_cap"}
-PLAIN = {"BLOCK_KEYS": 32, "HAS_WINDOW": False, "HAS_SOFT_CAP": False, "IS_WIDENED": False}
-ROPE = {"HEAD_DIM": 128, "BLOCK": 128}
+PLAIN = {**TILE, "HAS_WINDOW": False, "HAS_SOFT_CAP": False}
+ROPE = {"HEAD_DIM": 128, "BLOCK": 128, "HAS_SCALES": False}
 ODD_HEAD = {**HEAD, "GROUP": 3, "HEAD_DIM": 80}
 PACKED = {
     "HAS_BIAS": True,
@@ -51,9 +54,16 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("activation", "_gated_activation_kernel", {"IS_SILU": False, "BLOCK": 1024}),
     ("rope", "_rope_cache_write_kernel", {"HAS_Q_NORM": True, "HAS_K_NORM": True, **ROPE}),
     ("rope", "_rope_cache_write_kernel", {"HAS_Q_NORM": False, "HAS_K_NORM": False, **ROPE}),
+    (
+        "rope",
+        "_rope_cache_write_kernel",
+        {**ROPE, "HAS_Q_NORM": True, "HAS_K_NORM": True, "HAS_SCALES": True},
+    ),
     ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **TILE}),
+    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **CODES}),
     ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **ODD_HEAD, **PLAIN}),
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **TILE}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **CODES}),
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **ODD_HEAD, **PLAIN}),
     ("linear_packed", "_linear_packed_kernel", {**PACKED, "IS_INT4": True, "GROUP": 128}),
     ("linear_packed", "_linear_packed_kernel", {**PACKED, "IS_INT4": False, "GROUP": 64}),
@@ -86,7 +96,7 @@ def compile_kernel(module: str, name: str, constants: dict[str, Any], architectu
 
     function = getattr(importlib.import_module(f"lmi_core.ops.triton.{module}"), name)
     signature = {
-        parameter: "constexpr" if parameter in constants else _type_of(module, parameter)
+        parameter: "constexpr" if parameter in constants else _type_of(module, parameter, constants)
         for parameter in function.arg_names
     }
     source = ASTSource(function, signature, constants)
@@ -94,7 +104,9 @@ def compile_kernel(module: str, name: str, constants: dict[str, Any], architectu
     return str(compiled.asm["ptx"])
 
 
-def _type_of(module: str, parameter: str) -> str:
+def _type_of(module: str, parameter: str, constants: dict[str, Any]) -> str:
+    if constants.get("HAS_SCALES") and parameter in CODE_POINTERS:
+        return CODE_POINTERS[parameter]
     if parameter.endswith("_ptr"):
         return {**POINTERS, **POINTERS_OF.get(module, {})}.get(parameter, "*fp32")
     return "fp32" if parameter in FLOATS else "i32"

@@ -70,7 +70,7 @@ OPTIONS = (
                 "int8": honoured(
                     "kv_dtype",
                     "a scale per token and head",
-                    test=f"{_TESTS}::test_data_types",
+                    test=f"{_TESTS}::test_devices_have_the_same_data_types",
                     capability="kv.int8",
                 ),
                 "fp8_e4m3fn": needs("kv.fp8", "write int8 or bf16", idle=()),

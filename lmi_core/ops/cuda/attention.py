@@ -9,6 +9,7 @@ from lmi_core.ops.cuda import library
 from lmi_core.ops.cuda.attention_plan import plan_attention
 from lmi_core.ops.cuda.fallback import fallback
 from lmi_core.ops.device_step import DeviceStep
+from lmi_core.ops.paged_cache import CacheScales
 
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
@@ -26,18 +27,28 @@ def attention(
     scale: float,
     window: int,
     soft_cap: float,
+    scales: CacheScales | None = None,
 ) -> Tensor:
     """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
-    all. ``soft_cap``: 0: none.
+    all. ``soft_cap``: 0: none. ``scales``: of int8 keys and values.
     """
     num_kv_heads, head_dim = keys.shape[1:]
     reason = _not_covered(q, keys, num_q_heads // num_kv_heads, head_dim)
     if reason:
         other = fallback("attention", q.device, reason)
-        settings = {"scale": scale, "window": window, "soft_cap": soft_cap}
-        result: Tensor = other(q, keys, values, step, num_q_heads=num_q_heads, **settings)
+        result: Tensor = other(
+            q,
+            keys,
+            values,
+            step,
+            num_q_heads=num_q_heads,
+            scale=scale,
+            window=window,
+            soft_cap=soft_cap,
+            scales=scales,
+        )
         return result
     plan = plan_attention(
         step,

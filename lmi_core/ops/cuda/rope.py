@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from lmi_core.ops.cuda import library
+from lmi_core.ops.cuda.fallback import fallback
+from lmi_core.ops.paged_cache import CacheScales
 
 
 def rope_cache_write(
@@ -22,12 +24,32 @@ def rope_cache_write(
     k_norm: Tensor | None,
     norm_eps: float,
     out_dtype: torch.dtype,
+    scales: CacheScales | None = None,
 ) -> Tensor:
     """Norm (optional) and rotate heads, write K and V at ``slots``, return q [T, hq d].
 
     qkv: fp32 [T, (hq + 2 hkv) d]; keys, values: one layer's [slots, hkv, d]; cos, sin: fp32
-    [positions, rotary / 2]; positions, slots: int32 [T].
+    [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: to be written, of int8 keys
+    and values.
     """
+    if scales is not None:
+        other = fallback("rope_cache_write", qkv.device, "cache of int8")
+        result: Tensor = other(
+            qkv,
+            keys,
+            values,
+            positions,
+            slots,
+            cos,
+            sin,
+            num_q_heads=num_q_heads,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            norm_eps=norm_eps,
+            out_dtype=out_dtype,
+            scales=scales,
+        )
+        return result
     num_tokens, (num_kv_heads, head_dim) = len(qkv), keys.shape[1:]
     q = qkv.new_empty(num_tokens, num_q_heads * head_dim, dtype=out_dtype)
     library.call(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lmi_core.ops.paged_cache import INT8_STEPS, CacheScales
 from lmi_core.ops.torch_ops.norm import normalized
 
 
@@ -22,11 +23,13 @@ def rope_cache_write(
     k_norm: Tensor | None,
     norm_eps: float,
     out_dtype: torch.dtype,
+    scales: CacheScales | None = None,
 ) -> Tensor:
     """Norm (optional) and rotate heads, write K and V at ``slots``, return q [T, hq d].
 
     qkv: fp32 [T, (hq + 2 hkv) d]; keys, values: one layer's [slots, hkv, d]; cos, sin: fp32
-    [positions, rotary / 2]; positions, slots: int32 [T].
+    [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: to be written, of int8 keys
+    and values.
     """
     num_kv_heads, head_dim = keys.shape[1:]
     heads = qkv.view(qkv.shape[0], -1, head_dim)
@@ -36,9 +39,20 @@ def rope_cache_write(
     if k_norm is not None:
         k = normalized(k, k_norm, norm_eps)
     rotation = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
-    keys[slots] = _rotate(k, *rotation).to(keys.dtype)
+    k = _rotate(k, *rotation)
+    if scales is not None:
+        k, scales.keys[slots] = _quantized(k)
+        v, scales.values[slots] = _quantized(v)
+    keys[slots] = k.to(keys.dtype)
     values[slots] = v.to(values.dtype)
     return _rotate(q, *rotation).flatten(1).to(out_dtype)
+
+
+def _quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 codes and the scale [...] of each row [..., d]."""
+    scale = x.abs().amax(-1, keepdim=True) / INT8_STEPS
+    codes = torch.where(scale > 0, x / scale, 0.0).round().clamp(-INT8_STEPS, INT8_STEPS)
+    return codes, scale.squeeze(-1)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lmi_core.ops.device_step import QUERY_TILE, DeviceStep
+from lmi_core.ops.paged_cache import CacheScales
 from lmi_core.ops.triton.attention_tile import attend_tile
 
 NUM_PROGRAMS = 264
@@ -29,11 +30,12 @@ def attention(
     scale: float,
     window: int,
     soft_cap: float,
+    scales: CacheScales | None = None,
 ) -> Tensor:
     """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
-    all. ``soft_cap``: 0: none.
+    all. ``soft_cap``: 0: none. ``scales``: of int8 keys and values.
     """
     num_kv_heads, head_dim = keys.shape[1:]
     sizes = {
@@ -46,15 +48,17 @@ def attention(
         "HAS_WINDOW": window > 0,
         "HAS_SOFT_CAP": soft_cap > 0.0,
         "IS_WIDENED": q.device.type != "cuda",
+        "HAS_SCALES": scales is not None,
     }
+    # Without scales the kernels take pointers that they don't follow.
+    cache = keys, values, *(scales or (keys, values))
     y = torch.empty_like(q)
     if len(step.single_seqs):
-        _decode(q, keys, values, y, step, (scale, soft_cap, window), sizes)
+        _decode(q, cache, y, step, (scale, soft_cap, window), sizes)
     if len(step.query_tiles):
         _prefill_kernel[(len(step.query_tiles), num_kv_heads)](
             q,
-            keys,
-            values,
+            *cache,
             y,
             step.query_tiles,
             step.first_rows,
@@ -74,8 +78,7 @@ def attention(
 
 def _decode(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    cache: tuple[Tensor, ...],
     y: Tensor,
     step: DeviceStep,
     settings: tuple[float, float, int],
@@ -94,8 +97,7 @@ def _decode(
     log_masses = torch.empty(shape, dtype=torch.float32, device=q.device)
     _decode_kernel[(num_seqs, num_kv_heads, num_splits)](
         q,
-        keys,
-        values,
+        *cache,
         partials,
         log_masses,
         step.single_seqs,
@@ -136,6 +138,8 @@ def _decode_kernel(
     q_ptr,
     keys_ptr,
     values_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     partials_ptr,
     log_masses_ptr,
     seqs_ptr,
@@ -158,6 +162,7 @@ def _decode_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_WIDENED: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ):
     index = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -174,7 +179,9 @@ def _decode_kernel(
     is_element = (group[:, None] < GROUP) & (dims[None, :] < HEAD_DIM)
     heads = kv_head * GROUP + group
     q_at = (row * NUM_KV_HEADS * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
-    q = tl.load(q_ptr + q_at, mask=is_element, other=0.0).to(keys_ptr.dtype.element_ty)
+    q = tl.load(q_ptr + q_at, mask=is_element, other=0.0)
+    if not HAS_SCALES:
+        q = q.to(keys_ptr.dtype.element_ty)
 
     positions = tl.zeros([BLOCK_GROUP], tl.int32) + kv_length - 1
     maximum = tl.full([BLOCK_GROUP], float("-inf"), tl.float32)
@@ -183,9 +190,10 @@ def _decode_kernel(
     for start in range(begin, end, BLOCK_KEYS):
         maximum, mass, y = attend_tile(
             q, positions, maximum, mass, y, start, end, keys_ptr, values_ptr,
-            tables_ptr + seq * table_stride, kv_head, scale, soft_cap, window,
+            key_scales_ptr, value_scales_ptr, tables_ptr + seq * table_stride, kv_head,
+            scale, soft_cap, window,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_DIM, BLOCK_KEYS, HAS_WINDOW, HAS_SOFT_CAP,
-            IS_WIDENED,
+            IS_WIDENED, HAS_SCALES,
         )  # fmt: skip
 
     # A split without keys has mass 0: its log is -inf and its result 0.
@@ -238,6 +246,8 @@ def _prefill_kernel(
     q_ptr,
     keys_ptr,
     values_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     y_ptr,
     tiles_ptr,
     first_rows_ptr,
@@ -259,6 +269,7 @@ def _prefill_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_WIDENED: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ):
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -276,7 +287,9 @@ def _prefill_kernel(
     is_element = is_scored[:, None] & (dims[None, :] < HEAD_DIM)
     rows = tl.load(first_rows_ptr + seq).to(tl.int64) + in_seq
     at = ((rows * NUM_KV_HEADS + kv_head) * GROUP + group)[:, None] * HEAD_DIM + dims[None, :]
-    q = tl.load(q_ptr + at, mask=is_element, other=0.0).to(keys_ptr.dtype.element_ty)
+    q = tl.load(q_ptr + at, mask=is_element, other=0.0)
+    if not HAS_SCALES:
+        q = q.to(keys_ptr.dtype.element_ty)
 
     begin = tl.maximum(num_cached + first + 1 - window, 0) if HAS_WINDOW else 0
     end = num_cached + tl.minimum(first + QUERY_TILE, num_rows)
@@ -286,9 +299,10 @@ def _prefill_kernel(
     for start in range(begin, end, BLOCK_KEYS):
         maximum, mass, y = attend_tile(
             q, num_cached + in_seq, maximum, mass, y, start, end, keys_ptr, values_ptr,
-            tables_ptr + seq * table_stride, kv_head, scale, soft_cap, window,
+            key_scales_ptr, value_scales_ptr, tables_ptr + seq * table_stride, kv_head,
+            scale, soft_cap, window,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_DIM, BLOCK_KEYS, HAS_WINDOW, HAS_SOFT_CAP,
-            IS_WIDENED,
+            IS_WIDENED, HAS_SCALES,
         )  # fmt: skip
     y = y / tl.where(mass > 0.0, mass, 1.0)[:, None]
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=is_element)

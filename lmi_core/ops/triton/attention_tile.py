@@ -17,6 +17,8 @@ def attend_tile(
     end,
     keys_ptr,
     values_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     table_ptr,
     kv_head,
     scale,
@@ -30,24 +32,31 @@ def attend_tile(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_WIDENED: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ):
     """Take keys start .. start + BLOCK_KEYS, below end, into the running softmax of Milakov and
     Gimelshein, "Online normalizer calculation for softmax", 2018: row maxima, masses relative to
-    them, and unnormalised results. IS_WIDENED: multiply in fp32, since Triton's interpreter takes
-    the bits of bf16 for integers in tl.dot."""
+    them, and unnormalised results. HAS_SCALES: keys and values are codes, whose scales go into the
+    scores and the weights. IS_WIDENED: multiply in fp32, since Triton's interpreter takes the bits
+    of bf16 for integers in tl.dot."""
     at = start + tl.arange(0, BLOCK_KEYS)
     dims = tl.arange(0, BLOCK_DIM)
     is_key = at < end
     blocks = tl.load(table_ptr + at // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
     slots = blocks * BLOCK_SIZE + at % BLOCK_SIZE
-    offsets = (slots * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + dims[None, :]
+    heads = slots * NUM_KV_HEADS + kv_head
+    offsets = heads[:, None] * HEAD_DIM + dims[None, :]
     is_element = is_key[:, None] & (dims[None, :] < HEAD_DIM)
 
-    k = tl.load(keys_ptr + offsets, mask=is_element, other=0.0)
+    k = tl.load(keys_ptr + offsets, mask=is_element, other=0)
+    if HAS_SCALES:
+        k = k.to(tl.float32).to(q.dtype)
     if IS_WIDENED:
         q = q.to(tl.float32)
         k = k.to(tl.float32)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if HAS_SCALES:
+        scores *= tl.load(key_scales_ptr + heads, mask=is_key, other=0.0)[None, :]
     if HAS_SOFT_CAP:
         # tanh(z) is 2 sigmoid(2 z) - 1.
         scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
@@ -62,8 +71,12 @@ def attend_tile(
     origin = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
     weights = tl.exp(scores - origin[:, None])
     fading = tl.exp(maximum - origin)
-    v = tl.load(values_ptr + offsets, mask=is_element, other=0.0)
-    rounded = weights.to(v.dtype)
+    v = tl.load(values_ptr + offsets, mask=is_element, other=0)
+    scaled = weights
+    if HAS_SCALES:
+        v = v.to(tl.float32).to(q.dtype)
+        scaled *= tl.load(value_scales_ptr + heads, mask=is_key, other=0.0)[None, :]
+    rounded = scaled.to(v.dtype)
     if IS_WIDENED:
         rounded = rounded.to(tl.float32)
         v = v.to(tl.float32)

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lmi_core.ops.paged_cache import CacheScales
+
 
 def rope_cache_write(
     qkv: Tensor,
@@ -22,11 +24,13 @@ def rope_cache_write(
     k_norm: Tensor | None,
     norm_eps: float,
     out_dtype: torch.dtype,
+    scales: CacheScales | None = None,
 ) -> Tensor:
     """Norm (optional) and rotate heads, write K and V at ``slots``, return q [T, hq d].
 
     qkv: fp32 [T, (hq + 2 hkv) d]; keys, values: one layer's [slots, hkv, d]; cos, sin: fp32
-    [positions, rotary / 2]; positions, slots: int32 [T].
+    [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: to be written, of int8 keys
+    and values.
     """
     num_tokens, (num_kv_heads, head_dim) = len(qkv), keys.shape[1:]
     q = qkv.new_empty(num_tokens, num_q_heads * head_dim, dtype=out_dtype)
@@ -42,12 +46,14 @@ def rope_cache_write(
             sin,
             cos if q_norm is None else q_norm,
             cos if k_norm is None else k_norm,
+            *(scales or (cos, cos)),
             norm_eps,
             num_q_heads,
             num_kv_heads,
             cos.shape[1],
             HAS_Q_NORM=q_norm is not None,
             HAS_K_NORM=k_norm is not None,
+            HAS_SCALES=scales is not None,
             HEAD_DIM=head_dim,
             BLOCK=triton.next_power_of_2(head_dim),
         )
@@ -66,12 +72,15 @@ def _rope_cache_write_kernel(
     sin_ptr,
     q_norm_ptr,
     k_norm_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     norm_eps,
     num_q_heads,
     num_kv_heads,
     half,
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -84,7 +93,12 @@ def _rope_cache_write_kernel(
     cache_row = tl.load(slots_ptr + token).to(tl.int64) * num_kv_heads
     x = tl.load(source + at, mask=is_dim, other=0.0)
     if head >= num_rotated:
-        target = values_ptr + (cache_row + head - num_rotated) * HEAD_DIM + at
+        cache_head = cache_row + head - num_rotated
+        if HAS_SCALES:
+            scale = row_scale(x)
+            tl.store(value_scales_ptr + cache_head, scale)
+            x = codes_of(x, scale)
+        target = values_ptr + cache_head * HEAD_DIM + at
         tl.store(target, x.to(values_ptr.dtype.element_ty), mask=is_dim)
     else:
         # Each dimension's partner in its rotation; past the rotary part, itself.
@@ -100,12 +114,30 @@ def _rope_cache_write_kernel(
             if HAS_Q_NORM:
                 x *= scale * tl.load(q_norm_ptr + at, mask=is_dim, other=0.0)
                 partner *= scale * tl.load(q_norm_ptr + partner_at, mask=is_dim, other=0.0)
-            target = q_ptr + (token * num_q_heads + head) * HEAD_DIM + at
-            tl.store(target, (x * cos + partner * sin).to(q_ptr.dtype.element_ty), mask=is_dim)
+            q_at = q_ptr + (token * num_q_heads + head) * HEAD_DIM + at
+            tl.store(q_at, (x * cos + partner * sin).to(q_ptr.dtype.element_ty), mask=is_dim)
         else:
             if HAS_K_NORM:
                 x *= scale * tl.load(k_norm_ptr + at, mask=is_dim, other=0.0)
                 partner *= scale * tl.load(k_norm_ptr + partner_at, mask=is_dim, other=0.0)
-            target = keys_ptr + (cache_row + head - num_q_heads) * HEAD_DIM + at
-            y = (x * cos + partner * sin).to(keys_ptr.dtype.element_ty)
-            tl.store(target, y, mask=is_dim)
+            cache_head = cache_row + head - num_q_heads
+            y = x * cos + partner * sin
+            if HAS_SCALES:
+                step = row_scale(y)
+                tl.store(key_scales_ptr + cache_head, step)
+                y = codes_of(y, step)
+            target = keys_ptr + cache_head * HEAD_DIM + at
+            tl.store(target, y.to(keys_ptr.dtype.element_ty), mask=is_dim)
+
+
+@triton.jit
+def row_scale(x):
+    """What int8 codes of the row are multiples of; NaN, which a maximum may pass over, stays."""
+    return tl.max(tl.abs(x), 0) / 127.0 + tl.sum(tl.where(x == x, 0.0, x), 0)
+
+
+@triton.jit
+def codes_of(x, scale):
+    is_scaled = scale > 0.0
+    codes = tl.floor(tl.where(is_scaled, x, 0.0) / tl.where(is_scaled, scale, 1.0) + 0.5)
+    return tl.minimum(tl.maximum(codes, -127.0), 127.0)
