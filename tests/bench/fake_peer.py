@@ -79,7 +79,7 @@ def open_engine(load: Load) -> tuple[Generate, dict[str, Any]]:
     calls = iter(range(1, 1 << 30))
 
     def generate(prompts: list[list[int]], num_new: int) -> list[Timing]:
-        print("noise on standard output")
+        print("noise on standard output", flush=True)
         if next(calls) == behaviour.get("dies_at"):
             print("out of memory", file=sys.stderr, flush=True)
             os._exit(9)
