@@ -192,7 +192,8 @@ class KernelRunner {
     }
     step.masks = row_masks.data();
     step.mask_ready = ready.data();
-    run(kernels_.sample, cpu::SampleArgs{logits.data(), logits.shape(1), logits.shape(1), &step});
+    run(kernels_.sample,
+        cpu::SampleArgs{logits.data(), logits.shape(1), logits.shape(1), &step, {}});
     py::dict result;
     result["ids"] = ids;
     result["logprobs"] = logprobs;

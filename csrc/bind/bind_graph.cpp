@@ -220,7 +220,8 @@ Handle linear(PyGraph& self, const Handle& x, const py::object& weight_object,
   const auto& weight = weight_object.cast<const LinearWeight&>();
   self.keep(weight_object);
   if (bias) self.keep(*bias);
-  cpu::LinearArgs args{.weight = weight.packed()};
+  cpu::LinearArgs args;
+  args.weight = weight.packed();
   args.bias = floats(bias, args.weight.num_outputs, "the bias");
   args.activation = parse_activation(activation);
   LMI_CHECK(out_dtype == "fp32" || out_dtype == "act", "out_dtype '", out_dtype,

@@ -93,6 +93,12 @@ struct QuantizeRowsArgs {
 
 enum class Activation : uint8_t { kNone, kSilu, kGeluTanh };
 
+// Of some rows of the output head only the greatest output's column is wanted.
+struct RowArgmax {
+  const uint8_t* is_wanted = nullptr;  // [rows] 0: the row's outputs are wanted; null: all rows'
+  uint64_t* candidates = nullptr;      // [rows] 0 before; raised by every chunk
+};
+
 struct LinearArgs {
   // [rows, num_inputs] in the dtype of the weight, or quantised rows for a quantised weight, which
   // makes one numeric path for all row counts.
@@ -107,6 +113,7 @@ struct LinearArgs {
   DType y_dtype = DType::kF32;  // kF32 or kBF16
   int64_t y_stride = 0;
   int64_t num_rows = 0;
+  RowArgmax argmax;  // of linears with neither bias, activation nor residual, y in fp32
 };
 
 struct RmsNormArgs {
@@ -186,6 +193,7 @@ struct SampleArgs {
   int64_t logits_stride = 0;
   int64_t vocab_size = 0;  // at most kMaxVocabSize
   const StepView* step = nullptr;
+  RowArgmax argmax;  // rows whose token is known
 };
 
 struct BlockCopyArgs {

@@ -33,6 +33,24 @@ SamplingRowView view_sampling_row(const SamplingTable& table, int32_t row) {
   return view;
 }
 
+static bool wants_argmax(const StepView& step, int32_t logit_row) {
+  if (step.sampling_rows[logit_row] < 0 || step.target_ids[logit_row] >= 0) return false;
+  if (step.masks != nullptr && step.masks[logit_row] != nullptr) return false;
+  const SamplingRowView row = view_sampling_row(*step.sampling, step.sampling_rows[logit_row]);
+  const int64_t num_modified =
+      row.num_logit_bias + row.num_banned_ids + row.num_min_tokens_banned_ids + row.num_seen;
+  return row.temperature < kMinTemperature && row.num_logprobs < 0 && num_modified == 0;
+}
+
+int64_t mark_argmax_rows(const StepView& step, uint8_t* is_marked) {
+  int64_t num_marked = 0;
+  for (int32_t row = 0; row < step.num_logit_rows; ++row) {
+    is_marked[row] = wants_argmax(step, row) ? 1 : 0;
+    num_marked += is_marked[row];
+  }
+  return num_marked;
+}
+
 const uint32_t* wait_for_mask(const StepView& step, int64_t logit_row) {
   if (step.masks == nullptr || step.masks[logit_row] == nullptr) return nullptr;
   // atomic_ref takes no const before C++26; nothing is written.

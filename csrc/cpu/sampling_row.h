@@ -34,6 +34,11 @@ struct SamplingRowView {
 
 SamplingRowView view_sampling_row(const SamplingTable& table, int32_t row);
 
+constexpr float kMinTemperature = 1e-5f;  // below: greedy
+
+// Marks the logit rows that take their most likely token and report nothing; how many there are.
+int64_t mark_argmax_rows(const StepView& step, uint8_t* is_marked);
+
 // The mask of a logit row once it is filled, null if every token is allowed. Sleeps until then: the
 // engine's loop fills masks while the rest of the step runs, and never waits for this step itself.
 const uint32_t* wait_for_mask(const StepView& step, int64_t logit_row);

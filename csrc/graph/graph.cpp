@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "cpu/sampling_row.h"
 
 namespace lmi {
 namespace {
@@ -166,7 +167,9 @@ void Graph::sample(ValueId logits) {
   LMI_CHECK(value(logits).rows == RowSymbol::kLogits, "sample takes logit rows");
   LMI_CHECK(columns <= cpu::kMaxVocabSize, "a vocabulary of ", columns, " is more than ",
             cpu::kMaxVocabSize);
-  add_node(SampleNode{{.logits_stride = columns, .vocab_size = columns}, logits}, {logits});
+  cpu::SampleArgs args;
+  args.logits_stride = args.vocab_size = columns;
+  add_node(SampleNode{args, logits}, {logits});
 }
 
 void Graph::output(ValueId x) {
@@ -188,6 +191,7 @@ void Graph::finish() {
   }
   for (const ValueId id : outputs_) values_[id].last_node = static_cast<int32_t>(nodes_.size());
   fuse_quantization();
+  fuse_argmax();
   assign_offsets();
   for (const Node& node : nodes_) {
     if (const auto* rope = std::get_if<RopeCacheNode>(&node)) {
@@ -219,6 +223,22 @@ void Graph::fuse_quantization() {
     values_[norm->y].first_node = static_cast<int32_t>(i) - 1;
   }
   nodes_ = std::move(nodes);
+}
+
+// The linear right before sample finds the tokens of greedy rows itself, unless its outputs are
+// kept.
+void Graph::fuse_argmax() {
+  for (size_t i = 1; i < nodes_.size(); ++i) {
+    auto* sample = std::get_if<SampleNode>(&nodes_[i]);
+    auto* linear = std::get_if<LinearNode>(&nodes_[i - 1]);
+    if (sample == nullptr || linear == nullptr || linear->y != sample->logits) continue;
+    const cpu::LinearArgs& args = linear->args;
+    const bool is_kept = std::find(outputs_.begin(), outputs_.end(), linear->y) != outputs_.end();
+    if (is_kept || args.bias != nullptr || args.add_to_y || args.weight.gated) continue;
+    linear->feeds_sample = sample->follows_linear = true;
+    argmax_candidates_ = std::make_unique<uint64_t[]>(config_.capacity.max_logit_rows);
+    wants_argmax_ = std::make_unique<uint8_t[]>(config_.capacity.max_logit_rows);
+  }
 }
 
 int64_t Graph::row_capacity(RowSymbol rows) const {
@@ -290,6 +310,7 @@ void Graph::link(LinearNode& node) const {
   node.args.x_stride = values_[node.x].columns;
   node.args.y = pointer(node.y);
   node.args.y_stride = values_[node.y].columns;
+  node.args.argmax.candidates = argmax_candidates_.get();
 }
 
 void Graph::link(RopeCacheNode& node) const {
@@ -310,6 +331,7 @@ void Graph::link(GatherNode& node) const {
 
 void Graph::link(SampleNode& node) const {
   node.args.logits = reinterpret_cast<const float*>(pointer(node.logits));
+  if (node.follows_linear) node.args.argmax = {wants_argmax_.get(), argmax_candidates_.get()};
 }
 
 void Graph::bind(EmbedNode& node, const StepView& step) const {
@@ -327,6 +349,10 @@ void Graph::bind(QuantizeNode& node, const StepView& step) const {
 
 void Graph::bind(LinearNode& node, const StepView& step) const {
   node.args.num_rows = num_rows(node.x, step);
+  if (!node.feeds_sample) return;
+  const int64_t num_marked = cpu::mark_argmax_rows(step, wants_argmax_.get());
+  node.args.argmax.is_wanted = num_marked > 0 ? wants_argmax_.get() : nullptr;
+  std::fill_n(argmax_candidates_.get(), step.num_logit_rows, 0);
 }
 
 void Graph::bind(GatherNode& node, const StepView& step) const {

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
@@ -98,6 +99,7 @@ class Graph {
   struct LinearNode {
     cpu::LinearArgs args;
     ValueId x, y;
+    bool feeds_sample = false;
   };
   struct RopeCacheNode {
     cpu::RopeCacheArgs args;
@@ -114,6 +116,7 @@ class Graph {
   struct SampleNode {
     cpu::SampleArgs args;
     ValueId logits;
+    bool follows_linear = false;
   };
   struct BlockCopyNode {
     cpu::BlockCopyArgs args;
@@ -127,6 +130,7 @@ class Graph {
   void check_operand(ValueId id, DType dtype, int64_t columns, const char* what) const;
   ValueId linear_input(ValueId x, const cpu::PackedLinear& weight);
   void fuse_quantization();
+  void fuse_argmax();
   int64_t row_capacity(RowSymbol rows) const;
   void run_measured(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch);
   int64_t value_bytes(const Value& value) const;
@@ -177,6 +181,8 @@ class Graph {
   std::vector<ValueId> outputs_;
   AlignedMemory arena_;
   AlignedMemory attention_workspace_;
+  std::unique_ptr<uint64_t[]> argmax_candidates_;  // of logit rows
+  std::unique_ptr<uint8_t[]> wants_argmax_;
   int64_t attention_workspace_bytes_ = 0;
   std::vector<NodeTime> node_times_;
   int32_t measured_tokens_ = 0;

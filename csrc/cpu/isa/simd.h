@@ -47,6 +47,7 @@ static inline Mask first_lanes(int count) { return (1u << count) - 1u; }
 //   broadcast, load, store, load_partial, store_partial   (partial: lanes < count, others 0)
 //   + - * /, fma(a, b, c) = a * b + c, min, max            (min, max: b where either is NaN)
 //   greater(a, b) -> Mask, select(mask, a, b)              (a where the bit is set)
+//   unordered(a, b) -> Mask                                (where either is NaN)
 //   reduce_add, reduce_max                                 (lanes i, i + 8 first, then + 4, 2, 1)
 //   load_bf16, store_bf16, load_f16, round_to_bf16         (nearest, ties to even)
 //   load_pair_low, load_pair_high                          (halves of 16 bf16 pairs)

@@ -52,6 +52,12 @@ static inline Mask greater(F32x16 a, F32x16 b) {
   return static_cast<Mask>(low | high << 8);
 }
 
+static inline Mask unordered(F32x16 a, F32x16 b) {
+  const int low = _mm256_movemask_ps(_mm256_cmp_ps(a.low, b.low, _CMP_UNORD_Q));
+  const int high = _mm256_movemask_ps(_mm256_cmp_ps(a.high, b.high, _CMP_UNORD_Q));
+  return static_cast<Mask>(low | high << 8);
+}
+
 // Lane masks of the lower 8 bits.
 static inline __m256i expand_mask(Mask mask) {
   const __m256i bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);

@@ -26,6 +26,10 @@ static inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)};
 
 static inline Mask greater(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
 
+static inline Mask unordered(F32x16 a, F32x16 b) {
+  return _mm512_cmp_ps_mask(a.v, b.v, _CMP_UNORD_Q);
+}
+
 static inline F32x16 select(Mask mask, F32x16 a, F32x16 b) {
   return {_mm512_mask_blend_ps(static_cast<__mmask16>(mask), b.v, a.v)};
 }

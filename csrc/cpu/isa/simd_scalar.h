@@ -61,6 +61,16 @@ static inline Mask greater(F32x16 a, F32x16 b) {
   return mask;
 }
 
+static inline Mask unordered(F32x16 a, F32x16 b) {
+  Mask mask = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const float x = a.v[lane / 4][lane % 4];
+    const float y = b.v[lane / 4][lane % 4];
+    mask |= static_cast<Mask>(x != x || y != y) << lane;
+  }
+  return mask;
+}
+
 static inline F32x16 select(Mask mask, F32x16 a, F32x16 b) {
   for (int lane = 0; lane < kLanes; ++lane) {
     if (!(mask >> lane & 1)) a.v[lane / 4][lane % 4] = b.v[lane / 4][lane % 4];
