@@ -199,6 +199,8 @@ def _tgi_options(launch: Launch) -> TgiOptions:
 
 def _url(model: ModelConfig) -> str:
     """Where the model was found, as a URL; a directory's ends with a slash."""
+    if model.archive_url is not None:
+        return model.archive_url
     if model.directory is not None:
         return Path(os.path.abspath(model.directory)).as_uri() + "/"
     if model.source.kind == "local":

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from lmi_core.config.custom_code import custom_code
 from lmi_core.config.load_models import ModelEntry, name_of, parse_devices, parse_engine
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.models import CONTAINER_STORE
@@ -95,16 +96,6 @@ class ConfiguredRegistrar:
                 f"The model {model.name} has code of its own ({code}), which this server runs only "
                 "with --allow-custom-code",
             )
-
-
-def custom_code(model: ModelConfig) -> str | None:
-    """What of a model would run Python code that came with it, or None."""
-    code = model.handler_config()
-    if code is not None:
-        return f"{code.path.name}: {code.function or code.input_formatter or code.output_formatter}"
-    if model.trust_remote_code:
-        return "option.trust_remote_code=true"
-    return None
 
 
 def local_path(url: str) -> Path | None:

@@ -9,12 +9,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmi_core.config.artefacts.unpack import SUFFIXES
 from lmi_core.config.problem import Problems
 
 _SEPARATORS = re.compile(r"[, ]+")
 _ITEM = re.compile(r"(\[?([^?]+?)\]?=)?(.+)", re.DOTALL)
 _NOT_WORD = re.compile(r"(\W|^_)")
-_ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.z", ".jar")
 _DEVICE = re.compile(r"-1|cpu|gpu\d+|nc\d+|\d+", re.ASCII)
 
 
@@ -96,7 +96,7 @@ def name_of(url: str) -> str:
     """Return the name that a model gets from its path or URL."""
     path = url.split("?")[0]
     if not path.endswith("/"):
-        for suffix in sorted(_ARCHIVES, key=len, reverse=True):
+        for suffix in sorted(SUFFIXES, key=len, reverse=True):
             if path.lower().endswith(suffix):
                 path = path[: -len(suffix)]
                 break
@@ -119,7 +119,7 @@ def scan_store(store: Path, where: str, problems: Problems) -> list[ModelEntry]:
         return []
     if not entries:
         return []
-    if not all(e.is_dir() or e.name.lower().endswith(_ARCHIVES) for e in entries):
+    if not all(e.is_dir() or e.name.lower().endswith(SUFFIXES) for e in entries):
         return [ModelEntry(url=str(store), name=name_of(str(store)), where=where)]
     models = []
     for entry in entries:

@@ -42,6 +42,8 @@ class ModelConfig:
     version: str | None
     source: ModelSource
     directory: Path | None
+    archive_url: str | None
+    """Where the directory was downloaded from."""
     system: str
     backend: str
     reason: str

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmi_core.config.artefacts.archives import Archives, is_archive_url
+from lmi_core.config.artefacts.unpack import SUFFIXES
 from lmi_core.config.command_line import Invocation
 from lmi_core.config.load_models import (
     ModelEntry,
@@ -19,6 +21,7 @@ from lmi_core.config.merge import Values
 from lmi_core.config.origin import Rank, Setting
 from lmi_core.config.paths import exists, is_dir
 from lmi_core.config.problem import Problems
+from lmi_core.errors import ModelError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 CONTAINER_STORE = Path("/opt/ml/model")
@@ -46,6 +49,8 @@ class Listed:
     directory: Path | None
     settings: tuple[Setting, ...] = ()
     from_hub_variable: bool = False
+    is_downloaded: bool = False
+    """The directory came from another machine, code of its own included."""
 
 
 def list_models(
@@ -53,6 +58,7 @@ def list_models(
     server: Values,
     shared: Values,
     environ: Mapping[str, str],
+    archives: Archives,
     problems: Problems,
     *,
     default_model: Path | None = None,
@@ -62,7 +68,7 @@ def list_models(
         named = [_named(text, problems) for text in invocation.models]
         return [model for model in named if model is not None]
     entries = _entries(server, shared, problems)
-    listed = [m for e in entries or () if (m := list_entry(e, problems)) is not None]
+    listed = [m for e in entries or () if (m := list_entry(e, archives, problems)) is not None]
     if environ.get("HF_MODEL_ID"):
         listed.append(_from_hub_variable(environ))
     if not listed and "option.model_id" in shared.known:
@@ -113,7 +119,7 @@ def _named(text: str, problems: Problems) -> Listed | None:
     return None
 
 
-def list_entry(entry: ModelEntry, problems: Problems) -> Listed | None:
+def list_entry(entry: ModelEntry, archives: Archives, problems: Problems) -> Listed | None:
     """Find a model of ``load_models``, or note an error; its endpoint is stronger than its file."""
     settings = []
     if entry.engine:
@@ -122,21 +128,27 @@ def list_entry(entry: ModelEntry, problems: Problems) -> Listed | None:
         devices = ";".join(entry.devices)
         settings.append(Setting("load_on_devices", devices, Rank.ENDPOINT, entry.where))
     url = entry.url.removeprefix("file://")
-    if "://" not in url:
-        directory = Path(url)
-        if not exists(directory):
-            problems.error(entry.where, f"model {url[:200]!r} doesn't exist")
-            return None
-        if not directory.is_dir():
-            problems.error(entry.where, f"model {url[:200]!r} is not a directory; unpack archives")
-            return None
+    directory = Path(url)
+    if "://" not in url and not exists(directory):
+        problems.error(entry.where, f"model {url[:200]!r} doesn't exist")
+        return None
+    if "://" not in url and directory.is_dir():
         return Listed(entry, directory, tuple(settings))
+    is_url = is_archive_url(url)
+    if is_url or "://" not in url:
+        try:
+            directory = archives.directory(url)
+        except ModelError as error:
+            problems.error(entry.where, f"model {entry.name}: {error}")
+            return None
+        return Listed(entry, directory, tuple(settings), is_downloaded=is_url)
     if url.startswith("s3://"):
         settings.append(Setting("option.model_id", url, Rank.ENDPOINT, entry.where))
         return Listed(entry, None, tuple(settings))
     problems.error(
         entry.where,
-        f"model URL {url[:200]!r} is not supported; give a directory, a hub id or an s3:// prefix",
+        f"model URL {url[:200]!r} is not supported; give a directory, an archive ("
+        f"{', '.join(SUFFIXES)}) by path or by http, or an s3:// prefix",
     )
     return None
 

@@ -10,9 +10,11 @@ from types import MappingProxyType
 from typing import Any
 
 from lmi_core.config.adapter_settings import adapter_settings, is_adapter
-from lmi_core.config.artefacts.cache import cached_directory
+from lmi_core.config.artefacts.archives import Archives
+from lmi_core.config.artefacts.cache import cached_directory, download_root
 from lmi_core.config.checks import Subject, check
 from lmi_core.config.command_line import Invocation, parse_command_line
+from lmi_core.config.custom_code import check_downloaded
 from lmi_core.config.dispatch import Decision, dispatch
 from lmi_core.config.entry_point import check_formatter, find_handler
 from lmi_core.config.environment import is_tgi, read_environment
@@ -86,7 +88,7 @@ def resolve(
     ``default_model`` is served where no model is named.
     """
     problems = Problems()
-    report = examine(argv, environ, host, problems, default_model=default_model)
+    report = examine(argv, environ, host, problems, default_model=default_model, fetches=True)
     problems.raise_errors()
     return Deployment(report.server, report.models, tuple(map(str, report.warnings)))
 
@@ -98,13 +100,17 @@ def examine(
     problems: Problems | None = None,
     *,
     default_model: Path | None = None,
+    fetches: bool = False,
 ) -> Report:
-    """Resolve as far as possible and report everything, faults included, without raising."""
+    """Resolve as far as possible and report everything, faults included, without raising.
+
+    ``fetches``: have models that come as archives, whose configuration is in them.
+    """
     environ = os.environ if environ is None else environ
     host = detect_host(environ) if host is None else host
     problems = Problems() if problems is None else problems
     invocation = parse_command_line(argv, problems)
-    return _Examination(invocation, environ, host, problems, default_model).run()
+    return _Examination(invocation, environ, host, problems, default_model, fetches).run()
 
 
 def resolve_entry(
@@ -122,7 +128,8 @@ def resolve_entry(
     environ = os.environ if environ is None else environ
     host = detect_host(environ) if host is None else host
     problems = Problems()
-    examination = _Examination(parse_command_line(argv, problems), environ, host, problems, None)
+    invocation = parse_command_line(argv, problems)
+    examination = _Examination(invocation, environ, host, problems, None, True)
     model = examination.add(entry, arguments)
     problems.raise_errors()
     assert model is not None, "a model that isn't listed is an error"
@@ -137,7 +144,9 @@ class _Examination:
         host: Host,
         problems: Problems,
         default_model: Path | None,
+        fetches: bool,
     ) -> None:
+        self.fetches = fetches
         self.default_model = default_model
         self.invocation = invocation
         self.environ = environ
@@ -153,11 +162,15 @@ class _Examination:
             server,
             shared,
             self.environ,
+            self._archives(),
             self.problems,
             default_model=self.default_model,
         )
         examined = [self._model(model) for model in listed]
         self._check_names([model for model, _ in examined], listed)
+        if not self.server.allow_custom_code:
+            for model, _ in examined:
+                check_downloaded(model, self.problems)
         check_tgi_server(server, self.problems)
         rows = server_rows(server, self.problems)
         return Report(
@@ -174,12 +187,20 @@ class _Examination:
         """Examine one more model; what names the server's own models doesn't count for it."""
         self._read_sources()
         self.shared = [setting for setting in self.shared if setting.key not in _NAMES]
-        listed = list_entry(entry, self.problems)
+        listed = list_entry(entry, self._archives(), self.problems)
         if listed is None:
             return None
         own = (Setting(k, text, Rank.ENDPOINT, entry.where) for k, text in arguments.items())
         model, _ = self._model(replace(listed, settings=(*listed.settings, *own)))
         return model
+
+    def _archives(self) -> Archives:
+        return Archives(
+            download_root(self.server, self.environ),
+            self.server.model_url_pattern,
+            offline=self.server.offline,
+            fetches=self.fetches,
+        )
 
     def _read_sources(self) -> tuple[Values, Values]:
         """Read every source but the models' own files: the server's values, and the shared ones."""
@@ -305,6 +326,7 @@ class _Examination:
             version=listed.entry.version,
             source=source,
             directory=listed.directory,
+            archive_url=listed.entry.url if listed.is_downloaded else None,
             system=written.system,
             backend=decision.backend,
             reason=decision.reason,

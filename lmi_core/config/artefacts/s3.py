@@ -7,19 +7,18 @@ the files, so that a later start verifies them without the network.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from lmi_core.config.artefacts.lock import locked
 from lmi_core.config.artefacts.progress import Progress
 from lmi_core.config.artefacts.s3_url import split_url, target_of
 from lmi_core.errors import MissingExtraError, ModelError
@@ -61,7 +60,7 @@ def fetch_from_s3(
             field="option.model_id",
         )
     progress = progress or Progress(url)
-    with _locked(target):
+    with locked(target):
         if not _is_whole(target):
             partial = _partial(target)
             s5cmd = shutil.which("s5cmd", path=environ.get("PATH"))
@@ -72,15 +71,6 @@ def fetch_from_s3(
             partial.rename(target)
             progress.finish()
     return target
-
-
-@contextmanager
-def _locked(target: Path) -> Iterator[None]:
-    """Keep other processes from fetching the same prefix at the same time."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.with_name(target.name + ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _partial(target: Path) -> Path:

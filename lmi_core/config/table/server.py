@@ -102,7 +102,7 @@ OPTIONS = (
         "Models to load at start.",
         honoured(
             None,
-            "names the models to serve",
+            "names the models to serve: directories, archives, s3:// prefixes",
             test="tests/config/test_resolve.py::test_load_models_names_the_models",
         ),
     ),
@@ -122,7 +122,8 @@ OPTIONS = (
         "Model URLs that may be loaded while the server runs.",
         honoured(
             None,
-            "models that POST /models may load from outside the model store; no request loads one",
+            "models that POST /models may load from outside the model store, and archives that "
+            "load_models may name by http; no request loads one",
             test=f"{_MANAGEMENT}::test_only_urls_of_the_store_or_the_pattern_are_loaded",
         ),
     ),
