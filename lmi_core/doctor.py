@@ -56,7 +56,7 @@ def examine() -> list[Finding]:
         Finding("lmi", f"{__version__}, Python {platform.python_version()}, {platform.system()}"),
         *_native(),
         _gpu(),
-        _ops(),
+        *_ops(),
         _cuda_kernels(),
         *_packages(),
     ]
@@ -125,15 +125,19 @@ def _gpu() -> Finding:
     return Finding("GPU", "; ".join(lines))
 
 
-def _ops() -> Finding:
+def _ops() -> list[Finding]:
     from lmi_core.errors import UserError
     from lmi_core.ops import select
 
     try:
         text = select.describe(select.select("cuda"))
     except UserError as error:
-        return Finding("GPU ops", str(error), is_problem=True)
-    return Finding("GPU ops", text)
+        return [Finding("GPU ops", str(error), is_problem=True)]
+    try:
+        invariant = select.describe(select.select_invariant("cuda"))
+    except UserError as error:
+        invariant = str(error)
+    return [Finding("GPU ops", text), Finding("deterministic", invariant)]
 
 
 def _cuda_kernels() -> Finding:

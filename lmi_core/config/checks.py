@@ -247,12 +247,6 @@ def _device(subject: Subject) -> None:
         if subject.option(name) is not None:
             why = f"option.{name} belongs to option.device=cpu, not to {device}"
             subject.ignore(f"option.{name}", why)
-    if subject.option("deterministic") is True:
-        subject.error(
-            "option.deterministic",
-            f"option.deterministic=true needs option.device=cpu: with {device}, results may depend "
-            "on what else is in the batch",
-        )
 
 
 _COMMON: tuple[Rule, ...] = (

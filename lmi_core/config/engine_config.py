@@ -56,6 +56,9 @@ class EngineConfig:
     """Steps after an admission in which nobody else is admitted, as long as anything runs."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory for weights, steps and KV cache."""
+    deterministic: bool = False
+    """On torch devices: equal bits for equal requests, whatever else runs; kernels are slower for
+    it. The CPU engine is so anyway."""
     enforce_eager: bool = False
     """Run a GPU's decode steps kernel by kernel instead of replaying captured graphs."""
     num_threads: int | None = None

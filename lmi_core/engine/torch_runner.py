@@ -102,7 +102,9 @@ class TorchRunner:
             device=device,
             **heads,
         )
-        chosen = select.select(device.type)
+        chosen = _select(config, device)
+        if config.deterministic:
+            _log.info("deterministic: %s", select.describe(chosen))
         self._graph = _record(model, chosen, cache, sizes.max_model_len, device)
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
@@ -265,7 +267,7 @@ def load_torch_runner(
     from lmi_core.models.rope_config import RopeOverride
 
     device = find_device(config)
-    select.select(device.type)
+    _select(config, device)
     try:
         model = load_model(
             config.model,
@@ -281,13 +283,18 @@ def load_torch_runner(
     return TorchRunner(config, model, device), model
 
 
+def _select(config: EngineConfig, device: torch.device) -> dict[str, str]:
+    choose = select.select_invariant if config.deterministic else select.select
+    return choose(device.type)
+
+
 def make_capture(
     config: EngineConfig, device: torch.device, chosen: Mapping[str, str]
 ) -> Capture | None:
     """What captures decode steps; None if they run op by op."""
     if device.type != "cuda" or config.enforce_eager:
         return None
-    if chosen["attention"] == "torch":
+    if chosen["attention"] in ("torch", "by row"):
         _log.warning("decode steps run op by op: torch's attention can't be captured")
         return None
     return CudaCapture()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import torch
@@ -53,6 +54,18 @@ class DeviceStep:
             if array.name in cls.__slots__:
                 host[array.name] = getattr(arrays, array.name)
         return cls(host=arrays, block_size=block_size, is_refilled=False, **_upload(host, device))
+
+    def single_rows(self) -> Iterator[DeviceStep]:
+        """Steps of one token row each, in order: as if every token came by itself."""
+        device = self.token_ids.device
+        host = self.host
+        for seq in range(len(host.num_rows)):
+            first = int(host.first_rows[seq])
+            for row in range(first, first + int(host.num_rows[seq])):
+                arrays = host.row(seq, row)
+                step = DeviceStep.upload(arrays, block_size=self.block_size, device=device)
+                # The host may not know the token yet.
+                yield replace(step, token_ids=self.token_ids[row : row + 1])
 
 
 def _query_tiles(num_rows: IntArray) -> IntArray:

@@ -91,6 +91,13 @@ class EagerRecorder:
         if len(step.copy_src):
             for cache in self._caches:
                 cache.copy_blocks(step.copy_src, step.copy_dst)
+        if not self.kernels.is_row_by_row:
+            return self._execute(step)
+        by_row = [self._execute(row) for row in step.single_rows()]
+        return torch.cat([by_row[row] for row in step.host.logit_token_rows] or by_row)
+
+    def _execute(self, step: DeviceStep) -> Tensor:
+        assert self._logits is not None
         replay = Replay(step)
         for node in self._nodes:
             node.run(replay)

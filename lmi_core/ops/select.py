@@ -34,8 +34,12 @@ MODULES = {
     "native": "lmi_core.ops.cuda",
     "torch": "lmi_core.ops.torch_ops",
     "triton": "lmi_core.ops.triton",
+    "invariant": "lmi_core.ops.triton.invariant",
+    "by row": "lmi_core.ops.by_row",
 }
 _KNOWN = ("native", "triton", "torch")
+_INVARIANT = ("linear", "linear_packed", "attention")
+"""Ops whose Triton kernels for any number of rows are not those that are fastest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,11 @@ class Kernels:
     rope_cache_write: Callable[..., Any]
     attention: Callable[..., Any]
     sample: Callable[..., Any]
+
+    @property
+    def is_row_by_row(self) -> bool:
+        """Whether forward passes run a token row at a time."""
+        return self.chosen["linear"] == "by row"
 
 
 def select(device_type: str, forced: str | None = None) -> dict[str, str]:
@@ -82,6 +91,26 @@ def select(device_type: str, forced: str | None = None) -> dict[str, str]:
     if "native" in chosen.values():
         _check_native(device_type, chosen)
     return chosen
+
+
+def select_invariant(device_type: str, forced: str | None = None) -> dict[str, str]:
+    """Op -> implementation with results that don't depend on a row's company: Triton kernels where
+    Triton runs, else torch a row at a time. ``forced`` as ``select``, but for all ops at once.
+
+    Raises UserError for native kernels and single ops, which have no such promise."""
+    wanted = (os.environ.get(VARIABLE, "") if forced is None else forced).strip()
+    if wanted not in ("", "triton", "torch"):
+        raise UserError(
+            f"{VARIABLE}={wanted} doesn't go with deterministic=true, which runs Triton's kernels "
+            f"or torch's, all of them: set {VARIABLE} to triton or torch, or unset it",
+            field="deterministic",
+        )
+    if wanted == "triton":
+        _check_triton(device_type)
+    if wanted == "torch" or (not wanted and usable("attention", device_type)[0] != "triton"):
+        return dict.fromkeys(IMPLEMENTATIONS, "by row")
+    chosen = dict.fromkeys(IMPLEMENTATIONS, "triton")
+    return chosen | dict.fromkeys(_INVARIANT, "invariant") | {"sample": "by row"}
 
 
 def usable(op: str, device_type: str) -> list[str]:

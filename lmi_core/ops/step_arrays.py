@@ -50,6 +50,26 @@ class StepArrays:
         table_rows = np.arange(len(tables), dtype=np.int32)
         return cls(**arrays, block_tables=rows, table_rows=table_rows)
 
+    def row(self, seq: int, row: int) -> StepArrays:
+        """A step of token row ``row`` alone, which is one of sequence ``seq``."""
+        position = self.positions[row : row + 1]
+        zero = np.zeros(1, np.int32)
+        return StepArrays(
+            token_ids=self.token_ids[row : row + 1],
+            positions=position,
+            slots=self.slots[row : row + 1],
+            first_rows=zero,
+            num_rows=zero + 1,
+            kv_lengths=position + 1,
+            table_rows=zero,
+            block_tables=self.block_tables[self.table_rows[seq]][np.newaxis],
+            logit_token_rows=zero[: int(row in self.logit_token_rows)],
+            sampling_rows=zero[:0],
+            target_ids=zero[:0],
+            copy_src=zero[:0],
+            copy_dst=zero[:0],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:

@@ -350,6 +350,21 @@ def test_devices_give_the_same_greedy_tokens(configured):
     run(main())
 
 
+def test_the_same_tokens_in_any_company(configured):
+    """Here: that the option is heard (tests/engine/test_torch_invariance.py has the bits)."""
+    pytest.importorskip("torch")
+
+    async def kernels(written):
+        async with running(configured(f"option.device=torch-cpu\n{written}")) as engine:
+            return engine.info.runner.kernels
+
+    async def main():
+        assert (await kernels("option.deterministic=true\n")).startswith("by row: linear")
+        assert "by row" not in await kernels("option.deterministic=false\n")
+
+    run(main())
+
+
 def test_devices_have_the_same_data_types(configured):
     pytest.importorskip("torch")
 

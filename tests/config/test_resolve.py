@@ -368,23 +368,13 @@ def test_the_native_engine_is_one_copy_however_many_devices_there_are(explained)
 
 
 @pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("deterministic=true", "may depend on what else is in the batch"),
-    ],
-)
-def test_what_only_the_cpu_engine_has(resolved, option, message):
-    with pytest.raises(ConfigError, match=message):
-        resolved("org/m", "-o", "device=cuda", "-o", option, host=Host(num_gpus=1))
-
-
-@pytest.mark.parametrize(
     ("option", "setting"),
     [
         ("quantize=int8", ("quantize", "int8")),
         ("load_in_8bit=true", ("quantize", "int8")),
         ("dtype=int8", ("quantize", "int8")),
         ("kv_cache_dtype=int8", ("kv_dtype", "int8")),
+        ("deterministic=true", ("deterministic", True)),
     ],
 )
 def test_what_every_device_has(resolved, option, setting):

@@ -94,7 +94,7 @@ async def alone(
 
 
 async def together(
-    config: EngineConfig, requests: list[Request], seed: int
+    config: EngineConfig, requests: list[Request], seed: int, num_disturbing: int = 6
 ) -> tuple[list[Outcome], Engine]:
     """All requests with random arrivals, beside others that are aborted at random."""
     rng = random.Random(seed)
@@ -113,7 +113,7 @@ async def together(
     async with Engine(config, check_integrity=True) as engine:
         order = requests[:]
         rng.shuffle(order)
-        disturbances = [asyncio.create_task(disturb()) for _ in range(6)]
+        disturbances = [asyncio.create_task(disturb()) for _ in range(num_disturbing)]
         results = dict(zip(order, await asyncio.gather(*map(arrive, order)), strict=True))
         await asyncio.gather(*disturbances)
     return [results[request] for request in requests], engine

@@ -81,6 +81,25 @@ def test_native_kernels_run_only_where_asked_for(monkeypatch: pytest.MonkeyPatch
     assert select.load(chosen).rms_norm.__module__ == "lmi_core.ops.cuda.norm"
 
 
+def test_what_runs_for_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.delenv("LMI_OPS", raising=False)
+    chosen = select.select_invariant("cuda")
+    assert {op for op, name in chosen.items() if name == "invariant"} == {
+        "linear",
+        "linear_packed",
+        "attention",
+    }
+    assert chosen["rms_norm"] == "triton"
+    assert chosen["sample"] == "by row"
+    assert set(select.select_invariant("cuda", "torch").values()) == {"by row"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert set(select.select_invariant("cuda").values()) == {"by row"}
+    for forced in ("triton", "native", "rms_norm:torch", "torch,attention:triton"):
+        with pytest.raises(UserError, match="LMI_OPS"):
+            select.select_invariant("cuda", forced)
+
+
 def test_native_kernels_that_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", exc_type=ImportError)
     monkeypatch.setenv("LMI_CUDA_LIBRARY", "/nowhere/liblmi_cuda.so")

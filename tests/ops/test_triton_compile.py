@@ -32,7 +32,10 @@ POINTERS = {
     "codes_ptr": "*u8",
     "halves_ptr": "*fp16",
 }
-POINTERS_OF = {"linear_packed": {"x_ptr": "*bf16"}}
+POINTERS_OF = {
+    "linear_packed": {"x_ptr": "*bf16"},
+    "invariant.linear": {"x_ptr": "*bf16", "weight_ptr": "*bf16", "y_ptr": "*fp32"},
+}
 CODE_POINTERS = {"keys_ptr": "*i8", "values_ptr": "*i8"}
 FLOATS = {"eps", "norm_eps", "scale", "soft_cap"}
 PLAIN = {**TILE, "HAS_WINDOW": False, "HAS_SOFT_CAP": False}
@@ -45,6 +48,14 @@ PACKED = {
     "GROUP_BYTES": 1088,
     "BLOCK_ROWS": 16,
     "BLOCK_PANELS": 2,
+    "IS_WIDENED": False,
+}
+PARTITION = {"BLOCK_GROUP": 4, "QUERY_TILE": 16, "PARTITION_KEYS": 256}
+LINEAR = {
+    "HAS_BIAS": True,
+    "BLOCK_ROWS": 64,
+    "BLOCK_OUTPUTS": 32,
+    "BLOCK_INPUTS": 64,
     "IS_WIDENED": False,
 }
 KERNELS: list[tuple[str, str, dict[str, Any]]] = [
@@ -67,6 +78,15 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **ODD_HEAD, **PLAIN}),
     ("linear_packed", "_linear_packed_kernel", {**PACKED, "IS_INT4": True, "GROUP": 128}),
     ("linear_packed", "_linear_packed_kernel", {**PACKED, "IS_INT4": False, "GROUP": 64}),
+    ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **TILE}),
+    ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **CODES}),
+    ("invariant.attention", "_partition_kernel", {**PARTITION, **ODD_HEAD, **PLAIN}),
+    (
+        "invariant.attention",
+        "_merge_kernel",
+        {"HEAD_DIM": 80, "BLOCK_DIM": 128, "PARTITION_KEYS": 256, "HAS_WINDOW": True},
+    ),
+    ("invariant.linear", "_linear_kernel", LINEAR),
     ("attention", "_merge_kernel", {"HEAD_DIM": 80, "BLOCK_DIM": 128, "BLOCK_SPLITS": 32}),
 ]
 

@@ -1,6 +1,6 @@
 """Keys of the native engine that no other system has."""
 
-from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs, no_effect
+from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs
 from lmi_core.config.value_type import Bool, Bytes, Choice, Int, Text, ValueType
 
 _TESTS = "tests/config/test_honoured.py"
@@ -130,12 +130,11 @@ OPTIONS = (
         "The same tokens whatever else is in the batch.",
         None,
         honoured(
-            None,
-            "always so on the CPU engine",
-            test="tests/engine/test_invariance.py::test_bits_do_not_depend_on_company",
+            "deterministic",
+            "always so on the CPU engine; slower kernels on others",
+            test="tests/config/test_honoured.py::test_the_same_tokens_in_any_company",
             capability="batch.invariant",
             idle=(False,),
-            by_value={False: no_effect("always so on the CPU engine, at no cost")},
         ),
     ),
     _native(

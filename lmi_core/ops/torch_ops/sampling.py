@@ -18,12 +18,16 @@ from lmi_core.ops.sampling_inputs import Edits, SamplingInputs, SamplingResults
 _LOWEST = torch.finfo(torch.float32).min
 
 
-def sample(logits: Tensor, inputs: SamplingInputs) -> PendingResults:
-    """fp32 [L, vocab]. A row with a NaN or infinite logit, or with all tokens banned, gets -1."""
-    plain_mass = logits.logsumexp(-1)
+def sample(logits: Tensor, inputs: SamplingInputs, *, is_by_row: bool = False) -> PendingResults:
+    """fp32 [L, vocab]. A row with a NaN or infinite logit, or with all tokens banned, gets -1.
+
+    ``is_by_row``: what adds up goes row by row, so that it adds up alike whatever else is there.
+    """
+    parts = torch.split(logits, 1) if is_by_row and len(logits) else (logits,)
+    plain_mass = torch.cat([part.logsumexp(-1) for part in parts])
     modified = _modify(logits, inputs)
     best, token_ids = modified.max(-1)
-    _draw(modified, best, token_ids, inputs)
+    _draw(modified, best, token_ids, inputs, is_by_row)
     is_valid = plain_mass.isfinite() & (best >= _LOWEST)
     is_sampled = _to(inputs.is_sampled, logits) & is_valid
     token_ids = torch.where(is_sampled, token_ids, -1)
@@ -82,7 +86,9 @@ def _allowed(masks: npt.NDArray[np.uint32], logits: Tensor) -> Tensor:
     return bits.flatten(1)[:, : logits.shape[1]].bool()
 
 
-def _draw(logits: Tensor, best: Tensor, token_ids: Tensor, inputs: SamplingInputs) -> None:
+def _draw(
+    logits: Tensor, best: Tensor, token_ids: Tensor, inputs: SamplingInputs, is_by_row: bool
+) -> None:
     """Replace the most likely token by a drawn one in rows with a temperature."""
     is_top_k = (inputs.top_k > 0) & (inputs.top_k < logits.shape[1])
     is_filtered = is_top_k | (inputs.top_p < 1) | (inputs.min_p > 0)
@@ -91,8 +97,10 @@ def _draw(logits: Tensor, best: Tensor, token_ids: Tensor, inputs: SamplingInput
         (is_drawn & ~is_filtered, _draw_unfiltered),
         (is_drawn & is_filtered, _draw_filtered),
     ):
-        if rows_of.any():
-            chosen = np.flatnonzero(rows_of)
+        drawn = np.flatnonzero(rows_of)
+        for chosen in np.split(drawn, len(drawn)) if is_by_row and len(drawn) else (drawn,):
+            if not len(chosen):
+                continue
             rows = _to(chosen, logits)
             token_ids[rows] = draw(logits[rows], best[rows].unsqueeze(1), inputs, chosen)
 

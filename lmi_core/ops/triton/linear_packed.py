@@ -14,13 +14,18 @@ INT8_GROUP = 64
 """Inputs that an int8 program takes at once; int4 ones take a group."""
 
 
-def linear_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """x @ weight^T + bias with an int4 or int8 weight: [R, k] -> fp32 [R, n]; bias is fp32."""
+def linear_packed(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, *, block_rows: int = 0
+) -> Tensor:
+    """x @ weight^T + bias with an int4 or int8 weight: [R, k] -> fp32 [R, n]; bias is fp32.
+
+    ``block_rows``: that a program takes; 0: by the number of rows.
+    """
     num_rows, num_inputs = x.shape
     y = torch.empty(num_rows, weight.num_outputs, dtype=torch.float32, device=x.device)
     if num_rows == 0:
         return y
-    block_rows = 16 if num_rows <= 16 else 64
+    block_rows = block_rows or (16 if num_rows <= 16 else 64)
     group = weight.group_size or INT8_GROUP
     grid = (triton.cdiv(weight.num_panels, BLOCK_PANELS), triton.cdiv(num_rows, block_rows))
     panel_bytes = weight.num_bytes // weight.num_panels
@@ -49,7 +54,7 @@ def linear_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tenso
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _linear_packed_kernel(
     x_ptr,
     codes_ptr,

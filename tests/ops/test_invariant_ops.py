@@ -1,0 +1,115 @@
+"""Kernels for any company: right against float64, and a row's bits are those it has alone."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+
+from lmi_core.ops.device_step import DeviceStep  # noqa: E402
+from lmi_core.ops.paged_cache import CacheScales  # noqa: E402
+from tests.ops.paged_case import PagedCase  # noqa: E402
+from tests.ops.test_device_ops import (  # noqa: E402
+    DEVICES,
+    DTYPES,
+    TOLERANCES,
+    packed_weight,
+    random,
+)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=["triton"])
+def ops(device: torch.device) -> ModuleType:
+    pytest.importorskip("triton")
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter wants a process of its own: make test-triton")
+    return importlib.import_module("lmi_core.ops.triton.invariant")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_linear(ops: ModuleType, device: torch.device, dtype: str, has_bias: bool) -> None:
+    x, weight, bias = random(70, 150), random(40, 150, seed=1), random(40, seed=2)
+    x, weight = x.to(device, DTYPES[dtype]), weight.to(device, DTYPES[dtype])
+    offset = bias.to(device) if has_bias else None
+    y = ops.linear(x, weight, offset)
+    expected = x.double().cpu() @ weight.double().cpu().T + (bias.double() if has_bias else 0)
+    np.testing.assert_allclose(y.cpu().double(), expected, atol=1e-4, rtol=1e-4)
+    for first, count in ((0, 1), (3, 2), (17, 20), (64, 6)):
+        assert torch.equal(ops.linear(x[first : first + count], weight, offset), y[first:][:count])
+    assert ops.linear(x[:0], weight, offset).shape == (0, 40)
+
+
+@pytest.mark.parametrize("group_size", [0, 32])
+def test_linear_packed(ops: ModuleType, device: torch.device, group_size: int) -> None:
+    weight, unpacked = packed_weight(40, 200, group_size, False)
+    weight = replace(weight, panels=weight.panels.to(device))
+    x = random(20, 200).to(device, torch.bfloat16)
+    y = ops.linear_packed(x, weight, None)
+    np.testing.assert_allclose(
+        y.cpu().double(), x.double().cpu() @ unpacked.T, atol=1e-3, rtol=1e-3
+    )
+    for first, count in ((0, 1), (15, 2), (3, 17)):
+        part = ops.linear_packed(x[first : first + count], weight, None)
+        assert torch.equal(part, y[first:][:count])
+
+
+CASES = {
+    "decode": PagedCase(((0, 1), (31, 1), (32, 1), (70, 1)), 4, 2, 32),
+    "chunks": PagedCase(((19, 18), (0, 2), (33, 16)), 6, 2, 24),
+    "mixed": PagedCase(((40, 1), (16, 33), (3, 1)), 3, 1, 80),
+}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (20, 5.0)])
+@pytest.mark.parametrize("name", CASES)
+def test_attention(
+    ops: ModuleType,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    window: int,
+    soft_cap: float,
+    name: str,
+) -> None:
+    """Small partitions, and few partial results at once: many of both."""
+    module = importlib.import_module("lmi_core.ops.triton.invariant.attention")
+    monkeypatch.setattr(module, "PARTITION_KEYS", 32)
+    monkeypatch.setattr(module, "MAX_PARTIAL_BYTES", 1 << 15)
+    case, act = CASES[name], DTYPES["fp32" if dtype == "fp32" else "bf16"]
+    settings: dict[str, Any] = {"scale": 0.2, "window": window, "soft_cap": soft_cap}
+    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, act)
+    stored = case.cache(device, torch.int8 if dtype == "int8" else act)
+    read, scales = stored, None
+    if dtype == "int8":
+        steps = (0.01 + 0.05 * s[..., 0].abs() for s in case.cache(device, torch.float32))
+        scales = CacheScales(*steps)
+        read = tuple(c * s.unsqueeze(-1).double() for c, s in zip(stored, scales, strict=True))
+    step = case.step(device)
+
+    def attend(queries: torch.Tensor, at: DeviceStep) -> torch.Tensor:
+        y = ops.attention(
+            queries, *stored, at, num_q_heads=case.num_q_heads, scales=scales, **settings
+        )
+        assert y.dtype == act
+        return y
+
+    y = attend(q, step)
+    tolerance = TOLERANCES["fp32" if dtype == "fp32" else "bf16"]
+    expected = case.expected_attention(q, *read, **settings)
+    np.testing.assert_allclose(y.cpu().double(), expected, **tolerance)
+    for row, alone in enumerate(step.single_rows()):
+        assert torch.equal(attend(q[row : row + 1], alone)[0], y[row]), row
