@@ -1,4 +1,4 @@
-"""The management API, byte for byte, over scripted engines; and what a server agrees to load."""
+"""The management API, byte for byte, over scripted engines."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lmi_core.config.server_config import ServerConfig
 from lmi_core.engine.stats import EngineObserver
 from lmi_core.errors import InsufficientMemoryError, ModelError
 from lmi_server.metrics import Metrics
@@ -19,8 +17,6 @@ from lmi_server.model import Opened, Recipe
 from lmi_server.model_registry import ModelRegistry
 from lmi_server.options import ServerOptions
 from lmi_server.protocols.base import HttpError
-from lmi_server.registration import ConfiguredRegistrar
-from tests.checkpoints import cached_checkpoint
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import Answer, Served, eventually, serving_models
 from tests.server.test_models import LMI, engine_named, lmi_text, recipe
@@ -467,82 +463,3 @@ def test_a_server_for_others_has_no_management_without_a_key() -> None:
             assert (await served.ask("GET", "/models", headers=headers)).status == 200
 
     asyncio.run(run())
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    """A model store with a model, and a link that leads out of it."""
-    store = tmp_path / "store"
-    store.mkdir()
-    checkpoint = cached_checkpoint("llama2")
-    model = store / "good"
-    model.mkdir()
-    (model / "serving.properties").write_text(f"option.model_id={checkpoint}\njob_queue_size=9\n")
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "serving.properties").write_text(f"option.model_id={checkpoint}\n")
-    (store / "link").symlink_to(outside)
-    return store
-
-
-def ask_for(server: ServerConfig, **arguments: str) -> Recipe:
-    return asyncio.run(ConfiguredRegistrar([], {}, server).recipe(arguments))
-
-
-def test_only_urls_of_the_store_or_the_pattern_are_loaded(store: Path) -> None:
-    server = ServerConfig(model_store=store, values={})
-    for url in (f"{store}/good", f"file://{store}/good", f"{store}/good/../good"):
-        found = ask_for(server, url=url, model_name="m")
-        assert (found.name, found.queue_size, found.version) == ("m", 9, None)
-        assert found.url == f"file://{store}/good/"
-    outside = store.parent / "outside"
-    for url in (
-        str(outside),
-        f"{store}/link",
-        f"{store}/../outside",
-        "s3://b/m",
-        "/",
-        "x\0y",
-        "file://[",
-    ):
-        with pytest.raises(HttpError, match="Permission denied") as raised:
-            ask_for(server, url=url)
-        assert raised.value.status == 403
-    with pytest.raises(HttpError, match="no model_store is configured"):
-        ask_for(ServerConfig(values={}), url=f"{store}/good")
-    pattern = ServerConfig(model_url_pattern=rf"{outside}|s3://mine/.*", values={})
-    assert ask_for(pattern, url=str(outside)).name == "outside"
-    assert ask_for(pattern, url="s3://mine/llama").name == "llama"
-    with pytest.raises(HttpError, match="Permission denied"):
-        ask_for(pattern, url="s3://yours/llama")
-
-
-def test_parameters_of_a_registration(store: Path) -> None:
-    server = ServerConfig(model_store=store, values={})
-    good = {"url": f"{store}/good"}
-    found = ask_for(server, **good, model_version="3", job_queue_size="5", max_idle_time="7")
-    assert (found.label, found.queue_size, found.max_idle_s) == ("good:3", 5, 7)
-    for arguments, words in (
-        ({"model_name": "a/b"}, "model_name"),
-        ({"model_version": "a b"}, "model_version"),
-        ({"engine": "Fortran"}, "engine 'Fortran'"),
-        ({"device": "tpu"}, "device 'tpu'"),
-        ({"batch_sise": "1"}, "'batch_sise' is unknown"),
-    ):
-        with pytest.raises(HttpError, match=words) as raised:
-            ask_for(server, **good, **arguments)
-        assert raised.value.status == 400
-
-
-def test_custom_code_must_be_allowed(store: Path) -> None:
-    properties = store / "good" / "serving.properties"
-    properties.write_text(properties.read_text() + "option.trust_remote_code=true\n")
-    with pytest.raises(HttpError, match="--allow-custom-code") as raised:
-        ask_for(ServerConfig(model_store=store, values={}), url=f"{store}/good")
-    assert raised.value.status == 403
-    properties.unlink()
-    (store / "good" / "model.py").write_text("def handle(inputs):\n    return None\n")
-    with pytest.raises(HttpError, match=r"model.py: handle.*--allow-custom-code"):
-        ask_for(ServerConfig(model_store=store, values={}), url=f"{store}/good")
-    allowed = ServerConfig(model_store=store, allow_custom_code=True, values={})
-    assert ask_for(allowed, url=f"{store}/good").name == "good"

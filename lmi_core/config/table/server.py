@@ -124,7 +124,7 @@ OPTIONS = (
             None,
             "models that POST /models may load from outside the model store, and archives that "
             "load_models may name by http; no request loads one",
-            test=f"{_MANAGEMENT}::test_only_urls_of_the_store_or_the_pattern_are_loaded",
+            test="tests/server/test_registration.py::test_only_urls_of_the_store_or_the_pattern_are_loaded",
         ),
     ),
     _server(
@@ -138,7 +138,10 @@ OPTIONS = (
         "allow_custom_code",
         Bool(),
         "Run the Python code of models that are registered while the server runs.",
-        honoured("allow_custom_code", test=f"{_MANAGEMENT}::test_custom_code_must_be_allowed"),
+        honoured(
+            "allow_custom_code",
+            test="tests/server/test_registration.py::test_custom_code_must_be_allowed",
+        ),
         False,
     ),
     _server(
