@@ -133,6 +133,19 @@ class DecodeGraphs:
             for num_keys in self._keys:
                 self._forward(self._inputs((num_rows, num_keys)).step)
 
+    @torch.inference_mode()
+    def measure(self, free_bytes: Callable[[], int]) -> int:
+        """Bytes that all graphs will take, by capturing two: the largest, whose values the others'
+        take the place of, and the smallest, as which the others count."""
+        largest, smallest = (self._rows[-1], self._keys[-1]), (self._rows[0], self._keys[0])
+        free = [free_bytes()]
+        for key in (largest, smallest):
+            self._make(key)
+            free.append(free_bytes())
+        self._graphs.clear()
+        num_others = len(self._rows) * len(self._keys) - 1
+        return max(0, free[0] - free[1]) + num_others * max(0, free[1] - free[2])
+
     def _make(self, key: Key) -> _Graph | None:
         self._misses.pop(key, None)
         inputs = self._inputs(key)

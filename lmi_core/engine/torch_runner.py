@@ -16,14 +16,11 @@ from torch import Tensor
 
 from lmi_core import _native
 from lmi_core.engine.decode_graphs import Capture, CudaCapture, DecodeGraphs
-from lmi_core.engine.native_runner import (
-    MemoryPlan,
-    Progress,
-    check_max_model_len,
-    plan_kv_cache,
-)
+from lmi_core.engine.device_memory import DeviceMemoryPlan, measure, memory_of
+from lmi_core.engine.native_runner import Progress, check_max_model_len, plan_kv_cache
 from lmi_core.engine.runner import RunnerInfo
 from lmi_core.engine.step_memory import StepMemory, StepSizes
+from lmi_core.engine.widest_step import widest_arrays, widest_sampling
 from lmi_core.errors import InsufficientMemoryError, UserError
 from lmi_core.ops import select
 from lmi_core.ops.device_step import DeviceStep
@@ -37,7 +34,6 @@ from lmi_core.ops.torch_weights import DeviceWeights
 if TYPE_CHECKING:
     from lmi_core.config.engine_config import EngineConfig
     from lmi_core.models.loader import LoadedModel
-    from lmi_core.models.spec import DecoderSpec
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +63,14 @@ class _Launched(NamedTuple):
 class TorchRunner:
     """Implements ``AheadRunner`` on a torch device: one thread launches, another reads results."""
 
-    def __init__(self, config: EngineConfig, model: LoadedModel, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LoadedModel,
+        device: torch.device,
+        others_bytes: int = 0,
+    ) -> None:
+        """``others_bytes``: what was allocated on the device before the weights."""
         spec = model.spec
         self.device = device
         kv_dtype = model.dtype if config.kv_dtype == "auto" else config.kv_dtype
@@ -83,24 +86,9 @@ class TorchRunner:
             "num_kv_heads": attention.num_kv_heads,
             "head_dim": attention.head_dim,
         }
-        memory = plan_kv_cache(
-            config,
-            block_bytes=PagedCache.block_bytes(
-                block_size=config.block_size, dtype=kv_dtype, **heads
-            ),
-            max_model_len=sizes.max_model_len,
-            spare=_spare_memory(device, spec, sizes, config.gpu_memory_utilization),
-        )
-        _report(memory, model.weights.num_bytes)
-        shared = StepMemory.of(config, sizes, memory.num_blocks, num_steps=NUM_STEPS)
-        self.pool, self.block_tables = shared.pool, shared.block_tables
-        self.sampling, self.steps = shared.sampling, shared.steps
+        block_bytes = PagedCache.block_bytes(block_size=config.block_size, dtype=kv_dtype, **heads)
         cache = PagedCache(
-            num_blocks=memory.num_blocks + 1,  # the last one: of rows that stand for none
-            block_size=config.block_size,
-            dtype=kv_dtype,
-            device=device,
-            **heads,
+            num_blocks=1, block_size=config.block_size, dtype=kv_dtype, device=device, **heads
         )
         chosen = _select(config, device)
         if config.deterministic:
@@ -109,7 +97,29 @@ class TorchRunner:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        measured = self._measure(config, sizes, others_bytes)
+        if measured is not None:
+            measured.check(config, max_model_len=sizes.max_model_len, block_bytes=block_bytes)
+        memory = plan_kv_cache(
+            config,
+            block_bytes=block_bytes,
+            max_model_len=sizes.max_model_len,
+            spare=None
+            if measured is None
+            else (measured.spare_bytes - block_bytes, measured.reason),
+        )
+        if measured is not None:
+            measured.report(memory)
+        try:
+            cache.resize(memory.num_blocks + 1)  # the last one: of rows that stand for none
+        except torch.OutOfMemoryError as error:
+            if measured is None:
+                raise
+            raise measured.no_room(memory.num_bytes) from error
         self._graphs = self._make_graphs(config, sizes, memory.num_blocks)
+        shared = StepMemory.of(config, sizes, memory.num_blocks, num_steps=NUM_STEPS)
+        self.pool, self.block_tables = shared.pool, shared.block_tables
+        self.sampling, self.steps = shared.sampling, shared.steps
         self.info = RunnerInfo(
             vocab_size=sizes.vocab_size,
             max_model_len=sizes.max_model_len,
@@ -121,6 +131,7 @@ class TorchRunner:
             block_size=config.block_size,
             weight_bytes=model.weights.num_bytes,
             kv_cache_bytes=memory.num_bytes,
+            arena_bytes=0 if measured is None else measured.workspace_bytes,
             dtype=model.dtype,
             quantize=model.quantize or "",
             kv_dtype=kv_dtype,
@@ -128,6 +139,8 @@ class TorchRunner:
             kernels=select.describe(chosen),
             runs_ahead=True,
         )
+        share = config.gpu_memory_utilization
+        self._oom_advice = f"lower gpu_memory_utilization, which is {share}"
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._sampled: Tensor | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -139,14 +152,53 @@ class TorchRunner:
         for thread in self._threads:
             thread.start()
 
+    def _measure(
+        self, config: EngineConfig, sizes: StepSizes, others_bytes: int
+    ) -> DeviceMemoryPlan | None:
+        """Run the widest step and the graphs' kernels, over a cache of one block."""
+        memory = memory_of(self.device)
+        if memory is None:
+            return None
+        kernels = self._graph.kernels
+
+        def run_step(num_tokens: int) -> None:
+            arrays = widest_arrays(
+                1 if kernels.is_row_by_row else num_tokens,
+                sizes,
+                max_num_seqs=config.max_num_seqs,
+                block_size=config.block_size,
+                has_long_prefills=kernels.chosen["attention"] == "torch",
+            )
+            step = DeviceStep.upload(arrays, block_size=config.block_size, device=self.device)
+            sampling = widest_sampling(sizes.max_logit_rows, config.max_logprobs)
+            self._graph.choose(self._graph.forward(step), sampling).wait()
+
+        graphs = self._make_graphs(config, sizes, 0)
+
+        def measure_graphs() -> int:
+            return 0 if graphs is None else graphs.measure(memory.free_bytes)
+
+        if self._stream is not None:
+            torch.cuda.synchronize(self.device)  # weights come from another stream
+        with torch.cuda.stream(self._stream):  # which does nothing for None
+            if graphs is not None:
+                graphs.warm_up()
+            return measure(
+                memory,
+                others_bytes=others_bytes,
+                num_tokens=sizes.max_num_tokens,
+                usable_share=config.gpu_memory_utilization,
+                run_step=run_step,
+                measure_graphs=measure_graphs,
+            )
+
     def _make_graphs(
         self, config: EngineConfig, sizes: StepSizes, scratch_block: int
     ) -> DecodeGraphs | None:
-        """Run every kernel of decode steps once, and get ready to capture them."""
         capture = make_capture(config, self.device, self._graph.kernels.chosen)
         if capture is None:
             return None
-        graphs = DecodeGraphs(
+        return DecodeGraphs(
             self._graph.forward,
             capture,
             max_num_seqs=config.max_num_seqs,
@@ -156,12 +208,6 @@ class TorchRunner:
             scratch_block=scratch_block,
             device=self.device,
         )
-        if self._stream is not None:
-            torch.cuda.synchronize(self.device)  # weights come from another stream
-            with torch.cuda.stream(self._stream):
-                graphs.warm_up()
-            self._stream.synchronize()
-        return graphs
 
     def submit(self, step: _native.Step) -> None:
         self._submit(step, None)
@@ -196,6 +242,8 @@ class TorchRunner:
                 results = None
                 try:
                     results = self._launch(job)
+                except torch.OutOfMemoryError as error:
+                    job.step.error = f"{error} ({self._oom_advice})"
                 except Exception as error:
                     job.step.error = f"{type(error).__name__}: {error}"
                 self._sampled = None if results is None else results.token_ids
@@ -268,6 +316,8 @@ def load_torch_runner(
 
     device = find_device(config)
     _select(config, device)
+    memory = memory_of(device)
+    others_bytes = 0 if memory is None else memory.allocated_bytes()
     try:
         model = load_model(
             config.model,
@@ -280,7 +330,7 @@ def load_torch_runner(
     except torch.OutOfMemoryError as error:
         raise _no_room_for_weights(config, device) from error
     check_max_model_len(config, model)
-    return TorchRunner(config, model, device), model
+    return TorchRunner(config, model, device, others_bytes), model
 
 
 def _select(config: EngineConfig, device: torch.device) -> dict[str, str]:
@@ -326,17 +376,6 @@ def _no_room_for_weights(config: EngineConfig, device: torch.device) -> Insuffic
     )
 
 
-def _report(memory: MemoryPlan, weight_bytes: int) -> None:
-    gib = 2**30
-    _log.info(
-        "device memory: weights %.2f GiB, KV cache %.2f GiB, %d blocks (%s)",
-        weight_bytes / gib,
-        memory.num_bytes / gib,
-        memory.num_blocks,
-        memory.reason,
-    )
-
-
 def _record(
     model: LoadedModel,
     chosen: dict[str, str],
@@ -350,25 +389,3 @@ def _record(
     record(model, recorder, cache, max_model_len)
     recorder.finish()
     return recorder
-
-
-def _spare_memory(
-    device: torch.device, spec: DecoderSpec, sizes: StepSizes, usable_share: float
-) -> tuple[int, str] | None:
-    """GPU memory for the KV cache: what is usable, less the weights and a step's values.
-
-    The rest is left to the driver, other processes and fragmentation.
-    """
-    if device.type != "cuda":
-        return None
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    attention = spec.attention
-    columns = 3 * spec.hidden_size + 2 * attention.q_size + 2 * attention.kv_size
-    columns += 3 * spec.intermediate_size
-    step_bytes = 4 * sizes.max_num_tokens * columns + 48 * sizes.max_logit_rows * spec.vocab_size
-    kept_bytes = round(total_bytes * (1 - usable_share)) + step_bytes
-    gib = 2**30
-    return max(0, free_bytes - kept_bytes), (
-        f"{free_bytes / gib:.1f} GiB free on the GPU after the weights, less "
-        f"{kept_bytes / gib:.1f} GiB for steps and other use"
-    )

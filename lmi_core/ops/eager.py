@@ -179,9 +179,9 @@ class EagerRecorder:
         cos_table, sin_table = self._constant(cos), self._constant(sin)
         q_scale = None if q_norm is None else self._constant(q_norm)
         k_scale = None if k_norm is None else self._constant(k_norm)
-        keys, values, scales = store.keys[layer], store.values[layer], store.scales(layer)
 
         def compute(replay: Replay) -> Tensor:
+            keys, values, scales = store.layers[layer]
             q: Tensor = self.kernels.rope_cache_write(
                 replay[qkv],
                 keys,
@@ -199,7 +199,7 @@ class EagerRecorder:
             )
             return q
 
-        columns = num_q_heads * keys.shape[-1]
+        columns = num_q_heads * store.head_dim
         return self._record("rope_cache_write", self.act_dtype, columns, "T", (qkv,), compute)
 
     def attention(
@@ -214,9 +214,9 @@ class EagerRecorder:
         soft_cap: float,
     ) -> Handle:
         store = self._cache(cache)
-        keys, values, scales = store.keys[layer], store.values[layer], store.scales(layer)
 
         def compute(replay: Replay) -> Tensor:
+            keys, values, scales = store.layers[layer]
             y: Tensor = self.kernels.attention(
                 replay[q],
                 keys,

@@ -36,13 +36,29 @@ class PagedCache:
         dtype: str,
         device: torch.device,
     ) -> None:
-        shape = (num_layers, num_blocks * block_size, num_kv_heads, head_dim)
-        self.block_size = block_size
-        self.keys = torch.empty(shape, dtype=KV_DTYPES[dtype], device=device)
-        self.values = torch.empty_like(self.keys)
-        self._scales: tuple[Tensor, ...] = ()
-        if dtype == "int8":
-            self._scales = tuple(torch.empty(shape[:3], device=device) for _ in range(2))
+        self.block_size, self.head_dim = block_size, head_dim
+        self._num_layers, self._num_kv_heads = num_layers, num_kv_heads
+        self._dtype, self._device = dtype, device
+        self._stores: tuple[Tensor, ...] = ()
+        self.layers: list[tuple[Tensor, Tensor, CacheScales | None]] = []
+        """Of each: keys, values [slots, kv heads, head_dim] and the scales of int8 ones."""
+        self.resize(num_blocks)
+
+    def resize(self, num_blocks: int) -> None:
+        """Room for so many blocks, of new content."""
+        self._stores = ()
+        self.layers = []
+        shape = (self._num_layers, num_blocks * self.block_size, self._num_kv_heads)
+        dtype = KV_DTYPES[self._dtype]
+        stores = [
+            torch.empty(*shape, self.head_dim, dtype=dtype, device=self._device) for _ in range(2)
+        ]
+        if self._dtype == "int8":
+            stores += [torch.empty(shape, device=self._device) for _ in range(2)]
+        self._stores = tuple(stores)
+        for layer in range(self._num_layers):
+            keys, values, *scales = (store[layer] for store in stores)
+            self.layers.append((keys, values, CacheScales(*scales) if scales else None))
 
     @staticmethod
     def block_bytes(
@@ -56,20 +72,10 @@ class PagedCache:
 
     @property
     def num_bytes(self) -> int:
-        return sum(store.numel() * store.element_size() for store in self._stores())
-
-    def scales(self, layer: int) -> CacheScales | None:
-        """The scales of an int8 cache."""
-        if not self._scales:
-            return None
-        keys, values = self._scales
-        return CacheScales(keys[layer], values[layer])
+        return sum(store.numel() * store.element_size() for store in self._stores)
 
     def copy_blocks(self, src: Tensor, dst: Tensor) -> None:
         """Copy whole blocks in every layer; none is both read and written."""
-        for store in self._stores():
+        for store in self._stores:
             blocks = store.view(len(store), -1, self.block_size, *store.shape[2:])
             blocks[:, dst] = blocks[:, src]
-
-    def _stores(self) -> tuple[Tensor, ...]:
-        return self.keys, self.values, *self._scales

@@ -200,6 +200,21 @@ def test_a_failed_step_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     run(generate())
 
 
+def test_a_step_without_memory_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmi_core.ops import torch_ops
+
+    def fail(*args: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    async def generate() -> None:
+        async with Engine(config_of(cached_checkpoint("llama2"), "torch-cpu")) as engine:
+            with pytest.raises(EngineError, match=r"lower gpu_memory_utilization, which is 0.9\)"):
+                await collect(engine, [5, 6])
+
+    monkeypatch.setattr(torch_ops, "attention", fail)
+    run(generate())
+
+
 def test_no_gpu_is_a_clear_error() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -280,28 +295,6 @@ def test_gpu_same_tokens_as_native(variant: str) -> None:
         assert_alike(events, others)
 
 
-def test_memory_of_a_gpu_is_shared_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The share left for others is of all memory; what is free now is all that can be used."""
-    gib = 2**30
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * gib, 80 * gib))
-    from lmi_core.engine import torch_runner
-    from lmi_core.engine.step_memory import StepSizes
-    from lmi_core.models.families.llama import FAMILY
-    from lmi_core.models.hf_config import read_hf_config
-
-    path = cached_checkpoint("llama2")
-    spec = FAMILY.read_spec(read_hf_config(path))
-    sizes = StepSizes.of(
-        EngineConfig(model=path), vocab_size=VOCAB_SIZE, max_positions=512, max_num_tokens=2048
-    )
-    spare = [
-        torch_runner._spare_memory(torch.device("cuda"), spec, sizes, share) for share in (0.9, 0.5)
-    ]
-    assert spare[0] is not None
-    assert spare[1] is not None
-    assert spare[0][0] - spare[1][0] == round(80 * gib * 0.4)
-
-
 def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     from lmi_core.engine.torch_runner import load_torch_runner
     from lmi_core.models import loader
@@ -314,17 +307,6 @@ def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(cached_checkpoint("llama2"), "torch-cpu")
     with pytest.raises(InsufficientMemoryError, match=r"of the GPU's 24.0 GiB: set quantize=int4"):
         load_torch_runner(config)
-
-
-def test_memory_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    async def start() -> None:
-        async with Engine(config_of(cached_checkpoint("llama2"), "torch-cpu")):
-            pass
-
-    with caplog.at_level("INFO"):
-        run(start())
-    assert "device memory: weights 0.00 GiB, KV cache 0.00 GiB" in caplog.text
-    assert "(kv_cache_bytes)" in caplog.text
 
 
 def test_steps_run_ahead_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
