@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 
 DEFAULT_BATCHED_TOKENS = 2048
+SATURATING_TOKENS = 128
+"""Linears of 64 rows reach 93 to 97 % of what those of thousands do."""
 DEFAULT_CONTEXT_TOKENS = 4096
 """The default pool has room for max_num_seqs sequences of this length (or the model's)."""
 
@@ -198,6 +200,7 @@ class NativeRunner:
             max_model_len=sizes.max_model_len,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_tokens,
+            num_saturating_tokens=SATURATING_TOKENS,
             max_logit_rows=sizes.max_logit_rows,
             max_logprobs=config.max_logprobs,
             num_blocks=self.memory.num_blocks,

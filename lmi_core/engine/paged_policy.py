@@ -11,6 +11,11 @@ from lmi_core.engine.sequence import Sequence
 class PagedPolicy:
     """Decode rows first, then prompts in progress, then waiting sequences, in chunks that fill the
     budget. Without memory the newest running sequence is preempted and computed again later.
+
+    Where many rows in one step are no cheaper than in several steps, only a prompt that has the
+    step for itself fills the budget. Prompts that share it, or have decode rows beside them, take
+    no more rows than make the step efficient: so prompts are finished in the order of arrival, not
+    all with the last one, and decoding goes on meanwhile.
     """
 
     def __init__(
@@ -100,7 +105,7 @@ class PagedPolicy:
             queues.waiting
             and memory.num_free_rows
             and num_logit_rows
-            and plan.num_tokens < self._info.max_num_batched_tokens
+            and self._num_tokens_left(plan) > 0
         ):
             sequence = queues.waiting[0]
             state = (sequence, memory.pool.num_available, len(queues.running))
@@ -128,10 +133,17 @@ class PagedPolicy:
             return 0
         return max(num_running, self._memory.pool.num_blocks // 100)
 
+    def _num_tokens_left(self, plan: Plan) -> int:
+        """For the next prompt of the step."""
+        left = self._info.max_num_batched_tokens - plan.num_tokens
+        if self._info.num_saturating_tokens is None or plan.num_tokens == 0:
+            return left
+        return max(0, min(left, self._info.num_saturating_tokens - plan.num_prompt_tokens))
+
     def _schedule_chunk(self, sequence: Sequence, plan: Plan, num_logit_rows: int) -> int:
         """Schedule as many pending tokens as budget and logit rows allow, maybe none."""
         num_pending = sequence.num_pending
-        num_tokens = min(num_pending, self._info.max_num_batched_tokens - plan.num_tokens)
+        num_tokens = min(num_pending, self._num_tokens_left(plan))
         if sequence.is_scoring_prompt:
             num_tokens = num_rows = min(num_tokens, num_logit_rows)
         elif num_tokens == num_pending and not num_logit_rows:
@@ -142,4 +154,5 @@ class PagedPolicy:
             sequence.num_scheduled = num_tokens
             plan.sequences.append(sequence)
             plan.num_tokens += num_tokens
+            plan.num_prompt_tokens += num_tokens
         return num_logit_rows - num_rows

@@ -20,6 +20,8 @@ class Plan:
     copies: list[tuple[int, int]] = field(default_factory=list)
     """(source, target) blocks copied before the forward pass."""
     num_tokens: int = 0
+    num_prompt_tokens: int = 0
+    """Those of ``num_tokens`` that aren't of decoding sequences."""
     num_preempted: int = 0
     failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
     """Sequences that planning itself failed for; they are in none of the lists above."""

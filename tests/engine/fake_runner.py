@@ -126,6 +126,7 @@ class FakeModel:
         max_num_batched_tokens: int = 64,
         max_logit_rows: int = 16,
         max_model_len: int = 256,
+        num_saturating_tokens: int | None = 24,
         num_steps: int = 2,
     ) -> None:
         self.info = RunnerInfo(
@@ -137,6 +138,7 @@ class FakeModel:
             max_logprobs=5,
             num_blocks=num_blocks,
             block_size=block_size,
+            num_saturating_tokens=num_saturating_tokens,
         )
         self.cached = np.full((num_blocks * block_size, 2), -1, dtype=np.int64)
         """Per slot: token id and position."""

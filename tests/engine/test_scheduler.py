@@ -31,9 +31,9 @@ class History:
         *,
         enable_prefix_caching: bool = True,
         guaranteed_no_evict: bool = False,
-        **capacities: int,
+        **capacities: int | None,
     ) -> None:
-        self.model = FakeModel(**capacities)
+        self.model = FakeModel(**capacities)  # type: ignore[arg-type]
         runner: object = self.model
         self.memory = KvMemory(
             runner,  # type: ignore[arg-type]
@@ -191,6 +191,7 @@ def play(history: History, events: list[tuple]) -> None:  # type: ignore[type-ar
     max_num_seqs=st.integers(1, 6),
     num_batched_tokens=st.integers(6, 80),
     max_logit_rows=st.integers(6, 20),
+    num_saturating_tokens=st.none() | st.integers(1, 90),
     enable_prefix_caching=st.booleans(),
     guaranteed_no_evict=st.booleans(),
 )
@@ -200,6 +201,7 @@ def test_random_histories(
     max_num_seqs: int,
     num_batched_tokens: int,
     max_logit_rows: int,
+    num_saturating_tokens: int | None,
     enable_prefix_caching: bool,
     guaranteed_no_evict: bool,
 ) -> None:
@@ -208,6 +210,7 @@ def test_random_histories(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=num_batched_tokens,
         max_logit_rows=max_logit_rows,
+        num_saturating_tokens=num_saturating_tokens,
         max_model_len=128,
         enable_prefix_caching=enable_prefix_caching,
         guaranteed_no_evict=guaranteed_no_evict,
@@ -225,6 +228,30 @@ def test_decode_rows_go_before_prompt_chunks() -> None:
     for _ in range(8):
         history.step()
     assert decoding.sequences[0].num_generated == 9
+    history.drain()
+
+
+def test_prompts_are_finished_in_the_order_of_arrival() -> None:
+    history = History(max_num_batched_tokens=64, num_saturating_tokens=24)
+    params = SamplingParams(max_new_tokens=20)
+    prompts = [history.arrive([number, *range(15)], params) for number in range(4)]
+    generated = []
+    for _ in range(4):
+        history.step()
+        generated.append([prompt.sequences[0].num_generated for prompt in prompts])
+    # 16 tokens of the first and 8 of the second, then 8 and 16 and a row of the first, ...
+    assert generated == [[1, 0, 0, 0], [2, 1, 1, 0], [3, 2, 2, 1], [4, 3, 3, 2]]
+    history.drain()
+
+
+def test_a_prompt_alone_fills_the_budget_and_one_beside_decode_rows_does_not() -> None:
+    history = History(max_num_batched_tokens=64, num_saturating_tokens=24)
+    first = history.arrive(list(range(64)), SamplingParams(max_new_tokens=30)).sequences[0]
+    history.step()
+    assert first.num_generated == 1
+    second = history.arrive(list(range(100, 164)), SamplingParams(max_new_tokens=30)).sequences[0]
+    history.step()
+    assert (first.num_generated, second.num_computed) == (2, 24)
     history.drain()
 
 
