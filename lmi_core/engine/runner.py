@@ -36,8 +36,8 @@ class RunnerInfo:
     shares_blocks: bool = True
     """Whether sequences can have blocks in common; False: each computes its whole prompt."""
     num_saturating_tokens: int | None = None
-    """From how many rows on a step's cost is proportional to them, so that two prompts could as well
-    have a step each; None: there is no such number."""
+    """From how many rows on the cost of a step is proportional to them, so that prompts could as
+    well have a step each; None: there is no such number."""
     runs_ahead: bool = False
     """Whether the runner is an ``AheadRunner``."""
 
