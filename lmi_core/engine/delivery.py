@@ -9,6 +9,7 @@ from lmi_core.engine.active_request import ActiveRequest
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.engine.scheduler import Commit, Output, PromptChunk, Scheduler
 from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.shown_text import shown_text
 from lmi_core.engine.stats import EngineObserver, EngineTotals
 from lmi_core.errors import EngineError
 from lmi_core.text.tokenizer import Tokenizer
@@ -120,7 +121,14 @@ class Delivery:
         if reason is None and sequence.stop_matcher is None:
             text = sequence.detokenizer.push(token_id)
         else:
-            text, reason, stop = self._show(sequence, token_id, reason)
+            text, reason, stop = shown_text(
+                token_id,
+                reason,
+                request.request.params,
+                sequence.detokenizer,
+                sequence.stop_matcher,
+                is_end=token_id in sequence.end_ids,
+            )
         event = TokenEvent(
             request_id=request.request_id,
             choice=sequence.choice,
@@ -144,33 +152,6 @@ class Delivery:
         request.stream.put(event)
         if reason is not None:
             self._end_choice(sequence, reason)
-
-    def _show(
-        self, sequence: Sequence, token_id: int, reason: FinishReason | None
-    ) -> tuple[str, FinishReason | None, str | int | None]:
-        """What the token adds to the text, and how the choice ends, if it does."""
-        params = sequence.request.request.params
-        stop: str | int | None = None
-        if reason is FinishReason.STOP:
-            stop = token_id
-            text = sequence.detokenizer.push(token_id) if params.include_stop else ""
-        elif (
-            reason is FinishReason.EOS
-            and params.skip_special_tokens
-            and token_id in sequence.end_ids
-        ):
-            text = ""
-        else:
-            text = sequence.detokenizer.push(token_id)
-        if reason is not None:
-            text += sequence.detokenizer.flush()
-        matcher = sequence.stop_matcher
-        if matcher is None:
-            return text, reason, stop
-        text = matcher.push(text)
-        if matcher.matched:
-            return text, FinishReason.STOP, matcher.matched
-        return (text + matcher.flush() if reason else text), reason, stop
 
     def _end_choice(self, sequence: Sequence, reason: FinishReason) -> None:
         request = sequence.request
