@@ -227,7 +227,6 @@ class FakeRunner(FakeModel):
         self.step_s = step_s
         self.fail_step: Callable[[int], str] = lambda number: ""
         """Called with a step's number; a text fails the step with it."""
-        self.submitted_s: list[float] = []
         self.is_closed = False
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._queue: queue.SimpleQueue[tuple[_native.Step, list[int]] | None] = queue.SimpleQueue()
@@ -236,13 +235,11 @@ class FakeRunner(FakeModel):
 
     def submit(self, step: _native.Step) -> None:
         assert not self.is_closed
-        self.submitted_s.append(time.monotonic())
         self._queue.put((step, []))
 
     def submit_ahead(self, step: _native.Step, logit_rows: list[int]) -> None:
         assert self.info.runs_ahead
         assert len(logit_rows) == len(step.view("token_ids"))
-        self.submitted_s.append(time.monotonic())
         self.num_ahead += 1
         self._queue.put((step, logit_rows))
 

@@ -9,22 +9,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
-import gc
 import json
 import logging
 import random
-import resource
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.openapi import TABLE
 from lmi_server.protocols.tgi_options import TgiOptions
 from tests.engine.fake_runner import FakeRunner
+from tests.server.footprint import footprint, growth_faults
 from tests.server.harness import Served, eventually
 from tests.server.test_tgi_http import serving
 
@@ -130,7 +128,6 @@ HEADERS = (
 PATHS = ("", "/nothing", "?model_name=model", "?model_name=x", "%00", "/..", "//", "%zz", "é")
 METHODS = ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH", "TRACE", "CONNECT", "FOO")
 TEMPLATE = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"})
-_GROWTH_BYTES = 32 << 20
 _EXTRA_STATUSES = {200, 405, 417, 431}
 _NAMES = sorted(
     {name for _, _, body in RECORDED for name in body or ()}
@@ -319,11 +316,6 @@ class Errors(logging.Handler):
         self.texts.append(self.format(record))
 
 
-def resident_bytes() -> int:
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
 async def session(first: int, number: int, seed: str, num_per_round: int = 1000) -> Summary:
     """Cases ``first`` to ``first + number`` on one server; prints a line now and then."""
     summary, errors = Summary(), Errors()
@@ -331,23 +323,22 @@ async def session(first: int, number: int, seed: str, num_per_round: int = 1000)
     logging.getLogger("aiohttp").addHandler(errors)
     options = {"api": "lmi", "chat_template": TEMPLATE, "tgi": TgiOptions(max_stop_sequences=99)}
     async with serving(FakeRunner(max_model_len=48), **options) as served:
-        num_tasks, sizes = len(asyncio.all_tasks()), []
+        num_tasks, rounds = len(asyncio.all_tasks()), [footprint()]
         started = time.monotonic()
         for begin in range(first, first + number, num_per_round):
             end = min(begin + num_per_round, first + number)
             await fuzz(served, [f"{seed}-{n}" for n in range(begin, end)], summary)
             await eventually(lambda: len(asyncio.all_tasks()) <= num_tasks)
-            sizes.append(resident_bytes())
+            rounds.append(footprint())
             if (end - first) % (10 * num_per_round) == 0 or end == first + number:
                 print(
                     f"{summary.num_requests} requests, {time.monotonic() - started:.0f} s, "
-                    f"{sizes[-1] >> 20} MiB, {len(summary.failures)} failures",
+                    f"{rounds[-1].resident_bytes >> 20} MiB, {rounds[-1].num_blocks} blocks, "
+                    f"{len(summary.failures)} failures",
                     flush=True,
                 )
     summary.failures += [f"logged: {text}" for text in errors.texts]
-    warm = sizes[min(1, len(sizes) - 1)]
-    if sizes[-1] - warm > _GROWTH_BYTES:
-        summary.failures.append(f"memory grew from {warm} to {sizes[-1]} bytes")
+    summary.failures += growth_faults(rounds, num_per_round)
     return summary
 
 

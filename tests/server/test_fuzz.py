@@ -21,6 +21,7 @@ from lmi_server.protocols.lmi_schema import LmiParameters
 from lmi_server.protocols.openai import OpenAIProtocol
 from tests.engine.fake_runner import FakeRunner
 from tests.server import fuzz
+from tests.server.footprint import Footprint, growth_faults
 from tests.server.test_real_engine import serving_engine
 
 BODIES: list[dict[str, Any]] = [
@@ -162,6 +163,30 @@ def test_mutated_requests_to_every_route() -> None:
     assert not summary.failures
     assert summary.num_requests == 400
     assert {"200", "400", "404", "405", "422", "424"} <= set(summary.statuses)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_round", "blocks_per_round", "words"),
+    [
+        (0, 0, None),
+        (100_000, 200, None),
+        (300_000, 200, "memory grew by 4800000 bytes in 16 rounds"),
+        (0, 1000, "a request leaves 1.00 blocks of memory behind"),
+        (2 << 20, 0, "memory grew from 80000000 to"),
+    ],
+)
+def test_what_counts_as_growth(
+    bytes_per_round: int, blocks_per_round: int, words: str | None
+) -> None:
+    rounds = [
+        Footprint(80_000_000 + n * bytes_per_round, 300_000 + n * blocks_per_round)
+        for n in range(31)
+    ]
+    faults = growth_faults(rounds, 1000)
+    assert len(faults) == (words is not None)
+    assert words is None or words in faults[0]
+    # Few rounds are all warm-up.
+    assert not growth_faults(rounds[:10], 1000)
 
 
 def test_a_case_is_a_function_of_its_seed() -> None:

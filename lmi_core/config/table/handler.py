@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from lmi_core.config.option import Action, honoured, mapped, no_effect
 
 _POOL = "tests/handlers/test_pool.py"
+_PROCESS = "tests/handlers/test_process.py"
 _CONFIG = "tests/config/test_handler_settings.py"
 _NO_MEMORY = no_effect("a handler plans its memory itself")
 
@@ -17,11 +18,12 @@ ACTIONS: Mapping[str, Action] = {
         "path", test="tests/config/test_dispatch.py::test_another_file_may_be_the_handler"
     ),
     "option.handler": honoured(
-        "function", test="tests/server/test_handlers.py::test_configuration_reaches_the_processes"
+        "function",
+        test="tests/server/test_served_handlers.py::test_configuration_reaches_the_processes",
     ),
     "option.modelName": mapped("model_name"),
     "option.pythonExecutable": honoured(
-        "python", "python is the server's own", test=f"{_POOL}::test_another_interpreter"
+        "python", "python is the server's own", test=f"{_PROCESS}::test_another_interpreter"
     ),
     "option.env": honoured("env", test=f"{_POOL}::test_configuration_reaches_the_handler"),
     "option.enable_venv": no_effect(
@@ -32,7 +34,7 @@ ACTIONS: Mapping[str, Action] = {
         "predict_timeout_s", test=f"{_POOL}::test_a_call_that_takes_too_long"
     ),
     "option.model_loading_timeout": honoured(
-        "loading_timeout_s", test=f"{_POOL}::test_loading_fails"
+        "loading_timeout_s", test=f"{_PROCESS}::test_loading_fails"
     ),
     "option.parallel_loading": mapped("parallel_loading"),
     "option.mpi_mode": no_effect("handlers run without MPI"),
