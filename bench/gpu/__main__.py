@@ -21,6 +21,9 @@ LIMIT_S = 530.0
 KERNEL_CHOICES = {"default": "", "native": "native", "torch": "torch"}
 """Values of LMI_OPS that the engine is measured with."""
 
+COSTS = {"deterministic": ("--deterministic",), "int8-cache": ("--kv-dtype", "int8")}
+"""What is measured beside the default kernels, of the smallest shape."""
+
 
 def stages(device: str, out_dir: Path, *, tiny: bool) -> list[Stage]:
     python = sys.executable
@@ -42,7 +45,8 @@ def stages(device: str, out_dir: Path, *, tiny: bool) -> list[Stage]:
             Stage(name="build_kernels", command=("bash", "-c", _build_kernels()), limit_s=150)
         )
     result.append(measure("roofs", "roofs", 30))
-    tests = ["tests/ops", "tests/engine/test_torch_runner.py", "tests/engine/test_decode_graphs.py"]
+    engine_tests = ("torch_runner", "decode_graphs", "torch_invariance")
+    tests = ["tests/ops", *(f"tests/engine/test_{name}.py" for name in engine_tests)]
     chosen = "gpu" if device == "cuda" else "test_select"
     by = ["-m", chosen] if device == "cuda" else ["-k", chosen]
     command = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *by, *tests)
@@ -57,6 +61,9 @@ def stages(device: str, out_dir: Path, *, tiny: bool) -> list[Stage]:
                 continue
             name = f"engine-{shape}-{choice}"
             result.append(measure("engine", name, 60, "--shape", shape, LMI_OPS=forced))
+    for name, options in COSTS.items():
+        options = ("--shape", shapes[0], *options)
+        result.append(measure("engine", f"engine-{shapes[0]}-{name}", 60, *options, LMI_OPS=""))
     if not tiny:
         shape, forced = shapes[-1], "native"
         name = f"engine-{shape}-int4"

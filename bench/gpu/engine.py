@@ -57,6 +57,8 @@ async def measure(arguments: Any) -> list[dict[str, Any]]:
         device="cuda" if arguments.device == "cuda" else "torch-cpu",
         dtype="bf16",
         quantize=arguments.quantize,
+        kv_dtype=arguments.kv_dtype,
+        deterministic=arguments.deterministic,
         max_model_len=2 * max(prefill, context + num_new),
         max_num_seqs=max(batches),
         enable_prefix_caching=False,
@@ -135,6 +137,8 @@ if __name__ == "__main__":
                 __doc__,
                 shape={"choices": sorted(GPU_SHAPES), "default": "llama3-8b"},
                 quantize={"choices": ("int8", "int4")},
+                kv_dtype={"choices": ("auto", "int8"), "default": "auto"},
+                deterministic={"action": "store_true"},
             )
         )
     )

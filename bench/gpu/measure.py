@@ -23,7 +23,7 @@ def parse(description: str | None, **more: dict[str, Any]) -> argparse.Namespace
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path)
     for name, settings in more.items():
-        parser.add_argument(f"--{name}", **settings)
+        parser.add_argument(f"--{name.replace('_', '-')}", **settings)
     arguments = parser.parse_args()
     if arguments.device == "cpu":
         torch.set_num_threads(1)

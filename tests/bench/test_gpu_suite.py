@@ -114,14 +114,17 @@ def test_bytes_and_operations_of_attention() -> None:
     assert prefill.num_operations == (4 + 3 + 2 + 1) * 8 * 4
 
 
-@pytest.mark.parametrize("quantize", [None, "int4"])
-def test_the_engine_is_measured(tmp_path: Path, quantize: str | None) -> None:
+@pytest.mark.parametrize(
+    "changes", [{}, {"quantize": "int4"}, {"deterministic": True, "kv_dtype": "int8"}]
+)
+def test_the_engine_is_measured(tmp_path: Path, changes: dict[str, object]) -> None:
     path = tmp_path / "engine.json"
     (tmp_path / "roofs.json").write_text(
         json.dumps({"copy_gb_per_s": 10.0, "read_gb_per_s": 5.0, "bf16_tflops": 0.01})
     )
+    settings = {"quantize": None, "kv_dtype": "auto", "deterministic": False, **changes}
     arguments = argparse.Namespace(
-        device="cpu", tiny=True, json=path, shape="near-zero", quantize=quantize
+        device="cpu", tiny=True, json=path, shape="near-zero", **settings
     )
     asyncio.run(engine.measure(arguments))
     rows = json.loads(path.read_text())
