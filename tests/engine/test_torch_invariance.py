@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from tests.engine.harness import run
 from tests.engine.test_invariance import Outcome, Request, outcome, together
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
+
+from lmi_core.engine import decode_graphs, torch_runner  # noqa: E402
 
 CONDITIONS: dict[str, dict[str, object]] = {
     "many at once": {},
@@ -113,24 +116,51 @@ def test_torch_row_by_row(variant: str, dtype: str, changes: dict[str, object]) 
     assert_equal_bits(config, make_requests((1, 16, 40, 75, 33, 8), 6), "by row: linear")
 
 
-@pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1",
-    reason="Triton's interpreter wants a process of its own: make test-triton",
-)
-@pytest.mark.timeout(240)
-def test_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One layer with norms of heads and a window, over several partitions of the keys."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter wants a process of its own: make test-triton")
     pytest.importorskip("triton")
     module = importlib.import_module("lmi_core.ops.triton.invariant.attention")
     monkeypatch.setattr(module, "PARTITION_KEYS", 32)
     monkeypatch.setenv("LMI_OPS", "triton")
-    model = make_checkpoint(
+    return make_checkpoint(
         tmp_path / "model", "qwen3_window", num_hidden_layers=1, max_window_layers=0
     )
-    config = config_of(model, "torch-cpu", "fp32", kv_dtype="int8")
+
+
+@pytest.mark.timeout(240)
+def test_triton(interpreted: Path) -> None:
+    config = config_of(interpreted, "torch-cpu", "fp32", kv_dtype="int8")
     conditions = ("chunks of 7", "prefixes from the cache")
     requests = make_requests((1, 30, 12, 8), 2)
     assert_equal_bits(config, requests, "invariant: linear", conditions, num_disturbing=0)
+
+
+@pytest.mark.timeout(240)
+def test_triton_in_captured_steps(interpreted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded rows and contexts change nothing; capturing is a stand-in."""
+    num_replayed = 0
+
+    def capture(launch: Callable[[], None]) -> Callable[[], None]:
+        def replay() -> None:
+            nonlocal num_replayed
+            num_replayed += 1
+            launch()
+
+        launch()
+        return replay
+
+    monkeypatch.setattr(torch_runner, "make_capture", lambda *_: capture)
+    monkeypatch.setattr(decode_graphs, "NUM_MISSES", 1)
+    monkeypatch.setattr(decode_graphs, "FIRST_NUM_KEYS", 32)
+    config = config_of(interpreted, "torch-cpu", "fp32", max_model_len=64, max_num_seqs=3)
+    requests = make_requests((20, 5, 9), 3)
+    captured, _ = run(together(config, requests, 0, num_disturbing=0), 110)
+    assert num_replayed >= 2
+    monkeypatch.setattr(torch_runner, "make_capture", lambda *_: None)
+    assert captured == run(alone(config, requests), 110)
 
 
 @pytest.mark.gpu
