@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import random
 from dataclasses import replace
@@ -165,6 +166,9 @@ def test_an_int8_cache_serves(
         from tests.ops.cuda_kernels import use_cuda_kernels
 
         use_cuda_kernels(torch.device("cpu"), monkeypatch)
+        importlib.import_module(
+            "lmi_core.ops.cuda.fallback"
+        )._fallback.cache_clear()  # says it once
     monkeypatch.setenv("LMI_OPS", f"rope_cache_write:{kernels},attention:{kernels}")
     settings = {"kv_dtype": "int8", "max_num_batched_tokens": 16}
     config = config_of(cached_checkpoint("llama2"), "torch-cpu", **settings)
