@@ -64,10 +64,13 @@ class SamplingParams:
         _check_float("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         _check_int("seed", self.seed, 0, 2**64 - 1)
         _check_int("n", self.n, 1, 128)
-        _check_int("logprobs", self.logprobs, 0, max_logprobs)
+        also = " (which top_logprobs and top_n_tokens ask for, too)"
+        _check_int("logprobs", self.logprobs, 0, max_logprobs, also)
         _check_int("prompt_logprobs", self.prompt_logprobs, 0, max_logprobs)
         if any(not text for text in self.stop):
-            raise UserError("stop must not contain an empty string", field="stop")
+            raise UserError(
+                "stop and stop_sequences must not contain an empty string", field="stop"
+            )
         for name, ids in (
             ("stop_token_ids", self.stop_token_ids),
             ("logit_bias", tuple(token_id for token_id, _ in self.logit_bias)),
@@ -88,11 +91,11 @@ class SamplingParams:
                 )
 
 
-def _check_int(name: str, value: int | None, low: int, high: int | None) -> None:
+def _check_int(name: str, value: int | None, low: int, high: int | None, note: str = "") -> None:
     if value is None or (value >= low and (high is None or value <= high)):
         return
     allowed = f"at least {low}" if high is None else f"between {low} and {high}"
-    raise UserError(f"{name} must be {allowed}, got {value}", field=name)
+    raise UserError(f"{name} must be {allowed}, got {value}{note}", field=name)
 
 
 def _check_float(
