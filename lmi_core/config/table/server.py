@@ -8,7 +8,6 @@ APIS = ("lmi", "tgi", "openai")
 
 _DIALECTS = "tests/server/test_dialects.py"
 _NAME_AND_LOG = "tests/cli/test_options.py::test_name_log_and_size"
-_MANAGEMENT = "tests/server/test_management.py"
 _JAVA = no_effect("belongs to the Java server; none runs here")
 _KEYSTORE = needs("server.keystore", "write certificate_file and private_key_file", idle=())
 _HEADERS = "tests/cli/test_options.py::test_headers_and_statuses"
@@ -131,7 +130,7 @@ OPTIONS = (
         "admin_key",
         Text("key"),
         "Opens the management routes, also where the server isn't on the loopback interface.",
-        honoured("admin_key", test=f"{_MANAGEMENT}::test_admin_key"),
+        honoured("admin_key", test="tests/server/test_management_access.py::test_admin_key"),
         secret=True,
     ),
     _server(
