@@ -174,6 +174,10 @@ class Step:
         """Report the log-probability (and top-n) of ``token_id`` for this row (prompt logprobs)."""
     def add_copy(self, src_block: int, dst_block: int) -> None:
         """Copy a KV block in every layer before the forward pass (copy on write)."""
+    def follow(self, previous: Step, logit_rows: list[int]) -> None:
+        """The token ids are what these logit rows sample of ``previous``, a step executed before this
+        one, a row per token; 0 for a row that samples none. ``previous`` must live on, uncleared, until
+        this step runs."""
     def add_mask(self, logit_row: int) -> npt.NDArray[np.uint32]:
         """Restrict what a logit row samples: a writable mask of one bit per token id, lowest first, all
         clear. It may be written until ``set_mask_ready``, also while the step runs: ``sample`` waits."""

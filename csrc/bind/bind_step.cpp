@@ -286,6 +286,7 @@ void bind_step(py::module_& m) {
           py::arg("logits"))
       .def("set_target", &StepBuffer::set_target, py::arg("logit_row"), py::arg("token_id"))
       .def("add_copy", &StepBuffer::add_copy, py::arg("src_block"), py::arg("dst_block"))
+      .def("follow", &StepBuffer::follow, py::arg("previous"), py::arg("logit_rows"))
       .def(
           "add_mask",
           [](const py::object& self, int32_t logit_row) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "common/check.h"
 
@@ -54,6 +55,7 @@ void StepBuffer::clear() {
   view_.num_tokens = view_.num_seqs = view_.num_logit_rows = view_.num_copies = 0;
   view_.masks = nullptr;
   view_.mask_ready = nullptr;
+  previous_ = nullptr;
   std::fill(masks_.begin(), masks_.end(), nullptr);
   times = {};
   error.clear();
@@ -133,6 +135,25 @@ void StepBuffer::add_copy(int32_t src_block, int32_t dst_block) {
   view_.copy_src[view_.num_copies] = src_block;
   view_.copy_dst[view_.num_copies] = dst_block;
   ++view_.num_copies;
+}
+
+void StepBuffer::follow(const StepBuffer& previous, std::vector<int32_t> logit_rows) {
+  LMI_CHECK(&previous != this, "a step can't follow itself");
+  LMI_CHECK(static_cast<int32_t>(logit_rows.size()) == view_.num_tokens, logit_rows.size(),
+            " logit rows for ", view_.num_tokens, " tokens");
+  for (const int32_t row : logit_rows) {
+    LMI_CHECK(row >= 0 && row < previous.view_.num_logit_rows, "logit row ", row, " of ",
+              previous.view_.num_logit_rows);
+  }
+  previous_ = &previous;
+  previous_rows_ = std::move(logit_rows);
+}
+
+void StepBuffer::take_tokens() {
+  if (previous_ == nullptr) return;
+  for (int32_t i = 0; i < view_.num_tokens; ++i) {
+    view_.token_ids[i] = std::max(previous_->view_.sampled_ids[previous_rows_[i]], 0);
+  }
 }
 
 std::span<uint32_t> StepBuffer::add_mask(int32_t logit_row) {

@@ -39,6 +39,12 @@ class StepBuffer {
   void set_target(int32_t logit_row, int32_t token_id);
   void add_copy(int32_t src_block, int32_t dst_block);
 
+  // The token ids are what these logit rows of a step that is executed before this one sample, a
+  // row per token; 0 for a row that samples none. Filled in by take_tokens(), just before this step
+  // runs; until then previous must stay as it is.
+  void follow(const StepBuffer& previous, std::vector<int32_t> logit_rows);
+  void take_tokens();
+
   // Restricts what a logit row samples to a mask, see StepView::masks: cleared words that may be
   // written until set_mask_ready, also while the step runs.
   std::span<uint32_t> add_mask(int32_t logit_row);
@@ -59,6 +65,8 @@ class StepBuffer {
   StepView view_;
   const BlockTables& tables_;
   std::unique_ptr<int32_t[]> memory_;
+  const StepBuffer* previous_ = nullptr;
+  std::vector<int32_t> previous_rows_;
   std::vector<std::vector<uint32_t>> mask_memory_;  // per logit row, allocated when first used
   std::vector<const uint32_t*> masks_;
   std::vector<uint32_t> mask_ready_;

@@ -101,6 +101,7 @@ void Worker::spin_for_job() const {
 void Worker::execute(const Job& job, ThreadPool& pool, std::vector<cpu::Scratch>& scratch) {
   job.step->times.started_ns = monotonic_ns();
   try {
+    job.step->take_tokens();
     job.graph->run(job.step->view(), pool, scratch);
   } catch (const std::exception& error) {
     job.step->error = error.what();

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_FAILURES_IN_A_ROW = 2
+MAX_AHEAD_S = 0.025
+"""After longer steps none is submitted ahead: what the loop takes between two is little beside
+them, and an arrival would wait for one more."""
 
 
 class Submitted(NamedTuple):
@@ -73,6 +76,9 @@ class StepLoop:
         self._is_stopping = False
         self._wake = asyncio.Event()
         self._in_flight: deque[asyncio.Future[None]] = deque()
+        self._completed_s = 0.0
+        self._native_s = 0.0
+        """When the last step completed, and how long the worker had it."""
         self.is_healthy = True
 
     def wake(self) -> None:
@@ -178,7 +184,9 @@ class StepLoop:
         return Submitted(plan, step, submitted_s, done)
 
     def _submit_ahead(self, submitted: Submitted) -> Submitted | None:
-        """Submit what follows a step in flight, if it can be known."""
+        """Submit what follows a step in flight, if it can be known and is worth it."""
+        if self._native_s > MAX_AHEAD_S:
+            return None
         plan = self._scheduler.plan_ahead(submitted.plan)
         if plan is None:
             return None
@@ -212,7 +220,9 @@ class StepLoop:
         """Take over a completed step; None if it failed."""
         plan, step, submitted_s, _ = submitted
         completed_s = time.monotonic()
-        self._count(plan, step, completed_s - submitted_s)
+        # A step that was submitted ahead began when the one before it had ended.
+        self._count(plan, step, completed_s - max(submitted_s, self._completed_s))
+        self._completed_s = completed_s
         if step.error:
             _log.error("a step failed: %s", step.error)
             self._fail(plan, step.error)
@@ -229,7 +239,7 @@ class StepLoop:
 
     def _count(self, plan: Plan, step: Step, seconds: float) -> None:
         totals = self._totals
-        native_seconds = step.native_ns * 1e-9
+        native_seconds = self._native_s = step.native_ns * 1e-9
         totals.num_steps += 1
         totals.step_seconds += seconds
         totals.native_seconds += native_seconds

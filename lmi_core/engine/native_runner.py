@@ -169,6 +169,7 @@ class NativeRunner:
         shared = StepMemory.of(config, sizes, self.memory.num_blocks)
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
+        self._last_step = self.steps[0]
         self.cache = _native.KvCache(
             num_layers=spec.num_layers,
             num_blocks=self.memory.num_blocks,
@@ -213,6 +214,7 @@ class NativeRunner:
             dtype=model.dtype,
             quantize=model.quantize or "",
             kv_dtype=kv_dtype,
+            runs_ahead=True,
         )
         self._packed = packed
         if packed is not None:
@@ -238,6 +240,11 @@ class NativeRunner:
     def submit(self, step: _native.Step) -> None:
         assert self._worker is not None, "submit after close"
         self._worker.submit(self.graph, step, self.completion_fd)
+        self._last_step = step
+
+    def submit_ahead(self, step: _native.Step, logit_rows: list[int]) -> None:
+        step.follow(self._last_step, logit_rows)
+        self.submit(step)
 
     def close(self) -> None:
         if self._worker is None:

@@ -11,8 +11,8 @@ from lmi_core import _native
 if TYPE_CHECKING:
     from lmi_core.config.engine_config import EngineConfig
 
-NUM_STEPS = 2
-"""One step runs while the results of the last one are delivered."""
+NUM_STEPS = 3
+"""Two are in flight while the results of the one before are delivered."""
 MAX_LOGIT_ROWS = 256
 """Rows whose logits one step computes; prompt log-probabilities go in chunks of at most this."""
 
@@ -57,8 +57,6 @@ class StepMemory:
         config: EngineConfig,
         sizes: StepSizes,
         num_blocks: int,
-        *,
-        num_steps: int = NUM_STEPS,
     ) -> StepMemory:
         tables = _native.BlockTables(config.max_num_seqs, sizes.max_blocks_per_seq)
         sampling = _native.SamplingTable(config.max_num_seqs, sizes.vocab_size)
@@ -73,7 +71,7 @@ class StepMemory:
                 block_tables=tables,
                 sampling=sampling,
             )
-            for _ in range(num_steps)
+            for _ in range(NUM_STEPS)
         )
         pool = _native.BlockPool(num_blocks, config.block_size, os.urandom(16))
         return cls(pool, tables, sampling, steps)

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-NUM_STEPS = 3
-"""Two in flight, and one whose results are delivered."""
 IDLE_S = 0.05
 """Without a step for so long, graphs are captured."""
 DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
@@ -117,7 +115,7 @@ class TorchRunner:
                 raise
             raise measured.no_room(memory.num_bytes) from error
         self._graphs = self._make_graphs(config, sizes, memory.num_blocks)
-        shared = StepMemory.of(config, sizes, memory.num_blocks, num_steps=NUM_STEPS)
+        shared = StepMemory.of(config, sizes, memory.num_blocks)
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
         self.info = RunnerInfo(

@@ -13,6 +13,7 @@ import pytest
 from lmi_core import _native
 from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.engine import Engine
+from lmi_core.engine.native_runner import NativeRunner
 from lmi_core.engine.sampling_params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
 
@@ -49,7 +50,7 @@ def make_requests(seed: int) -> list[Request]:
             repetition_penalty=1.2 if i % 5 == 0 else 1.0,
             frequency_penalty=0.3 if i % 7 == 0 else 0.0,
             ignore_eos=True,
-            logprobs=3,
+            logprobs=None if i % 4 == 2 else 3,
         )
         requests.append(Request(tuple(prompt), params))
     return requests
@@ -145,6 +146,20 @@ MODELS = {
 }
 
 
+@pytest.fixture
+def steps_ahead(monkeypatch):
+    """The steps that were submitted before the last one's tokens were known."""
+    steps = []
+    submit_ahead = NativeRunner.submit_ahead
+
+    def note(runner, step, logit_rows):
+        steps.append(step)
+        submit_ahead(runner, step, logit_rows)
+
+    monkeypatch.setattr(NativeRunner, "submit_ahead", note)
+    return steps
+
+
 # variant, dtype, quantize: quantised weights change the linears only, which are alike everywhere.
 CASES = [(variant, dtype, None, "auto") for variant in sorted(MODELS) for dtype in ("fp32", "bf16")]
 CASES += [("llama3", "bf16", "int8", "auto"), ("qwen3", "bf16", "int4", "auto")]
@@ -152,11 +167,12 @@ CASES += [("llama3", "bf16", None, "int8"), ("mistral", "fp32", None, "int8")]
 
 
 @pytest.mark.parametrize(("variant", "dtype", "quantize", "kv_dtype"), CASES)
-def test_bits_do_not_depend_on_company(variant, dtype, quantize, kv_dtype):
+def test_bits_do_not_depend_on_company(variant, dtype, quantize, kv_dtype, steps_ahead):
     stored = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
     model = cached_checkpoint(variant, dtype=stored)
     requests = make_requests(seed=7)
     expected = asyncio.run(alone(model, dtype, quantize, kv_dtype, requests))
+    steps_ahead.clear()
     for number, (name, changes) in enumerate(CONDITIONS.items()):
         if name == "few blocks":  # a bit more than one longest sequence
             num_blocks = MAX_MODEL_LEN // BLOCK_SIZE + 4
@@ -174,3 +190,5 @@ def test_bits_do_not_depend_on_company(variant, dtype, quantize, kv_dtype):
             assert totals.num_preemptions > 0
         if name == "many at once":
             assert totals.num_cached_tokens > 0
+        assert bool(steps_ahead) == (name != "plain loop")
+        steps_ahead.clear()

@@ -114,6 +114,36 @@ def test_sampling_waits_for_masks_and_for_nothing_else(worker):
     assert tiny.step.sampled() == [second, int(best[1, -1])]
 
 
+def test_a_step_takes_its_tokens_from_the_one_before(worker):
+    tiny, other = Tiny(), Tiny()
+    tiny.step.add([3, 1, 4], 0, 0, 0, "last")
+    tiny.step.add([7], 5, 1, 1, "last")
+    following = other.step
+    following.add([0], 6, 1, 1, "last")
+    following.add([0], 3, 0, 0, "last")
+    following.follow(tiny.step, [1, 0])
+    done = os.eventfd(0)
+    worker.submit(tiny.graph, tiny.step, done)
+    worker.submit(other.graph, following, done)
+    worker.drain()
+    os.close(done)
+    first = tiny.expected_logits([4, 7]).argmax(-1)
+    assert tiny.step.sampled() == first.tolist()
+    assert following.sampled() == tiny.expected_logits(first[::-1]).argmax(-1).tolist()
+
+
+def test_a_step_follows_rows_that_are_there(worker):
+    tiny, other = Tiny(), Tiny()
+    tiny.step.add([3], 0, 0, 0, "last")
+    other.step.add([0], 1, 0, 0, "last")
+    with pytest.raises(_native.NativeError, match="2 logit rows for 1 tokens"):
+        other.step.follow(tiny.step, [0, 0])
+    with pytest.raises(_native.NativeError, match="logit row 1 of 1"):
+        other.step.follow(tiny.step, [1])
+    with pytest.raises(_native.NativeError, match="follow itself"):
+        other.step.follow(other.step, [0])
+
+
 def test_one_recording_serves_every_batch(worker):
     tiny = Tiny()
     for token_ids in ([1], list(range(40)), [5, 6], [9] * 64):
