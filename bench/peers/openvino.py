@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers.driver import Generate, Load, drive
-from bench.peers.install import TORCH
+from bench.peers.install import TORCH, Home
 from bench.peers.peer import Peer
 from bench.peers.side import Side
 from bench.peers.work import Timing
@@ -27,6 +27,11 @@ class OpenVino(Peer):
         "transformers<5.6",
         TORCH,
     )
+
+    def install_steps(self, home: Home) -> None:
+        super().install_steps(home)
+        # Nothing needs it, and the one that is resolved goes with another build of torch.
+        home.pip("uninstall", "--yes", "torchvision")
 
     def convert(self, checkpoint: Path, dtype: str, target: Path) -> None:
         weights = {"bf16": "fp16", "int8": "int8", "int4": "int4"}[dtype]

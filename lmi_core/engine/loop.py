@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_FAILURES_IN_A_ROW = 2
-MAX_AHEAD_S = 0.025
+MAX_AHEAD_S = 0.04
 """After longer steps none is submitted ahead: what the loop takes between two is little beside
 them, and an arrival would wait for one more."""
 
