@@ -48,6 +48,9 @@ class PagedPolicy:
             self._admit(plan, num_logit_rows)
         return plan
 
+    def pass_step(self) -> None:
+        self._num_held_steps += 1
+
     def _decode(self, plan: Plan) -> int:
         """Give every sequence with one pending token its row; returns the logit rows left."""
         block_size = self._memory.block_size

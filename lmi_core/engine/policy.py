@@ -52,3 +52,7 @@ class Policy(Protocol):
     def plan(self) -> Plan:
         """The next step; empty when nothing can run. Called while no step is in flight."""
         ...
+
+    def pass_step(self) -> None:
+        """A step goes by that ``plan`` wasn't asked for: the last one's sequences decode on."""
+        ...

@@ -102,7 +102,10 @@ class Scheduler:
                 return None  # a block that was taken is there for the next plan
             ahead.sequences.append(sequence)
         ahead.num_tokens = len(ahead.sequences)
-        return ahead if ahead.sequences else None
+        if not ahead.sequences:
+            return None
+        self._policy.pass_step()
+        return ahead
 
     def fill_ahead(self, ahead: Plan, step: Step) -> list[int]:
         """Write the plan into a step buffer. Its token ids are what the logit rows returned, of the
