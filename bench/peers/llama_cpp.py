@@ -25,6 +25,7 @@ VERSION = "0.3.36"
 TARGETS = ("llama-bench", "llama-server", "llama-quantize")
 CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_CCACHE=OFF",
     "-DGGML_NATIVE=ON",
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
