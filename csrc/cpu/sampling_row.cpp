@@ -33,13 +33,15 @@ SamplingRowView view_sampling_row(const SamplingTable& table, int32_t row) {
   return view;
 }
 
+bool modifies_logits(const SamplingRowView& row) {
+  return row.num_logit_bias + row.num_banned_ids + row.num_min_tokens_banned_ids + row.num_seen > 0;
+}
+
 static bool wants_argmax(const StepView& step, int32_t logit_row) {
   if (step.sampling_rows[logit_row] < 0 || step.target_ids[logit_row] >= 0) return false;
   if (step.masks != nullptr && step.masks[logit_row] != nullptr) return false;
   const SamplingRowView row = view_sampling_row(*step.sampling, step.sampling_rows[logit_row]);
-  const int64_t num_modified =
-      row.num_logit_bias + row.num_banned_ids + row.num_min_tokens_banned_ids + row.num_seen;
-  return row.temperature < kMinTemperature && row.num_logprobs < 0 && num_modified == 0;
+  return row.temperature < kMinTemperature && row.num_logprobs < 0 && !modifies_logits(row);
 }
 
 int64_t mark_argmax_rows(const StepView& step, uint8_t* is_marked) {

@@ -34,6 +34,9 @@ struct SamplingRowView {
 
 SamplingRowView view_sampling_row(const SamplingTable& table, int32_t row);
 
+// Whether the row draws from other logits than the model's, masks aside.
+bool modifies_logits(const SamplingRowView& row);
+
 constexpr float kMinTemperature = 1e-5f;  // below: greedy
 
 // Marks the logit rows that take their most likely token and report nothing; how many there are.

@@ -24,8 +24,8 @@ from lmi_core.config.load_models import ModelEntry
 from lmi_core.config.merge import Values, merge
 from lmi_core.config.model_config import ModelConfig, ModelSource
 from lmi_core.config.model_files import ModelFiles, read_model_files
+from lmi_core.config.model_source import find_source
 from lmi_core.config.models import (
-    HUB_ID,
     HUB_ONLY,
     PROPERTIES,
     Listed,
@@ -39,7 +39,7 @@ from lmi_core.config.native_settings import (
     runs_in_engine,
 )
 from lmi_core.config.origin import Rank, Setting
-from lmi_core.config.paths import is_dir, is_file
+from lmi_core.config.paths import is_file
 from lmi_core.config.placement import placement_for
 from lmi_core.config.problem import Problem, Problems
 from lmi_core.config.properties import read_properties
@@ -232,7 +232,7 @@ class _Examination:
     def _model(self, listed: Listed) -> tuple[ModelConfig, tuple[Row, ...]]:
         values = self._values(listed)
         rewrite(values, self.problems)
-        source = _source(values, listed, self.problems)
+        source = find_source(values, listed, self.problems)
         directory = cached_directory(source, self.server, self.environ) or listed.directory
         files = read_model_files(directory, self.problems)
         handler = find_handler(values, listed.directory, self.problems)
@@ -374,30 +374,3 @@ def _split(settings: Sequence[Setting]) -> tuple[list[Setting], list[Setting]]:
         option = BY_KEY.get(setting.key)
         (server if option is not None and option.scope == "server" else rest).append(setting)
     return server, rest
-
-
-def _source(values: Values, listed: Listed, problems: Problems) -> ModelSource:
-    """Say where the model's files are; ``option.model_id`` wins over the model's directory."""
-    model_id = values.get("option.model_id")
-    revision = values.get("option.revision")
-    if model_id is None:
-        directory = listed.directory or values.get("option.model_dir")
-        if directory is None:
-            problems.error(listed.entry.where, f"model {listed.entry.name} has no option.model_id")
-            return ModelSource("none", "")
-        return ModelSource("local", str(directory))
-    text = str(model_id)
-    if text.startswith("s3://"):
-        return ModelSource("s3", text)
-    path = Path(text) if listed.directory is None else listed.directory / text
-    for candidate in (Path(text), path):
-        if is_dir(candidate):
-            return ModelSource("local", str(candidate))
-    if HUB_ID.fullmatch(text):
-        return ModelSource("hub", text, str(revision) if revision else None)
-    problems.error(
-        values.where("option.model_id"),
-        f"option.model_id={text[:200]!r} is neither a directory, a hub id, nor an s3:// prefix",
-        "option.model_id",
-    )
-    return ModelSource("none", text)

@@ -95,10 +95,7 @@ class StepLoop:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._runner.completion_fd, self._on_completion)
         try:
-            if self._overlap and self._runner.info.runs_ahead:
-                await self._run_ahead()
-            else:
-                await (self._run_overlapped() if self._overlap else self._run_plain())
+            await (self._run_overlapped() if self._overlap else self._run_plain())
         except Exception as error:
             _log.exception("the engine's loop failed")
             self._die(error)
@@ -120,20 +117,8 @@ class StepLoop:
                 self._deliver(committed)
 
     async def _run_overlapped(self) -> None:
-        """As the plain loop, but events of a step are handed out while the next one runs."""
-        committed: Committed | None = None
-        while committed is not None or await self._has_work():
-            submitted = self._submit_next()
-            if committed is not None:
-                self._deliver(committed)
-                committed = None
-            if submitted is not None:
-                await submitted.done
-                committed = self._commit(submitted)
-
-    async def _run_ahead(self) -> None:
-        """As the overlapped loop, but where sequences only decode on, the next step is submitted
-        before the last one's tokens are known."""
+        """As the plain loop, but events of a step are handed out while the next one runs, and where
+        sequences only decode on, that one is submitted before the last one's tokens are known."""
         submitted: Submitted | None = None
         committed: Committed | None = None
         while submitted is not None or committed is not None or await self._has_work():
@@ -185,7 +170,7 @@ class StepLoop:
 
     def _submit_ahead(self, submitted: Submitted) -> Submitted | None:
         """Submit what follows a step in flight, if it can be known and is worth it."""
-        if self._native_s > MAX_AHEAD_S:
+        if not self._runner.info.runs_ahead or self._native_s > MAX_AHEAD_S:
             return None
         plan = self._scheduler.plan_ahead(submitted.plan)
         if plan is None:
@@ -201,7 +186,6 @@ class StepLoop:
             _log.exception("a step couldn't be submitted before the last one completed")
             self._scheduler.cancel_ahead(plan)
             return None
-        self._scheduler.fill_masks(step)
         return Submitted(plan, step, submitted_s, done)
 
     def _next_step(self) -> Step:

@@ -37,26 +37,14 @@ def attention(
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
     all. ``soft_cap``: 0: none. ``scales``: of int8 keys and values.
     """
-    num_kv_heads, head_dim = keys.shape[1:]
-    sizes = {
-        "NUM_KV_HEADS": num_kv_heads,
-        "GROUP": num_q_heads // num_kv_heads,
-        "HEAD_DIM": head_dim,
-        "BLOCK_SIZE": step.block_size,
-        "BLOCK_DIM": max(MIN_DOT_SIZE, triton.next_power_of_2(head_dim)),
-        "BLOCK_KEYS": BLOCK_KEYS,
-        "HAS_WINDOW": window > 0,
-        "HAS_SOFT_CAP": soft_cap > 0.0,
-        "IS_WIDENED": q.device.type != "cuda",
-        "HAS_SCALES": scales is not None,
-    }
+    sizes = kernel_sizes(q, keys, step, num_q_heads, window, soft_cap, scales)
     # Without scales the kernels take pointers that they don't follow.
     cache = keys, values, *(scales or (keys, values))
     y = torch.empty_like(q)
     if len(step.single_seqs):
         _decode(q, cache, y, step, (scale, soft_cap, window), sizes)
     if len(step.query_tiles):
-        _prefill_kernel[(len(step.query_tiles), num_kv_heads)](
+        _prefill_kernel[(len(step.query_tiles), sizes["NUM_KV_HEADS"])](
             q,
             *cache,
             y,
@@ -74,6 +62,31 @@ def attention(
             **sizes,
         )
     return y
+
+
+def kernel_sizes(
+    q: Tensor,
+    keys: Tensor,
+    step: DeviceStep,
+    num_q_heads: int,
+    window: int,
+    soft_cap: float,
+    scales: CacheScales | None,
+) -> dict[str, int]:
+    """What every kernel over the cache is compiled for, by ``attend_tile``'s names."""
+    num_kv_heads, head_dim = keys.shape[1:]
+    return {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": num_q_heads // num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": step.block_size,
+        "BLOCK_DIM": max(MIN_DOT_SIZE, triton.next_power_of_2(head_dim)),
+        "BLOCK_KEYS": BLOCK_KEYS,
+        "HAS_WINDOW": window > 0,
+        "HAS_SOFT_CAP": soft_cap > 0.0,
+        "IS_WIDENED": q.device.type != "cuda",
+        "HAS_SCALES": scales is not None,
+    }
 
 
 def _decode(

@@ -15,7 +15,7 @@ from torch import Tensor
 from lmi_core.ops.device_step import QUERY_TILE, DeviceStep
 from lmi_core.ops.paged_cache import CacheScales
 from lmi_core.ops.step_arrays import StepArrays
-from lmi_core.ops.triton.attention import BLOCK_KEYS, MIN_DOT_SIZE
+from lmi_core.ops.triton.attention import kernel_sizes
 from lmi_core.ops.triton.attention_tile import attend_tile
 
 PARTITION_KEYS = 256
@@ -45,9 +45,8 @@ def attention(
     num_partitions = triton.cdiv(int(step.host.kv_lengths.max(initial=0)), PARTITION_KEYS)
     row_shape = (num_q_heads, num_partitions)
     row_bytes = 4 * num_q_heads * num_partitions * (head_dim + 2)
-    sizes = {"NUM_KV_HEADS": num_kv_heads, "GROUP": num_q_heads // num_kv_heads}
-    sizes |= {"HEAD_DIM": head_dim, "QUERY_TILE": QUERY_TILE, "PARTITION_KEYS": PARTITION_KEYS}
-    sizes["BLOCK_DIM"] = max(MIN_DOT_SIZE, triton.next_power_of_2(head_dim))
+    sizes = kernel_sizes(q, keys, step, num_q_heads, window, soft_cap, scales)
+    merge_sizes = {name: sizes[name] for name in ("HEAD_DIM", "BLOCK_DIM", "HAS_WINDOW")}
     for tiles, rows_per_tile in ((_single_tiles(step), 1), (step.query_tiles, QUERY_TILE)):
         most = max(1, MAX_PARTIAL_BYTES // (row_bytes * rows_per_tile))
         for part in tiles.split(most) if len(tiles) else ():
@@ -71,13 +70,9 @@ def attention(
                 scale,
                 soft_cap,
                 window,
+                QUERY_TILE=QUERY_TILE,
+                PARTITION_KEYS=PARTITION_KEYS,
                 BLOCK_GROUP=triton.next_power_of_2(sizes["GROUP"]),
-                BLOCK_SIZE=step.block_size,
-                BLOCK_KEYS=BLOCK_KEYS,
-                HAS_WINDOW=window > 0,
-                HAS_SOFT_CAP=soft_cap > 0.0,
-                IS_WIDENED=q.device.type != "cuda",
-                HAS_SCALES=scales is not None,
                 **sizes,
             )
             _merge_kernel[(num_rows, num_q_heads)](
@@ -88,8 +83,8 @@ def attention(
                 *lists,
                 *counts,
                 window,
-                HAS_WINDOW=window > 0,
-                **{name: sizes[name] for name in ("HEAD_DIM", "BLOCK_DIM", "PARTITION_KEYS")},
+                PARTITION_KEYS=PARTITION_KEYS,
+                **merge_sizes,
             )
     return y
 
