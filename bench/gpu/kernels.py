@@ -189,6 +189,7 @@ def measure_linear(
     x = torch.randn(rows, inputs, dtype=torch.bfloat16, device=device)
     dense = torch.randn(outputs, inputs, dtype=torch.bfloat16, device=device)
     int4 = random_packed(outputs, inputs, 128, is_gated=False, device=torch.device(device))
+    int8 = random_packed(outputs, inputs, 0, is_gated=False, device=torch.device(device))
 
     def figures(op: str, name: str, weight: Any, num_bytes: int) -> dict[str, Any]:
         multiply = _op(op, name, device)
@@ -199,6 +200,7 @@ def measure_linear(
     for op, weight, num_bytes in (
         ("linear", dense, 2 * dense.numel()),
         ("linear_packed", int4, int4.num_bytes),
+        ("linear_quantized", int8, int8.num_bytes),
     ):
         for name in IMPLEMENTATIONS:
             if name in select.IMPLEMENTATIONS[op]:

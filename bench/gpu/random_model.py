@@ -110,6 +110,7 @@ def random_packed(
     panels[..., :HEADER_BYTES] = header.view(torch.uint8).to(device)
     return PackedWeight(
         panels=panels.flatten(),
+        format="int4" if group_size else "int8",
         num_outputs=outputs,
         num_inputs=inputs,
         group_size=group_size,

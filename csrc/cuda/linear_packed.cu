@@ -1,11 +1,11 @@
-// Matrix products over int4 and int8 weights, activations in 16 bits (W4A16, W8A16): few rows are
-// bound by reading the weight once, many by the tensor cores and the unpacking before them.
+// Matrix products over int4 weights, activations in 16 bits (W4A16): few rows are bound by reading
+// the weight once, many by the tensor cores and the unpacking before them.
 //
 // A block takes two panels, 32 outputs, and up to 64 rows; its warps take every eighth group of
-// inputs (int8, which has one scale per output: 128 inputs). A thread reads eight inputs of four
-// outputs, 16 or 32 bytes of a panel: with inputs and outputs both in an order of the kernel's own
-// they are its right operands of eight products. Codes less their zero point are small integers,
-// exact in either type; scales come in once per group, in fp32.
+// inputs. A thread reads eight inputs of four outputs, 16 bytes of a panel: with inputs and outputs
+// both in an order of the kernel's own they are its right operands of eight products. Codes less
+// their zero point are small integers, exact in either type; scales come in once per group, in
+// fp32.
 #include "cuda/fragment.h"
 #include "cuda/launch.cuh"
 #include "cuda/weight_panel.h"
@@ -22,10 +22,6 @@ constexpr int kStepInputs = 32;  // of which each lane of a group of four has ei
 constexpr int kMaxRowTiles = 4;
 constexpr int kScales = 8;  // of the outputs of a thread's sums
 
-// Column c of tile j is this lane of this panel, so that a thread's four tiles are neighbours.
-LMI_HOST_DEVICE constexpr int panel_of(int column) { return column / 4; }
-LMI_HOST_DEVICE constexpr int panel_lane_of(int column, int tile) { return column % 4 * 4 + tile; }
-
 template <typename T>
 constexpr uint32_t kCodeBase = 0;
 template <>
@@ -37,14 +33,6 @@ constexpr uint32_t kCodeBase<f16> = 0x6400;  // 1024
 template <typename T>
 class Int4Group {
  public:
-  struct Step {
-    Word4 words;
-  };
-
-  LMI_HOST_DEVICE static constexpr int num_inputs(const LmiLinearPacked& args) {
-    return args.group_size;
-  }
-
   __device__ Int4Group(const uint8_t* panel, int lane, const LmiLinearPacked& args, int group)
       : group_(panel + group * panel_group_bytes(args.group_size)), lane_(lane) {
     const auto zeros =
@@ -57,15 +45,15 @@ class Int4Group {
   }
 
   // Inputs first .. first + 7 of the group, which is padded to its end.
-  __device__ Step load(int first, bool) const {
-    return {*reinterpret_cast<const Word4*>(group_ + kPanelHeaderBytes +
-                                            first / 8 * kPanelStepBytes + lane_ * 4)};
+  __device__ Word4 load(int first) const {
+    return *reinterpret_cast<const Word4*>(group_ + kPanelHeaderBytes +
+                                           first / 8 * kPanelStepBytes + lane_ * 4);
   }
 
   // Inputs i and i + 1 of the step, i even.
-  __device__ uint32_t pair(const Step& step, int tile, int i) const {
+  __device__ uint32_t pair(const Word4& words, int tile, int i) const {
     constexpr uint32_t kBase = kCodeBase<T>;
-    const uint32_t codes = code_pair(step.words.at[tile], i, kBase);
+    const uint32_t codes = code_pair(words.at[tile], i, kBase);
     return subtract_pairs<T>(subtract_pairs<T>(codes, kBase | kBase << 16), zeros_[tile]);
   }
 
@@ -83,55 +71,7 @@ class Int4Group {
   uint32_t zeros_[kTiles];
 };
 
-// The same of an int8 panel.
-template <typename T>
-class Int8Group {
- public:
-  struct Step {
-    Word4 words[2];
-  };
-
-  LMI_HOST_DEVICE static constexpr int num_inputs(const LmiLinearPacked&) { return 128; }
-
-  __device__ Int8Group(const uint8_t* panel, int lane, const LmiLinearPacked& args, int group)
-      : words_(panel + kPanelHeaderBytes + group * (num_inputs(args) / 4) * kPanelStepBytes +
-               lane * 4) {}
-
-  // Past the last input is another panel, or nothing.
-  __device__ Step load(int first, bool is_there) const {
-    if (!is_there) return {};
-    const uint8_t* words = words_ + first / 4 * kPanelStepBytes;
-    return {{*reinterpret_cast<const Word4*>(words),
-             *reinterpret_cast<const Word4*>(words + kPanelStepBytes)}};
-  }
-
-  __device__ uint32_t pair(const Step& step, int tile, int i) const {
-    const uint32_t codes = step.words[i / 4].at[tile] >> (8 * (i % 4));
-    return pack_pair<T>(weight_of(codes & 0xffu), weight_of(codes >> 8 & 0xffu));
-  }
-
-  __device__ static void load_scales(const uint8_t* panel, int lane, const LmiLinearPacked&, int,
-                                     float (&scales)[kScales]) {
-    const auto* source = reinterpret_cast<const Float4*>(panel) + lane / 4;
-    const Float4 low = source[0];
-    const Float4 high = source[1];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      scales[i] = low.at[i];
-      scales[i + 4] = high.at[i];
-    }
-  }
-
- private:
-  // 2^23 plus the code in the lowest bits, less 2^23 + 128.
-  __device__ static float weight_of(uint32_t code) {
-    return float_of_bits(0x4b000000u | code) - 8388736.0f;
-  }
-
-  const uint8_t* words_;
-};
-
-template <typename T, typename Group, int kRowTiles>
+template <typename T, int kRowTiles>
 class PackedWarp {
  public:
   __device__ explicit PackedWarp(const LmiLinearPacked& args)
@@ -142,7 +82,7 @@ class PackedWarp {
         num_panels_(num_panels(args.num_outputs, args.is_gated)) {}
 
   __device__ void multiply() {
-    const int num_groups = ceil_div(args_.num_inputs, Group::num_inputs(args_));
+    const int num_groups = ceil_div(args_.num_inputs, args_.group_size);
     for (int group = warp_id(); group < num_groups; group += kWarps) multiply_group(group);
   }
 
@@ -171,19 +111,18 @@ class PackedWarp {
 
   __device__ void multiply_group(int index) {
     const int column = fragment_group(lane_id());
-    const Group group(panel_at(panel_of(column)), panel_lane_of(column, 0), args_, index);
+    const Int4Group<T> group(panel_at(panel_of(column)), panel_lane_of(column, 0), args_, index);
     float products[kRowTiles][kTiles][4] = {};
     const int own = lane_id() % 4 * 8;
-    const int first_input = index * Group::num_inputs(args_) + own;
+    const int first_input = index * args_.group_size + own;
 #pragma unroll 4
-    for (int first = 0; first < Group::num_inputs(args_); first += kStepInputs) {
-      const bool is_there = first_input + first < args_.num_inputs;
-      multiply_step(group, group.load(own + first, is_there), first_input + first, products);
+    for (int first = 0; first < args_.group_size; first += kStepInputs) {
+      multiply_step(group, group.load(own + first), first_input + first, products);
     }
     add_scaled(index, products);
   }
 
-  __device__ void multiply_step(const Group& group, const typename Group::Step& step, int input,
+  __device__ void multiply_step(const Int4Group<T>& group, const Word4& words, int input,
                                 float (&products)[kRowTiles][kTiles][4]) const {
     Word4 rows[kRowTiles][2];
 #pragma unroll
@@ -197,8 +136,8 @@ class PackedWarp {
     for (int part = 0; part < 2; ++part) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        const uint32_t weights[2] = {group.pair(step, tile, part * 4),
-                                     group.pair(step, tile, part * 4 + 2)};
+        const uint32_t weights[2] = {group.pair(words, tile, part * 4),
+                                     group.pair(words, tile, part * 4 + 2)};
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
           const uint32_t own[4] = {rows[m][0].at[2 * part], rows[m][1].at[2 * part],
@@ -218,7 +157,8 @@ class PackedWarp {
   __device__ void add_scaled(int group, const float (&products)[kRowTiles][kTiles][4]) {
     const int column = fragment_pair(lane_id());  // and its neighbour, which is in the same panel
     float scales[kScales];
-    Group::load_scales(panel_at(panel_of(column)), panel_lane_of(column, 0), args_, group, scales);
+    Int4Group<T>::load_scales(panel_at(panel_of(column)), panel_lane_of(column, 0), args_, group,
+                              scales);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
@@ -241,11 +181,11 @@ class PackedWarp {
 template <int kRowTiles>
 constexpr int kSharedBytes = kWarps * 16 * kRowTiles * kOutputs * static_cast<int>(sizeof(float));
 
-template <typename T, template <typename> class Group, int kRowTiles>
+template <typename T, int kRowTiles>
 __global__ void __launch_bounds__(kThreads) linear_packed_kernel(const LmiLinearPacked args) {
   constexpr int kRows = 16 * kRowTiles;
   float* partials = reinterpret_cast<float*>(shared_memory());
-  PackedWarp<T, Group<T>, kRowTiles> warp(args);
+  PackedWarp<T, kRowTiles> warp(args);
   warp.multiply();
   warp.store(partials + warp_id() * kRows * kOutputs);
   block_barrier();
@@ -262,33 +202,6 @@ __global__ void __launch_bounds__(kThreads) linear_packed_kernel(const LmiLinear
   }
 }
 
-template <template <typename> class Group>
-int32_t launch_linear(const char* name, const LmiLinearPacked& args, void* stream) {
-  if (args.num_inputs < 8 || args.num_inputs % 8 != 0) {
-    return fail(std::string(name) + ": " + std::to_string(args.num_inputs) +
-                " inputs; multiples of 8 can be had");
-  }
-  if (!is_aligned(args.x) || !is_aligned(args.panels)) {
-    return fail(std::string(name) + ": x and the panels must start on 16 bytes");
-  }
-  const auto run = [&](auto element, auto row_tiles) {
-    constexpr int kRowTiles = decltype(row_tiles)::value;
-    const int panels = num_panels(args.num_outputs, args.is_gated != 0);
-    const Grid grid = {ceil_div(panels, kPanels), ceil_div(args.num_rows, 16 * kRowTiles)};
-    return launch(name, linear_packed_kernel<decltype(element), Group, kRowTiles>, grid, kThreads,
-                  kSharedBytes<kRowTiles>, stream, args);
-  };
-  const auto with_rows = [&](auto element) {
-    if (args.num_rows <= 16) return run(element, std::integral_constant<int, 1>{});
-    if (args.num_rows <= 32) return run(element, std::integral_constant<int, 2>{});
-    return run(element, std::integral_constant<int, kMaxRowTiles>{});
-  };
-  if (args.dtype == LMI_BF16) return with_rows(bf16{});
-  if (args.dtype == LMI_F16) return with_rows(f16{});
-  return fail(std::string(name) + ": element type " + std::to_string(args.dtype) +
-              "; 1 (bf16) and 2 (fp16) can be had");
-}
-
 }  // namespace
 }  // namespace lmi::cuda
 
@@ -296,10 +209,31 @@ using namespace lmi::cuda;
 
 int32_t lmi_cuda_linear_packed(const LmiLinearPacked* args, void* stream) {
   const int32_t group = args->group_size;
-  if (group == 0) return launch_linear<Int8Group>("linear_int8", *args, stream);
-  if (group == 32 || group == 64 || group == 128) {
-    return launch_linear<Int4Group>("linear_int4", *args, stream);
+  if (group != 32 && group != 64 && group != 128) {
+    return fail("linear_packed: groups of " + std::to_string(group) +
+                "; 32, 64 and 128 can be had");
   }
-  return fail("linear_packed: groups of " + std::to_string(group) +
-              "; 32, 64 and 128 (int4) and 0 (int8) can be had");
+  if (args->num_inputs < 8 || args->num_inputs % 8 != 0) {
+    return fail("linear_packed: " + std::to_string(args->num_inputs) +
+                " inputs; multiples of 8 can be had");
+  }
+  if (!is_aligned(args->x) || !is_aligned(args->panels)) {
+    return fail("linear_packed: x and the panels must start on 16 bytes");
+  }
+  const auto run = [&](auto element, auto row_tiles) {
+    constexpr int kRowTiles = decltype(row_tiles)::value;
+    const int panels = num_panels(args->num_outputs, args->is_gated != 0);
+    const Grid grid = {ceil_div(panels, kPanels), ceil_div(args->num_rows, 16 * kRowTiles)};
+    return launch("linear_packed", linear_packed_kernel<decltype(element), kRowTiles>, grid,
+                  kThreads, kSharedBytes<kRowTiles>, stream, *args);
+  };
+  const auto with_rows = [&](auto element) {
+    if (args->num_rows <= 16) return run(element, std::integral_constant<int, 1>{});
+    if (args->num_rows <= 32) return run(element, std::integral_constant<int, 2>{});
+    return run(element, std::integral_constant<int, kMaxRowTiles>{});
+  };
+  if (args->dtype == LMI_BF16) return with_rows(bf16{});
+  if (args->dtype == LMI_F16) return with_rows(f16{});
+  return fail("linear_packed: element type " + std::to_string(args->dtype) +
+              "; 1 (bf16) and 2 (fp16) can be had");
 }

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define LMI_CUDA_VERSION 3 /* changes with any signature or struct here */
+#define LMI_CUDA_VERSION 4 /* changes with any signature or struct here */
 
 #if defined(__GNUC__)
 #define LMI_CUDA_API __attribute__((visibility("default")))
@@ -272,8 +272,8 @@ typedef struct {
 } LmiLinearDense;
 LMI_CUDA_API int32_t lmi_cuda_linear_dense(const LmiLinearDense* args, void* stream);
 
-/* As linear_few_rows for any number of rows and a weight in int4 or int8 panels
- * (csrc/cpu/kernels.h). Outputs of a gated one come out as gate before up; num_outputs counts both.
+/* As linear_few_rows for any number of rows and a weight in int4 panels (csrc/cpu/kernels.h).
+ * Outputs of a gated one come out as gate before up; num_outputs counts both.
  */
 typedef struct {
   const void* x;
@@ -283,11 +283,42 @@ typedef struct {
   int32_t num_rows;
   int32_t num_outputs;
   int32_t num_inputs; /* a multiple of 8 */
-  int32_t group_size; /* int4: 32, 64 or 128; int8: 0 */
+  int32_t group_size; /* 32, 64 or 128 */
   int32_t is_gated;
   int32_t dtype;
 } LmiLinearPacked;
 LMI_CUDA_API int32_t lmi_cuda_linear_packed(const LmiLinearPacked* args, void* stream);
+
+/* Rows quantised to int8, each on its own: code = x / scale, rounded to nearest, ties to even,
+ * where scale = largest magnitude / 127: 0 for a row of (next to) zeros, NaN for one that isn't
+ * finite, and codes 0 in both. */
+typedef struct {
+  const void* x;  /* [num_rows, num_columns] in dtype */
+  uint8_t* codes; /* [num_rows, stride], zeros past the columns; on 16 bytes */
+  float* scales;  /* [num_rows] */
+  int32_t num_rows;
+  int32_t num_columns;
+  int32_t stride; /* a multiple of LMI_CODE_STRIDE */
+  int32_t dtype;
+} LmiQuantizeRows;
+#define LMI_CODE_STRIDE 128
+LMI_CUDA_API int32_t lmi_cuda_quantize_rows(const LmiQuantizeRows* args, void* stream);
+
+/* y = x weight^T + bias of rows as quantize_rows gives them and a weight in int8 panels: exact sums
+ * of 32 bits, times both scales; so a row's result depends on that row alone. */
+typedef struct {
+  const uint8_t* codes;
+  const float* row_scales;
+  const void* panels; /* on 16 bytes */
+  const float* bias;  /* NULL: none */
+  float* y;           /* [num_rows, num_outputs], gate before up */
+  int32_t num_rows;
+  int32_t num_outputs;
+  int32_t num_inputs; /* at most 65536 */
+  int32_t stride;
+  int32_t is_gated;
+} LmiLinearQuantized;
+LMI_CUDA_API int32_t lmi_cuda_linear_quantized(const LmiLinearQuantized* args, void* stream);
 
 #ifdef __cplusplus
 }

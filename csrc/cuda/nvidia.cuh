@@ -65,6 +65,10 @@ __device__ inline uint32_t subtract_pairs<f16>(uint32_t a, uint32_t b) {
 }
 
 __device__ inline float max_of(float a, float b) { return fmaxf(a, b); }
+// A product that no sum is fused with.
+__device__ inline float product_of(float a, float b) { return __fmul_rn(a, b); }
+// Nearest whole number, ties to even.
+__device__ inline int round_to_int(float value) { return __float2int_rn(value); }
 __device__ inline float inverse_sqrt(float value) { return 1.0f / sqrtf(value); }
 __device__ inline float exp_of(float value) { return expf(value); }
 // To 2 units in the last place or so; results too small for a normal number are 0.
@@ -170,6 +174,16 @@ __device__ inline void multiply_add<f16>(float (&c)[4], const uint32_t (&a)[4], 
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// c += a b of signed bytes, in 32 bits: m16n8k32.
+__device__ inline void multiply_add_bytes(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                          uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 

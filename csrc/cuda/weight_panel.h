@@ -39,6 +39,11 @@ LMI_HOST_DEVICE constexpr int num_panels(int num_outputs, bool is_gated) {
                   : ceil_div(num_outputs, kPanelOutputs);
 }
 
+// Column c of tile j of 8 outputs is this lane of this panel, so that the four tiles of two panels
+// have neighbours for a thread.
+LMI_HOST_DEVICE constexpr int panel_of(int column) { return column / 4; }
+LMI_HOST_DEVICE constexpr int panel_lane_of(int column, int tile) { return column % 4 * 4 + tile; }
+
 // Codes of inputs first and first + 1 of a word's eight, first even, as 16-bit numbers: bits that
 // stand for `base` plus the code, where adding a code to the bits adds it to the number (0x4300 is
 // bf16 128, 0x6400 fp16 1024).

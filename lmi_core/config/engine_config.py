@@ -26,8 +26,9 @@ class EngineConfig:
     dtype: DType = "auto"
     """Weights and activations; auto: bf16 where the checkpoint is 16 bit, else fp32."""
     quantize: Quantization | None = None
-    """What the matrices become at load; None: as ``dtype``. The CPU rounds activations too. int8
-    has a scale per output, int4 one per output and 128 inputs; the output head is int8 in both."""
+    """What the matrices become at load; None: as ``dtype``. int8 has a scale per output and
+    rounds activations to int8 too, row by row; int4 has one per output and 128 inputs, and rounds
+    activations on the CPU only. The output head is int8 in both."""
     kv_dtype: KvDType = "auto"
     """KV cache; auto: as ``dtype``; int8: with a scale per token and head."""
     max_model_len: int | None = None

@@ -13,6 +13,7 @@ from lmi_core.ops.torch_ops import (
     gated_activation,
     linear,
     linear_packed,
+    linear_quantized,
     rms_norm,
     rope_cache_write,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "gated_activation",
     "linear",
     "linear_packed",
+    "linear_quantized",
     "rms_norm",
     "rope_cache_write",
     "sample",

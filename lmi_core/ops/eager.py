@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lmi_core.ops.device_step import DeviceStep
+from lmi_core.ops.packed_weight import PackedWeight
 from lmi_core.ops.paged_cache import PagedCache
 from lmi_core.ops.pending_results import PendingResults
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, RowSymbol
@@ -263,7 +264,9 @@ class EagerRecorder:
         if isinstance(weight, DeviceWeight):
             matrix = weight.matrix
             return lambda x, bias: cast(Tensor, self.kernels.linear(x, matrix, bias))
-        return lambda x, bias: cast(Tensor, self.kernels.linear_packed(x, weight, bias))
+        kernels, packed = self.kernels, cast(PackedWeight, weight)
+        multiply = kernels.linear_quantized if packed.quantizes_inputs else kernels.linear_packed
+        return lambda x, bias: cast(Tensor, multiply(x, packed, bias))
 
     def _cache(self, cache: KvCache) -> PagedCache:
         store = cast(PagedCache, cache)

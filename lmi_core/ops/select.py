@@ -23,6 +23,7 @@ VARIABLE = "LMI_OPS"
 IMPLEMENTATIONS = {
     "linear": ("torch", "native"),
     "linear_packed": ("triton", "torch", "native"),
+    "linear_quantized": ("triton", "torch", "native"),
     "rms_norm": ("triton", "torch", "native"),
     "gated_activation": ("triton", "torch", "native"),
     "rope_cache_write": ("triton", "torch", "native"),
@@ -49,6 +50,7 @@ class Kernels:
     chosen: Mapping[str, str]
     linear: Callable[..., Any]
     linear_packed: Callable[..., Any]
+    linear_quantized: Callable[..., Any]
     rms_norm: Callable[..., Any]
     gated_activation: Callable[..., Any]
     rope_cache_write: Callable[..., Any]

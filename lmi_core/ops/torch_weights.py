@@ -66,6 +66,7 @@ class DeviceWeights:
         panels = torch.frombuffer(bytearray(packed.packed()), dtype=torch.uint8)
         return PackedWeight(
             panels=panels.to(self.device),
+            format=format,
             num_outputs=packed.num_outputs,
             num_inputs=packed.num_inputs,
             group_size=group_size,

@@ -103,7 +103,7 @@ def test_kernels_are_measured_where_they_run() -> None:
         assert [row["what"].split(": ")[1] for row in rows] == ["native", "triton", "torch"]
         assert rows[2]["share_of_roof"] > 0
     rows = kernels.measure_linear(2, 128, 32, "cpu", {})
-    assert [row.get("us", 0) > 0 for row in rows if row["what"].endswith("torch")] == [True, True]
+    assert [row.get("us", 0) > 0 for row in rows if row["what"].endswith("torch")] == [True] * 3
 
 
 def test_bytes_and_operations_of_attention() -> None:

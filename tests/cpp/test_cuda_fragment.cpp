@@ -55,5 +55,39 @@ TEST(fragments_are_those_of_the_instruction) {
   }
 }
 
+TEST(fragments_of_bytes_hold_every_element_once) {
+  std::set<std::pair<int, int>> a, b;
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int byte = 0; byte < 4; ++byte) {
+      for (int index = 0; index < 4; ++index) {
+        const Element at = byte_fragment_a(lane, index, byte);
+        EXPECT(at.row < 16 && at.column < 32);
+        a.insert({at.row, at.column});
+      }
+      for (int index = 0; index < 2; ++index) {
+        const Element at = byte_fragment_b(lane, index, byte);
+        EXPECT(at.row < 32 && at.column < 8);
+        b.insert({at.row, at.column});
+      }
+    }
+  }
+  EXPECT_EQ(a.size(), 512u);
+  EXPECT_EQ(b.size(), 256u);
+}
+
+// Elements a0, a4, a8, a15, b1 and b7 of lane 13, again as the figures show them.
+TEST(fragments_of_bytes_are_those_of_the_instruction) {
+  const auto expect = [](Element at, int row, int column) {
+    EXPECT_EQ(at.row, row);
+    EXPECT_EQ(at.column, column);
+  };
+  expect(byte_fragment_a(13, 0, 0), 3, 4);
+  expect(byte_fragment_a(13, 1, 0), 11, 4);
+  expect(byte_fragment_a(13, 2, 0), 3, 20);
+  expect(byte_fragment_a(13, 3, 3), 11, 23);
+  expect(byte_fragment_b(13, 0, 1), 5, 3);
+  expect(byte_fragment_b(13, 1, 3), 23, 3);
+}
+
 }  // namespace
 }  // namespace lmi::cuda

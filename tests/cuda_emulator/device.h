@@ -59,6 +59,8 @@ uint32_t subtract_pairs(uint32_t a, uint32_t b) {
 }
 
 inline float max_of(float a, float b) { return std::fmax(a, b); }
+inline float product_of(float a, float b) { return a * b; }
+inline int round_to_int(float value) { return static_cast<int>(std::nearbyint(value)); }
 inline float inverse_sqrt(float value) { return 1.0f / std::sqrt(value); }
 inline float exp_of(float value) { return std::exp(value); }
 inline float exp2_of(float value) { return std::exp2(value); }
@@ -140,50 +142,66 @@ inline void load_transposed(uint32_t (&words)[4], const void* row) {
   }
 }
 
-// Which half of which of the words that the lanes gave an operand's element is in.
+// Which part of which of the words that the lanes gave an operand's element is in.
 struct Place {
   int word;
-  int half;
-};
-
-struct Places {
-  Place left[16][16];
-  Place right[16][8];
+  int part;
 };
 
 constexpr int kOperandWords = 6;  // of a lane: four of the left, two of the right operand
 
-inline Places find_places() {
-  Places places;
-  for (int lane = 0; lane < kWarpSize; ++lane) {
-    for (int half = 0; half < 2; ++half) {
-      for (int index = 0; index < 4; ++index) {
-        const Element at = fragment_a(lane, index, half);
-        places.left[at.row][at.column] = {lane * kOperandWords + index, half};
-      }
-      for (int index = 0; index < 2; ++index) {
-        const Element at = fragment_b(lane, index, half);
-        places.right[at.row][at.column] = {lane * kOperandWords + 4 + index, half};
+// kDepth: elements of a row of the left operand; kParts: elements of a word.
+template <int kDepth, int kParts>
+struct Places {
+  Place left[16][kDepth];
+  Place right[kDepth][8];
+
+  template <typename FragmentA, typename FragmentB>
+  Places(const FragmentA& fragment_of_a, const FragmentB& fragment_of_b) {
+    for (int lane = 0; lane < kWarpSize; ++lane) {
+      for (int part = 0; part < kParts; ++part) {
+        for (int index = 0; index < 4; ++index) {
+          const Element at = fragment_of_a(lane, index, part);
+          left[at.row][at.column] = {lane * kOperandWords + index, part};
+        }
+        for (int index = 0; index < 2; ++index) {
+          const Element at = fragment_of_b(lane, index, part);
+          right[at.row][at.column] = {lane * kOperandWords + 4 + index, part};
+        }
       }
     }
   }
-  return places;
+};
+
+// c += a b, where number(word, part) is what the bits stand for.
+template <int kDepth, int kParts, typename Sum, typename Number>
+void add_products(const Places<kDepth, kParts>& places, Sum (&c)[4], const uint32_t (&a)[4],
+                  uint32_t b0, uint32_t b1, const Number& number) {
+  const uint32_t own[kOperandWords] = {a[0], a[1], a[2], a[3], b0, b1};
+  const uint32_t* given = emulator::exchange(own, kOperandWords);
+  for (int index = 0; index < 4; ++index) {
+    const Element at = fragment_c(static_cast<int>(threadIdx.x) % kWarpSize, index);
+    for (int k = 0; k < kDepth; ++k) {
+      const Place left = places.left[at.row][k];
+      const Place right = places.right[k][at.column];
+      c[index] += number(given[left.word], left.part) * number(given[right.word], right.part);
+    }
+  }
 }
 
 template <typename T>
 void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  static const Places places = find_places();
-  const uint32_t own[kOperandWords] = {a[0], a[1], a[2], a[3], b0, b1};
-  const uint32_t* given = emulator::exchange(own, kOperandWords);
-  const auto number = [&](Place at) {
-    return to_float(T{static_cast<uint16_t>(given[at.word] >> (16 * at.half))});
-  };
-  for (int index = 0; index < 4; ++index) {
-    const Element at = fragment_c(static_cast<int>(threadIdx.x) % kWarpSize, index);
-    for (int k = 0; k < 16; ++k) {
-      c[index] += number(places.left[at.row][k]) * number(places.right[k][at.column]);
-    }
-  }
+  static const Places<16, 2> places(fragment_a, fragment_b);
+  add_products(places, c, a, b0, b1, [](uint32_t word, int half) {
+    return to_float(T{static_cast<uint16_t>(word >> (16 * half))});
+  });
+}
+
+inline void multiply_add_bytes(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  static const Places<32, 4> places(byte_fragment_a, byte_fragment_b);
+  add_products(places, c, a, b0, b1, [](uint32_t word, int byte) {
+    return static_cast<int32_t>(static_cast<int8_t>(word >> (8 * byte)));
+  });
 }
 
 }  // namespace lmi::cuda

@@ -193,4 +193,4 @@ def test_the_log_says_what_runs(caplog: pytest.LogCaptureFixture) -> None:
 
     with caplog.at_level("INFO"):
         run(start())
-    assert "deterministic: by row: linear, linear_packed, rms_norm" in caplog.text
+    assert "deterministic: by row: linear, linear_packed, linear_quantized" in caplog.text

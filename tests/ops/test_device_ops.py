@@ -469,7 +469,7 @@ def test_what_is_no_cublaslt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("group_size", [0, 32, 64, 128])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs", "is_gated"),
     [(1, 128, 16, False), (5, 200, 40, False), (20, 1416, 70, True), (70, 256, 66, True)],
@@ -510,6 +510,7 @@ def packed_weight(
     )
     weight = PackedWeight(
         panels=torch.frombuffer(bytearray(packed.packed()), dtype=torch.uint8),
+        format="int4" if group_size else "int8",
         num_outputs=outputs,
         num_inputs=inputs,
         group_size=group_size,

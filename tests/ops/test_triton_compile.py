@@ -31,9 +31,11 @@ POINTERS = {
     "slots_ptr": "*i32",
     "codes_ptr": "*u8",
     "halves_ptr": "*fp16",
+    "row_codes_ptr": "*i8",
 }
 POINTERS_OF = {
     "linear_packed": {"x_ptr": "*bf16"},
+    "linear_quantized": {"x_ptr": "*bf16"},
     "invariant.linear": {"x_ptr": "*bf16", "weight_ptr": "*bf16", "y_ptr": "*fp32"},
 }
 CODE_POINTERS = {"keys_ptr": "*i8", "values_ptr": "*i8"}
@@ -44,11 +46,20 @@ ODD_HEAD = {**HEAD, "GROUP": 3, "HEAD_DIM": 80}
 PACKED = {
     "HAS_BIAS": True,
     "IS_GATED": True,
+    "GROUP": 128,
     "HEADER": 64,
     "GROUP_BYTES": 1088,
     "BLOCK_ROWS": 16,
     "BLOCK_PANELS": 2,
     "IS_WIDENED": False,
+}
+QUANTIZED = {
+    "HAS_BIAS": True,
+    "IS_GATED": True,
+    "HEADER": 64,
+    "BLOCK_ROWS": 64,
+    "BLOCK_PANELS": 4,
+    "BLOCK_INPUTS": 128,
 }
 PARTITION = {"BLOCK_GROUP": 4, "QUERY_TILE": 16, "PARTITION_KEYS": 256}
 LINEAR = {
@@ -76,8 +87,9 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **TILE}),
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **CODES}),
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **ODD_HEAD, **PLAIN}),
-    ("linear_packed", "_linear_packed_kernel", {**PACKED, "IS_INT4": True, "GROUP": 128}),
-    ("linear_packed", "_linear_packed_kernel", {**PACKED, "IS_INT4": False, "GROUP": 64}),
+    ("linear_packed", "_linear_packed_kernel", PACKED),
+    ("linear_quantized", "_quantize_rows_kernel", {"LEAST": 2.0**-100, "BLOCK": 4096}),
+    ("linear_quantized", "_linear_quantized_kernel", QUANTIZED),
     ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **TILE}),
     ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **CODES}),
     ("invariant.attention", "_partition_kernel", {**PARTITION, **ODD_HEAD, **PLAIN}),

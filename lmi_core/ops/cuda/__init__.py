@@ -7,6 +7,7 @@ the next best implementation, and the log says so once.
 from lmi_core.ops.cuda.activation import gated_activation
 from lmi_core.ops.cuda.attention import attention
 from lmi_core.ops.cuda.linear import linear, linear_packed
+from lmi_core.ops.cuda.linear_quantized import linear_quantized
 from lmi_core.ops.cuda.norm import rms_norm
 from lmi_core.ops.cuda.rope import rope_cache_write
 from lmi_core.ops.cuda.sampling import sample
@@ -16,6 +17,7 @@ __all__ = [
     "gated_activation",
     "linear",
     "linear_packed",
+    "linear_quantized",
     "rms_norm",
     "rope_cache_write",
     "sample",

@@ -197,6 +197,33 @@ class LinearPacked(ctypes.Structure):
     ]
 
 
+class QuantizeRows(ctypes.Structure):
+    _fields_ = [
+        ("x", c_void_p),
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("num_rows", c_int32),
+        ("num_columns", c_int32),
+        ("stride", c_int32),
+        ("dtype", c_int32),
+    ]
+
+
+class LinearQuantized(ctypes.Structure):
+    _fields_ = [
+        ("codes", c_void_p),
+        ("row_scales", c_void_p),
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("y", c_void_p),
+        ("num_rows", c_int32),
+        ("num_outputs", c_int32),
+        ("num_inputs", c_int32),
+        ("stride", c_int32),
+        ("is_gated", c_int32),
+    ]
+
+
 ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "rms_norm": RmsNorm,
     "gated_activation": GatedActivation,
@@ -210,4 +237,6 @@ ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "linear_few_rows": Linear,
     "linear_dense": LinearDense,
     "linear_packed": LinearPacked,
+    "quantize_rows": QuantizeRows,
+    "linear_quantized": LinearQuantized,
 }

@@ -1,4 +1,4 @@
-"""Matrix products with few rows, or with int4 and int8 weights; the others are cuBLASLt's."""
+"""Matrix products with few rows, or with int4 weights; the others are cuBLASLt's."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _linear_of_many_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
 
 
 def linear_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """x @ weight^T + bias with an int4 or int8 weight: [R, k] -> fp32 [R, n]; bias is fp32."""
+    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32."""
     num_rows, num_inputs = x.shape
     if x.dtype not in DTYPES or num_inputs % 8 != 0:
         reason = f"{str(x.dtype)[6:]} rows of {num_inputs} inputs"

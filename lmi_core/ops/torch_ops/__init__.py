@@ -6,6 +6,7 @@ Each has the signature of its counterpart in ``ops.triton``; arithmetic is float
 from lmi_core.ops.torch_ops.activation import gated_activation
 from lmi_core.ops.torch_ops.attention import attention
 from lmi_core.ops.torch_ops.linear import linear, linear_packed
+from lmi_core.ops.torch_ops.linear_quantized import linear_quantized
 from lmi_core.ops.torch_ops.norm import rms_norm
 from lmi_core.ops.torch_ops.rope import rope_cache_write
 from lmi_core.ops.torch_ops.sampling import sample
@@ -15,6 +16,7 @@ __all__ = [
     "gated_activation",
     "linear",
     "linear_packed",
+    "linear_quantized",
     "rms_norm",
     "rope_cache_write",
     "sample",

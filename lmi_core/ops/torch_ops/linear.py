@@ -19,7 +19,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def linear_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """x @ weight^T + bias with an int4 or int8 weight: [R, k] -> fp32 [R, n]; bias is fp32.
+    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32.
 
     The weight is unpacked anew at every call: correct everywhere, fast nowhere."""
     return torch.nn.functional.linear(x.float(), weight.unpack(), bias)

@@ -6,7 +6,15 @@ Without a GPU they run in Triton's interpreter, in a process started with ``TRIT
 from lmi_core.ops.triton.activation import gated_activation
 from lmi_core.ops.triton.attention import attention
 from lmi_core.ops.triton.linear_packed import linear_packed
+from lmi_core.ops.triton.linear_quantized import linear_quantized
 from lmi_core.ops.triton.norm import rms_norm
 from lmi_core.ops.triton.rope import rope_cache_write
 
-__all__ = ["attention", "gated_activation", "linear_packed", "rms_norm", "rope_cache_write"]
+__all__ = [
+    "attention",
+    "gated_activation",
+    "linear_packed",
+    "linear_quantized",
+    "rms_norm",
+    "rope_cache_write",
+]

@@ -1,4 +1,4 @@
-"""Matrix products over int4 and int8 weights, activations in their own dtype."""
+"""Matrix products over int4 weights, activations in their own dtype."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from torch import Tensor
 from lmi_core.ops.packed_weight import HEADER_BYTES, PackedWeight
 
 BLOCK_PANELS = 2
-INT8_GROUP = 64
-"""Inputs that an int8 program takes at once; int4 ones take a group."""
 
 
 def linear_packed(
     x: Tensor, weight: PackedWeight, bias: Tensor | None, *, block_rows: int = 0
 ) -> Tensor:
-    """x @ weight^T + bias with an int4 or int8 weight: [R, k] -> fp32 [R, n]; bias is fp32.
+    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32.
 
     ``block_rows``: that a program takes; 0: by the number of rows.
     """
@@ -26,14 +24,12 @@ def linear_packed(
     if num_rows == 0:
         return y
     block_rows = block_rows or (16 if num_rows <= 16 else 64)
-    group = weight.group_size or INT8_GROUP
     grid = (triton.cdiv(weight.num_panels, BLOCK_PANELS), triton.cdiv(num_rows, block_rows))
     panel_bytes = weight.num_bytes // weight.num_panels
     _linear_packed_kernel[grid](
         x,
         weight.panels,
         weight.panels.view(torch.float16),
-        weight.panels.view(torch.float32),
         y if bias is None else bias,
         y,
         num_rows,
@@ -42,11 +38,10 @@ def linear_packed(
         weight.num_panels,
         panel_bytes,
         HAS_BIAS=bias is not None,
-        IS_INT4=weight.group_size > 0,
         IS_GATED=weight.is_gated,
-        GROUP=group,
+        GROUP=weight.group_size,
         HEADER=HEADER_BYTES,
-        GROUP_BYTES=HEADER_BYTES + group * 8 if weight.group_size else group * 16,
+        GROUP_BYTES=HEADER_BYTES + weight.group_size * 8,
         BLOCK_ROWS=block_rows,
         BLOCK_PANELS=BLOCK_PANELS,
         IS_WIDENED=x.device.type != "cuda",
@@ -59,7 +54,6 @@ def _linear_packed_kernel(
     x_ptr,
     codes_ptr,
     halves_ptr,
-    floats_ptr,
     bias_ptr,
     y_ptr,
     num_rows,
@@ -68,7 +62,6 @@ def _linear_packed_kernel(
     num_panels,
     panel_bytes,
     HAS_BIAS: tl.constexpr,
-    IS_INT4: tl.constexpr,
     IS_GATED: tl.constexpr,
     GROUP: tl.constexpr,
     HEADER: tl.constexpr,
@@ -89,32 +82,22 @@ def _linear_packed_kernel(
     is_row = rows[:, None] < num_rows
 
     sums = tl.zeros([BLOCK_ROWS, BLOCK_PANELS * 16], tl.float32)
-    if IS_INT4:
-        byte = HEADER + inner // 8 * 64 + inner % 4
-        shift = (inner % 8 // 4 * 4)[:, None]
-    else:
-        byte = HEADER + inner // 4 * 64 + inner % 4
+    byte = HEADER + inner // 8 * 64 + inner % 4
+    shift = (inner % 8 // 4 * 4)[:, None]
     codes_at = codes_ptr + byte[:, None] + (base + lane * 4)[None, :]
     for first in range(0, num_inputs, GROUP):
         is_input = first + inner < num_inputs
         x = tl.load(x_at + first, mask=is_row & is_input[None, :], other=0.0)
         group_at = first // GROUP * GROUP_BYTES
         codes = tl.load(codes_at + group_at, mask=is_input[:, None], other=0).to(tl.int32)
-        if IS_INT4:
-            header_at = (base + group_at) // 2 + lane
-            zeros = tl.load(halves_ptr + header_at + 16).to(tl.float32)
-            weights = ((codes >> shift) & 15).to(tl.float32) - zeros[None, :]
-        else:
-            weights = codes.to(tl.float32) - 128.0
+        header_at = (base + group_at) // 2 + lane
+        zeros = tl.load(halves_ptr + header_at + 16).to(tl.float32)
+        weights = ((codes >> shift) & 15).to(tl.float32) - zeros[None, :]
         if IS_WIDENED:  # the interpreter's products of 16 bits don't sum in fp32
             product = tl.dot(x.to(tl.float32), weights)
         else:
             product = tl.dot(x, weights.to(x.dtype), input_precision="ieee")
-        if IS_INT4:
-            product *= tl.load(halves_ptr + header_at).to(tl.float32)[None, :]
-        sums += product
-    if not IS_INT4:
-        sums *= tl.load(floats_ptr + base // 4 + lane)[None, :]
+        sums += product * tl.load(halves_ptr + header_at).to(tl.float32)[None, :]
 
     if IS_GATED:
         half = num_outputs // 2

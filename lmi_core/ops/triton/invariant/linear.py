@@ -41,7 +41,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def linear_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """x @ weight^T + bias with an int4 or int8 weight: [R, k] -> fp32 [R, n]; bias is fp32."""
+    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32."""
     return linear_packed_in_tiles(x, weight, bias, block_rows=PACKED_BLOCK_ROWS)
 
 

@@ -1,0 +1,159 @@
+// Products of int8 weights and rows quantised to int8 (W8A8), for up to 64 rows: bound by reading
+// the weight once.
+//
+// A block takes two panels, 32 outputs; its warps take every eighth group of 128 inputs. The bytes
+// of a panel are right operands as they are: a thread reads four inputs of four neighbouring
+// outputs, 16 bytes, which are its words of four tiles. Both operands may take K in any common
+// order: a thread of a group of four takes 16 neighbouring inputs of 64, so that it reads rows 16
+// bytes at a time.
+#include "cuda/quantized_codes.cuh"
+
+namespace lmi::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kOutputs = kWarpPanels * kPanelOutputs;
+constexpr int kStepInputs = 64;  // of which each lane of a group of four has 16
+constexpr int kMaxRowTiles = 4;
+
+template <typename Codes, int kRowTiles>
+class QuantizedWarp {
+ public:
+  __device__ explicit QuantizedWarp(const LmiLinearQuantized& args)
+      : args_(args), num_steps_(ceil_div(args.num_inputs, 4)) {
+    const int column = fragment_group(lane_id());
+    // A panel past the last reads the last one's bytes; its outputs are not stored.
+    const int64_t panel = lower_of(static_cast<int>(blockIdx.x) * kWarpPanels + panel_of(column),
+                                   num_panels(args.num_outputs, args.is_gated != 0) - 1);
+    words_ = static_cast<const uint8_t*>(args.panels) + panel * panel_bytes(args.num_inputs, 0) +
+             kPanelHeaderBytes + panel_lane_of(column, 0) * 4;
+  }
+
+  __device__ void multiply() {
+    const int num_groups = ceil_div(args_.num_inputs, kGroupInputs);
+    for (int group = warp_id(); group < num_groups; group += kWarps) {
+#pragma unroll
+      for (int first = 0; first < kGroupInputs; first += kStepInputs) {
+        multiply_step(group * kGroupInputs + first + lane_id() % 4 * 16);
+      }
+    }
+  }
+
+  // [16 rows kRowTiles][32 outputs, by panel and lane]
+  __device__ void store(typename Codes::Sum* target) const {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int tile = 0; tile < kColumnTiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const Element at = fragment_c(lane_id(), i);
+          const int output = panel_of(at.column) * kPanelOutputs + panel_lane_of(at.column, tile);
+          target[(m * 16 + at.row) * kOutputs + output] = sums_.at(m, tile, i);
+        }
+      }
+    }
+  }
+
+ private:
+  // This thread's 16 inputs from `input`.
+  __device__ void multiply_step(int input) {
+    Word4 weights[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) weights[i] = load_weights(input / 4 + i);
+    Word4 rows[kRowTiles][2];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        rows[m][half] = load_codes(m * 16 + half * 8 + fragment_group(lane_id()), input);
+      }
+    }
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      uint32_t own[kRowTiles][4];
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) own[m][i] = rows[m][i % 2].at[2 * part + i / 2];
+      }
+      sums_.multiply(own, weights[2 * part], weights[2 * part + 1]);
+    }
+  }
+
+  // Past the last input is another panel, or nothing.
+  __device__ Word4 load_weights(int step) const {
+    if (step >= num_steps_) return {};
+    return *reinterpret_cast<const Word4*>(words_ + int64_t{step} * kPanelStepBytes);
+  }
+
+  // Past the last input are zeros.
+  __device__ Word4 load_codes(int row, int input) const {
+    if (row >= args_.num_rows) return {};
+    return *reinterpret_cast<const Word4*>(args_.codes + int64_t{row} * args_.stride + input);
+  }
+
+  const LmiLinearQuantized& args_;
+  int num_steps_;
+  const uint8_t* words_;
+  QuantizedSums<Codes, kRowTiles> sums_;
+};
+
+template <typename Codes, int kRowTiles>
+__global__ void __launch_bounds__(kThreads) linear_quantized_kernel(const LmiLinearQuantized args) {
+  using Sum = typename Codes::Sum;
+  constexpr int kRows = 16 * kRowTiles;
+  Sum* partials = reinterpret_cast<Sum*>(shared_memory());
+  QuantizedWarp<Codes, kRowTiles> warp(args);
+  warp.multiply();
+  warp.store(partials + warp_id() * kRows * kOutputs);
+  block_barrier();
+  for (int index = static_cast<int>(threadIdx.x); index < args.num_rows * kOutputs;
+       index += kThreads) {
+    const int lane = index % kPanelOutputs;
+    const int panel = static_cast<int>(blockIdx.x) * kWarpPanels + index % kOutputs / kPanelOutputs;
+    const int output = panel_output(panel, lane, args.num_outputs, args.is_gated != 0);
+    if (output < 0 || panel >= num_panels(args.num_outputs, args.is_gated != 0)) continue;
+    Sum sum = 0;
+    for (int w = 0; w < kWarps; ++w) sum += partials[w * kRows * kOutputs + index];
+    const int row = index / kOutputs;
+    const uint8_t* data =
+        static_cast<const uint8_t*>(args.panels) + panel * panel_bytes(args.num_inputs, 0);
+    args.y[int64_t{row} * args.num_outputs + output] =
+        finish_sum(args, static_cast<float>(sum), weight_scale_of(data, lane), row, output);
+  }
+}
+
+template <typename Codes>
+int32_t launch_few_rows(const LmiLinearQuantized& args, void* stream) {
+  const auto run = [&](auto row_tiles) {
+    constexpr int kRowTiles = decltype(row_tiles)::value;
+    const Grid grid = {ceil_div(num_panels(args.num_outputs, args.is_gated != 0), kWarpPanels)};
+    const int shared_bytes = kWarps * 16 * kRowTiles * kOutputs * static_cast<int>(sizeof(float));
+    return launch("linear_quantized", linear_quantized_kernel<Codes, kRowTiles>, grid, kThreads,
+                  shared_bytes, stream, args);
+  };
+  if (args.num_rows == 0) return kOk;
+  if (args.num_rows <= 16) return run(std::integral_constant<int, 1>{});
+  if (args.num_rows <= 32) return run(std::integral_constant<int, 2>{});
+  return run(std::integral_constant<int, kMaxRowTiles>{});
+}
+
+}  // namespace
+}  // namespace lmi::cuda
+
+using namespace lmi::cuda;
+
+int32_t lmi_cuda_linear_quantized(const LmiLinearQuantized* args, void* stream) {
+  if (args->stride % LMI_CODE_STRIDE != 0 || args->stride < args->num_inputs) {
+    return fail("linear_quantized: rows of " + std::to_string(args->stride) + " codes for " +
+                std::to_string(args->num_inputs) + " inputs; multiples of " +
+                std::to_string(LMI_CODE_STRIDE) + " that hold them can be had");
+  }
+  if (!is_aligned(args->codes) || !is_aligned(args->panels) || !is_aligned(args->y)) {
+    return fail("linear_quantized: codes, panels and y must start on 16 bytes");
+  }
+  if (args->num_rows > 16 * kMaxRowTiles) return launch_quantized_tiles(*args, stream);
+  return launch_few_rows<Int8>(*args, stream);
+}

@@ -1,0 +1,151 @@
+"""Products of int8 weights and rows that are quantised on the way (W8A8).
+
+Sums are exact, so that no tile shape changes a result.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lmi_core.ops.packed_weight import HEADER_BYTES, PackedWeight
+from lmi_core.ops.quantized_rows import LEAST_MAGNITUDE, QuantizedRows
+
+BLOCK_INPUTS = 128
+
+
+def linear_quantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    """x @ weight^T + bias, x rounded to int8 row by row: [R, k] -> fp32 [R, n]; bias is fp32."""
+    num_rows, num_inputs = x.shape
+    y = torch.empty(num_rows, weight.num_outputs, dtype=torch.float32, device=x.device)
+    if num_rows == 0:
+        return y
+    rows = quantize_rows(x)
+    block_rows, block_panels = (16, 2) if num_rows <= 16 else (64, 4)
+    grid = (triton.cdiv(weight.num_panels, block_panels), triton.cdiv(num_rows, block_rows))
+    _linear_quantized_kernel[grid](
+        rows.codes,
+        rows.scales,
+        weight.panels,
+        weight.panels.view(torch.float32),
+        y if bias is None else bias,
+        y,
+        num_rows,
+        num_inputs,
+        rows.codes.shape[1],
+        weight.num_outputs,
+        weight.num_panels,
+        weight.num_bytes // weight.num_panels,
+        HAS_BIAS=bias is not None,
+        IS_GATED=weight.is_gated,
+        HEADER=HEADER_BYTES,
+        BLOCK_ROWS=block_rows,
+        BLOCK_PANELS=block_panels,
+        BLOCK_INPUTS=BLOCK_INPUTS,
+    )
+    return y
+
+
+def quantize_rows(x: Tensor) -> QuantizedRows:
+    """x [R, n] in fp32, bf16 or fp16."""
+    rows = QuantizedRows.empty_for(x)
+    stride = rows.codes.shape[1]
+    if len(x):
+        _quantize_rows_kernel[(len(x),)](
+            x,
+            rows.codes,
+            rows.scales,
+            x.shape[1],
+            stride,
+            LEAST=LEAST_MAGNITUDE,
+            BLOCK=triton.next_power_of_2(stride),
+        )
+    return rows
+
+
+@triton.jit
+def _quantize_rows_kernel(
+    x_ptr,
+    row_codes_ptr,
+    row_scales_ptr,
+    num_columns,
+    stride,
+    LEAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * num_columns + columns, mask=columns < num_columns, other=0.0)
+    x = x.to(tl.float32)
+    is_finite = tl.abs(x) <= 3.4028234663852886e38
+    x = tl.where(is_finite, x, 0.0)
+    most = tl.max(tl.abs(x), 0)
+    is_row_finite = tl.min(is_finite.to(tl.int32), 0) == 1
+    is_usable = is_row_finite & (most >= LEAST)
+    scale = tl.where(is_usable, tl.div_rn(most, 127.0), 1.0)
+    inverse = tl.where(is_usable, tl.div_rn(1.0, scale), 0.0)
+    scaled = tl.minimum(tl.maximum(x * inverse, -127.0), 127.0)
+    whole = (scaled + 12582912.0) - 12582912.0  # 1.5 * 2^23: rounds to nearest, ties to even
+    unusable = tl.where(is_row_finite, 0.0, float("nan"))
+    tl.store(row_codes_ptr + row * stride + columns, whole.to(tl.int8), mask=columns < stride)
+    tl.store(row_scales_ptr + row, tl.where(is_usable, scale, unusable))
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _linear_quantized_kernel(
+    row_codes_ptr,
+    row_scales_ptr,
+    codes_ptr,
+    floats_ptr,
+    bias_ptr,
+    y_ptr,
+    num_rows,
+    num_inputs,
+    stride,
+    num_outputs,
+    num_panels,
+    panel_bytes,
+    HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    HEADER: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_PANELS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+):
+    columns = tl.arange(0, BLOCK_PANELS * 16)
+    panel = tl.program_id(0) * BLOCK_PANELS + columns // 16
+    lane = columns % 16
+    is_panel = panel < num_panels
+    # A panel past the last reads the last one; its outputs are not stored.
+    base = tl.minimum(panel, num_panels - 1).to(tl.int64) * panel_bytes
+    rows = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    is_row = rows[:, None] < num_rows
+    inner = tl.arange(0, BLOCK_INPUTS)
+    x_at = row_codes_ptr + rows.to(tl.int64)[:, None] * stride + inner[None, :]
+    byte = HEADER + inner // 4 * 64 + inner % 4
+    codes_at = codes_ptr + byte[:, None] + (base + lane * 4)[None, :]
+
+    sums = tl.zeros([BLOCK_ROWS, BLOCK_PANELS * 16], tl.int32)
+    for first in range(0, num_inputs, BLOCK_INPUTS):
+        is_input = first + inner < num_inputs
+        x = tl.load(x_at + first, mask=is_row, other=0)
+        codes = tl.load(codes_at + first * 16, mask=is_input[:, None], other=128)
+        sums = tl.dot(x, (codes ^ 128).to(tl.int8, bitcast=True), sums)
+    row_scales = tl.load(row_scales_ptr + rows, mask=rows < num_rows, other=0.0)
+    scales = tl.load(floats_ptr + base // 4 + lane)
+    y = sums.to(tl.float32) * (scales[None, :] * row_scales[:, None])
+
+    if IS_GATED:
+        half = num_outputs // 2
+        in_part = panel // 2 * 16 + lane
+        output = panel % 2 * half + in_part
+        is_output = is_panel & (in_part < half)
+    else:
+        output = panel * 16 + lane
+        is_output = is_panel & (output < num_outputs)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + output, mask=is_output, other=0.0)[None, :]
+    y_at = y_ptr + rows.to(tl.int64)[:, None] * num_outputs + output[None, :]
+    tl.store(y_at, y, mask=is_row & is_output[None, :])

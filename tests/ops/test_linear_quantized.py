@@ -1,0 +1,163 @@
+"""Products of int8 weights and rows rounded to int8: the CPU engine's, whatever runs them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+
+from lmi_core import _native  # noqa: E402
+from lmi_core.ops.packed_weight import PackedWeight  # noqa: E402
+from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
+from tests.ops.test_device_ops import DEVICES, _triton_ops, packed_weight, random  # noqa: E402
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+IMPLEMENTATIONS = {
+    "torch": "lmi_core.ops.torch_ops.linear_quantized",
+    "triton": "lmi_core.ops.triton.linear_quantized",
+    "native": "lmi_core.ops.cuda.linear_quantized",
+}
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def ops(
+    request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> ModuleType:
+    """The module of the op, and of how it quantises rows."""
+    if request.param == "native":
+        use_cuda_kernels(device, monkeypatch)
+    elif request.param == "triton":
+        _triton_ops(device)
+    importlib.import_module(IMPLEMENTATIONS[request.param])
+    return sys.modules[IMPLEMENTATIONS[request.param]]
+
+
+def on(device: torch.device, weight: PackedWeight) -> PackedWeight:
+    return replace(weight, panels=weight.panels.to(device))
+
+
+def same_weight_of_cpu(outputs: int, inputs: int) -> _native.LinearWeight:
+    """What ``packed_weight`` packs, with gate above up."""
+    return _native.LinearWeight.pack([random(outputs, inputs, seed=1).numpy()], format="int8")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [1, 37, 128, 644])
+def test_rows_are_those_of_the_cpu_engine(
+    ops: ModuleType, device: torch.device, dtype: str, columns: int
+) -> None:
+    magnitudes = 10.0 ** torch.arange(-4.0, 5.0).unsqueeze(1)
+    x = (random(9, columns) * magnitudes).to(DTYPES[dtype])
+    x[2], x[5] = 0, 2.0**-120
+    x[7, 0] = torch.inf
+    rows = ops.quantize_rows(x.to(device))
+    stride = -(-columns // 128) * 128
+    expected = _native.kernels.quantize_rows("scalar", x.float().numpy())
+    assert np.array_equal(rows.codes.cpu().numpy(), expected[:, :stride].view(np.int8))
+    scales = expected[:, stride : stride + 4].copy().view(np.float32)[:, 0]
+    np.testing.assert_array_equal(rows.scales.cpu().numpy(), scales)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "is_gated"),
+    [
+        (1, 64, 16, False),
+        (5, 201, 41, False),
+        (17, 1416, 70, True),
+        (33, 130, 40, False),
+        (64, 4100, 34, True),
+        (65, 61, 7, False),
+        (130, 200, 136, False),
+        (200, 328, 300, True),
+    ],
+)
+def test_products_are_those_of_the_cpu_engine(
+    ops: ModuleType,
+    device: torch.device,
+    dtype: str,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    is_gated: bool,
+) -> None:
+    weight, unpacked = packed_weight(outputs, inputs, 0, is_gated)
+    x, bias = random(rows, inputs).to(DTYPES[dtype]), random(outputs, seed=2)
+    cpu_weight = same_weight_of_cpu(outputs, inputs)
+    assert np.array_equal(cpu_weight.unpack(), unpacked.float().numpy())
+    np.testing.assert_array_equal(weight.unpack().numpy(), cpu_weight.unpack())
+    for offset in (None, bias):
+        expected = _native.kernels.linear(
+            "scalar", x.float().numpy(), cpu_weight, bias=None if offset is None else offset.numpy()
+        )
+        y = ops.linear_quantized(
+            x.to(device), on(device, weight), None if offset is None else offset.to(device)
+        )
+        assert y.dtype == torch.float32
+        np.testing.assert_allclose(y.cpu().numpy(), expected, rtol=3e-7, atol=1e-6)
+
+
+def test_codes_at_their_limits_do_not_overflow(ops: ModuleType, device: torch.device) -> None:
+    """Every product is 127^2 in magnitude, and a long row's sum needs 31 bits."""
+    inputs = 65536
+    sign = torch.where(random(3, inputs) > 0, 1.0, -1.0)
+    weight = _native.LinearWeight.pack([sign.numpy()], format="int8")
+    packed = PackedWeight(
+        panels=torch.frombuffer(bytearray(weight.packed()), dtype=torch.uint8),
+        format="int8",
+        num_outputs=3,
+        num_inputs=inputs,
+        group_size=0,
+        is_gated=False,
+    )
+    y = ops.linear_quantized(sign[:2].to(device), on(device, packed), None)
+    expected = _native.kernels.linear("scalar", sign[:2].numpy(), weight)
+    np.testing.assert_allclose(y.cpu().numpy(), expected, rtol=3e-7)
+    assert y[0, 0].item() == pytest.approx(inputs, rel=1e-3)
+
+
+def test_no_rows(ops: ModuleType, device: torch.device) -> None:
+    weight, _ = packed_weight(20, 64, 0, False)
+    y = ops.linear_quantized(torch.empty(0, 64, device=device), on(device, weight), None)
+    assert y.shape == (0, 20)
+
+
+def test_rows_that_are_not_finite_stay_so(ops: ModuleType, device: torch.device) -> None:
+    weight, _ = packed_weight(20, 64, 0, False)
+    x = random(3, 64)
+    x[1, 5] = torch.nan
+    y = ops.linear_quantized(x.to(device), on(device, weight), None).cpu()
+    assert y[1].isnan().all()
+    assert y[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [40, 150])
+def test_a_row_is_what_it_is_alone(ops: ModuleType, device: torch.device, rows: int) -> None:
+    """Sums are exact, so that neither tiles nor the rows beside it can show."""
+    weight, _ = packed_weight(72, 300, 0, False)
+    x = random(rows, 300).to(device, torch.bfloat16)
+    y = ops.linear_quantized(x, on(device, weight), None)
+    for row in (0, 17, rows - 1):
+        alone = ops.linear_quantized(x[row : row + 1], on(device, weight), None)
+        assert torch.equal(alone[0], y[row])
+
+
+def test_torch_gives_the_bits_of_the_cpu_engine() -> None:
+    from lmi_core.ops.torch_ops import linear_quantized
+
+    weight, _ = packed_weight(70, 1416, 0, True)
+    cpu_weight = same_weight_of_cpu(70, 1416)
+    x, bias = random(9, 1416).to(torch.bfloat16), random(70, seed=2)
+    expected = _native.kernels.linear("scalar", x.float().numpy(), cpu_weight, bias=bias.numpy())
+    assert np.array_equal(linear_quantized(x, weight, bias).numpy(), expected)
