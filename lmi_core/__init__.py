@@ -16,24 +16,36 @@ if TYPE_CHECKING:
     from lmi_core.engine.outputs import FinishReason, TokenEvent
     from lmi_core.engine.request import GenerationRequest
     from lmi_core.engine.sampling_params import SamplingParams
+    from lmi_core.errors import CapacityError, EngineError, LmiError, UserError
+    from lmi_core.structured.grammar import Grammar
 
 __all__ = [
+    "CapacityError",
     "Engine",
     "EngineConfig",
+    "EngineError",
     "FinishReason",
     "GenerationRequest",
+    "Grammar",
+    "LmiError",
     "SamplingParams",
     "TokenEvent",
+    "UserError",
     "__version__",
 ]
 
 _MODULES = {
+    "CapacityError": "lmi_core.errors",
     "Engine": "lmi_core.engine.engine",
     "EngineConfig": "lmi_core.config.engine_config",
+    "EngineError": "lmi_core.errors",
     "FinishReason": "lmi_core.engine.outputs",
     "GenerationRequest": "lmi_core.engine.request",
+    "Grammar": "lmi_core.structured.grammar",
+    "LmiError": "lmi_core.errors",
     "SamplingParams": "lmi_core.engine.sampling_params",
     "TokenEvent": "lmi_core.engine.outputs",
+    "UserError": "lmi_core.errors",
 }
 
 
@@ -42,3 +54,7 @@ def __getattr__(name: str) -> object:
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -6,6 +6,7 @@ Imports are inside the commands, so that each pays only for what it uses.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import sys
@@ -23,6 +24,8 @@ DEMO_MODEL = Path(__file__).parent / "demo" / "model"
 
 _INTERRUPTED = 130
 _INTERNAL_ERROR = 70
+_IO_ERROR = 74
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _BYTES = re.compile(r"(?P<number>\d+)(?P<unit>[kKmMgG]?)(i?[bB])?")
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
@@ -37,16 +40,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left; keep the interpreter's exit from complaining about it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has left.
+        _discard_output()
         return 0
     except ConfigError as error:
         return _fail(error, "; ".join(error.problems) or str(error), error.exit_code)
     except LmiError as error:
         return _fail(error, str(error), error.exit_code)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+            _discard_output()
+            return _fail(error, f"the output can't be written: {error.strerror}", _IO_ERROR)
         text = f"internal error: {type(error).__name__}: {error} (LMI_DEBUG=1 shows where)"
         return _fail(error, text, _INTERNAL_ERROR)
+
+
+def _discard_output() -> None:
+    """Keep the interpreter's exit from complaining about what stdout didn't take."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: Exception, text: str, exit_code: int) -> int:

@@ -1,7 +1,9 @@
 // Weights, the KV cache, the step graph and the worker.
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <unordered_map>
 
@@ -343,8 +345,16 @@ void bind_graph_class(py::module_& m) {
       });
 }
 
+// A child of fork() has a copy of the object but not its threads, for which closing would wait.
+struct DeleteWhereMade {
+  pid_t process_id = getpid();
+  void operator()(Worker* worker) const {
+    if (getpid() == process_id) delete worker;
+  }
+};
+
 void bind_worker(py::module_& m) {
-  py::class_<Worker>(m, "Worker")
+  py::class_<Worker, std::unique_ptr<Worker, DeleteWhereMade>>(m, "Worker")
       .def(py::init<int32_t>(), py::arg("num_threads"))
       .def_property_readonly("num_threads", &Worker::num_threads)
       .def(

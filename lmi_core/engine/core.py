@@ -276,9 +276,10 @@ class EngineCore:
         )
 
     def _check_queue(self) -> None:
-        num_waiting = self._num_waiting()
+        # Those for whom there is room don't wait for more than the next step.
+        num_waiting = self._num_waiting() - self._memory.num_free_rows
         limit = self._config.max_queue_size
-        if num_waiting < limit + self._memory.num_free_rows:
+        if num_waiting < limit:
             return
         raise CapacityError(
             f"{num_waiting} requests are waiting, at most {limit} may (job_queue_size); "

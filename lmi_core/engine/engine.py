@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import operator
 import os
 import queue
 import weakref
@@ -312,14 +313,19 @@ class Engine:
         if isinstance(prompt, str):
             options["prompt"] = prompt
         else:
-            options["prompt_token_ids"] = tuple(prompt)
+            options["prompt_token_ids"] = _token_ids(prompt)
+        if params is not None and not isinstance(params, SamplingParams):
+            raise UserError(
+                f"params must be SamplingParams, got {type(params).__name__}", field="params"
+            )
         return GenerationRequest(params=params or SamplingParams(), **options)
 
     def _usable_core(self) -> EngineCore:
         if self._is_forked:
             raise EngineError("the engine was started before a fork; start it in the child")
         if self._core is None:
-            raise EngineError(f"the engine is {self._state}; start it with 'async with'")
+            how = "'with' or 'async with'" if self._own_loop else "'async with'"
+            raise EngineError(f"the engine is {self._state}; start it with {how}")
         return self._core
 
     def _need_thread(self) -> LoopThread:
@@ -337,6 +343,20 @@ class Engine:
     def _mark_forked(self) -> None:
         if self._state is not LifeState.CREATED:
             self._is_forked = True
+
+
+def _token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
+    """A prompt's ids as plain ints: numpy's are as good. Text as bytes is none."""
+    try:
+        if isinstance(prompt, bytes | bytearray):
+            raise TypeError
+        return tuple(operator.index(token_id) for token_id in prompt)
+    except TypeError:
+        raise UserError(
+            "the prompt must be a text or a sequence of token ids, got "
+            f"{type(prompt).__name__} {prompt!r:.80}",
+            field="prompt",
+        ) from None
 
 
 def _mark_all_forked() -> None:

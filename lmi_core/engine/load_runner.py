@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from lmi_core.config.transformers_config import TransformersConfig
+from lmi_core.errors import MissingExtraError
 from lmi_core.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -33,8 +34,12 @@ def load_runner(
         from lmi_core.engine.native_runner import load_native_runner
 
         return load_native_runner(config, progress)
-    from lmi_core.engine.torch_runner import load_torch_runner
-
+    try:
+        from lmi_core.engine.torch_runner import load_torch_runner
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtraError(f"device={config.device}", "cuda") from None
     return load_torch_runner(config, progress)
 
 

@@ -78,10 +78,11 @@ def plan_kv_cache(
     if num_blocks < blocks_per_seq:
         fitting = num_blocks * config.block_size
         needed = blocks_per_seq * block_bytes
+        shorter = f"max_model_len to at most {fitting}, or " if fitting else ""
         raise InsufficientMemoryError(
             f"the KV cache of {budget / 2**20:.1f} MiB ({reason}) holds {fitting} tokens, but one"
             f" sequence of max_model_len={max_model_len} needs {needed / 2**20:.1f} MiB: set"
-            f" max_model_len to at most {fitting}, or kv_cache_bytes to at least {needed}",
+            f" {shorter}kv_cache_bytes to at least {needed}",
             field="kv_cache_bytes",
         )
     return MemoryPlan(num_blocks, block_bytes, reason)
@@ -133,6 +134,14 @@ class SharedWorker:
             if cls._num_users == 0 and cls._worker is not None:
                 worker, cls._worker = cls._worker, None
                 worker.close()
+
+    @classmethod
+    def forget(cls) -> None:
+        """In a child of fork(), which has the object but not its threads: start anew."""
+        cls._lock, cls._worker, cls._num_users = threading.Lock(), None, 0
+
+
+os.register_at_fork(after_in_child=SharedWorker.forget)
 
 
 class NativeRunner:

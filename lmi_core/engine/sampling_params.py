@@ -52,7 +52,7 @@ class SamplingParams:
     """What the text must follow. Unless something else ends it, it ends when it is complete."""
 
     def validate(self, *, vocab_size: int, max_logprobs: int) -> None:
-        """Raise UserError naming the first field out of range."""
+        """Raise UserError naming the first field out of range, or of another type."""
         _check_int("max_new_tokens", self.max_new_tokens, 1, None)
         _check_int("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
         _check_float("temperature", self.temperature, 0.0, 100.0)
@@ -67,21 +67,30 @@ class SamplingParams:
         also = " (which top_logprobs and top_n_tokens ask for, too)"
         _check_int("logprobs", self.logprobs, 0, max_logprobs, also)
         _check_int("prompt_logprobs", self.prompt_logprobs, 0, max_logprobs)
-        if any(not text for text in self.stop):
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            message = "grammar must be a Grammar, such as Grammar.json_schema({...})"
+            raise _wrong_type("grammar", self.grammar, message)
+        if self.stop:
+            self._check_stop()
+        _check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        _check_ids("banned_token_ids", self.banned_token_ids, vocab_size)
+        if self.logit_bias:
+            self._check_logit_bias(vocab_size)
+
+    def _check_stop(self) -> None:
+        if isinstance(self.stop, str) or not all(isinstance(text, str) for text in self.stop):
+            raise _wrong_type("stop", self.stop, "stop must be a tuple of strings")
+        if "" in self.stop:
             raise UserError(
                 "stop and stop_sequences must not contain an empty string", field="stop"
             )
-        for name, ids in (
-            ("stop_token_ids", self.stop_token_ids),
-            ("logit_bias", tuple(token_id for token_id, _ in self.logit_bias)),
-            ("banned_token_ids", self.banned_token_ids),
-        ):
-            for token_id in ids:
-                if not 0 <= token_id < vocab_size:
-                    raise UserError(
-                        f"{name} has token id {token_id}; allowed are 0 to {vocab_size - 1}",
-                        field=name,
-                    )
+
+    def _check_logit_bias(self, vocab_size: int) -> None:
+        try:
+            _check_ids("logit_bias", tuple(token_id for token_id, _ in self.logit_bias), vocab_size)
+        except (TypeError, ValueError):
+            message = "logit_bias must be pairs of a token id and a bias"
+            raise _wrong_type("logit_bias", self.logit_bias, message) from None
         for token_id, bias in self.logit_bias:
             if not abs(bias) <= _MAX_LOGIT_BIAS:
                 raise UserError(
@@ -92,7 +101,11 @@ class SamplingParams:
 
 
 def _check_int(name: str, value: int | None, low: int, high: int | None, note: str = "") -> None:
-    if value is None or (value >= low and (high is None or value <= high)):
+    if value is None:
+        return
+    if type(value) is not int:
+        raise _wrong_type(name, value, f"{name} must be an int")
+    if value >= low and (high is None or value <= high):
         return
     allowed = f"at least {low}" if high is None else f"between {low} and {high}"
     raise UserError(f"{name} must be {allowed}, got {value}{note}", field=name)
@@ -101,8 +114,24 @@ def _check_int(name: str, value: int | None, low: int, high: int | None, note: s
 def _check_float(
     name: str, value: float, low: float, high: float, *, open_low: bool = False
 ) -> None:
+    if type(value) is not float and type(value) is not int:
+        raise _wrong_type(name, value, f"{name} must be a number")
     in_range = (value > low if open_low else value >= low) and value <= high
     if in_range and math.isfinite(value):
         return
     allowed = f"above {low:g} and at most {high:g}" if open_low else f"between {low:g} and {high:g}"
     raise UserError(f"{name} must be {allowed}, got {value:g}", field=name)
+
+
+def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    for token_id in ids:
+        if type(token_id) is not int:
+            raise _wrong_type(name, token_id, f"{name} must hold token ids")
+        if not 0 <= token_id < vocab_size:
+            raise UserError(
+                f"{name} has token id {token_id}; allowed are 0 to {vocab_size - 1}", field=name
+            )
+
+
+def _wrong_type(name: str, value: object, message: str) -> UserError:
+    return UserError(f"{message}, got {type(value).__name__} {value!r:.80}", field=name)

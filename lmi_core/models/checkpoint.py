@@ -81,6 +81,10 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 def no_safetensors(directory: Path) -> ModelError:
     """The error for a directory without weights that can be read; it says how to convert others."""
 
+    if not directory.is_dir():
+        what = "is a file, not a directory" if directory.exists() else "doesn't exist"
+        return ModelError(f"the model directory {directory} {what}", field="model")
+
     def first(pattern: str) -> str | None:
         return next((path.name for path in sorted(directory.glob(pattern))), None)
 

@@ -175,6 +175,42 @@ def test_output_to_a_closed_pipe_is_no_error() -> None:
     assert result.stderr == ""
 
 
+def test_a_full_disk_is_said_in_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "lmi_core", "doctor"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert result.returncode == 74
+    assert result.stderr == "lmi: the output can't be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/no/such/model", "the model directory /no/such/model doesn't exist"),
+        (__file__, f"the model directory {__file__} is a file, not a directory"),
+    ],
+)
+def test_a_model_that_is_not_there(
+    path: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "x", "--model", path]) == 2
+    assert capsys.readouterr().err == f"lmi: {message}\n"
+
+
+def test_a_gpu_without_torch_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "lmi_core.engine.torch_runner", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["generate", "x", "--device", "cuda"]) == 2
+    assert "device=cuda needs the 'cuda' extra" in capsys.readouterr().err
+
+
 class Terminal:
     def __init__(self, *, is_terminal: bool) -> None:
         self.text = ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.errors import CapacityError, UserError
+from lmi_core.errors import CapacityError
 from tests.engine.fake_runner import FakeRunner, logprob_of
 from tests.engine.harness import (
     EOS_ID,
@@ -301,52 +300,6 @@ def test_a_pool_smaller_than_the_context_bounds_requests() -> None:
     run(main())
 
 
-@pytest.mark.parametrize(
-    ("prompt", "params", "message"),
-    [
-        ("", SamplingParams(), "empty"),
-        ([], SamplingParams(), "empty"),
-        ([1, 999], SamplingParams(), "token id 999; allowed are 0 to 255"),
-        (list(range(256)), SamplingParams(), "256 tokens; at most 255"),
-        ("x" * 4000, SamplingParams(), "4000 tokens; at most 255"),
-        ("a\ud800", SamplingParams(), "valid Unicode at character 1"),
-        ([1], SamplingParams(top_p=0.0), "top_p must be above 0"),
-        ([1], SamplingParams(logprobs=6), "logprobs must be between 0 and 5"),
-        ([1], SamplingParams(repetition_penalty=1e-50), "repetition_penalty must be between 0.001"),
-        ([1], SamplingParams(logit_bias=((3, 1e300),)), r"token 3 must be between -1e\+09 and"),
-        ([1], SamplingParams(logit_bias=((3, math.nan),)), "logit_bias of token 3"),
-    ],
-)
-def test_bad_requests_are_refused(
-    prompt: str | list[int], params: SamplingParams, message: str
-) -> None:
-    async def main() -> None:
-        async with make_engine() as engine:
-            with pytest.raises(UserError, match=message):
-                await collect(engine, prompt, params)
-            await assert_nothing_leaked(engine)
-
-    run(main())
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(top_k=10**12, temperature=1.0),
-        SamplingParams(max_new_tokens=10**12, min_new_tokens=10**12),
-        SamplingParams(max_new_tokens=3, seed=2**64 - 1, temperature=1e-300, top_p=1e-300),
-    ],
-)
-def test_numbers_beyond_those_of_the_native_code_harm_nobody(params: SamplingParams) -> None:
-    async def main() -> None:
-        async with make_engine() as engine:
-            assert await collect(engine, [1, 2], params)
-            assert engine.healthy
-            await assert_nothing_leaked(engine)
-
-    run(main())
-
-
 def test_queue_bound() -> None:
     async def main() -> None:
         runner = FakeRunner(max_num_seqs=2, step_s=0.002)
@@ -355,7 +308,9 @@ def test_queue_bound() -> None:
             tasks = [asyncio.create_task(collect(engine, [i], params)) for i in range(5)]
             await until(lambda: engine.stats().num_running == 2)
             assert engine.stats().num_waiting == 3
-            with pytest.raises(CapacityError, match="at most 3 may") as caught:
+            with pytest.raises(
+                CapacityError, match=r"^3 requests are waiting, at most 3 may"
+            ) as caught:
                 await collect(engine, [9], params)
             assert caught.value.retry_after_s is not None
             assert [len(events) for events in await asyncio.gather(*tasks)] == [20] * 5

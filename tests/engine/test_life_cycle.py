@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
 import lmi_core
+from lmi_core.cli import DEMO_MODEL
 from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.native_runner import check_sizes
@@ -109,6 +112,51 @@ def test_use_after_fork_is_refused() -> None:
             await collect(engine, [1], SamplingParams(max_new_tokens=1))
 
     run(main())
+
+
+_IN_A_CHILD = """
+import os, sys, warnings
+from lmi_core import Engine, SamplingParams
+
+warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons advise against it
+path = sys.argv[1]
+
+def generated():
+    with Engine(path, own_loop=True) as engine:
+        params = SamplingParams(max_new_tokens=4)
+        return [event.token_id for event in engine.generate_sync("Once upon", params)]
+
+with Engine(path, own_loop=True) as engine:
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.write(write, repr(generated()).encode())
+        del engine
+        sys.exit(0)
+    assert os.read(read, 1000).decode() == repr(generated())
+    assert os.wait()[1] == 0
+"""
+
+
+def test_a_child_may_start_an_engine_of_its_own_while_the_parents_runs() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", _IN_A_CHILD, str(DEMO_MODEL)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("own_loop", "how"), [(False, "'async with'"), (True, "'with' or")])
+def test_an_engine_that_was_not_started_says_how(own_loop: bool, how: str) -> None:
+    with pytest.raises(EngineError, match=f"is created; start it with {how}"):
+        make_engine(own_loop=own_loop).stats()
+
+
+def test_the_package_shows_its_names_and_imports_them_late() -> None:
+    assert dir(lmi_core) == lmi_core.__all__
+    for name in lmi_core.__all__:
+        assert getattr(lmi_core, name) is not None
 
 
 def test_own_loop_synchronous() -> None:

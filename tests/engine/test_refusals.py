@@ -1,0 +1,82 @@
+"""What the engine refuses of a caller: each fault by its name, before the first token."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import UserError
+from tests.engine.harness import assert_nothing_leaked, collect, make_engine, run, token_ids
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ("", SamplingParams(), "empty"),
+        ([], SamplingParams(), "empty"),
+        ([1, 999], SamplingParams(), "token id 999; allowed are 0 to 255"),
+        (list(range(256)), SamplingParams(), "256 tokens; at most 255"),
+        ("x" * 4000, SamplingParams(), "4000 tokens; at most 255"),
+        ("a\ud800", SamplingParams(), "valid Unicode at character 1"),
+        ([1], SamplingParams(top_p=0.0), "top_p must be above 0"),
+        ([1], SamplingParams(logprobs=6), "logprobs must be between 0 and 5"),
+        ([1], SamplingParams(repetition_penalty=1e-50), "repetition_penalty must be between 0.001"),
+        ([1], SamplingParams(logit_bias=((3, 1e300),)), r"token 3 must be between -1e\+09 and"),
+        ([1], SamplingParams(logit_bias=((3, math.nan),)), "logit_bias of token 3"),
+        (None, SamplingParams(), "a text or a sequence of token ids, got NoneType"),
+        (5, SamplingParams(), "a text or a sequence of token ids, got int 5"),
+        (b"hi", SamplingParams(), "a text or a sequence of token ids, got bytes"),
+        ([1, "a"], SamplingParams(), "a text or a sequence of token ids, got list"),
+        ([1], {"max_new_tokens": 3}, "params must be SamplingParams, got dict"),
+        ([1], SamplingParams(max_new_tokens="3"), "max_new_tokens must be an int, got str '3'"),
+        ([1], SamplingParams(max_new_tokens=2.5), "max_new_tokens must be an int, got float"),
+        ([1], SamplingParams(n=True), "n must be an int, got bool"),
+        ([1], SamplingParams(temperature="hot"), "temperature must be a number, got str 'hot'"),
+        ([1], SamplingParams(stop="abc"), "stop must be a tuple of strings, got str 'abc'"),
+        ([1], SamplingParams(stop=("a", 5)), "stop must be a tuple of strings, got tuple"),
+        ([1], SamplingParams(stop_token_ids=("a",)), "stop_token_ids must hold token ids"),
+        ([1], SamplingParams(logit_bias={3: 1.0}), "logit_bias must be pairs"),
+        ([1], SamplingParams(grammar={"type": "object"}), "grammar must be a Grammar, such as"),
+    ],
+)
+def test_bad_requests_are_refused(prompt: Any, params: Any, message: str) -> None:
+    async def main() -> None:
+        async with make_engine() as engine:
+            with pytest.raises(UserError, match=message):
+                await collect(engine, prompt, params)
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(top_k=10**12, temperature=1.0),
+        SamplingParams(max_new_tokens=10**12, min_new_tokens=10**12),
+        SamplingParams(max_new_tokens=3, seed=2**64 - 1, temperature=1e-300, top_p=1e-300),
+    ],
+)
+def test_numbers_beyond_those_of_the_native_code_harm_nobody(params: SamplingParams) -> None:
+    async def main() -> None:
+        async with make_engine() as engine:
+            assert await collect(engine, [1, 2], params)
+            assert engine.healthy
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_ids_of_another_integer_type_are_ids() -> None:
+    params = SamplingParams(max_new_tokens=3)
+
+    async def main() -> None:
+        async with make_engine() as engine:
+            events = await collect(engine, np.arange(1, 4), params)
+            assert token_ids(events) == token_ids(await collect(engine, [1, 2, 3], params))
+
+    run(main())
