@@ -126,6 +126,15 @@ inline int32_t check_attention(const char* name, const LmiAttention& args) {
     return fail(std::string(name) + ": element type " + std::to_string(args.dtype) +
                 "; 1 (bf16) and 2 (fp16) can be had");
   }
+  const bool is_code =
+      args.kv_dtype == LMI_I8 || args.kv_dtype == LMI_E4M3 || args.kv_dtype == LMI_E5M2;
+  if (args.kv_dtype != args.dtype && !is_code) {
+    return fail(std::string(name) + ": a cache of element type " + std::to_string(args.kv_dtype) +
+                "; the queries' own, 3 (int8), 6 (e4m3) and 7 (e5m2) can be had");
+  }
+  if (args.kv_dtype == LMI_I8 && (args.key_scales == nullptr || args.value_scales == nullptr)) {
+    return fail(std::string(name) + ": an int8 cache without scales");
+  }
   if (!is_aligned(args.q) || !is_aligned(args.keys) || !is_aligned(args.values)) {
     return fail(std::string(name) + ": q, keys and values must start on 16 bytes");
   }
@@ -142,6 +151,21 @@ int32_t with_attention_shape(const LmiAttention& args, const Action& action) {
     return action(element, std::integral_constant<int, 256>{});
   };
   return args.dtype == LMI_BF16 ? with_dim(bf16{}) : with_dim(f16{});
+}
+
+// Calls action(Store{}) with what the cache holds, checked before: T or a code.
+template <typename T, typename Action>
+int32_t with_store(int32_t kv_dtype, const Action& action) {
+  switch (kv_dtype) {
+    case LMI_I8:
+      return action(i8{});
+    case LMI_E4M3:
+      return action(e4m3{});
+    case LMI_E5M2:
+      return action(e5m2{});
+    default:
+      return action(T{});
+  }
 }
 
 }  // namespace lmi::cuda

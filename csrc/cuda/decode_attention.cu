@@ -4,30 +4,32 @@
 // are the rows of the products. Its four warps work apart, each on every fourth 16 keys with copies
 // of its own in flight, and put their results together at the end. Pieces of one sequence meet in
 // the merge kernel, in order of position.
-#include "cuda/attention_tile.cuh"
+#include "cuda/decode_tile.cuh"
 
 namespace lmi::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kRows = 16;      // query heads
-constexpr int kWarpKeys = 16;  // that a warp takes at once
 static_assert(kWarps * kWarpKeys == kSplitUnit);
 
-template <int kDim>
+template <typename T, typename Store, int kDim>
 struct Memory {
-  static constexpr int kStages = kDim <= 128 ? 3 : 2;
-  static constexpr int kRowBytes = padded_row_bytes(kDim);
-  static constexpr int kStageBytes = 2 * kWarpKeys * kRowBytes;
+  using Tile = DecodeTile<T, Store, kDim>;
+  static constexpr int kStages = kDim <= 128 || kIsCode<Store> ? 3 : 2;
+  static constexpr int kValuesOffset = kWarpKeys * Tile::kRowBytes;
+  static constexpr int kScalesOffset = 2 * kValuesOffset;
+  static constexpr int kNumScales = std::is_same_v<Store, i8> ? 2 * kWarpKeys : 0;
+  static constexpr int kStageBytes = kScalesOffset + kNumScales * static_cast<int>(sizeof(float));
   static constexpr int kWarpBytes = kStages * kStageBytes;
   static constexpr int kSharedBytes = kWarps * kWarpBytes;
   // After the keys, it holds the warps' results, maxima and masses.
   static_assert(kSharedBytes >= 4 * kWarps * kRows * (kDim + 2));
 };
 
-template <typename T, int kDim>
+template <typename T, typename Store, int kDim>
 class DecodeWarp {
-  using Layout = Memory<kDim>;
+  using Layout = Memory<T, Store, kDim>;
+  using Tile = typename Layout::Tile;
 
  public:
   __device__ DecodeWarp(const LmiAttention& args, const LmiAttentionWork& work, int kv_head,
@@ -38,8 +40,10 @@ class DecodeWarp {
         end_(work.end),
         kv_head_(kv_head),
         stages_(shared_memory() + warp_id() * Layout::kWarpBytes) {
-    load_queries(static_cast<int64_t>(args.first_rows[work.seq]) * args.num_q_heads + first_head,
-                 num_heads);
+    const int64_t first_row =
+        static_cast<int64_t>(args.first_rows[work.seq]) * args.num_q_heads + first_head;
+    Tile::load_queries(static_cast<const T*>(args.q) + first_row * args.head_dim, args.head_dim,
+                       num_heads, queries_);
   }
 
   __device__ void attend() {
@@ -76,29 +80,16 @@ class DecodeWarp {
       }
 #pragma unroll
       for (int tile = 0; tile < kDim / 8; ++tile) {
-        float* target = results + row * kDim + tile * 8 + fragment_pair(lane);
-        target[0] = results_[tile][2 * half];
-        target[1] = results_[tile][2 * half + 1];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int dim = Tile::result_dim(tile, fragment_pair(lane) + i);
+          results[row * kDim + dim] = results_[tile][2 * half + i];
+        }
       }
     }
   }
 
  private:
-  __device__ void load_queries(int64_t first_row, int num_heads) {
-    const T* q = static_cast<const T*>(args_.q) + first_row * args_.head_dim;
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-#pragma unroll
-      for (int index = 0; index < 4; ++index) {
-        const Element at = fragment_a(lane_id(), index, 0);
-        const int dim = step * 16 + at.column;
-        const bool is_there = at.row < num_heads && dim < args_.head_dim;
-        queries_[step][index] =
-            is_there ? *reinterpret_cast<const uint32_t*>(q + at.row * args_.head_dim + dim) : 0;
-      }
-    }
-  }
-
   // Of the key that this lane finds the slot of; lanes 16 .. 31 repeat the first 16.
   __device__ int64_t lane_slot(int tile) const {
     const int key = begin_ + tile * kSplitUnit + lane_id() % kWarpKeys;
@@ -110,34 +101,50 @@ class DecodeWarp {
   }
 
   __device__ void start_copies(int tile, int64_t slot) const {
-    constexpr int kChunks = kDim / 8;  // of 16 bytes in a row
+    constexpr int kChunkDims = 16 / static_cast<int>(sizeof(Store));
+    constexpr int kChunks = kDim / kChunkDims;
     uint8_t* keys = stage(tile);
-    uint8_t* values = keys + kWarpKeys * Layout::kRowBytes;
+    const int first_key = begin_ + tile * kSplitUnit;
 #pragma unroll
     for (int i = 0; i < kWarpKeys * kChunks / kWarpSize; ++i) {
       const int index = i * kWarpSize + lane_id();
       const int row = index / kChunks;
-      const int dim = index % kChunks * 8;
-      const bool is_there = begin_ + tile * kSplitUnit + row < end_ && dim < args_.head_dim;
-      const int64_t source = (shuffle(slot, row) * args_.num_kv_heads + kv_head_) * args_.head_dim +
-                             (is_there ? dim : 0);
-      const int target = row * Layout::kRowBytes + dim * 2;
-      copy_async(keys + target, static_cast<const T*>(args_.keys) + source, is_there);
-      copy_async(values + target, static_cast<const T*>(args_.values) + source, is_there);
+      const int dim = index % kChunks * kChunkDims;
+      const int64_t head =
+          (shuffle(slot, row) * args_.num_kv_heads + kv_head_) * int64_t{args_.head_dim};
+      uint8_t* target = keys + row * Tile::kRowBytes + dim * static_cast<int>(sizeof(Store));
+      copy_chunk(target, static_cast<const Store*>(args_.keys) + head, dim, args_.head_dim,
+                 first_key + row < end_);
+      copy_chunk(target + Layout::kValuesOffset, static_cast<const Store*>(args_.values) + head,
+                 dim, args_.head_dim, first_key + row < end_);
+    }
+    if constexpr (Layout::kNumScales > 0) {
+      const bool is_there = first_key + lane_id() % kWarpKeys < end_;
+      const float* scales = lane_id() < kWarpKeys ? args_.key_scales : args_.value_scales;
+      copy_async<sizeof(float)>(stage_scales(tile) + lane_id(),
+                                scales + slot * args_.num_kv_heads + kv_head_, is_there);
+    }
+  }
+
+  // Of the stage's keys, then of its values.
+  __device__ float* stage_scales(int tile) const {
+    return reinterpret_cast<float*>(stage(tile) + Layout::kScalesOffset);
+  }
+
+  __device__ void multiply_by_scales(const float* scales, float (&products)[2][4]) const {
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        products[part][i] *= kInt8Unit * scales[part * 8 + fragment_c(lane_id(), i).column];
+      }
     }
   }
 
   __device__ void attend_tile(int tile) {
-    const uint8_t* keys = stage(tile);
-    const uint8_t* values = keys + kWarpKeys * Layout::kRowBytes;
     float scores[2][4] = {};
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      uint32_t words[4];
-      load_matrices(words, right_matrix_row(keys, Layout::kRowBytes, 0, step * 16));
-      multiply_add<T>(scores[0], queries_[step], words[0], words[1]);
-      multiply_add<T>(scores[1], queries_[step], words[2], words[3]);
-    }
+    Tile::multiply_keys(queries_, stage(tile), scores);
+    if constexpr (Layout::kNumScales > 0) multiply_by_scales(stage_scales(tile), scores);
     scale_scores(args_, scores);
     const int first_key = begin_ + tile * kSplitUnit;
 #pragma unroll
@@ -149,15 +156,11 @@ class DecodeWarp {
       }
     }
     update_softmax(scores, maxima_, masses_, results_);
+    if constexpr (Layout::kNumScales > 0)
+      multiply_by_scales(stage_scales(tile) + kWarpKeys, scores);
     uint32_t weights[4];
     pack_weights<T>(scores[0], scores[1], weights);
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      uint32_t words[4];
-      load_transposed(words, left_matrix_row(values, Layout::kRowBytes, 0, step * 16));
-      multiply_add<T>(results_[2 * step], weights, words[0], words[1]);
-      multiply_add<T>(results_[2 * step + 1], weights, words[2], words[3]);
-    }
+    Tile::multiply_values(weights, stage(tile) + Layout::kValuesOffset, results_);
   }
 
   const LmiAttention& args_;
@@ -172,7 +175,7 @@ class DecodeWarp {
   float masses_[2] = {};
 };
 
-template <typename T, int kDim>
+template <typename T, typename Store, int kDim>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     decode_attention_kernel(const LmiAttention args) {
   const LmiAttentionWork work = args.work[blockIdx.x];
@@ -188,7 +191,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   float* maxima = results + kWarps * kRows * kDim;
   float* masses = maxima + kWarps * kRows;
   {
-    DecodeWarp<T, kDim> warp(args, work, kv_head, first_head, num_heads);
+    DecodeWarp<T, Store, kDim> warp(args, work, kv_head, first_head, num_heads);
     warp.attend();
     block_barrier();  // every warp is done with its keys
     warp.store(results + warp_id() * kRows * kDim, maxima + warp_id() * kRows,
@@ -208,14 +211,15 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
       mass += weight * masses[w * kRows + row];
       result += weight * results[(w * kRows + row) * kDim + dim];
     }
+    result *= args.value_scale / mass;
     const int head = first_head + row;
     if (work.partial < 0) {
       const int64_t token = args.first_rows[work.seq];
       static_cast<T*>(args.y)[(token * args.num_q_heads + head) * args.head_dim + dim] =
-          from_float<T>(result / mass);
+          from_float<T>(result);
     } else {
       const int64_t at = static_cast<int64_t>(work.partial) * args.num_q_heads + head;
-      args.partials[at * args.head_dim + dim] = result / mass;
+      args.partials[at * args.head_dim + dim] = result;
       if (dim == 0) args.log_masses[at] = maximum + log2_of(mass);
     }
   }
@@ -263,8 +267,11 @@ int32_t lmi_cuda_decode_attention(const LmiAttention* args, void* stream) {
   return with_attention_shape(*args, [&](auto element, auto dim) {
     using T = decltype(element);
     constexpr int kDim = decltype(dim)::value;
-    const int32_t status = launch("decode_attention", decode_attention_kernel<T, kDim>, grid,
-                                  kWarps * kWarpSize, Memory<kDim>::kSharedBytes, stream, *args);
+    const int32_t status = with_store<T>(args->kv_dtype, [&](auto store) {
+      using Store = decltype(store);
+      return launch("decode_attention", decode_attention_kernel<T, Store, kDim>, grid,
+                    kWarps * kWarpSize, Memory<T, Store, kDim>::kSharedBytes, stream, *args);
+    });
     if (status != kOk) return status;
     return launch("merge_attention", merge_attention_kernel<T>,
                   {args->num_merges, args->num_q_heads}, 128, 0, stream, *args);

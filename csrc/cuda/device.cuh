@@ -14,6 +14,16 @@ struct bf16 {
 struct f16 {
   uint16_t bits;
 };
+struct i8 {
+  uint8_t bits;
+};
+// 8-bit floats: four bits of exponent and no infinity, and five.
+struct e4m3 {
+  uint8_t bits;
+};
+struct e5m2 {
+  uint8_t bits;
+};
 struct Pair {
   float low;
   float high;

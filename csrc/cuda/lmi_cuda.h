@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define LMI_CUDA_VERSION 4 /* changes with any signature or struct here */
+#define LMI_CUDA_VERSION 5 /* changes with any signature or struct here */
 
 #if defined(__GNUC__)
 #define LMI_CUDA_API __attribute__((visibility("default")))
@@ -21,8 +21,8 @@ extern "C" {
 #define LMI_CUDA_API
 #endif
 
-/* Element types; the numbers of lmi::DType. */
-enum { LMI_F32 = 0, LMI_BF16 = 1, LMI_F16 = 2 };
+/* Element types; the numbers of lmi::DType, and of 8-bit floats, which it has not. */
+enum { LMI_F32 = 0, LMI_BF16 = 1, LMI_F16 = 2, LMI_I8 = 3, LMI_E4M3 = 6, LMI_E5M2 = 7 };
 enum { LMI_SILU = 0, LMI_GELU_TANH = 1 };
 
 LMI_CUDA_API int32_t lmi_cuda_version(void);
@@ -65,7 +65,12 @@ LMI_CUDA_API int32_t lmi_cuda_gated_activation(const LmiGatedActivation* args, v
  * q [num_tokens, num_q_heads, head_dim] in q_dtype, keys and values to their slots of one layer's
  * [slots, num_kv_heads, head_dim] in kv_dtype. qkv: fp32 [num_tokens, num_q_heads +
  * 2 num_kv_heads, head_dim]; cos, sin: fp32 [positions, half_rotary]; dimension i < half_rotary
- * turns with i + half_rotary. */
+ * turns with i + half_rotary.
+ *
+ * int8: codes of a head are multiples of a 127th of its largest magnitude, which goes to
+ * key_scales and value_scales [slots, num_kv_heads]. e4m3, e5m2: codes are heads divided by
+ * key_scale or value_scale; what is too large becomes the largest. Heads with elements that aren't
+ * finite aren't when read either. */
 typedef struct {
   const float* qkv;
   void* q;
@@ -85,6 +90,10 @@ typedef struct {
   float norm_eps;
   int32_t q_dtype;
   int32_t kv_dtype;
+  float* key_scales;
+  float* value_scales;
+  float key_scale;
+  float value_scale;
 } LmiRopeCacheWrite;
 LMI_CUDA_API int32_t lmi_cuda_rope_cache_write(const LmiRopeCacheWrite* args, void* stream);
 
@@ -154,9 +163,11 @@ typedef struct {
 LMI_CUDA_API int32_t lmi_cuda_plan_attention(LmiAttentionPlan* plan, void* stream);
 
 /* Causal attention over one layer of the paged cache, y = softmax(scale q k^T) v with grouped
- * queries: q, y [tokens, num_q_heads, head_dim], keys, values [slots, num_kv_heads, head_dim], all
- * in dtype, bf16 or fp16, and on 16 bytes. soft_cap, unless 0: scores become
- * soft_cap tanh(score / soft_cap). */
+ * queries: q, y [tokens, num_q_heads, head_dim] in dtype, bf16 or fp16, keys, values [slots,
+ * num_kv_heads, head_dim] in kv_dtype, which is dtype or one of 8 bits; all on 16 bytes. soft_cap,
+ * unless 0: scores become soft_cap tanh(score / soft_cap). int8: keys and values are multiples of
+ * key_scales and value_scales [slots, num_kv_heads]. Results are multiples of value_scale, which is
+ * 1 but for e4m3 and e5m2; the one of keys is to be part of scale. */
 typedef struct {
   const void* q;
   const void* keys;
@@ -181,6 +192,10 @@ typedef struct {
   float scale;
   float soft_cap;
   int32_t dtype;
+  int32_t kv_dtype;
+  float value_scale;
+  const float* key_scales;
+  const float* value_scales;
 } LmiAttention;
 LMI_CUDA_API int32_t lmi_cuda_decode_attention(const LmiAttention* args, void* stream);
 LMI_CUDA_API int32_t lmi_cuda_prefill_attention(const LmiAttention* args, void* stream);

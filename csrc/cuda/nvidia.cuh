@@ -3,6 +3,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include "cuda/device.cuh"
@@ -33,6 +34,25 @@ template <>
 __device__ inline f16 from_float<f16>(float value) {
   return {__half_as_ushort(__float2half_rn(value))};
 }
+// To the nearest of -127 .. 127.
+template <>
+__device__ inline i8 from_float<i8>(float value) {
+  return {static_cast<uint8_t>(__float2int_rn(fminf(fmaxf(value, -127.0f), 127.0f)))};
+}
+// Numbers beyond the largest become that; what isn't finite becomes NaN. Instructions of sm_89 and
+// newer, arithmetic of the toolkit's header before.
+__device__ inline uint8_t float8_bits(float value, __nv_fp8_interpretation_t kind) {
+  constexpr uint8_t kNan = 0x7f;
+  return isfinite(value) ? __nv_cvt_float_to_fp8(value, __NV_SATFINITE, kind) : kNan;
+}
+template <>
+__device__ inline e4m3 from_float<e4m3>(float value) {
+  return {float8_bits(value, __NV_E4M3)};
+}
+template <>
+__device__ inline e5m2 from_float<e5m2>(float value) {
+  return {float8_bits(value, __NV_E5M2)};
+}
 
 // Two numbers in a register, the first in the lower half.
 template <typename T>
@@ -62,6 +82,24 @@ __device__ inline uint32_t subtract_pairs<f16>(uint32_t a, uint32_t b) {
   const __half2 difference =
       __hsub2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
   return *reinterpret_cast<const uint32_t*>(&difference);
+}
+
+// A pair of T of two codes, the first in the lower half.
+template <typename T, typename Code>
+__device__ inline uint32_t widen_pair(uint32_t codes) {
+  constexpr auto kKind = std::is_same_v<Code, e4m3> ? __NV_E4M3 : __NV_E5M2;
+  const __half2_raw pair =
+      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), kKind);
+  if constexpr (std::is_same_v<T, f16>) {
+    return static_cast<uint32_t>(pair.x) | static_cast<uint32_t>(pair.y) << 16;
+  } else {
+    return pack_pair<T>(to_float(f16{pair.x}), to_float(f16{pair.y}));
+  }
+}
+
+// Bytes of a (0 .. 3) and b (4 .. 7), as the selector's lowest four digits say.
+__device__ inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+  return __byte_perm(a, b, selector);
 }
 
 __device__ inline float max_of(float a, float b) { return fmaxf(a, b); }
@@ -120,13 +158,21 @@ __device__ inline uint8_t* shared_memory() {
 
 // ---- copies from global to shared memory that go on in the background
 
-// 16 bytes, or 16 zeros and no read if not is_valid.
+// 16, 8 or 4 bytes, or as many zeros and no read if not is_valid.
+template <int kBytes = 16>
 __device__ inline void copy_async(void* target, const void* source, bool is_valid) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(target));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-               :
-               : "r"(address), "l"(source), "r"(is_valid ? 16 : 0)
-               : "memory");
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(address), "l"(source), "r"(is_valid ? 16 : 0)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(address), "l"(source), "n"(kBytes), "r"(is_valid ? kBytes : 0)
+                 : "memory");
+  }
 }
 __device__ inline void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most so many of this thread's youngest groups are under way.

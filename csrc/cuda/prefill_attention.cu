@@ -2,8 +2,9 @@
 //
 // A block takes a tile of rows, the query heads of one KV head for some tokens, and walks their
 // keys. Each warp keeps the results of its rows in registers; keys and values of the next tile are
-// copied while the present one is multiplied.
+// copied while the present one is multiplied. 8-bit codes of a tile are widened once for all warps.
 #include "cuda/attention_tile.cuh"
+#include "cuda/kv_codes.cuh"
 
 namespace lmi::cuda {
 namespace {
@@ -11,19 +12,26 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpSize;
 
-template <int kDim>
+template <int kDim, bool kHasCodes>
 struct Tile {
   static constexpr int kRows = prefill_tile_rows(kDim);
   static constexpr int kRowTiles = kRows / (16 * kWarps);  // of a warp
   static constexpr int kKeys = kDim <= 128 ? 64 : 32;
   static constexpr int kRowBytes = padded_row_bytes(kDim);
-  static constexpr int kStageBytes = 2 * kKeys * kRowBytes;
-  static constexpr int kSharedBytes = kRows * kRowBytes + 2 * kStageBytes;
+  static constexpr int kWideBytes = 2 * kKeys * kRowBytes;  // keys and values in 16 bits
+  // Copies of the cache: rows of codes, then a scale for each key and value.
+  static constexpr int kStageRowBytes = kHasCodes ? kDim : kRowBytes;
+  static constexpr int kScalesOffset = 2 * kKeys * kStageRowBytes;
+  static constexpr int kStageBytes =
+      kScalesOffset + (kHasCodes ? 2 * kKeys * static_cast<int>(sizeof(float)) : 0);
+  static constexpr int kSharedBytes =
+      kRows * kRowBytes + 2 * kStageBytes + (kHasCodes ? kWideBytes : 0);
 };
 
-template <typename T, int kDim>
+template <typename T, int kDim, bool kHasCodes>
 class PrefillBlock {
-  using Shape = Tile<kDim>;
+  using Shape = Tile<kDim, kHasCodes>;
+  using Store = std::conditional_t<kHasCodes, uint8_t, T>;
 
  public:
   __device__ PrefillBlock(const LmiAttention& args, const LmiAttentionWork& work, int kv_head)
@@ -50,6 +58,10 @@ class PrefillBlock {
       block_barrier();  // everybody's copies are there, and the other stage is free
       if (tile + 1 < num_tiles) start_copies(tile + 1);
       end_copy_group();
+      if constexpr (kHasCodes) {
+        widen_tile(tile);
+        block_barrier();
+      }
       attend_tile(tile);
     }
   }
@@ -63,7 +75,7 @@ class PrefillBlock {
         const float mass = group_sum(masses_[m][half]);
         const int row = row_of(m, half);
         if (row >= num_tokens_ * group_) continue;
-        const float scale = 1.0f / mass;
+        const float scale = args_.value_scale / mass;
         T* target = y + q_offset(row);
 #pragma unroll
         for (int tile = 0; tile < kDim / 8; ++tile) {
@@ -92,6 +104,15 @@ class PrefillBlock {
     return shared_memory() + Shape::kRows * Shape::kRowBytes + tile % 2 * Shape::kStageBytes;
   }
 
+  // Keys, then values, of the tile in T.
+  __device__ uint8_t* wide_tile(int tile) const {
+    return kHasCodes ? stage(1) + Shape::kStageBytes : stage(tile);
+  }
+
+  __device__ float* stage_scales(int tile) const {
+    return reinterpret_cast<float*>(stage(tile) + Shape::kScalesOffset);
+  }
+
   __device__ void start_query_copies() const {
     constexpr int kChunks = kDim / 8;
 #pragma unroll 4
@@ -106,29 +127,93 @@ class PrefillBlock {
   }
 
   __device__ void start_copies(int tile) const {
-    constexpr int kChunks = kDim / 8;
-    uint8_t* keys = stage(tile);
-    uint8_t* values = keys + Shape::kKeys * Shape::kRowBytes;
+    constexpr int kChunkDims = 16 / static_cast<int>(sizeof(Store));
+    constexpr int kChunks = kDim / kChunkDims;
+    const int first_key = first_key_ + tile * Shape::kKeys;
 #pragma unroll 4
     for (int i = 0; i < Shape::kKeys * kChunks / kThreads; ++i) {
       const int index = i * kThreads + static_cast<int>(threadIdx.x);
       const int row = index / kChunks;
-      const int dim = index % kChunks * 8;
-      const int key = first_key_ + tile * Shape::kKeys + row;
-      const bool is_there = key < num_keys_ && dim < args_.head_dim;
-      int64_t source = 0;
-      if (is_there) {
-        const int64_t slot = slot_of(table_, args_.block_size, key);
-        source = (slot * args_.num_kv_heads + kv_head_) * args_.head_dim + dim;
+      const int dim = index % kChunks * kChunkDims;
+      const bool is_there = first_key + row < num_keys_;
+      const int64_t head = is_there ? cached_head(first_key + row) * args_.head_dim : 0;
+      uint8_t* target =
+          stage(tile) + row * Shape::kStageRowBytes + dim * static_cast<int>(sizeof(Store));
+      copy_chunk(target, static_cast<const Store*>(args_.keys) + head, dim, args_.head_dim,
+                 is_there);
+      copy_chunk(target + Shape::kKeys * Shape::kStageRowBytes,
+                 static_cast<const Store*>(args_.values) + head, dim, args_.head_dim, is_there);
+    }
+    if constexpr (kHasCodes) start_scale_copies(tile);
+  }
+
+  __device__ void start_scale_copies(int tile) const {
+    if (args_.key_scales == nullptr) return;
+    static_assert(2 * Shape::kKeys <= kThreads);
+    const int index = static_cast<int>(threadIdx.x);
+    if (index >= 2 * Shape::kKeys) return;
+    const int key = first_key_ + tile * Shape::kKeys + index % Shape::kKeys;
+    const bool is_there = key < num_keys_;
+    const float* scales = index < Shape::kKeys ? args_.key_scales : args_.value_scales;
+    copy_async<sizeof(float)>(stage_scales(tile) + index,
+                              scales + (is_there ? cached_head(key) : 0), is_there);
+  }
+
+  __device__ int64_t cached_head(int key) const {
+    return slot_of(table_, args_.block_size, key) * args_.num_kv_heads + kv_head_;
+  }
+
+  __device__ void widen_tile(int tile) const {
+    switch (args_.kv_dtype) {
+      case LMI_I8:
+        return widen_codes<i8>(tile);
+      case LMI_E4M3:
+        return widen_codes<e4m3>(tile);
+      default:
+        return widen_codes<e5m2>(tile);
+    }
+  }
+
+  template <typename Code>
+  __device__ void widen_codes(int tile) const {
+    constexpr int kChunks = kDim / 16;
+#pragma unroll 2
+    for (int i = 0; i < 2 * Shape::kKeys * kChunks / kThreads; ++i) {
+      const int index = i * kThreads + static_cast<int>(threadIdx.x);
+      const int row = index / kChunks;
+      const int chunk = index % kChunks;
+      const auto codes = *reinterpret_cast<const Word4*>(stage(tile) + row * kDim + chunk * 16);
+      auto* target =
+          reinterpret_cast<Word4*>(wide_tile(tile) + row * Shape::kRowBytes + chunk * 32);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        Word4 words;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          // Neighbours shall stay neighbours.
+          const uint32_t sorted = permute_bytes(codes.at[2 * half + j], 0, 0x3120);
+          widen<T, Code>(sorted, words.at[2 * j], words.at[2 * j + 1]);
+        }
+        target[half] = words;
       }
-      const int target = row * Shape::kRowBytes + dim * 2;
-      copy_async(keys + target, static_cast<const T*>(args_.keys) + source, is_there);
-      copy_async(values + target, static_cast<const T*>(args_.values) + source, is_there);
+    }
+  }
+
+  // Of the keys of a tile, or its values; fp8 codes have none.
+  __device__ void multiply_by_scales(const float* scales,
+                                     float (&products)[Shape::kKeys / 8][4]) const {
+    if (args_.key_scales == nullptr) return;
+#pragma unroll
+    for (int n = 0; n < Shape::kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        products[n][i] *= kInt8Unit * scales[n * 8 + fragment_c(lane_id(), i).column];
+      }
     }
   }
 
   __device__ void attend_tile(int tile) {
-    const uint8_t* keys = stage(tile);
+    const uint8_t* keys = wide_tile(tile);
     const uint8_t* values = keys + Shape::kKeys * Shape::kRowBytes;
     const int first_row = warp_id() * Shape::kRowTiles * 16;
     float scores[Shape::kRowTiles][Shape::kKeys / 8][4] = {};
@@ -154,8 +239,10 @@ class PrefillBlock {
     const int first_key = first_key_ + tile * Shape::kKeys;
 #pragma unroll
     for (int m = 0; m < Shape::kRowTiles; ++m) {
+      if constexpr (kHasCodes) multiply_by_scales(stage_scales(tile), scores[m]);
       mask(first_key, m, scores[m]);
       update_softmax(scores[m], maxima_[m], masses_[m], results_[m]);
+      if constexpr (kHasCodes) multiply_by_scales(stage_scales(tile) + Shape::kKeys, scores[m]);
     }
 #pragma unroll
     for (int n = 0; n < Shape::kKeys / 16; ++n) {
@@ -213,9 +300,9 @@ class PrefillBlock {
   float masses_[Shape::kRowTiles][2] = {};
 };
 
-template <typename T, int kDim>
+template <typename T, int kDim, bool kHasCodes>
 __global__ void __launch_bounds__(kThreads) prefill_attention_kernel(const LmiAttention args) {
-  PrefillBlock<T, kDim> block(args, args.work[blockIdx.y], static_cast<int>(blockIdx.x));
+  PrefillBlock<T, kDim, kHasCodes> block(args, args.work[blockIdx.y], static_cast<int>(blockIdx.x));
   block.attend();
   block.store();
 }
@@ -232,8 +319,11 @@ int32_t lmi_cuda_prefill_attention(const LmiAttention* args, void* stream) {
   return with_attention_shape(*args, [&](auto element, auto dim) {
     using T = decltype(element);
     constexpr int kDim = decltype(dim)::value;
-    return launch("prefill_attention", prefill_attention_kernel<T, kDim>,
-                  {args->num_kv_heads, args->num_work}, kThreads, Tile<kDim>::kSharedBytes, stream,
-                  *args);
+    return with_bool(args->kv_dtype != args->dtype, [&](auto has_codes) {
+      constexpr bool kHasCodes = decltype(has_codes)::value;
+      return launch("prefill_attention", prefill_attention_kernel<T, kDim, kHasCodes>,
+                    {args->num_kv_heads, args->num_work}, kThreads,
+                    Tile<kDim, kHasCodes>::kSharedBytes, stream, *args);
+    });
   });
 }

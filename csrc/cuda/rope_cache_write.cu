@@ -1,24 +1,17 @@
 // Rotary embedding and the write to the paged cache: one warp per token and head, bound by memory.
+#include "cuda/kv_codes.cuh"
 #include "cuda/launch.cuh"
 
 namespace lmi::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+constexpr float kInt8Steps = 127.0f;
 
 // Each dimension's partner in its rotation; past the rotary part, itself.
 LMI_HOST_DEVICE inline int partner_of(int dim, int half) {
   if (dim < half) return dim + half;
   return dim < 2 * half ? dim - half : dim;
-}
-
-template <typename T, int kWidth>
-__device__ void copy_head(const float* source, T* target, int head_dim) {
-  for (int dim = lane_id() * kWidth; dim < head_dim; dim += kWarpSize * kWidth) {
-    float x[kWidth];
-    load_floats(source + dim, x);
-    store_as(target + dim, x);
-  }
 }
 
 template <int kWidth>
@@ -32,37 +25,98 @@ __device__ float norm_scale(const float* source, int head_dim, float eps) {
   return inverse_sqrt(warp_sum(squares) / static_cast<float>(head_dim) + eps);
 }
 
-template <typename T, int kWidth>
-__device__ void rotate_head(const LmiRopeCacheWrite& args, const float* source, const float* norm,
-                            int position, T* target) {
-  const int half = args.half_rotary;
-  const float scale =
-      norm == nullptr ? 1.0f : norm_scale<kWidth>(source, args.head_dim, args.norm_eps);
-  const int64_t angle = static_cast<int64_t>(position) * half;
-  for (int dim = lane_id() * kWidth; dim < args.head_dim; dim += kWarpSize * kWidth) {
-    const int other = partner_of(dim, half);
-    float x[kWidth];
-    float partner[kWidth];
-    load_floats(source + dim, x);
-    load_floats(source + other, partner);
-    if (norm != nullptr) {
-      float weight[kWidth];
-      load_floats(norm + dim, weight);
-      for (int i = 0; i < kWidth; ++i) x[i] *= scale * weight[i];
-      load_floats(norm + other, weight);
-      for (int i = 0; i < kWidth; ++i) partner[i] *= scale * weight[i];
+// Calls action(dim, values) for the lane's dimensions of the head as it is.
+template <int kWidth>
+struct PlainHead {
+  const float* source;
+  int head_dim;
+
+  template <typename Action>
+  __device__ void each(const Action& action) const {
+    for (int dim = lane_id() * kWidth; dim < head_dim; dim += kWarpSize * kWidth) {
+      float x[kWidth];
+      load_floats(source + dim, x);
+      action(dim, x);
     }
-    if (other != dim) {
-      float cos[kWidth];
-      float sin[kWidth];
-      load_floats(args.cos + angle + lower_of(dim, other), cos);
-      load_floats(args.sin + angle + lower_of(dim, other), sin);
-      for (int i = 0; i < kWidth; ++i) {
-        x[i] = x[i] * cos[i] + partner[i] * (dim < other ? -sin[i] : sin[i]);
+  }
+};
+
+// The same of the head after norm and rotation.
+template <int kWidth>
+class RotatedHead {
+ public:
+  __device__ RotatedHead(const LmiRopeCacheWrite& args, const float* source, const float* norm,
+                         int position)
+      : source_(source),
+        norm_(norm),
+        cos_(args.cos + static_cast<int64_t>(position) * args.half_rotary),
+        sin_(args.sin + static_cast<int64_t>(position) * args.half_rotary),
+        scale_(norm == nullptr ? 1.0f : norm_scale<kWidth>(source, args.head_dim, args.norm_eps)),
+        head_dim_(args.head_dim),
+        half_(args.half_rotary) {}
+
+  template <typename Action>
+  __device__ void each(const Action& action) const {
+    for (int dim = lane_id() * kWidth; dim < head_dim_; dim += kWarpSize * kWidth) {
+      const int other = partner_of(dim, half_);
+      float x[kWidth];
+      float partner[kWidth];
+      load(dim, x);
+      load(other, partner);
+      if (other != dim) {
+        float cos[kWidth];
+        float sin[kWidth];
+        load_floats(cos_ + lower_of(dim, other), cos);
+        load_floats(sin_ + lower_of(dim, other), sin);
+        for (int i = 0; i < kWidth; ++i) {
+          x[i] = x[i] * cos[i] + partner[i] * (dim < other ? -sin[i] : sin[i]);
+        }
       }
+      action(dim, x);
+    }
+  }
+
+ private:
+  __device__ void load(int dim, float (&x)[kWidth]) const {
+    load_floats(source_ + dim, x);
+    if (norm_ == nullptr) return;
+    float weight[kWidth];
+    load_floats(norm_ + dim, weight);
+    for (int i = 0; i < kWidth; ++i) x[i] *= scale_ * weight[i];
+  }
+
+  const float* source_;
+  const float* norm_;
+  const float* cos_;
+  const float* sin_;
+  float scale_;
+  int head_dim_;
+  int half_;
+};
+
+// A head of the cache, number `row` of all slots' heads. scales: of int8 codes, scale: of others.
+template <typename KV, int kWidth, typename Head>
+__device__ void store_in_cache(const Head& head, void* store, int64_t row, int head_dim,
+                               float* scales, float scale) {
+  KV* target = static_cast<KV*>(store) + row * head_dim;
+  if constexpr (std::is_same_v<KV, i8>) {
+    float largest = 0.0f;
+    float unfit = 0.0f;  // NaN if an element isn't finite, which a maximum may pass over
+    head.each([&](int, const float (&x)[kWidth]) {
+      for (int i = 0; i < kWidth; ++i) {
+        largest = max_of(largest, max_of(x[i], -x[i]));
+        unfit += x[i] - x[i];
+      }
+    });
+    scale = warp_max(largest) / kInt8Steps + warp_sum(unfit);
+    if (lane_id() == 0) scales[row] = scale;
+  }
+  head.each([&](int dim, float (&x)[kWidth]) {
+    if constexpr (kIsCode<KV>) {
+      for (int i = 0; i < kWidth; ++i) x[i] = scale > 0.0f ? x[i] / scale : 0.0f;
     }
     store_as(target + dim, x);
-  }
+  });
 }
 
 template <typename Q, typename KV, int kWidth>
@@ -76,16 +130,33 @@ __global__ void rope_cache_write_kernel(const LmiRopeCacheWrite args) {
   const int position = args.positions[token];
   if (head < args.num_q_heads) {
     Q* target = static_cast<Q*>(args.q) + (token * args.num_q_heads + head) * args.head_dim;
-    rotate_head<Q, kWidth>(args, source, args.q_norm, position, target);
+    RotatedHead<kWidth>(args, source, args.q_norm, position)
+        .each([&](int dim, const float (&x)[kWidth]) { store_as(target + dim, x); });
     return;
   }
   const int64_t row = static_cast<int64_t>(args.slots[token]) * args.num_kv_heads;
   if (head < num_rotated) {
-    KV* target = static_cast<KV*>(args.keys) + (row + head - args.num_q_heads) * args.head_dim;
-    rotate_head<KV, kWidth>(args, source, args.k_norm, position, target);
+    store_in_cache<KV, kWidth>(RotatedHead<kWidth>(args, source, args.k_norm, position), args.keys,
+                               row + head - args.num_q_heads, args.head_dim, args.key_scales,
+                               args.key_scale);
   } else {
-    KV* target = static_cast<KV*>(args.values) + (row + head - num_rotated) * args.head_dim;
-    copy_head<KV, kWidth>(source, target, args.head_dim);
+    store_in_cache<KV, kWidth>(PlainHead<kWidth>{source, args.head_dim}, args.values,
+                               row + head - num_rotated, args.head_dim, args.value_scales,
+                               args.value_scale);
+  }
+}
+
+template <typename Action>
+int32_t with_cache_dtype(const char* name, int32_t dtype, const Action& action) {
+  switch (dtype) {
+    case LMI_I8:
+      return action(i8{});
+    case LMI_E4M3:
+      return action(e4m3{});
+    case LMI_E5M2:
+      return action(e5m2{});
+    default:
+      return with_dtype(name, dtype, action);
   }
 }
 
@@ -99,11 +170,14 @@ int32_t lmi_cuda_rope_cache_write(const LmiRopeCacheWrite* args, void* stream) {
     return fail("rope_cache_write: " + std::to_string(2 * args->half_rotary) +
                 " rotary dimensions of a head of " + std::to_string(args->head_dim));
   }
+  if (args->kv_dtype == LMI_I8 && (args->key_scales == nullptr || args->value_scales == nullptr)) {
+    return fail("rope_cache_write: an int8 cache without scales");
+  }
   const bool is_wide = args->head_dim % 4 == 0 && args->half_rotary % 4 == 0;
   const int num_heads = args->num_q_heads + 2 * args->num_kv_heads;
   const Grid grid = {args->num_tokens, ceil_div(num_heads, kWarps)};
   return with_dtype("rope_cache_write", args->q_dtype, [&](auto q_element) {
-    return with_dtype("rope_cache_write", args->kv_dtype, [&](auto kv_element) {
+    return with_cache_dtype("rope_cache_write", args->kv_dtype, [&](auto kv_element) {
       using Q = decltype(q_element);
       using KV = decltype(kv_element);
       const auto kernel =

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from lmi_core.ops.torch_weights import DTYPES
 
-KV_DTYPES = {**DTYPES, "int8": torch.int8}
+FLOAT8_DTYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+KV_DTYPES = {**DTYPES, "int8": torch.int8, **FLOAT8_DTYPES}
+CODE_DTYPES = (torch.int8, *FLOAT8_DTYPES.values())
 INT8_STEPS = 127
 """The scale of a row is this part of its largest magnitude."""
 
@@ -21,9 +24,19 @@ class CacheScales(NamedTuple):
     values: Tensor
 
 
+class FixedScales(NamedTuple):
+    """What all of one layer's fp8 codes are multiples of."""
+
+    keys: float = 1.0
+    values: float = 1.0
+
+
+Scales = CacheScales | FixedScales | None
+
+
 class PagedCache:
     """Keys and values, each [layers, slots, kv heads, head_dim]; int8: with a scale per token and
-    head."""
+    head; fp8: with one for all, ``fixed_scales`` of each layer."""
 
     def __init__(
         self,
@@ -35,13 +48,15 @@ class PagedCache:
         head_dim: int,
         dtype: str,
         device: torch.device,
+        fixed_scales: Sequence[FixedScales] = (),
     ) -> None:
         self.block_size, self.head_dim = block_size, head_dim
         self._num_layers, self._num_kv_heads = num_layers, num_kv_heads
         self._dtype, self._device = dtype, device
+        self._fixed_scales = fixed_scales or (FixedScales(),) * num_layers
         self._stores: tuple[Tensor, ...] = ()
-        self.layers: list[tuple[Tensor, Tensor, CacheScales | None]] = []
-        """Of each: keys, values [slots, kv heads, head_dim] and the scales of int8 ones."""
+        self.layers: list[tuple[Tensor, Tensor, Scales]] = []
+        """Of each: keys, values [slots, kv heads, head_dim] and the scales of 8-bit ones."""
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
@@ -57,18 +72,11 @@ class PagedCache:
             stores += [torch.empty(shape, device=self._device) for _ in range(2)]
         self._stores = tuple(stores)
         for layer in range(self._num_layers):
-            keys, values, *scales = (store[layer] for store in stores)
-            self.layers.append((keys, values, CacheScales(*scales) if scales else None))
-
-    @staticmethod
-    def block_bytes(
-        *, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
-    ) -> int:
-        """Bytes of a block in all layers."""
-        head_bytes = head_dim * KV_DTYPES[dtype].itemsize
-        if dtype == "int8":
-            head_bytes += torch.float32.itemsize
-        return 2 * num_layers * block_size * num_kv_heads * head_bytes
+            keys, values, *rows = (store[layer] for store in stores)
+            scales: Scales = CacheScales(*rows) if rows else None
+            if self._dtype in FLOAT8_DTYPES:
+                scales = self._fixed_scales[layer]
+            self.layers.append((keys, values, scales))
 
     @property
     def num_bytes(self) -> int:

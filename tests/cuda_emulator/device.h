@@ -33,9 +33,49 @@ inline float to_float(float value) { return value; }
 inline float to_float(bf16 value) { return bf16_to_float(value.bits); }
 inline float to_float(f16 value) { return f16_to_float(value.bits); }
 
+// Of an 8-bit float with that many bits of mantissa.
+template <int kMantissa>
+float float8_value(uint8_t bits) {
+  constexpr int kBias = (1 << (6 - kMantissa)) - 1;
+  constexpr int kUnits = 1 << kMantissa;
+  const int exponent = (bits & 0x7f) >> kMantissa;
+  const int mantissa = bits % kUnits;
+  const bool is_nan = kMantissa == 3 ? (bits & 0x7f) == 0x7f : (bits & 0x7f) > 0x7c;
+  float size = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), 1 - kBias - kMantissa)
+                             : std::ldexp(static_cast<float>(mantissa + kUnits),
+                                          exponent - kBias - kMantissa);
+  if (is_nan) size = std::nanf("");
+  if (kMantissa == 2 && (bits & 0x7f) == 0x7c) size = INFINITY;
+  return (bits & 0x80) != 0 ? -size : size;
+}
+
+// The nearest, the even one of two; the largest for what is beyond, NaN for what isn't finite.
+template <int kMantissa>
+uint8_t float8_bits(float value) {
+  constexpr uint8_t kLargest = kMantissa == 3 ? 0x7e : 0x7b;
+  constexpr uint8_t kNan = 0x7f;
+  if (!std::isfinite(value)) return kNan;
+  const float size = std::fabs(value);
+  uint8_t low = 0;
+  while (low < kLargest && float8_value<kMantissa>(low + 1) <= size) ++low;
+  if (low < kLargest) {
+    const float below = size - float8_value<kMantissa>(low);
+    const float above = float8_value<kMantissa>(low + 1) - size;
+    if (above < below || (above == below && low % 2 == 1)) ++low;
+  }
+  return static_cast<uint8_t>(low | (std::signbit(value) ? 0x80 : 0));
+}
+
 template <typename T>
 T from_float(float value) {
-  if constexpr (std::is_same_v<T, bf16>) {
+  if constexpr (std::is_same_v<T, i8>) {
+    const float nearest = std::nearbyint(std::fmin(std::fmax(value, -127.0f), 127.0f));
+    return {static_cast<uint8_t>(static_cast<int8_t>(nearest))};
+  } else if constexpr (std::is_same_v<T, e4m3>) {
+    return {float8_bits<3>(value)};
+  } else if constexpr (std::is_same_v<T, e5m2>) {
+    return {float8_bits<2>(value)};
+  } else if constexpr (std::is_same_v<T, bf16>) {
     return {float_to_bf16(value)};
   } else if constexpr (std::is_same_v<T, f16>) {
     return {float_to_f16(value)};
@@ -56,6 +96,23 @@ uint32_t subtract_pairs(uint32_t a, uint32_t b) {
     return to_float(T{static_cast<uint16_t>(word >> (16 * at))});
   };
   return pack_pair<T>(half(a, 0) - half(b, 0), half(a, 1) - half(b, 1));
+}
+
+template <typename T, typename Code>
+uint32_t widen_pair(uint32_t codes) {
+  constexpr int kMantissa = std::is_same_v<Code, e4m3> ? 3 : 2;
+  return pack_pair<T>(float8_value<kMantissa>(codes & 0xff),
+                      float8_value<kMantissa>(codes >> 8 & 0xff));
+}
+
+inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t bytes = a | uint64_t{b} << 32;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t chosen = selector >> (4 * i) & 7;
+    result |= static_cast<uint32_t>(bytes >> (8 * chosen) & 0xff) << (8 * i);
+  }
+  return result;
 }
 
 inline float max_of(float a, float b) { return std::fmax(a, b); }
@@ -96,10 +153,11 @@ inline int atomic_next(int* counter) { return (*counter)++; }
 
 // ---- copies from global to shared memory
 
-inline void copy_async(void* target, const void* source, bool is_valid) {
-  LMI_CHECK(reinterpret_cast<uintptr_t>(target) % 16 == 0, "an unaligned copy");
-  LMI_CHECK(!is_valid || reinterpret_cast<uintptr_t>(source) % 16 == 0, "an unaligned copy");
-  emulator::copy_later(target, source, is_valid ? 16 : 0, 16);
+template <int kBytes = 16>
+void copy_async(void* target, const void* source, bool is_valid) {
+  LMI_CHECK(reinterpret_cast<uintptr_t>(target) % kBytes == 0, "an unaligned copy");
+  LMI_CHECK(!is_valid || reinterpret_cast<uintptr_t>(source) % kBytes == 0, "an unaligned copy");
+  emulator::copy_later(target, source, is_valid ? kBytes : 0, kBytes);
 }
 inline void end_copy_group() { emulator::end_copy_group(); }
 template <int kNumPending>

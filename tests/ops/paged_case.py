@@ -75,7 +75,6 @@ class PagedCase:
         stores = [torch.randn(shape, generator=generator) for _ in range(2)]
         if dtype == torch.int8:
             stores = [(40 * store).clamp(-127, 127) for store in stores]
-        stores = [store.to(dtype) for store in stores]
         is_written = torch.zeros(shape[0], dtype=torch.bool)
         if is_filled:
             for seq in range(len(self.sequences)):
@@ -83,7 +82,7 @@ class PagedCase:
         for store in stores:
             if dtype != torch.int8:
                 store[~is_written] = torch.nan
-        return stores[0].to(device), stores[1].to(device)
+        return stores[0].to(device, dtype), stores[1].to(device, dtype)
 
     def slots_of(self, arrays: StepArrays, seq: int) -> torch.Tensor:
         at = np.arange(arrays.kv_lengths[seq])

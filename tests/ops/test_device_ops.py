@@ -21,7 +21,6 @@ import pytest
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.ops.packed_weight import PackedWeight  # noqa: E402
-from lmi_core.ops.paged_cache import CacheScales  # noqa: E402
 from tests.ops.cuda_kernels import (  # noqa: E402
     CUBLASLT_EMULATOR,
     EMULATOR,
@@ -191,55 +190,6 @@ def test_rope_cache_write(
     assert values.cpu()[untouched].isnan().all()
 
 
-@pytest.mark.parametrize("is_normed", [False, True])
-@pytest.mark.parametrize("head_dim", [16, 80])
-def test_rope_write_to_an_int8_cache(
-    ops: ModuleType, device: torch.device, is_normed: bool, head_dim: int
-) -> None:
-    """Codes times scales are what a cache of fp32 gets, to half a scale; rows that aren't finite
-    don't pass for others."""
-    case = PagedCase(((0, 2), (17, 1), (15, 3)), 4, 2, head_dim)
-    step = case.step(device)
-    plain = case.cache(device, torch.float32, is_filled=False)
-    codes = case.cache(device, torch.int8, is_filled=False)
-    scales = CacheScales(*(torch.full(c.shape[:2], torch.nan, device=device) for c in codes))
-    qkv = random(case.num_tokens, 8 * head_dim)
-    qkv[0, -1], qkv[2, -head_dim:] = torch.nan, 0.0
-    angles = random(case.max_length, head_dim // 2, seed=1)
-    norm = random(head_dim, seed=2).to(device) if is_normed else None
-    results = [
-        ops.rope_cache_write(
-            qkv.to(device),
-            *cache,
-            step.positions,
-            step.slots,
-            angles.cos().to(device),
-            angles.sin().to(device),
-            num_q_heads=4,
-            q_norm=norm,
-            k_norm=norm,
-            norm_eps=1e-6,
-            out_dtype=torch.float32,
-            **options,
-        )
-        for cache, options in ((plain, {}), (codes, {"scales": scales}))
-    ]
-    np.testing.assert_allclose(*(result.cpu() for result in results), atol=1e-5, rtol=1e-5)
-    slots = torch.from_numpy(step.host.slots).long()
-    for expected, code, scale in zip(plain, codes, scales, strict=True):
-        assert code.dtype == torch.int8
-        rows, steps = expected.cpu()[slots], scale.cpu()[slots].unsqueeze(-1)
-        read = code.cpu()[slots] * steps
-        is_finite = rows.isfinite().all(-1)
-        np.testing.assert_allclose(
-            steps[is_finite], rows[is_finite].abs().amax(-1, keepdim=True) / 127, rtol=1e-5
-        )
-        assert ((read - rows).abs() <= steps * 0.5001)[is_finite].all()
-        assert not read[~is_finite].isfinite().all(-1).any()
-        num_untouched = scale.numel() - is_finite.numel()
-        assert scale.isnan().sum() == num_untouched + (~is_finite).sum()
-
-
 ATTENTION_CASES = {
     "one token": PagedCase(((0, 1),), 1, 1, 16),
     "decode": PagedCase(((0, 1), (15, 1), (16, 1), (70, 1)), 4, 2, 32),
@@ -261,31 +211,6 @@ def test_attention(
     q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, DTYPES[dtype])
     settings = {"scale": case.head_dim**-0.5, "window": window, "soft_cap": soft_cap}
     y = ops.attention(q, keys, values, case.step(device), num_q_heads=case.num_q_heads, **settings)
-    assert_close(y, case.expected_attention(q, keys, values, **settings), dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (20, 5.0)])
-@pytest.mark.parametrize("name", ["decode", "chunks", "mixed"])
-def test_attention_over_an_int8_cache(
-    ops: ModuleType, device: torch.device, dtype: str, window: int, soft_cap: float, name: str
-) -> None:
-    case = ATTENTION_CASES[name]
-    codes = case.cache(device, torch.int8, is_filled=True)
-    scales = [0.01 + 0.05 * store[..., 0].abs() for store in case.cache(device, torch.float32)]
-    keys, values = (
-        code * scale.unsqueeze(-1).double() for code, scale in zip(codes, scales, strict=True)
-    )
-    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, DTYPES[dtype])
-    settings = {"scale": case.head_dim**-0.5, "window": window, "soft_cap": soft_cap}
-    y = ops.attention(
-        q,
-        *codes,
-        case.step(device),
-        num_q_heads=case.num_q_heads,
-        scales=CacheScales(*scales),
-        **settings,
-    )
     assert_close(y, case.expected_attention(q, keys, values, **settings), dtype)
 
 

@@ -14,8 +14,8 @@ import pytest
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.ops.device_step import DeviceStep  # noqa: E402
-from lmi_core.ops.paged_cache import CacheScales  # noqa: E402
 from tests.ops.paged_case import PagedCase  # noqa: E402
+from tests.ops.test_coded_caches import CODES, coded_cache  # noqa: E402
 from tests.ops.test_device_ops import (  # noqa: E402
     DEVICES,
     DTYPES,
@@ -72,7 +72,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", *CODES])
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (20, 5.0)])
 @pytest.mark.parametrize("name", CASES)
 def test_attention(
@@ -91,12 +91,11 @@ def test_attention(
     case, act = CASES[name], DTYPES["fp32" if dtype == "fp32" else "bf16"]
     settings: dict[str, Any] = {"scale": 0.2, "window": window, "soft_cap": soft_cap}
     q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, act)
-    stored = case.cache(device, torch.int8 if dtype == "int8" else act)
-    read, scales = stored, None
-    if dtype == "int8":
-        steps = (0.01 + 0.05 * s[..., 0].abs() for s in case.cache(device, torch.float32))
-        scales = CacheScales(*steps)
-        read = tuple(c * s.unsqueeze(-1).double() for c, s in zip(stored, scales, strict=True))
+    if dtype in CODES:
+        stored, scales, read = coded_cache(case, device, dtype)
+    else:
+        stored, scales = case.cache(device, act), None
+        read = stored
     step = case.step(device)
 
     def attend(queries: torch.Tensor, at: DeviceStep) -> torch.Tensor:

@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 
 HEAD = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 32, "BLOCK_DIM": 128}
 TILE = {"BLOCK_KEYS": 32, "HAS_WINDOW": True, "HAS_SOFT_CAP": True, "IS_WIDENED": False}
-TILE["HAS_SCALES"] = False
-CODES = {**TILE, "HAS_SCALES": True}
+TILE["CODE"] = ""
+INT8, E4M3, E5M2 = ({**TILE, "CODE": code} for code in ("int8", "e4m3", "e5m2"))
 POINTERS = {
     "q_ptr": "*bf16",
     "keys_ptr": "*bf16",
@@ -38,10 +38,10 @@ POINTERS_OF = {
     "linear_quantized": {"x_ptr": "*bf16"},
     "invariant.linear": {"x_ptr": "*bf16", "weight_ptr": "*bf16", "y_ptr": "*fp32"},
 }
-CODE_POINTERS = {"keys_ptr": "*i8", "values_ptr": "*i8"}
-FLOATS = {"eps", "norm_eps", "scale", "soft_cap"}
+CODE_POINTERS = {"int8": "*i8", "e4m3": "*u8", "e5m2": "*u8"}
+FLOATS = {"eps", "norm_eps", "scale", "soft_cap", "key_scale", "value_scale"}
 PLAIN = {**TILE, "HAS_WINDOW": False, "HAS_SOFT_CAP": False}
-ROPE = {"HEAD_DIM": 128, "BLOCK": 128, "HAS_SCALES": False}
+ROPE = {"HEAD_DIM": 128, "BLOCK": 128, "CODE": ""}
 ODD_HEAD = {**HEAD, "GROUP": 3, "HEAD_DIM": 80}
 PACKED = {
     "HAS_BIAS": True,
@@ -76,22 +76,30 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("activation", "_gated_activation_kernel", {"IS_SILU": False, "BLOCK": 1024}),
     ("rope", "_rope_cache_write_kernel", {"HAS_Q_NORM": True, "HAS_K_NORM": True, **ROPE}),
     ("rope", "_rope_cache_write_kernel", {"HAS_Q_NORM": False, "HAS_K_NORM": False, **ROPE}),
-    (
-        "rope",
-        "_rope_cache_write_kernel",
-        {**ROPE, "HAS_Q_NORM": True, "HAS_K_NORM": True, "HAS_SCALES": True},
+    *(
+        (
+            "rope",
+            "_rope_cache_write_kernel",
+            {**ROPE, "HAS_Q_NORM": True, "HAS_K_NORM": True, "CODE": code},
+        )
+        for code in ("int8", "e4m3", "e5m2")
     ),
     ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **TILE}),
-    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **CODES}),
+    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **INT8}),
+    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **E4M3}),
+    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **E5M2}),
     ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **ODD_HEAD, **PLAIN}),
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **TILE}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **CODES}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **INT8}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **E4M3}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **E5M2}),
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **ODD_HEAD, **PLAIN}),
     ("linear_packed", "_linear_packed_kernel", PACKED),
     ("linear_quantized", "_quantize_rows_kernel", {"LEAST": 2.0**-100, "BLOCK": 4096}),
     ("linear_quantized", "_linear_quantized_kernel", QUANTIZED),
     ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **TILE}),
-    ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **CODES}),
+    ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **INT8}),
+    ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **E4M3}),
     ("invariant.attention", "_partition_kernel", {**PARTITION, **ODD_HEAD, **PLAIN}),
     (
         "invariant.attention",
@@ -137,8 +145,8 @@ def compile_kernel(module: str, name: str, constants: dict[str, Any], architectu
 
 
 def _type_of(module: str, parameter: str, constants: dict[str, Any]) -> str:
-    if constants.get("HAS_SCALES") and parameter in CODE_POINTERS:
-        return CODE_POINTERS[parameter]
+    if constants.get("CODE") and parameter in ("keys_ptr", "values_ptr"):
+        return CODE_POINTERS[constants["CODE"]]
     if parameter.endswith("_ptr"):
         return {**POINTERS, **POINTERS_OF.get(module, {})}.get(parameter, "*fp32")
     return "fp32" if parameter in FLOATS else "i32"

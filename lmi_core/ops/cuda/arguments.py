@@ -50,6 +50,10 @@ class RopeCacheWrite(ctypes.Structure):
         ("norm_eps", c_float),
         ("q_dtype", c_int32),
         ("kv_dtype", c_int32),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
+        ("key_scale", c_float),
+        ("value_scale", c_float),
     ]
 
 
@@ -126,6 +130,10 @@ class Attention(ctypes.Structure):
         ("scale", c_float),
         ("soft_cap", c_float),
         ("dtype", c_int32),
+        ("kv_dtype", c_int32),
+        ("value_scale", c_float),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
     ]
 
 

@@ -9,7 +9,7 @@ from lmi_core.ops.cuda import library
 from lmi_core.ops.cuda.attention_plan import plan_attention
 from lmi_core.ops.cuda.fallback import fallback
 from lmi_core.ops.device_step import DeviceStep
-from lmi_core.ops.paged_cache import CacheScales
+from lmi_core.ops.paged_cache import CODE_DTYPES, CacheScales, FixedScales, Scales
 
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
@@ -27,12 +27,12 @@ def attention(
     scale: float,
     window: int,
     soft_cap: float,
-    scales: CacheScales | None = None,
+    scales: Scales = None,
 ) -> Tensor:
     """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
-    all. ``soft_cap``: 0: none. ``scales``: of int8 keys and values.
+    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
     """
     num_kv_heads, head_dim = keys.shape[1:]
     reason = _not_covered(q, keys, num_q_heads // num_kv_heads, head_dim)
@@ -57,6 +57,8 @@ def attention(
         head_dim=head_dim,
         window=window,
     )
+    by_row = scales if isinstance(scales, CacheScales) else None
+    fixed = scales if isinstance(scales, FixedScales) else FixedScales()
     y = torch.empty_like(q)
     shape = (plan.num_partials, num_q_heads)
     partials = torch.empty(*shape, head_dim, dtype=torch.float32, device=q.device)
@@ -76,9 +78,13 @@ def attention(
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
         "window": window,
-        "scale": scale,
+        "scale": scale * fixed.keys,
         "soft_cap": soft_cap,
         "dtype": q.dtype,
+        "kv_dtype": keys.dtype,
+        "value_scale": fixed.values,
+        "key_scales": None if by_row is None else by_row.keys,
+        "value_scales": None if by_row is None else by_row.values,
     }
     if len(plan.decode):
         library.call(
@@ -104,7 +110,7 @@ def attention(
 
 
 def _not_covered(q: Tensor, keys: Tensor, group: int, head_dim: int) -> str:
-    if q.dtype not in DTYPES or keys.dtype != q.dtype:
+    if q.dtype not in DTYPES or keys.dtype not in (q.dtype, *CODE_DTYPES):
         return f"{str(q.dtype)[6:]} queries over a cache of {str(keys.dtype)[6:]}"
     if head_dim > MAX_HEAD_DIM or head_dim % 8 != 0:
         return f"heads of {head_dim}"

@@ -19,9 +19,16 @@ from lmi_core.errors import UserError
 from lmi_core.ops.cuda.arguments import ARGUMENTS
 
 VARIABLE = "LMI_CUDA_LIBRARY"
-VERSION = 4
+VERSION = 5
 """LMI_CUDA_VERSION of csrc/cuda/lmi_cuda.h, whose structs are mirrored here."""
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPES = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    torch.int8: 3,
+    torch.float8_e4m3fn: 6,
+    torch.float8_e5m2: 7,
+}
 
 
 class Library:

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from lmi_core.ops.cuda import library
-from lmi_core.ops.cuda.fallback import fallback
-from lmi_core.ops.paged_cache import CacheScales
+from lmi_core.ops.paged_cache import CacheScales, FixedScales, Scales
 
 
 def rope_cache_write(
@@ -24,32 +23,16 @@ def rope_cache_write(
     k_norm: Tensor | None,
     norm_eps: float,
     out_dtype: torch.dtype,
-    scales: CacheScales | None = None,
+    scales: Scales = None,
 ) -> Tensor:
     """Norm (optional) and rotate heads, write K and V at ``slots``, return q [T, hq d].
 
     qkv: fp32 [T, (hq + 2 hkv) d]; keys, values: one layer's [slots, hkv, d]; cos, sin: fp32
-    [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: to be written, of int8 keys
-    and values.
+    [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: of 8-bit keys and
+    values; those of rows are written.
     """
-    if scales is not None:
-        other = fallback("rope_cache_write", qkv.device, "cache of int8")
-        result: Tensor = other(
-            qkv,
-            keys,
-            values,
-            positions,
-            slots,
-            cos,
-            sin,
-            num_q_heads=num_q_heads,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            norm_eps=norm_eps,
-            out_dtype=out_dtype,
-            scales=scales,
-        )
-        return result
+    by_row = scales if isinstance(scales, CacheScales) else None
+    fixed = scales if isinstance(scales, FixedScales) else FixedScales()
     num_tokens, (num_kv_heads, head_dim) = len(qkv), keys.shape[1:]
     q = qkv.new_empty(num_tokens, num_q_heads * head_dim, dtype=out_dtype)
     library.call(
@@ -73,5 +56,9 @@ def rope_cache_write(
         norm_eps=norm_eps,
         q_dtype=out_dtype,
         kv_dtype=keys.dtype,
+        key_scales=None if by_row is None else by_row.keys,
+        value_scales=None if by_row is None else by_row.values,
+        key_scale=fixed.keys,
+        value_scale=fixed.values,
     )
     return q

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lmi_core.ops.device_step import DeviceStep
-from lmi_core.ops.paged_cache import CacheScales
+from lmi_core.ops.paged_cache import CacheScales, Scales
 
 MAX_GATHERED_TOKENS = 1 << 16
 """Cached tokens gathered at once for sequences with one row."""
@@ -24,12 +24,12 @@ def attention(
     scale: float,
     window: int,
     soft_cap: float,
-    scales: CacheScales | None = None,
+    scales: Scales = None,
 ) -> Tensor:
     """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
-    all. ``soft_cap``: 0: none. ``scales``: of int8 keys and values.
+    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
     """
     queries = q.view(len(q), num_q_heads, -1)
     y = torch.empty_like(queries)
@@ -38,9 +38,11 @@ def attention(
         """Sequences ``seqs`` [B], each with its token rows ``rows`` [B, R], over their keys."""
         slots, is_cached = _slots(step, seqs, num_keys)
         k, v = keys[slots].float(), values[slots].float()
-        if scales is not None:
+        if isinstance(scales, CacheScales):
             k *= scales.keys[slots].unsqueeze(-1)
             v *= scales.values[slots].unsqueeze(-1)
+        elif scales is not None:
+            k, v = k * scales.keys, v * scales.values
         v.masked_fill_(~is_cached[..., None, None], 0.0)
         distance = step.positions[rows].unsqueeze(2) - torch.arange(num_keys, device=q.device)
         hidden = distance < 0

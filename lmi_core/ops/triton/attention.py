@@ -8,8 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from lmi_core.ops.device_step import QUERY_TILE, DeviceStep
-from lmi_core.ops.paged_cache import CacheScales
+from lmi_core.ops.paged_cache import Scales
 from lmi_core.ops.triton.attention_tile import attend_tile
+from lmi_core.ops.triton.codes import StoredCache
 
 NUM_PROGRAMS = 264
 """Programs that a decode should at least have, by splitting the keys: two per multiprocessor of
@@ -30,23 +31,23 @@ def attention(
     scale: float,
     window: int,
     soft_cap: float,
-    scales: CacheScales | None = None,
+    scales: Scales = None,
 ) -> Tensor:
     """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
-    all. ``soft_cap``: 0: none. ``scales``: of int8 keys and values.
+    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
     """
-    sizes = kernel_sizes(q, keys, step, num_q_heads, window, soft_cap, scales)
-    # Without scales the kernels take pointers that they don't follow.
-    cache = keys, values, *(scales or (keys, values))
+    sizes = kernel_sizes(q, keys, step, num_q_heads, window, soft_cap)
+    cache = StoredCache.of(keys, values, scales)
+    settings = (scale * cache.fixed.keys, soft_cap, window, cache.fixed.values)
     y = torch.empty_like(q)
     if len(step.single_seqs):
-        _decode(q, cache, y, step, (scale, soft_cap, window), sizes)
+        _decode(q, cache, y, step, settings, sizes)
     if len(step.query_tiles):
         _prefill_kernel[(len(step.query_tiles), sizes["NUM_KV_HEADS"])](
             q,
-            *cache,
+            *cache.tensors,
             y,
             step.query_tiles,
             step.first_rows,
@@ -54,11 +55,10 @@ def attention(
             step.kv_lengths,
             step.block_tables,
             step.block_tables.shape[1],
-            scale,
-            soft_cap,
-            window,
+            *settings,
             QUERY_TILE=QUERY_TILE,
             BLOCK_GROUP=triton.next_power_of_2(sizes["GROUP"]),
+            CODE=cache.code,
             **sizes,
         )
     return y
@@ -71,7 +71,6 @@ def kernel_sizes(
     num_q_heads: int,
     window: int,
     soft_cap: float,
-    scales: CacheScales | None,
 ) -> dict[str, int]:
     """What every kernel over the cache is compiled for, by ``attend_tile``'s names."""
     num_kv_heads, head_dim = keys.shape[1:]
@@ -85,16 +84,15 @@ def kernel_sizes(
         "HAS_WINDOW": window > 0,
         "HAS_SOFT_CAP": soft_cap > 0.0,
         "IS_WIDENED": q.device.type != "cuda",
-        "HAS_SCALES": scales is not None,
     }
 
 
 def _decode(
     q: Tensor,
-    cache: tuple[Tensor, ...],
+    cache: StoredCache,
     y: Tensor,
     step: DeviceStep,
-    settings: tuple[float, float, int],
+    settings: tuple[float, float, int, float],
     sizes: dict[str, int],
 ) -> None:
     """Sequences with one row: partial results per split of the keys, then their merge."""
@@ -110,7 +108,7 @@ def _decode(
     log_masses = torch.empty(shape, dtype=torch.float32, device=q.device)
     _decode_kernel[(num_seqs, num_kv_heads, num_splits)](
         q,
-        *cache,
+        *cache.tensors,
         partials,
         log_masses,
         step.single_seqs,
@@ -122,6 +120,7 @@ def _decode(
         split_size,
         num_splits,
         BLOCK_GROUP=max(MIN_DOT_SIZE, triton.next_power_of_2(sizes["GROUP"])),
+        CODE=cache.code,
         **sizes,
     )
     _merge_kernel[(num_seqs, num_q_heads)](
@@ -163,6 +162,7 @@ def _decode_kernel(
     scale,
     soft_cap,
     window,
+    value_scale,
     split_size,
     num_splits,
     BLOCK_GROUP: tl.constexpr,
@@ -175,7 +175,7 @@ def _decode_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_WIDENED: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
+    CODE: tl.constexpr,
 ):
     index = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -193,7 +193,7 @@ def _decode_kernel(
     heads = kv_head * GROUP + group
     q_at = (row * NUM_KV_HEADS * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
     q = tl.load(q_ptr + q_at, mask=is_element, other=0.0)
-    if not HAS_SCALES:
+    if CODE == "":
         q = q.to(keys_ptr.dtype.element_ty)
 
     positions = tl.zeros([BLOCK_GROUP], tl.int32) + kv_length - 1
@@ -206,7 +206,7 @@ def _decode_kernel(
             key_scales_ptr, value_scales_ptr, tables_ptr + seq * table_stride, kv_head,
             scale, soft_cap, window,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_DIM, BLOCK_KEYS, HAS_WINDOW, HAS_SOFT_CAP,
-            IS_WIDENED, HAS_SCALES,
+            IS_WIDENED, CODE,
         )  # fmt: skip
 
     # A split without keys has mass 0: its log is -inf and its result 0.
@@ -214,7 +214,7 @@ def _decode_kernel(
     result = (index * NUM_KV_HEADS * GROUP + heads) * num_splits + split
     tl.store(
         partials_ptr + result[:, None] * HEAD_DIM + dims[None, :],
-        y / divisor[:, None],
+        y * (value_scale / divisor)[:, None],
         mask=is_element,
     )
     log_mass = tl.where(mass > 0.0, maximum + tl.log(divisor), float("-inf"))
@@ -271,6 +271,7 @@ def _prefill_kernel(
     scale,
     soft_cap,
     window,
+    value_scale,
     QUERY_TILE: tl.constexpr,
     BLOCK_GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -282,7 +283,7 @@ def _prefill_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_WIDENED: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
+    CODE: tl.constexpr,
 ):
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -301,7 +302,7 @@ def _prefill_kernel(
     rows = tl.load(first_rows_ptr + seq).to(tl.int64) + in_seq
     at = ((rows * NUM_KV_HEADS + kv_head) * GROUP + group)[:, None] * HEAD_DIM + dims[None, :]
     q = tl.load(q_ptr + at, mask=is_element, other=0.0)
-    if not HAS_SCALES:
+    if CODE == "":
         q = q.to(keys_ptr.dtype.element_ty)
 
     begin = tl.maximum(num_cached + first + 1 - window, 0) if HAS_WINDOW else 0
@@ -315,7 +316,7 @@ def _prefill_kernel(
             key_scales_ptr, value_scales_ptr, tables_ptr + seq * table_stride, kv_head,
             scale, soft_cap, window,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_DIM, BLOCK_KEYS, HAS_WINDOW, HAS_SOFT_CAP,
-            IS_WIDENED, HAS_SCALES,
+            IS_WIDENED, CODE,
         )  # fmt: skip
-    y = y / tl.where(mass > 0.0, mass, 1.0)[:, None]
+    y *= (value_scale / tl.where(mass > 0.0, mass, 1.0))[:, None]
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=is_element)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from lmi_core.ops.triton.codes import widened
+
 
 @triton.jit
 def attend_tile(
@@ -32,13 +34,13 @@ def attend_tile(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_WIDENED: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
+    CODE: tl.constexpr,
 ):
     """Take keys start .. start + BLOCK_KEYS, below end, into the running softmax of Milakov and
     Gimelshein, "Online normalizer calculation for softmax", 2018: row maxima, masses relative to
-    them, and unnormalised results. HAS_SCALES: keys and values are codes, whose scales go into the
-    scores and the weights. IS_WIDENED: multiply in fp32, since Triton's interpreter takes the bits
-    of bf16 for integers in tl.dot."""
+    them, and unnormalised results. CODE: keys and values are such codes; the scales of int8 rows go
+    into the scores and the weights. IS_WIDENED: multiply in fp32, since Triton's interpreter takes
+    the bits of bf16 for integers in tl.dot."""
     at = start + tl.arange(0, BLOCK_KEYS)
     dims = tl.arange(0, BLOCK_DIM)
     is_key = at < end
@@ -49,13 +51,13 @@ def attend_tile(
     is_element = is_key[:, None] & (dims[None, :] < HEAD_DIM)
 
     k = tl.load(keys_ptr + offsets, mask=is_element, other=0)
-    if HAS_SCALES:
-        k = k.to(tl.float32).to(q.dtype)
+    if CODE != "":
+        k = widened(k, CODE).to(q.dtype)
     if IS_WIDENED:
         q = q.to(tl.float32)
         k = k.to(tl.float32)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    if HAS_SCALES:
+    if CODE == "int8":
         scores *= tl.load(key_scales_ptr + heads, mask=is_key, other=0.0)[None, :]
     if HAS_SOFT_CAP:
         # tanh(z) is 2 sigmoid(2 z) - 1.
@@ -73,8 +75,9 @@ def attend_tile(
     fading = tl.exp(maximum - origin)
     v = tl.load(values_ptr + offsets, mask=is_element, other=0)
     scaled = weights
-    if HAS_SCALES:
-        v = v.to(tl.float32).to(q.dtype)
+    if CODE != "":
+        v = widened(v, CODE).to(q.dtype)
+    if CODE == "int8":
         scaled *= tl.load(value_scales_ptr + heads, mask=is_key, other=0.0)[None, :]
     rounded = scaled.to(v.dtype)
     if IS_WIDENED:

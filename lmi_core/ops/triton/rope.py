@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lmi_core.ops.paged_cache import CacheScales
+from lmi_core.ops.paged_cache import Scales
+from lmi_core.ops.triton.codes import StoredCache, store_head
 
 
 def rope_cache_write(
@@ -24,36 +25,36 @@ def rope_cache_write(
     k_norm: Tensor | None,
     norm_eps: float,
     out_dtype: torch.dtype,
-    scales: CacheScales | None = None,
+    scales: Scales = None,
 ) -> Tensor:
     """Norm (optional) and rotate heads, write K and V at ``slots``, return q [T, hq d].
 
     qkv: fp32 [T, (hq + 2 hkv) d]; keys, values: one layer's [slots, hkv, d]; cos, sin: fp32
-    [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: to be written, of int8 keys
-    and values.
+    [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: of 8-bit keys and
+    values; those of rows are written.
     """
     num_tokens, (num_kv_heads, head_dim) = len(qkv), keys.shape[1:]
     q = qkv.new_empty(num_tokens, num_q_heads * head_dim, dtype=out_dtype)
+    cache = StoredCache.of(keys, values, scales)
     if num_tokens:
         _rope_cache_write_kernel[(num_tokens, num_q_heads + 2 * num_kv_heads)](
             qkv,
             q,
-            keys,
-            values,
+            *cache.tensors,
             positions,
             slots,
             cos,
             sin,
             cos if q_norm is None else q_norm,
             cos if k_norm is None else k_norm,
-            *(scales or (cos, cos)),
             norm_eps,
+            *cache.fixed,
             num_q_heads,
             num_kv_heads,
             cos.shape[1],
             HAS_Q_NORM=q_norm is not None,
             HAS_K_NORM=k_norm is not None,
-            HAS_SCALES=scales is not None,
+            CODE=cache.code,
             HEAD_DIM=head_dim,
             BLOCK=triton.next_power_of_2(head_dim),
         )
@@ -66,21 +67,23 @@ def _rope_cache_write_kernel(
     q_ptr,
     keys_ptr,
     values_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     positions_ptr,
     slots_ptr,
     cos_ptr,
     sin_ptr,
     q_norm_ptr,
     k_norm_ptr,
-    key_scales_ptr,
-    value_scales_ptr,
     norm_eps,
+    key_scale,
+    value_scale,
     num_q_heads,
     num_kv_heads,
     half,
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
+    CODE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -94,12 +97,8 @@ def _rope_cache_write_kernel(
     x = tl.load(source + at, mask=is_dim, other=0.0)
     if head >= num_rotated:
         cache_head = cache_row + head - num_rotated
-        if HAS_SCALES:
-            scale = row_scale(x)
-            tl.store(value_scales_ptr + cache_head, scale)
-            x = codes_of(x, scale)
         target = values_ptr + cache_head * HEAD_DIM + at
-        tl.store(target, x.to(values_ptr.dtype.element_ty), mask=is_dim)
+        store_head(target, x, is_dim, value_scales_ptr + cache_head, value_scale, CODE)
     else:
         # Each dimension's partner in its rotation; past the rotary part, itself.
         partner_at = tl.where(at < half, at + half, tl.where(at < 2 * half, at - half, at))
@@ -122,22 +121,5 @@ def _rope_cache_write_kernel(
                 partner *= scale * tl.load(k_norm_ptr + partner_at, mask=is_dim, other=0.0)
             cache_head = cache_row + head - num_q_heads
             y = x * cos + partner * sin
-            if HAS_SCALES:
-                step = row_scale(y)
-                tl.store(key_scales_ptr + cache_head, step)
-                y = codes_of(y, step)
             target = keys_ptr + cache_head * HEAD_DIM + at
-            tl.store(target, y.to(keys_ptr.dtype.element_ty), mask=is_dim)
-
-
-@triton.jit
-def row_scale(x):
-    """What int8 codes of the row are multiples of; NaN, which a maximum may pass over, stays."""
-    return tl.max(tl.abs(x), 0) / 127.0 + tl.sum(tl.where(x == x, 0.0, x), 0)
-
-
-@triton.jit
-def codes_of(x, scale):
-    is_scaled = scale > 0.0
-    codes = tl.floor(tl.where(is_scaled, x, 0.0) / tl.where(is_scaled, scale, 1.0) + 0.5)
-    return tl.minimum(tl.maximum(codes, -127.0), 127.0)
+            store_head(target, y, is_dim, key_scales_ptr + cache_head, key_scale, CODE)

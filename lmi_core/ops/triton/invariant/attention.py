@@ -13,10 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from lmi_core.ops.device_step import QUERY_TILE, DeviceStep
-from lmi_core.ops.paged_cache import CacheScales
+from lmi_core.ops.paged_cache import Scales
 from lmi_core.ops.step_arrays import StepArrays
 from lmi_core.ops.triton.attention import kernel_sizes
 from lmi_core.ops.triton.attention_tile import attend_tile
+from lmi_core.ops.triton.codes import StoredCache
 
 PARTITION_KEYS = 256
 MAX_PARTIAL_BYTES = 256 << 20
@@ -33,19 +34,20 @@ def attention(
     scale: float,
     window: int,
     soft_cap: float,
-    scales: CacheScales | None = None,
+    scales: Scales = None,
 ) -> Tensor:
     """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
-    all. ``soft_cap``: 0: none. ``scales``: of int8 keys and values.
+    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
     """
     num_kv_heads, head_dim = keys.shape[1:]
     y = torch.empty_like(q)
+    cache = StoredCache.of(keys, values, scales)
     num_partitions = triton.cdiv(int(step.host.kv_lengths.max(initial=0)), PARTITION_KEYS)
     row_shape = (num_q_heads, num_partitions)
     row_bytes = 4 * num_q_heads * num_partitions * (head_dim + 2)
-    sizes = kernel_sizes(q, keys, step, num_q_heads, window, soft_cap, scales)
+    sizes = kernel_sizes(q, keys, step, num_q_heads, window, soft_cap)
     merge_sizes = {name: sizes[name] for name in ("HEAD_DIM", "BLOCK_DIM", "HAS_WINDOW")}
     for tiles, rows_per_tile in ((_single_tiles(step), 1), (step.query_tiles, QUERY_TILE)):
         most = max(1, MAX_PARTIAL_BYTES // (row_bytes * rows_per_tile))
@@ -57,9 +59,7 @@ def attention(
             counts = (num_partitions, rows_per_tile)
             _partition_kernel[(len(part), num_kv_heads, num_partitions)](
                 q,
-                keys,
-                values,
-                *(scales or (keys, values)),
+                *cache.tensors,
                 partials,
                 maxima,
                 masses,
@@ -67,12 +67,13 @@ def attention(
                 step.block_tables,
                 step.block_tables.shape[1],
                 *counts,
-                scale,
+                scale * cache.fixed.keys,
                 soft_cap,
                 window,
                 QUERY_TILE=QUERY_TILE,
                 PARTITION_KEYS=PARTITION_KEYS,
                 BLOCK_GROUP=triton.next_power_of_2(sizes["GROUP"]),
+                CODE=cache.code,
                 **sizes,
             )
             _merge_kernel[(num_rows, num_q_heads)](
@@ -83,6 +84,7 @@ def attention(
                 *lists,
                 *counts,
                 window,
+                cache.fixed.values,
                 PARTITION_KEYS=PARTITION_KEYS,
                 **merge_sizes,
             )
@@ -141,7 +143,7 @@ def _partition_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_WIDENED: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
+    CODE: tl.constexpr,
 ):
     tile = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -168,7 +170,7 @@ def _partition_kernel(
         heads = kv_head * GROUP + group
         q_at = (rows * NUM_KV_HEADS * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
         q = tl.load(q_ptr + q_at, mask=is_element, other=0.0)
-        if not HAS_SCALES:
+        if CODE == "":
             q = q.to(keys_ptr.dtype.element_ty)
 
         maximum = tl.full([QUERY_TILE * BLOCK_GROUP], float("-inf"), tl.float32)
@@ -180,7 +182,7 @@ def _partition_kernel(
                 values_ptr, key_scales_ptr, value_scales_ptr, tables_ptr + seq * table_stride,
                 kv_head, scale, soft_cap, window,
                 NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_DIM, BLOCK_KEYS, HAS_WINDOW,
-                HAS_SOFT_CAP, IS_WIDENED, HAS_SCALES,
+                HAS_SOFT_CAP, IS_WIDENED, CODE,
             )  # fmt: skip
 
         index = (tile * rows_per_tile + in_tile) * NUM_KV_HEADS * GROUP + heads
@@ -203,6 +205,7 @@ def _merge_kernel(
     num_partitions,
     rows_per_tile,
     window,
+    value_scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     PARTITION_KEYS: tl.constexpr,
@@ -236,4 +239,4 @@ def _merge_kernel(
             maximum = largest
         target = (tl.load(first_rows_ptr + seq).to(tl.int64) + in_seq) * num_q_heads + head
         y_at = y_ptr + target * HEAD_DIM + dims
-        tl.store(y_at, (y / mass).to(y_ptr.dtype.element_ty), mask=is_dim)
+        tl.store(y_at, (y * (value_scale / mass)).to(y_ptr.dtype.element_ty), mask=is_dim)
