@@ -175,6 +175,8 @@ def measure_attention(
             sides[name] = partial(torch_attention, case, backend, device)
         if case.num_rows == 1:
             sides["flashinfer"] = partial(flashinfer_decode, case, inputs)
+        else:
+            sides["flash-attn"] = partial(ours, case, inputs, "flash", device)
 
     def figures(make: Callable[[], Callable[[], object]]) -> dict[str, Any]:
         seconds = median_s(make(), device)

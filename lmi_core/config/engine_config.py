@@ -60,6 +60,8 @@ class EngineConfig:
     deterministic: bool = False
     """On torch devices: equal bits for equal requests, whatever else runs; kernels are slower for
     it. The CPU engine is so anyway."""
+    flash_attention: bool = True
+    """On a GPU: flash-attn does prefills where it is installed and measured faster."""
     enforce_eager: bool = False
     """Run a GPU's decode steps kernel by kernel instead of replaying captured graphs."""
     num_threads: int | None = None

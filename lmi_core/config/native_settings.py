@@ -41,6 +41,7 @@ def engine_settings(
     settings: dict[str, Any] = {
         "max_num_seqs": BY_KEY["option.max_rolling_batch_size"].default_for(system),
         "max_queue_size": BY_KEY["job_queue_size"].default_for(system),
+        "flash_attention": not BY_KEY["option.disable_flash_attn"].default_for(system),
     }
     allowed = frozenset(field.name for field in fields(_CONFIGS[backend])) - _NOT_SET
     chosen: dict[str, Value] = {}
@@ -73,6 +74,7 @@ def ignore_for_cpu(values: Values) -> None:
     if values.get("option.device") in (None, "cpu"):
         values.ignored |= {
             "option.gpu_memory_utilization": "option.kv_cache_bytes sizes the CPU engine's cache",
+            "option.disable_flash_attn": "flash-attn runs on GPUs only",
             "option.enforce_eager": "the CPU engine always replays its own recorded graph",
         }
 

@@ -25,11 +25,12 @@ from lmi_core.errors import InsufficientMemoryError, UserError
 from lmi_core.ops import select
 from lmi_core.ops.device_step import DeviceStep
 from lmi_core.ops.eager import EagerRecorder
-from lmi_core.ops.paged_cache import PagedCache
+from lmi_core.ops.flash_choice import AttentionShape, prefer_flash
+from lmi_core.ops.paged_cache import KV_DTYPES, PagedCache
 from lmi_core.ops.pending_results import PendingResults
 from lmi_core.ops.sampling_inputs import SamplingInputs
 from lmi_core.ops.step_arrays import StepArrays
-from lmi_core.ops.torch_weights import DeviceWeights
+from lmi_core.ops.torch_weights import DTYPES, DeviceWeights
 
 if TYPE_CHECKING:
     from lmi_core.config.engine_config import EngineConfig
@@ -90,6 +91,16 @@ class TorchRunner:
         )
         block_bytes = cache.num_bytes
         chosen = _select(config, device)
+        if config.flash_attention and not config.deterministic:
+            shape = AttentionShape(
+                num_q_heads=attention.num_q_heads,
+                num_kv_heads=attention.num_kv_heads,
+                head_dim=attention.head_dim,
+                block_size=config.block_size,
+                dtype=DTYPES[model.dtype],
+                cache_dtype=KV_DTYPES[kv_dtype],
+            )
+            prefer_flash(chosen, device, shape)
         if config.deterministic:
             _log.info("deterministic: %s", select.describe(chosen))
         self._graph = _record(model, chosen, cache, sizes.max_model_len, device)
@@ -166,7 +177,7 @@ class TorchRunner:
                 sizes,
                 max_num_seqs=config.max_num_seqs,
                 block_size=config.block_size,
-                has_long_prefills=kernels.chosen["attention"] == "torch",
+                has_long_prefills=kernels.chosen["attention"] in ("torch", "flash"),
             )
             step = DeviceStep.upload(arrays, block_size=config.block_size, device=self.device)
             sampling = widest_sampling(sizes.max_logit_rows, config.max_logprobs)

@@ -2,7 +2,9 @@
 
 ``LMI_OPS`` forces one, for all ops or per op: ``LMI_OPS=torch``, ``LMI_OPS=attention:triton``,
 ``LMI_OPS=torch,attention:triton``. ``native`` are the CUDA kernels of csrc/cuda, which run only
-where they are asked for. The CPU engine's own kernels are not chosen here.
+where they are asked for. ``flash`` is the flash-attn package, for prefills; unasked it runs where
+it is allowed and measured faster (flash_choice.py). The CPU engine's own kernels are not chosen
+here.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmi_core.errors import UserError
+from lmi_core.errors import MissingExtraError, UserError
 
 _log = logging.getLogger(__name__)
 
@@ -27,18 +29,19 @@ IMPLEMENTATIONS = {
     "rms_norm": ("triton", "torch", "native"),
     "gated_activation": ("triton", "torch", "native"),
     "rope_cache_write": ("triton", "torch", "native"),
-    "attention": ("triton", "torch", "native"),
+    "attention": ("triton", "torch", "native", "flash"),
     "sample": ("torch", "native"),
 }
 """What there is of each op, the preferred one first."""
 MODULES = {
+    "flash": "lmi_core.ops.flash",
     "native": "lmi_core.ops.cuda",
     "torch": "lmi_core.ops.torch_ops",
     "triton": "lmi_core.ops.triton",
     "invariant": "lmi_core.ops.triton.invariant",
     "by row": "lmi_core.ops.by_row",
 }
-_KNOWN = ("native", "triton", "torch")
+_KNOWN = ("native", "triton", "torch", "flash")
 _INVARIANT = ("linear", "linear_packed", "attention")
 """Ops whose Triton kernels for any number of rows are not those that are fastest."""
 
@@ -92,6 +95,8 @@ def select(device_type: str, forced: str | None = None) -> dict[str, str]:
         _check_triton(device_type)
     if "native" in chosen.values():
         _check_native(device_type, chosen)
+    if "flash" in chosen.values():
+        _check_flash(device_type)
     return chosen
 
 
@@ -139,6 +144,11 @@ def describe(chosen: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {', '.join(ops)}" for name, ops in groups.items())
 
 
+def has_flash() -> bool:
+    """Whether the flash-attn package is installed."""
+    return importlib.util.find_spec("flash_attn") is not None
+
+
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
@@ -153,6 +163,13 @@ def _check_native(device_type: str, chosen: dict[str, str]) -> None:
     for op in [op for op, name in chosen.items() if name == "native"]:
         chosen[op] = usable(op, device_type)[0]
         _log.warning("%s runs in %s, not in the CUDA kernel: %s", op, chosen[op], reason)
+
+
+def _check_flash(device_type: str) -> None:
+    if not has_flash():
+        raise MissingExtraError(f"{VARIABLE}, which asks for flash-attn,", "cuda")
+    if device_type != "cuda":
+        raise UserError(f"{VARIABLE} asks for flash-attn, which runs on CUDA devices only")
 
 
 def _check_triton(device_type: str) -> None:

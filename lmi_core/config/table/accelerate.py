@@ -22,7 +22,6 @@ _INT4 = needs(
     "quant.int4", "leave it out to serve the model in bf16", setting="quantize", convert=_NATIVE
 )
 _OFF = no_effect("asks for what happens anyway")
-_PAGED = no_effect("the native engine has its own attention kernels")
 
 
 _HONOURED = "tests/config/test_honoured.py::test_quantized_weights_are_smaller"
@@ -190,8 +189,17 @@ OPTIONS = (
         type=Bool(),
         doc="Don't use Flash Attention 2.",
         systems=("accelerate", "scheduler"),
-        default=True,
-        actions={"native": _PAGED},
+        default=False,
+        defaults={"accelerate": True, "scheduler": True},
+        actions={
+            "native": honoured(
+                "flash_attention",
+                "false, with option.device=cuda: flash-attn does prefills where it is installed "
+                "and measured faster",
+                test="tests/config/test_flash_attention.py::test_allowed_and_not",
+                convert={True: False, False: True},
+            )
+        },
     ),
     Option(
         key="option.stop_sequence",

@@ -13,16 +13,29 @@ import torch
 _log = logging.getLogger(__name__)
 
 
-def fallback(op: str, device: torch.device, reason: str) -> Callable[..., Any]:
+def fallback(
+    op: str, device: torch.device, reason: str, owner: str = "the CUDA kernel"
+) -> Callable[..., Any]:
     """The next best implementation of ``op``; the log says once that it runs and why."""
-    return _fallback(op, device.type, reason)
+    return _fallback(op, device.type, f"{owner} has no {reason}")
+
+
+def next_best(op: str, device: torch.device) -> Callable[..., Any]:
+    """The implementation of ``op`` that runs there unasked."""
+    return _next_best(op, device.type)[1]
 
 
 @functools.cache
 def _fallback(op: str, device_type: str, reason: str) -> Callable[..., Any]:
+    name, function = _next_best(op, device_type)
+    _log.warning("%s runs in %s: %s", op, name, reason)
+    return function
+
+
+@functools.cache
+def _next_best(op: str, device_type: str) -> tuple[str, Callable[..., Any]]:
     from lmi_core.ops import select
 
     name = select.usable(op, device_type)[0]
-    _log.warning("%s runs in %s: the CUDA kernel has no %s", op, name, reason)
     function: Callable[..., Any] = getattr(importlib.import_module(select.MODULES[name]), op)
-    return function
+    return name, function
