@@ -38,6 +38,7 @@ REFUSE: web.AppKey[Refuse] = web.AppKey("refuse", Callable)  # type: ignore[arg-
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _SAGEMAKER_ID = "X-Amzn-SageMaker-Inference-Id"
 _CLIENT_CLOSED = 499
+_MAX_LOGGED_ERROR = 300
 _SERVER = f"lmi/{__version__}"
 _HTTP_ERRORS = {
     404: "ResourceNotFoundException",
@@ -73,14 +74,34 @@ def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Appl
     app[ROUTES] = [route for route in table.routes() if is_here(route)]
     app[REFUSE] = _refuser(models)
     expect = _expectations(models)
-    for route in (*app[ROUTES], *table.prefixed_routes()):
-        if not is_here(route):
+    for route in (*table.routes(), *table.prefixed_routes()):
+        if is_here(route):
+            handler = access.guard(route, choice.handler(route, table.of(route.path)))
+        elif route.is_management:
+            handler = _elsewhere(options)
+        else:
             continue
-        handler = access.guard(route, choice.handler(route, table.of(route.path)))
         methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
         for method in methods:
             app.router.add_route(method, route.path, handler, expect_handler=expect)
     return app
+
+
+def _elsewhere(options: ServerOptions) -> Handler:
+    """Says of a management route why it isn't here."""
+    if options.management is not None and may_manage(options):
+        where = "at the server's management_address"
+    else:
+        where = (
+            "only on the loopback interface (--host 127.0.0.1) or with an admin key "
+            "(--admin-key, SERVING_ADMIN_KEY)"
+        )
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        message = f"{request.method} {request.path} is a management route, which this server has "
+        raise HttpError(404, _HTTP_ERRORS[404], message + where)
+
+    return refuse
 
 
 def may_manage(options: ServerOptions) -> bool:
@@ -116,7 +137,9 @@ def _front(models: ModelRegistry, access: Access) -> Middleware:
         except Exception as error:
             models.error_rates.count(error)
             dialect = _table(models, request).of(request.path)
-            response = _reply(dialect.error(_explain(error, request, meter.request_id)))
+            explained = _explain(error, request, meter.request_id)
+            meter.error = str(explained)
+            response = _reply(dialect.error(explained))
             status = response.status
         finally:
             if isinstance(connection, Connection):
@@ -132,6 +155,7 @@ def _refuser(models: ModelRegistry) -> Refuse:
 
     def refuse(path: str, error: HttpError) -> web.Response:
         meter = RequestMeter(str(uuid.uuid4()))
+        meter.error = str(error)
         table = _table(models)
         dialect = table.of(path) if path else table.main
         response = _reply(dialect.error(error))
@@ -165,6 +189,7 @@ def _expectations(
 def _finish(metrics: Metrics, method: str, path: str, meter: RequestMeter, status: int) -> None:
     seconds = meter.seconds
     metrics.count_answer(status, seconds)
+    failure = {"error": meter.error[:_MAX_LOGGED_ERROR]} if meter.error else {}
     log_access(
         id=meter.request_id,
         method=method,
@@ -173,6 +198,7 @@ def _finish(metrics: Metrics, method: str, path: str, meter: RequestMeter, statu
         ms=round(seconds * 1000, 1),
         prompt_tokens=meter.num_prompt_tokens,
         generated_tokens=meter.num_generated_tokens,
+        **failure,
     )
 
 

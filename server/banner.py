@@ -10,12 +10,14 @@ _EXAMPLE = '{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 64},
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
-def banner(routes: Sequence[Route], url: str, management_url: str | None = None) -> str:
-    """A line per route and a ``curl`` command."""
-    width = max(len(route.path) for route in routes)
-    lines = [f"Listening on {url}"]
+def banner(
+    routes: Sequence[Route], url: str, management_url: str | None = None, *, scope: str = ""
+) -> str:
+    """A line per route and a ``curl`` command. ``scope``: who else reaches the URL's port."""
+    width = max((len(route.path) for route in routes), default=0)
+    lines = [f"Listening on {url}{scope}"]
     lines += [
-        f"  {'any' if route.method == '*' else route.method:<5} {route.path:<{width}}  "
+        f"  {'any' if route.method == '*' else route.method:<6} {route.path:<{width}}  "
         f"{route.purpose}"
         for route in routes
     ]
@@ -24,6 +26,11 @@ def banner(routes: Sequence[Route], url: str, management_url: str | None = None)
     lines += ["Try:", f"  curl -N {url}/invocations -H 'Content-Type: application/json' \\"]
     lines += [f"    -d '{_EXAMPLE}'"]
     return "\n".join(lines)
+
+
+def scope_of(host: str) -> str:
+    """What the banner adds about the address that is listened on."""
+    return f" (and on every other address, {host})" if host in _ANY_ADDRESS and host else ""
 
 
 def reachable_url(host: str, port: int, *, is_https: bool) -> str:

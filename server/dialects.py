@@ -94,5 +94,5 @@ class DialectTable:
 
 
 def first_segment(path: str) -> str:
-    """``/v1/models`` has ``v1``; ``/`` has the empty one."""
-    return path.split("/", 2)[1] if path.startswith("/") else path
+    """``/v1/models`` and ``//v1/models`` have ``v1``; ``/`` has the empty one."""
+    return path.lstrip("/").partition("/")[0] if path.startswith("/") else path

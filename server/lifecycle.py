@@ -17,7 +17,7 @@ from aiohttp import web
 
 from lmi_core.errors import UserError
 from lmi_server.app import REFUSE, ROUTES, build_app, may_manage
-from lmi_server.banner import banner, reachable_url
+from lmi_server.banner import banner, reachable_url, scope_of
 from lmi_server.connections import Connection
 from lmi_server.model_registry import ModelRegistry
 from lmi_server.options import ServerOptions
@@ -46,7 +46,13 @@ async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) 
             if options.wait_for_models:
                 await models.load_all()
             await server.start(*sockets)
-            announce(banner(server.app[ROUTES], *urls(options, sockets)))
+            scope = scope_of(options.host)
+            announce(banner(server.app[ROUTES], *urls(options, sockets), scope=scope))
+            if not may_manage(options):
+                log.info(
+                    "management routes are off: beyond the loopback interface they need an "
+                    "admin key (--admin-key)"
+                )
             if not options.wait_for_models:
                 await _load_while_serving(models, server, stop)
             await stop.requested.wait()

@@ -18,6 +18,7 @@ from lmi_server.protocols.chat_schema import ChatBody
 from lmi_server.protocols.lmi import LmiProtocol, pretty_json
 from lmi_server.protocols.lmi_schema import LmiRequest
 from lmi_server.routes import GenerationHandler, Handler, Route, Service, metrics_route
+from lmi_server.server_routes import server_routes
 
 _WORSE = ("Healthy", "Unhealthy", "PENDING", "FAILED")
 _HEADERS = {
@@ -81,6 +82,7 @@ def lmi_dialect(service: Service) -> Dialect:
         ),
         *management_routes(service),
         metrics_route(service),
+        *server_routes(service),
         openapi_route(),
     )
     return Dialect(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from typing import Literal
 
 _FIELDS = "fields"
+_PLAIN = re.compile(r"[^\s\"\\\x00-\x1f\x7f-\x9f]+")
 access_log = logging.getLogger("lmi_server.access")
 
 
@@ -20,6 +22,11 @@ def setup_logging(log_format: Literal["console", "json"], level: str = "INFO") -
     # What gets there is a client's malformed HTTP, with a traceback; the answer says it all.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def set_level(level: str) -> None:
+    """Change the least severity that is logged."""
+    logging.getLogger().setLevel(level)
 
 
 def log_access(**fields: object) -> None:
@@ -44,12 +51,18 @@ class JsonFormatter(logging.Formatter):
 class ConsoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = getattr(record, _FIELDS, {})
-        pairs = "".join(f" {name}={value}" for name, value in fields.items())
+        pairs = "".join(f" {name}={_quoted(value)}" for name, value in fields.items())
         message = record.getMessage().replace("\n", "\\n")
         line = f"{_timestamp(record.created)} {record.levelname:<7} {message}{pairs}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
+
+
+def _quoted(value: object) -> str:
+    """In quotes where it would else look like more than one value or line."""
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
 def _timestamp(seconds: float) -> str:

@@ -57,14 +57,17 @@ class Metrics:
         self._requests.labels(str(status)).inc()
         self._latency.observe(seconds)
 
-    def render(self) -> bytes:
-        return generate_latest(self.registry)
+    def render(self, names: Sequence[str] = ()) -> bytes:
+        """All metrics in Prometheus' text form, or those of some names."""
+        registry = self.registry.restricted_registry(names) if names else self.registry
+        return generate_latest(registry)
 
 
 class RequestMeter:
     """What one call cost."""
 
     __slots__ = (
+        "error",
         "num_generated_tokens",
         "num_prompt_tokens",
         "queue_seconds",
@@ -79,6 +82,8 @@ class RequestMeter:
         self.num_generated_tokens = 0
         self.queue_seconds = 0.0
         """The longest that one of its prompts waited to be run."""
+        self.error = ""
+        """Why it failed or was refused."""
 
     def observe(self, events: Sequence[TokenEvent]) -> None:
         for event in events:

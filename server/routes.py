@@ -107,22 +107,23 @@ class GenerationHandler:
 
 
 class MetricsHandler:
-    """Answers a scrape."""
+    """Answers a scrape; ``name[]`` asks for some metrics only."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def handle(self, request: web.Request) -> web.Response:
         return web.Response(
-            body=self._service.metrics.render(), headers={"Content-Type": CONTENT_TYPE}
+            body=self._service.metrics.render(request.query.getall("name[]", ())),
+            headers={"Content-Type": CONTENT_TYPE},
         )
 
 
-def metrics_route(service: Service) -> Route:
+def metrics_route(service: Service, path: str = "/metrics") -> Route:
     handler = MetricsHandler(service).handle
     return Route(
         "GET",
-        "/metrics",
+        path,
         handler,
         "Prometheus metrics",
         is_server_wide=True,

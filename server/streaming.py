@@ -68,7 +68,7 @@ async def respond(
         else:
             await _collect_all(backend, requests, plan, meter)
     except EngineError as error:
-        return _failed(plan, error)
+        return _failed(plan, meter, error)
     return _whole(plan, plan.renderer.finish())
 
 
@@ -77,10 +77,11 @@ def _whole(plan: Plan, body: bytes) -> web.Response:
     return web.Response(body=body, headers={**headers, "Content-Type": plan.renderer.content_type})
 
 
-def _failed(plan: Plan, error: EngineError) -> web.Response:
+def _failed(plan: Plan, meter: RequestMeter, error: EngineError) -> web.Response:
     """The answer that a failure before its first byte leaves, where it is no error of the call."""
     if not plan.renderer.absorbs_failures:
         raise error
+    meter.error = str(error)
     return _whole(plan, plan.renderer.error(error))
 
 
@@ -188,7 +189,7 @@ async def _stream(
         try:
             batch = None if renderer.starts_at_once else await anext(batches)
         except EngineError as error:
-            return _failed(plan, error)
+            return _failed(plan, meter, error)
         response = web.StreamResponse(
             headers={**plan.headers, "Content-Type": renderer.content_type}
         )
@@ -211,6 +212,7 @@ async def _stream(
             except ConnectionError:
                 raise
             except Exception as error:
+                meter.error = str(error)
                 frame = renderer.error(_presentable(error, meter.request_id))
             if frame:
                 await deadline.send(response, frame)

@@ -41,7 +41,6 @@ CAPABILITIES = {
     "server.keystore": "TLS from a Java key store",
     "server.loading_timeout": "a time limit for loading",
     "server.predict_timeout": "a time limit per step",
-    "server.prometheus": "metrics at /server/metrics",
     "server.sessions": "stateful sessions",
     "speculation.draft_model": "speculative decoding with a draft model",
     "speculation.ngram": "speculative decoding by n-gram",

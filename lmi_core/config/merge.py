@@ -117,7 +117,7 @@ def _conflict(winner: Setting, other: Setting, problems: Problems) -> None:
 
 def _unknown(setting: Setting, values: Values, problems: Problems, strict: bool) -> None:
     near = suggest_key(setting.key)
-    hint = f"did you mean {near}?" if near else "it is passed on as it is"
+    hint = f"did you mean {near}?" if near else "only custom code or another engine may know it"
     report = problems.error if strict else problems.warn
     report(setting.where, f"unknown key {setting.key[:80]!r}; {hint}", setting.key)
     values.unknown[setting.key] = setting

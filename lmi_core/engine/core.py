@@ -272,7 +272,7 @@ class EngineCore:
         wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
         raise UserError(
             f"there is no token id {wrong}; allowed are 0 to {vocab_size - 1}",
-            field="prompt_token_ids",
+            field="prompt",
         )
 
     def _check_queue(self) -> None:

@@ -126,8 +126,11 @@ def chat_prompt(chat: ChatBody, template: ChatTemplate) -> str:
 
 
 def chat_sampling_params(chat: ChatBody, tools: ChatTools | None = None) -> SamplingParams:
-    """Without a limit, as many tokens as fit."""
-    limit = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
+    """Without a limit, as many tokens as fit; UserError for one of 0."""
+    name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
+    limit: int | None = getattr(chat, name)
+    if limit == 0:
+        raise UserError(f"{name} must be at least 1, got 0", field=name)
     params = common_sampling_params(
         chat,
         max_new_tokens=limit,

@@ -26,7 +26,7 @@ def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         check_depth(body)
         return decoder.decode(body)
     except UnicodeDecodeError:
-        raise UserError(_not_utf8(body)) from None
+        raise UserError(f"The body is not valid UTF-8: {not_utf8(body)}") from None
     except msgspec.ValidationError as error:
         raise _user_error(error, prefix="") from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -50,6 +50,8 @@ def check_depth(body: bytes) -> None:
 
 def malformed_reason(error: Exception, body: bytes) -> str:
     """Why a body isn't JSON that is taken, in one line."""
+    if isinstance(error, UnicodeDecodeError):
+        return not_utf8(body)
     if isinstance(error, RecursionError):
         return f"nested too deeply, at most {MAX_DEPTH} levels are allowed"
     lone = _LONE_SURROGATE.search(body)
@@ -71,24 +73,25 @@ def decode_text(body: bytes) -> str:
     try:
         return body.decode()
     except UnicodeDecodeError:
-        raise UserError(_not_utf8(body)) from None
+        raise UserError(f"The body is not valid UTF-8: {not_utf8(body)}") from None
 
 
-def _not_utf8(body: bytes) -> str:
+def not_utf8(body: bytes) -> str:
     """The decoder counts from the start of the string at fault; this counts from the body's."""
     try:
         body.decode()
     except UnicodeDecodeError as error:
-        return f"The body is not valid UTF-8: byte {error.start} is invalid"
-    return "The body is not valid UTF-8"
+        return f"byte {error.start} is invalid"
+    return "a string in it is invalid"
 
 
 def _user_error(error: Exception, *, prefix: str) -> UserError:
     match = _MSGSPEC_ERROR.match(str(error))
     reason, path = (match["reason"], match["path"] or "$") if match else (str(error), "$")
-    path = (prefix + path.removeprefix("$")).lstrip(".") or "the body"
+    field = (prefix + path.removeprefix("$")).lstrip(".") or None
+    path = field or "the body"
     wrong_type = _WRONG_TYPE.match(reason)
     if wrong_type:
         reason = f"must be {wrong_type['expected']}, got {wrong_type['got']}"
-        return UserError(f"{path} {reason}", field=path)
-    return UserError(f"{path}: {reason}", field=path)
+        return UserError(f"{path} {reason}", field=field)
+    return UserError(f"{path}: {reason}", field=field)

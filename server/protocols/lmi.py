@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -53,6 +52,7 @@ from lmi_server.protocols.lmi_schema import (
     decode_parameters,
 )
 from lmi_server.protocols.openai_output import Answer as ChatAnswer
+from lmi_server.protocols.unknown_fields import report_unknown, unknown_fields
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +60,12 @@ _FORMATTERS = ("json", "jsonlines", "sse")
 _ADAPTER_HEADERS = ("x-amzn-sagemaker-adapter-identifier", "adapter")
 _CUSTOM = "custom"
 _MAX_PROMPTS = 256
-_PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _STATUS_OPTIONS = {
     "BadRequestException": "bad_request",
     "WlmException": "wlm_error",
     "WlmCapacityException": "throttle_error",
     "InternalServerException": "server_error",
 }
-IGNORED_HEADER = "x-lmi-ignored-parameters"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +126,7 @@ class LmiProtocol(Protocol):
         prompts = _prompts(body)
         known, later = split_parameters(body.parameters or {}, self._release)
         parameters, unknown = decode_parameters(known)
+        fields = unknown_fields(call.body, body.__struct_fields__) if _is_json(call) else ()
         _refuse_adapters(body, call, len(prompts))
         stream = bool(body.stream) and self._release.has_stream_field
         if self._options.custom_formatter:
@@ -165,7 +164,7 @@ class LmiProtocol(Protocol):
             ),
             renderer=renderer,
             truncate_prompt_tokens=truncate(parameters),
-            headers=_report_unknown(call.request_id, (*later, *unknown)),
+            headers=report_unknown(call.request_id, (*fields, *later, *unknown), "parameters"),
         )
 
     def error(self, error: Exception) -> Reply:
@@ -226,7 +225,9 @@ class LmiProtocol(Protocol):
         request = GenerationRequest(
             request_id=call.request_id, prompt=prompt, add_special_tokens=False, params=params
         )
-        return Plan(requests=(request,), renderer=renderer)
+        unknown = unknown_fields(call.body, chat.__struct_fields__)
+        headers = report_unknown(call.request_id, unknown, "fields")
+        return Plan(requests=(request,), renderer=renderer, headers=headers)
 
     def _chat_renderer(
         self,
@@ -303,11 +304,16 @@ def pretty_json(value: object) -> bytes:
     return text.encode("utf-8", "replace")
 
 
+def _is_json(call: Call) -> bool:
+    """Of a body that was decoded."""
+    return bool(call.body) and "text/plain" not in call.content_type.lower()
+
+
 def _decode(call: Call) -> LmiBody:
     content_type = call.content_type.lower()
     if not call.body:
         return LmiBody(inputs="")
-    if "text/plain" in content_type:
+    if not _is_json(call):
         return LmiBody(inputs=decode_text(call.body))
     looks_like_json = call.body.lstrip()[:1] == b"{"
     if "json" in content_type or not content_type or looks_like_json:
@@ -385,17 +391,3 @@ def _renderer(formatter: str, answer: Answer) -> Renderer:
             return JsonLinesRenderer(answer)
         case _:
             return SseRenderer(answer)
-
-
-def _report_unknown(request_id: str, unknown: tuple[str, ...]) -> dict[str, str]:
-    """Log unknown parameters and name them in a response header; LMI drops them."""
-    names = [name for name in unknown if _PLAIN_NAME.fullmatch(name)][:16]
-    if not unknown:
-        return {}
-    log.warning(
-        "request %s: unknown parameters are ignored: %s%s",
-        request_id,
-        ", ".join(names),
-        "" if len(names) == len(unknown) else f" (and {len(unknown) - len(names)} more)",
-    )
-    return {IGNORED_HEADER: ", ".join(names)} if names else {}

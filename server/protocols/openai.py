@@ -6,11 +6,7 @@ a warning; those whose mechanism isn't there are refused.
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Callable, Sequence
-
-import msgspec
 
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import UserError
@@ -34,36 +30,14 @@ from lmi_server.protocols.completion_schema import (
     decode_completion,
     prompts_of,
 )
-from lmi_server.protocols.decode import decode_json
 from lmi_server.protocols.openai_errors import ModelNotFound, error_body, openai_error
 from lmi_server.protocols.openai_output import Answer
 from lmi_server.protocols.openai_schema import OpenAIBody
-
-log = logging.getLogger(__name__)
+from lmi_server.protocols.unknown_fields import report_unknown, unknown_fields
 
 Decode = Callable[[Sequence[int]], str]
 
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_IGNORED = frozenset(
-    {
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "prompt_cache_options",
-        "prediction",
-        "moderation",
-        "reasoning_effort",
-        "verbosity",
-        "request_id",
-    }
-)
-"""Fields that don't change the tokens here: labels, billing, and hints."""
-_PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class OpenAIProtocol(Protocol):
@@ -119,8 +93,6 @@ class OpenAIProtocol(Protocol):
             raise UserError("top_logprobs needs logprobs: true", field="top_logprobs")
         tools = tools_of(body, self._chat_template)
         params = chat_sampling_params(body, tools)
-        if params.max_new_tokens == 0:
-            raise UserError("max_completion_tokens must be at least 1, got 0", field="max_tokens")
         answer = self._answer(f"chatcmpl-{call.request_id}", body, 1, params.logprobs)
         renderer: Renderer = (ChatSseRenderer if body.stream else ChatRenderer)(answer, tools)
         request = GenerationRequest(
@@ -169,7 +141,8 @@ def _plan(
     if body.stream_options is not None and not body.stream:
         raise UserError("stream_options needs stream: true", field="stream_options")
     headers = _STREAM_HEADERS if renderer.streams else {}
-    _warn_unknown(call, body)
+    unknown = unknown_fields(call.body, body.__struct_fields__)
+    report_unknown(call.request_id, unknown, "fields")
     return Plan(
         requests=requests,
         renderer=renderer,
@@ -187,10 +160,3 @@ def check_content_type(content_type: str) -> None:
             "UnsupportedMediaTypeException",
             f"Content-Type {media_type[:80]!r} is not supported; send application/json",
         )
-
-
-def _warn_unknown(call: Call, body: OpenAIBody) -> None:
-    unknown = decode_json(_KEYS, call.body).keys() - _IGNORED - set(body.__struct_fields__)
-    names = sorted(name for name in unknown if _PLAIN_NAME.fullmatch(name))[:16]
-    if names:
-        log.warning("request %s: unknown fields are ignored: %s", call.request_id, ", ".join(names))

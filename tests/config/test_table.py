@@ -88,6 +88,8 @@ def test_variables_of_an_option_start_with_the_regular_one():
         ("option.entrypoint", "option.entryPoint"),
         ("option.tensor-parallel-degree", "option.tensor_parallel_degree"),
         ("zzzzqqqq", None),
+        ("option.foo", None),
+        ("max_modell_len", "option.max_model_len"),
     ],
 )
 def test_suggestion(written, meant):

@@ -67,7 +67,7 @@ class FakeEngine:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         if not all(0 <= token_id < VOCAB_SIZE for token_id in token_ids):
-            raise UserError("there is no such token id", field="prompt_token_ids")
+            raise UserError("there is no such token id", field="prompt")
         return "".join(WORDS[token_id % len(WORDS)] for token_id in token_ids)
 
     async def generate_batches(

@@ -37,6 +37,13 @@ ALL = (
 )
 
 
+def test_a_doubled_slash_is_an_error_of_the_protocol_that_was_meant() -> None:
+    table = DialectTable(ALL, "lmi")
+    assert table.of("//v1/chat/completions").name == "openai"
+    assert table.of("//nothing").name == "lmi"
+    assert table.of("/").name == "tgi"
+
+
 @pytest.mark.parametrize(
     ("api", "path", "owner"),
     [

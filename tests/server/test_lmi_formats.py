@@ -11,7 +11,8 @@ import pytest
 
 from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_server.protocols.base import Call, HttpError, Plan
-from lmi_server.protocols.lmi import IGNORED_HEADER, LmiOptions, LmiProtocol
+from lmi_server.protocols.lmi import LmiOptions, LmiProtocol
+from lmi_server.protocols.unknown_fields import IGNORED_HEADER
 from tests.server.fake_engine import FakeEngine
 
 
@@ -271,6 +272,11 @@ def test_logprobs_are_computed_only_when_shown() -> None:
 def test_unknown_parameters_are_dropped_and_named() -> None:
     plan = plan_of(parameters(no_such=1, **{"x\r\ny": 2}))
     assert plan.headers == {IGNORED_HEADER: "no_such"}
+
+
+def test_fields_at_the_wrong_place_are_ignored_and_named() -> None:
+    plan = plan_of({**parameters(no_such=1), "max_new_tokens": 3, "details": True})
+    assert plan.headers == {IGNORED_HEADER: "details, max_new_tokens, no_such"}
 
 
 @pytest.mark.parametrize(

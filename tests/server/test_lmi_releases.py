@@ -12,8 +12,9 @@ import pytest
 from lmi_core.errors import EngineError, UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.protocols.base import Call, Plan
-from lmi_server.protocols.lmi import IGNORED_HEADER, LmiOptions, LmiProtocol
+from lmi_server.protocols.lmi import LmiOptions, LmiProtocol
 from lmi_server.protocols.lmi_release import Release
+from lmi_server.protocols.unknown_fields import IGNORED_HEADER
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import Answer, serving
 from tests.server.test_lmi_formats import render

@@ -229,7 +229,7 @@ SHAPE = "Failed to deserialize the JSON body into the target type: "
         ),
         (b'{"inputs":"a"', 400, "Failed to parse the request body as JSON: "),
         (b"", 400, "Failed to parse the request body as JSON: "),
-        (b'{"inputs":"\xff"}', 400, "Failed to parse the request body as JSON: "),
+        (b'{"inputs":"\xff"}', 400, "Failed to parse the request body as JSON: byte 11 is invalid"),
         (
             b'{"x":' + b"[" * 20_000,
             400,

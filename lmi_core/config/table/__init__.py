@@ -86,6 +86,7 @@ def key_of(text: str) -> str | None:
 
 
 _LONGEST_SUGGESTED = 60
+_PREFIX = "option."
 
 
 @lru_cache(maxsize=1024)
@@ -115,5 +116,7 @@ def _nearest(text: str, known: dict[str, str]) -> str | None:
         return known[normal]
     if len(normal) > _LONGEST_SUGGESTED:
         return None
-    near = difflib.get_close_matches(normal, known, n=1, cutoff=0.75)
-    return known[near[0]] if near else None
+    # The prefix that most keys have would make short names alike.
+    bare = {name.removeprefix(_PREFIX): name for name in known}
+    near = difflib.get_close_matches(normal.removeprefix(_PREFIX), bare, n=1, cutoff=0.75)
+    return known[bare[near[0]]] if near else None

@@ -223,7 +223,11 @@ OPTIONS = (
         "prometheus",
         Bool(),
         "Serve metrics in Prometheus' format.",
-        needs("server.prometheus", tuning=True, idle=(False,)),
+        honoured(
+            None,
+            "at /metrics and /server/metrics, under names of our own; false takes nothing away",
+            test="tests/server/test_server_routes.py::test_metrics_are_where_djl_serving_has_them",
+        ),
     ),
     _server(
         "log_format",
