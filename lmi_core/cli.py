@@ -125,7 +125,12 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda needs torch")
     group.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto")
     group.add_argument("--quantize", choices=("int8", "int4"), help="quantise the weights at load")
-    group.add_argument("--kv-dtype", choices=("auto", "bf16", "fp32", "int8"), default="auto")
+    group.add_argument(
+        "--kv-dtype",
+        choices=("auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2"),
+        default="auto",
+        help="KV cache; fp8 with --device cuda only",
+    )
     group.add_argument("--threads", type=_positive, metavar="N", help="default: physical cores")
     group.add_argument("--max-model-len", type=_positive, metavar="TOKENS")
     group.add_argument("--max-num-seqs", type=_positive, default=32, metavar="N")

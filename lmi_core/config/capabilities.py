@@ -98,6 +98,7 @@ BACKENDS = {
                 "dtype.bf16",
                 "dtype.fp32",
                 "handler.formatter",
+                "kv.fp8",
                 "kv.int8",
                 "quant.int4",
                 "quant.int8",

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 DType = Literal["auto", "bf16", "fp32"]
-KvDType = Literal["auto", "bf16", "fp32", "int8"]
+KvDType = Literal["auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2"]
+FP8_CACHES = ("fp8_e4m3fn", "fp8_e5m2")
 Device = Literal["cpu", "cuda", "torch-cpu"]
 Quantization = Literal["int8", "int4"]
 
@@ -30,7 +31,8 @@ class EngineConfig:
     rounds activations to int8 too, row by row; int4 has one per output and 128 inputs, and rounds
     activations on the CPU only. The output head is int8 in both."""
     kv_dtype: KvDType = "auto"
-    """KV cache; auto: as ``dtype``; int8: with a scale per token and head."""
+    """KV cache; auto: as ``dtype``; int8: with a scale per token and head; fp8, on torch devices:
+    with the checkpoint's scales of each layer, or none."""
     max_model_len: int | None = None
     """Longest prompt plus output in tokens; None: the model's own limit."""
     rope_scaling: Literal["linear", "dynamic"] | None = None

@@ -32,11 +32,13 @@ class Value:
 class Values:
     """Values by key, the settings of unknown keys, and those whose value is impossible.
 
-    ``ignored`` says of keys that are given, but don't count, why they don't.
+    ``ignored`` says of keys that are given, but don't count, why they don't; ``refused`` of those
+    whose value doesn't go with other keys' why it doesn't.
     """
 
     known: dict[str, Value] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, Setting] = field(default_factory=dict)
     impossible: list[tuple[Setting, str]] = field(default_factory=list)
 

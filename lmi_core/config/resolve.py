@@ -36,6 +36,7 @@ from lmi_core.config.native_settings import (
     check_engine,
     engine_settings,
     ignore_for_cpu,
+    refuse_for_cpu,
     runs_in_engine,
 )
 from lmi_core.config.origin import Rank, Setting
@@ -252,6 +253,8 @@ class _Examination:
         )
         if runs_in_engine(decision.backend):
             ignore_for_cpu(values)
+        if decision.backend == "native":
+            refuse_for_cpu(values)
         rows = model_rows(values, decision.backend, written.system, self.problems)
         if files.requirements is not None and handler is None:
             why = "the native engine runs no code of the model"

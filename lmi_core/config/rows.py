@@ -48,7 +48,7 @@ def model_rows(values: Values, backend: str, system: str, problems: Problems) ->
     rows = [
         _ignored(value, values.ignored[key])
         if key in values.ignored
-        else _given(value, backend, problems)
+        else _given(value, backend, problems, values.refused.get(key))
         for key, value in values.known.items()
     ]
     rows += [
@@ -64,8 +64,10 @@ def model_rows(values: Values, backend: str, system: str, problems: Problems) ->
     return tuple(rows)
 
 
-def _given(value: Value, backend: str, problems: Problems) -> Row:
+def _given(value: Value, backend: str, problems: Problems, refusal: str | None = None) -> Row:
     effect = effect_of_value(value, backend)
+    if refusal is not None:
+        effect = Effect(Outcome.REFUSED, refusal)
     key, where = value.option.key, value.setting.where
     if effect.outcome is Outcome.REFUSED:
         problems.error(where, f"{key}={value.shown}: {effect.text}", key)

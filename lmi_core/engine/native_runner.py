@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lmi_core import _native
 from lmi_core.engine.memory_claims import HOST_MEMORY
@@ -154,7 +154,7 @@ class NativeRunner:
         from lmi_core.ops.native import NativeRecorder
 
         spec = model.spec
-        kv_dtype = model.dtype if config.kv_dtype == "auto" else config.kv_dtype
+        kv_dtype = cache_dtype(config, model.dtype)
         sizes = StepSizes.of(
             config,
             vocab_size=spec.vocab_size,
@@ -280,6 +280,7 @@ def load_native_runner(
     from lmi_core.ops.native import NativeWeights
 
     check_sizes(config)
+    cache_dtype(config, "fp32")
     check_weights_fit(config, HOST_MEMORY.total_bytes)
     num_threads = config.num_threads or _native.num_physical_cores()
     packed = open_packed_model(config, num_threads)
@@ -310,6 +311,21 @@ def check_sizes(config: EngineConfig) -> None:
         raise UserError(
             f"block_size is {config.block_size}, but must be a multiple of 16", field="block_size"
         )
+
+
+def cache_dtype(
+    config: EngineConfig, model_dtype: Literal["fp32", "bf16"]
+) -> Literal["fp32", "bf16", "int8"]:
+    """The KV cache's. Raises UserError for one that the native kernels don't have."""
+    asked = config.kv_dtype
+    if asked == "auto":
+        return model_dtype
+    if asked == "fp8_e4m3fn" or asked == "fp8_e5m2":
+        raise UserError(
+            f"kv_dtype={asked} needs a GPU: write int8 or bf16, or set device=cuda",
+            field="kv_dtype",
+        )
+    return asked
 
 
 def check_weights_fit(config: EngineConfig, claimed_bytes: int) -> None:

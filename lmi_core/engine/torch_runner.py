@@ -26,7 +26,7 @@ from lmi_core.ops import select
 from lmi_core.ops.device_step import DeviceStep
 from lmi_core.ops.eager import EagerRecorder
 from lmi_core.ops.flash_choice import AttentionShape, prefer_flash
-from lmi_core.ops.paged_cache import KV_DTYPES, PagedCache
+from lmi_core.ops.paged_cache import KV_DTYPES, FixedScales, PagedCache
 from lmi_core.ops.pending_results import PendingResults
 from lmi_core.ops.sampling_inputs import SamplingInputs
 from lmi_core.ops.step_arrays import StepArrays
@@ -88,6 +88,7 @@ class TorchRunner:
             head_dim=attention.head_dim,
             dtype=kv_dtype,
             device=device,
+            fixed_scales=[FixedScales(*scales) for scales in model.kv_scales],
         )
         block_bytes = cache.num_bytes
         chosen = _select(config, device)

@@ -14,6 +14,7 @@ from lmi_core.errors import ModelError
 from lmi_core.models.checkpoint import read_checkpoint
 from lmi_core.models.family import WeightNames
 from lmi_core.models.hf_config import read_hf_config
+from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import RopeOverride
 from lmi_core.models.safetensors_file import TensorInfo
@@ -50,6 +51,8 @@ class LoadedModel:
     quantize: Quantization | None
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    kv_scales: tuple[LayerScales, ...] = ()
+    """For an fp8 KV cache, of each layer; empty: the checkpoint has none."""
 
 
 def load_model(
@@ -82,8 +85,9 @@ def load_model(
     tensors = read_checkpoint(path)
     check_tensors(path, spec, family.names, tensors)
     weight_format = _stored_format(tensors, family.names) if dtype == "auto" else dtype
+    scale_names = kv_scale_names(spec, family.names, tensors)
     reader = _TensorReader(
-        {name: tensors[name] for name in expected_shapes(spec, family.names)},
+        {name: tensors[name] for name in (*expected_shapes(spec, family.names), *scale_names)},
         backend or _native_backend(),
         quantize or weight_format,
         progress,
@@ -97,6 +101,7 @@ def load_model(
         quantize=quantize,
         eos_token_ids=config.eos_token_ids,
         bos_token_id=config.bos_token_id,
+        kv_scales=read_kv_scales(path, spec, family.names, scale_names, reader.vector),
     )
 
 
@@ -114,7 +119,13 @@ def check_tensors(
             problems.append(f"wrong shape: {name} is {list(tensor.shape)}, expected {list(shape)}")
         elif tensor.dtype not in _NUMPY_DTYPES:
             problems.append(f"wrong dtype: {name} is {tensor.dtype}, must be F32, F16 or BF16")
-    tolerated = {f"{names.head}.weight"} if spec.tied_head else set()
+    tolerated = set(kv_scale_names(spec, names, tensors))
+    for name in tolerated:
+        if tensors[name].dtype not in _NUMPY_DTYPES:
+            dtype = tensors[name].dtype
+            problems.append(f"wrong dtype: {name} is {dtype}, must be F32, F16 or BF16")
+    if spec.tied_head:
+        tolerated.add(f"{names.head}.weight")
     for name, tensor in tensors.items():
         if name not in expected and name not in tolerated and not name.endswith(names.ignored):
             problems.append(f"unexpected: {name} {list(tensor.shape)}")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lmi_core.ops.cuda.fallback import fallback, next_best
 from lmi_core.ops.device_step import DeviceStep
-from lmi_core.ops.paged_cache import CacheScales
+from lmi_core.ops.paged_cache import Scales
 from lmi_core.ops.step_arrays import IntArray
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -31,12 +31,12 @@ def attention(
     scale: float,
     window: int,
     soft_cap: float,
-    scales: CacheScales | None = None,
+    scales: Scales = None,
 ) -> Tensor:
     """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
-    all. ``soft_cap``: 0: none. ``scales``: of int8 keys and values.
+    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
     """
     settings = {
         "num_q_heads": num_q_heads,

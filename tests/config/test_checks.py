@@ -2,6 +2,8 @@
 
 import pytest
 
+from lmi_core.config.host import Host
+
 LLAMA = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
 
 
@@ -103,6 +105,15 @@ def test_a_quantised_checkpoint_is_refused(model_dir, explained):
     config = {**LLAMA, "quantization_config": {"quant_method": "gptq"}}
     report = explained(model_dir("", config=config))
     assert "quantised with gptq" in texts(report.errors)
+
+
+@pytest.mark.parametrize(("device", "outcome"), [("cpu", "refused"), ("cuda", "honoured")])
+def test_an_fp8_cache_is_for_gpus(model_dir, explained, device, outcome):
+    written = f"option.kv_cache_dtype=fp8_e5m2\noption.device={device}\n"
+    report = explained(model_dir(written, config=LLAMA), host=Host(num_gpus=1))
+    row = next(row for row in report.rows[0] if row.key == "option.kv_cache_dtype")
+    assert row.outcome == outcome
+    assert ("the CPU engine has no fp8 KV cache" in texts(report.errors)) == (device == "cpu")
 
 
 def test_encoder_decoder_models_have_no_scheduler(model_dir, explained):

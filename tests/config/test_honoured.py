@@ -15,7 +15,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import NullObserver
-from lmi_core.errors import CapacityError, UserError
+from lmi_core.errors import CapacityError, ConfigError, UserError
 from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
 
 pytestmark = pytest.mark.timeout(120)
@@ -379,6 +379,27 @@ def test_devices_have_the_same_data_types(configured):
         expected = await sizes("cpu")
         assert expected[:2] == ("int8", "int8")
         assert await sizes("torch-cpu") == expected
+
+    run(main())
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8_e4m3fn", "fp8_e5m2"])
+def test_fp8_caches_need_a_torch_device(configured, kv_dtype):
+    """``cuda`` differs from ``torch-cpu`` in the torch device only."""
+    pytest.importorskip("torch")
+    written = f"option.kv_cache_dtype={kv_dtype}\noption.kv_cache_bytes=1M\n"
+    with pytest.raises(ConfigError, match="no fp8 KV cache: write int8 or bf16, or set option"):
+        configured(written)
+    with pytest.raises(ConfigError, match="no fp8 KV cache"):
+        configured("", ("--model-id", "MODEL", "--kv-cache-dtype", kv_dtype))
+
+    async def main():
+        async with running(configured(written + "option.device=torch-cpu\n")) as engine:
+            info = engine.info.runner
+            assert info.kv_dtype == kv_dtype
+            # 3 layers, 2 KV heads of 16 values, K and V, blocks of 32 tokens
+            assert info.num_blocks == (1 << 20) // (3 * 2 * 16 * 2 * 32)
+            assert len(await generate(engine)) == 4
 
     run(main())
 

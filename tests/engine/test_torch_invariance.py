@@ -106,6 +106,7 @@ def assert_equal_bits(
         ("llama3", "fp32", {}),
         ("qwen3", "bf16", {}),
         ("mistral", "bf16", {"kv_dtype": "int8"}),
+        ("llama2", "bf16", {"kv_dtype": "fp8_e5m2"}),
         ("llama3", "bf16", {"quantize": "int8"}),
     ],
 )
@@ -131,8 +132,9 @@ def interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.timeout(240)
-def test_triton(interpreted: Path) -> None:
-    config = config_of(interpreted, "torch-cpu", "fp32", kv_dtype="int8")
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3fn"])
+def test_triton(interpreted: Path, kv_dtype: str) -> None:
+    config = config_of(interpreted, "torch-cpu", "fp32", kv_dtype=kv_dtype)
     conditions = ("chunks of 7", "prefixes from the cache")
     requests = make_requests((1, 30, 12, 8), 2)
     assert_equal_bits(config, requests, "invariant: linear", conditions, num_disturbing=0)
@@ -166,7 +168,9 @@ def test_triton_in_captured_steps(interpreted: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 @pytest.mark.parametrize("kernels", ["", "torch"])
-@pytest.mark.parametrize("changes", [{}, {"kv_dtype": "int8", "quantize": "int4"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"kv_dtype": "int8", "quantize": "int4"}, {"kv_dtype": "fp8_e4m3fn"}]
+)
 def test_gpu(monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], kernels: str) -> None:
     monkeypatch.setenv("LMI_OPS", kernels)
     model = cached_checkpoint("qwen3", dtype="bfloat16")

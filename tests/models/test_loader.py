@@ -145,6 +145,36 @@ def test_every_fault_is_reported_at_once(edited: Callable[..., Path]) -> None:
     assert "unexpected: model.layers.0.self_attn.q_proj.bias [64]" in message
 
 
+def test_scales_of_an_fp8_cache(edited: Callable[..., Path]) -> None:
+    """Of both, else the common one, else none; any of the float types, as a scalar or not."""
+    assert load(cached_checkpoint("llama2")).kv_scales == ()
+    path = edited(
+        model__layers__0__self_attn__k_scale=torch.tensor(0.25),
+        model__layers__0__self_attn__v_scale=torch.tensor([0.5], dtype=torch.bfloat16),
+        model__layers__0__self_attn__kv_scale=torch.tensor(3.0),
+        model__layers__1__self_attn__kv_scale=torch.tensor(2.0),
+    )
+    assert load(path).kv_scales == ((0.25, 0.5), (2.0, 2.0), (1.0, 1.0))
+    from lmi_core.ops.native import NativeWeights
+
+    assert load_model(path, backend=NativeWeights()).kv_scales == load(path).kv_scales
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (torch.tensor(-1.0), r"self_attn.k_scale is \[-1.0\]; it must be one positive number"),
+        (torch.ones(2), r"is \[1.0, 1.0\]; it must be one positive number"),
+        (torch.ones(1, dtype=torch.int32), "wrong dtype: .*k_scale is I32, must be F32"),
+    ],
+)
+def test_no_scale_of_an_fp8_cache(
+    edited: Callable[..., Path], scale: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        load(edited(model__layers__2__self_attn__k_scale=scale))
+
+
 def test_many_faults_are_counted(edited: Callable[..., Path]) -> None:
     path = edited()
     config = json.loads((path / "config.json").read_text())

@@ -1,11 +1,17 @@
 """Keys of the native engine that no other system has."""
 
-from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs
+from lmi_core.config.option import Action, Flag, Option, honoured, mapped
 from lmi_core.config.value_type import Bool, Bytes, Choice, Int, Text, ValueType
 
 _TESTS = "tests/config/test_honoured.py"
 _CACHE = "tests/engine/test_repack_cache.py"
 _DEVICES = f"{_TESTS}::test_devices_give_the_same_greedy_tokens"
+_FP8_CACHE = honoured(
+    "kv_dtype",
+    "with option.device=cuda; scales of the checkpoint, else 1",
+    test=f"{_TESTS}::test_fp8_caches_need_a_torch_device",
+    capability="kv.fp8",
+)
 
 
 def _native(
@@ -61,7 +67,7 @@ OPTIONS = (
     _native(
         "kv_cache_dtype",
         Choice(("auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2")),
-        "Data type of the KV cache.",
+        "Data type of the KV cache; fp8 with option.device=cuda only.",
         "auto",
         honoured(
             "kv_dtype",
@@ -73,8 +79,8 @@ OPTIONS = (
                     test=f"{_TESTS}::test_devices_have_the_same_data_types",
                     capability="kv.int8",
                 ),
-                "fp8_e4m3fn": needs("kv.fp8", "write int8 or bf16", idle=()),
-                "fp8_e5m2": needs("kv.fp8", "write int8 or bf16", idle=()),
+                "fp8_e4m3fn": _FP8_CACHE,
+                "fp8_e5m2": _FP8_CACHE,
             },
         ),
         Flag("--kv-cache-dtype", "KV_CACHE_DTYPE", choices=("fp8_e4m3fn", "fp8_e5m2")),

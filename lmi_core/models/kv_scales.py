@@ -1,0 +1,63 @@
+"""Scales of an fp8 KV cache in a checkpoint (TGI format reference, "fp8")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from lmi_core.errors import ModelError
+from lmi_core.models.family import WeightNames
+from lmi_core.models.spec import DecoderSpec
+from lmi_core.ops.recorder import FloatArray
+
+LayerScales = tuple[float, float]
+"""Of keys and of values: what codes are multiples of."""
+
+_KEYS, _VALUES, _BOTH = "k_scale", "v_scale", "kv_scale"
+
+
+def kv_scale_names(
+    spec: DecoderSpec, names: WeightNames, tensors: Collection[str]
+) -> tuple[str, ...]:
+    """The tensors among ``tensors`` that are such scales."""
+    prefixes = [_prefix(names, layer) for layer in range(spec.num_layers)]
+    possible = (prefix + name for prefix in prefixes for name in (_KEYS, _VALUES, _BOTH))
+    return tuple(name for name in possible if name in tensors)
+
+
+def read_kv_scales(
+    path: Path,
+    spec: DecoderSpec,
+    names: WeightNames,
+    found: Collection[str],
+    read: Callable[[str], FloatArray],
+) -> tuple[LayerScales, ...]:
+    """Each layer's; 1 where it has none. Empty if ``found`` is.
+
+    Raises ModelError for a scale that isn't one positive number.
+    """
+
+    def scale(name: str) -> float:
+        values = read(name).reshape(-1)
+        if values.size != 1 or not (math.isfinite(values[0]) and values[0] > 0):
+            shown = values.tolist() if values.size < 5 else f"{values.size} numbers"
+            raise ModelError(
+                f"{path}: {name} is {shown}; it must be one positive number", field="model"
+            )
+        return float(values[0])
+
+    scales = {name: scale(name) for name in found}
+
+    def of_layer(prefix: str) -> LayerScales:
+        if prefix + _KEYS in scales and prefix + _VALUES in scales:
+            return scales[prefix + _KEYS], scales[prefix + _VALUES]
+        both = scales.get(prefix + _BOTH, 1.0)
+        return both, both
+
+    return tuple(of_layer(_prefix(names, layer)) for layer in range(spec.num_layers) if scales)
+
+
+def _prefix(names: WeightNames, layer: int) -> str:
+    """Of the names beside the layer's key projection."""
+    return names.layer.format(layer=layer) + names.k.rpartition(".")[0] + "."
