@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,9 @@ class Shape:
         )
         return self.num_layers * per_layer + self.vocab_size * self.hidden_size
 
+
+MakeTensor = Callable[[str, tuple[int, ...]], Iterable[bytes]]
+"""The bf16 bytes of a tensor, by name and shape, in pieces."""
 
 SHAPES = {
     shape.name: shape
@@ -119,9 +123,7 @@ def random_bf16(rng: np.random.Generator, shape: tuple[int, ...], is_norm: bool)
     return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
-def write_safetensors(
-    path: Path, tensors: dict[str, tuple[int, ...]], rng: np.random.Generator
-) -> None:
+def write_safetensors(path: Path, tensors: dict[str, tuple[int, ...]], make: MakeTensor) -> None:
     """A bf16 file tensor by tensor, never more than one in memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -133,7 +135,7 @@ def write_safetensors(
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, dims in tensors.items():
-            file.write(random_bf16(rng, dims, "norm" in name))
+            file.writelines(make(name, dims))
 
 
 def write_tokenizer(directory: Path, vocab_size: int) -> None:
@@ -159,15 +161,23 @@ def write_tokenizer(directory: Path, vocab_size: int) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def make_checkpoint(shape: Shape, directory: Path, seed: int = 0) -> Path:
-    """Write the checkpoint unless it is there; returns the directory."""
+def make_checkpoint(
+    shape: Shape, directory: Path, seed: int = 0, make: MakeTensor | None = None
+) -> Path:
+    """Write the checkpoint, random or as ``make`` says, unless it is there; returns the
+    directory."""
     if (directory / "model.safetensors").exists():
         return directory
     directory.mkdir(parents=True, exist_ok=True)
     write_tokenizer(directory, shape.vocab_size)
     (directory / "config.json").write_text(json.dumps(config_of(shape), indent=2))
     partial = directory / "model.safetensors.partial"
-    write_safetensors(partial, tensors_of(shape), np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
+    write_safetensors(
+        partial,
+        tensors_of(shape),
+        make or (lambda name, dims: [random_bf16(rng, dims, "norm" in name)]),
+    )
     partial.rename(directory / "model.safetensors")
     return directory
 

@@ -71,7 +71,22 @@ def stages(device: str, out_dir: Path, *, tiny: bool) -> list[Stage]:
         result.append(measure("engine", name, 60, *options, LMI_OPS=forced))
     if device == "cuda":  # which its continuous batching wants
         result.append(measure("transformers_batching", "transformers", 60, "--shape", shapes[0]))
+    result.append(measure("ready", "ready", 90, "--shape", shapes[-1]))
     return result
+
+
+def extra_stages() -> list[Stage]:
+    """What runs only where ``--only`` names it: it takes long, or the machine may not permit it."""
+    tests = ["-m", "gpu", "-k", "native", "tests/ops"]
+    checked = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    return [
+        Stage(
+            name=tool,
+            command=("compute-sanitizer", "--tool", tool, "--error-exitcode", "1", *checked),
+            limit_s=LIMIT_S,
+        )
+        for tool in ("memcheck", "racecheck", "synccheck")
+    ]
 
 
 def _build_kernels() -> str:
@@ -111,12 +126,19 @@ def main() -> int:
     parser.add_argument("out", type=Path, help="directory for the results, made if it isn't there")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small shapes, to try the stages")
-    parser.add_argument("--only", nargs="+", metavar="STAGE", help="run only these")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="STAGE",
+        help="run only these; also memcheck, racecheck and synccheck, of the compute sanitizer",
+    )
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for all stages")
     arguments = parser.parse_args()
     out_dir = arguments.out.resolve()
     out_dir.mkdir(parents=True, exist_ok=True)
     planned = stages(arguments.device, out_dir, tiny=arguments.tiny)
+    if arguments.only:
+        planned += extra_stages()
     names = [stage.name for stage in planned]
     unknown = set(arguments.only or ()) - set(names)
     if unknown:

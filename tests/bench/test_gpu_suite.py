@@ -16,8 +16,9 @@ from bench.gpu.stage import Stage, run_stage
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
+from bench.checkpoints import make_checkpoint  # noqa: E402
 from bench.gpu import __main__ as suite  # noqa: E402
-from bench.gpu import engine, kernels, random_model  # noqa: E402
+from bench.gpu import engine, kernels, random_model, ready  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +95,36 @@ def test_all_stages_fit_into_the_time_and_say_where_they_write(tmp_path: Path) -
     forced = {stage.name: stage.environment.get("LMI_OPS") for stage in planned}
     assert forced["engine-llama3-8b-native"] == forced["engine-llama3-8b-int4"] == "native"
     assert os.access(Path(suite.__file__).parents[1] / "gpu_suite.sh", os.X_OK)
+
+
+def test_the_sanitizer_runs_only_where_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def run(stage: Stage, *_: object) -> dict[str, object]:
+        ran.append(stage.name)
+        return {"name": stage.name, "status": "ok"}
+
+    monkeypatch.setattr(suite, "run_stage", run)
+    for only in ([], ["--only", "racecheck"]):
+        monkeypatch.setattr(sys, "argv", ["suite", str(tmp_path), "--device", "cpu", *only])
+        assert suite.main() == 0
+    assert ran.count("racecheck") == 1
+    assert ran[-1] == "racecheck"
+    assert "memcheck" not in ran
+
+
+@pytest.mark.timeout(120)
+def test_a_start_is_measured_beyond_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPTION_DEVICE", "torch-cpu")
+    shape = random_model.GPU_SHAPES["near-zero"]
+    model = make_checkpoint(shape, tmp_path / "model", make=ready.make_tensor)
+    row = ready.measure_start(model)
+    assert row["ready_s"] > row["read_s"]
+    assert row["beyond_reading_s"] == pytest.approx(row["ready_s"] - row["read_s"], abs=0.02)
 
 
 def test_kernels_are_measured_where_they_run() -> None:
