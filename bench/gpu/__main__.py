@@ -21,7 +21,11 @@ LIMIT_S = 530.0
 KERNEL_CHOICES = {"default": "", "native": "native", "torch": "torch"}
 """Values of LMI_OPS that the engine is measured with."""
 
-COSTS = {"deterministic": ("--deterministic",), "int8-cache": ("--kv-dtype", "int8")}
+COSTS = {
+    "deterministic": ("--deterministic",),
+    "int8-cache": ("--kv-dtype", "int8"),
+    "fp8-cache": ("--kv-dtype", "fp8_e4m3fn"),
+}
 """What is measured beside the default kernels, of the smallest shape."""
 
 

@@ -21,6 +21,7 @@ from bench.gpu.measure import attempt, median_s, parse, read_roofs, write
 from bench.gpu.random_model import random_packed
 from lmi_core.ops import select
 from lmi_core.ops.device_step import DeviceStep
+from lmi_core.ops.paged_cache import KV_DTYPES, CacheScales, PagedCache, Scales
 from lmi_core.ops.step_arrays import StepArrays
 
 BLOCK_SIZE = 32
@@ -36,16 +37,20 @@ class Attention(NamedTuple):
     num_q_heads: int = 32
     num_kv_heads: int = 8
     head_dim: int = 128
+    kv_dtype: str = "bf16"
 
     @property
     def name(self) -> str:
         kind = "decode" if self.num_rows == 1 else "prefill"
         heads = f"{self.num_q_heads}/{self.num_kv_heads}x{self.head_dim}"
-        return f"{kind} {self.num_seqs}x{self.num_keys} heads {heads}"
+        cache = "" if self.kv_dtype == "bf16" else f" {self.kv_dtype}"
+        return f"{kind} {self.num_seqs}x{self.num_keys} heads {heads}{cache}"
 
     @property
     def num_bytes(self) -> int:
-        return 4 * self.num_seqs * self.num_keys * self.num_kv_heads * self.head_dim
+        head_bytes = self.head_dim * KV_DTYPES[self.kv_dtype].itemsize
+        head_bytes += 4 if self.kv_dtype == "int8" else 0  # the scale
+        return 2 * self.num_seqs * self.num_keys * self.num_kv_heads * head_bytes
 
     @property
     def num_operations(self) -> int:
@@ -57,13 +62,20 @@ DECODES = [
     Attention(64, 1024, 1, 32, 32),
     Attention(64, 1024, 1),
     Attention(64, 1024, 1, 64, 8),
+    Attention(64, 1024, 1, kv_dtype="int8"),
+    Attention(64, 1024, 1, kv_dtype="fp8_e4m3fn"),
     Attention(1, 65536, 1),
     Attention(16, 8192, 1),
 ]
-PREFILLS = [Attention(1, 8192, 8192), Attention(8, 1024, 1024)]
+PREFILLS = [
+    Attention(1, 8192, 8192),
+    Attention(1, 8192, 8192, kv_dtype="int8"),
+    Attention(8, 1024, 1024),
+]
 LINEARS = [(1, 4096, 6144), (16, 4096, 28672), (64, 14336, 4096), (2048, 4096, 28672)]
 """Rows, inputs, outputs."""
 TINY_CASES = [Attention(2, 33, 1, 4, 2, 16), Attention(1, 20, 20, 4, 2, 16)]
+TINY_CASES += [case._replace(kv_dtype=name) for case in TINY_CASES for name in ("int8", "fp8_e5m2")]
 TINY_LINEARS = [(2, 128, 32), (9, 128, 32)]
 
 
@@ -72,6 +84,7 @@ class Inputs(NamedTuple):
     keys: Tensor
     values: Tensor
     step: DeviceStep
+    scales: Scales
 
 
 def make_inputs(case: Attention, device: str) -> Inputs:
@@ -101,12 +114,28 @@ def make_inputs(case: Attention, device: str) -> Inputs:
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.bfloat16, device=device)
 
-    cached = (tables.size * BLOCK_SIZE, case.num_kv_heads, case.head_dim)
+    cache = PagedCache(
+        num_layers=1,
+        num_blocks=tables.size,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=case.num_kv_heads,
+        head_dim=case.head_dim,
+        dtype=case.kv_dtype,
+        device=torch.device(device),
+    )
+    keys, values, scales = cache.layers[0]
+    for store in (keys, values):
+        drawn = random(*store.shape)
+        store.copy_(drawn.mul_(40).clamp_(-127, 127) if case.kv_dtype == "int8" else drawn)
+    if isinstance(scales, CacheScales):
+        for rows_scales in scales:
+            rows_scales.fill_(1 / 40)
     return Inputs(
         random(slots.size, case.num_q_heads * case.head_dim),
-        random(*cached),
-        random(*cached),
+        keys,
+        values,
         DeviceStep.upload(arrays, block_size=BLOCK_SIZE, device=torch.device(device)),
+        scales,
     )
 
 
@@ -114,7 +143,8 @@ def ours(case: Attention, inputs: Inputs, name: str, device: str) -> Callable[[]
     attention = _op("attention", name, device)
     scale = case.head_dim**-0.5
     heads = {"num_q_heads": case.num_q_heads, "scale": scale, "window": 0, "soft_cap": 0.0}
-    return lambda: attention(*inputs, **heads)
+    *tensors, scales = inputs
+    return lambda: attention(*tensors, scales=scales, **heads)
 
 
 def torch_attention(case: Attention, backend: str, device: str) -> Callable[[], object]:
@@ -169,7 +199,7 @@ def measure_attention(
     sides: dict[str, Callable[[], Callable[[], object]]] = {
         name: partial(ours, case, inputs, name, device) for name in IMPLEMENTATIONS
     }
-    if device == "cuda":
+    if device == "cuda" and case.kv_dtype == "bf16":
         for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
             name = f"torch {backend.lower()}, contiguous"
             sides[name] = partial(torch_attention, case, backend, device)
