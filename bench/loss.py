@@ -3,7 +3,8 @@
     python -m bench.loss --windows 20
 
 The windows are those of ``lmi_core.demo.evaluate``. An error is the standard error, over the
-windows, of the difference to fp32. Needs torch, for the windows.
+windows, of the difference to fp32. Needs torch: for the windows, and for fp8 caches, which the CPU
+engine doesn't have.
 """
 
 from __future__ import annotations
@@ -11,18 +12,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_core.config.engine_config import EngineConfig
+from lmi_core.config.engine_config import EngineConfig, KvDType
 from lmi_core.demo import MODEL_DIR
 from lmi_core.demo.evaluate import held_out_windows
 from lmi_core.demo.packing import PAD_ID
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 
-DTYPES = ("fp32", "bf16", "int8", "int4", "bf16, int8 KV", "int8, int8 KV")
+DTYPES = (
+    "fp32",
+    "bf16",
+    "int8",
+    "int4",
+    "bf16, int8 KV",
+    "int8, int8 KV",
+    "bf16, fp8_e4m3fn KV",
+    "bf16, fp8_e5m2 KV",
+)
 PARAMS = SamplingParams(max_new_tokens=1, prompt_logprobs=0, ignore_eos=True)
 
 
@@ -34,7 +45,8 @@ async def mean_losses(dtype: str, windows: list[list[int]]) -> NDArray[np.float6
         model=MODEL_DIR,
         dtype="bf16" if is_quantized else weights,
         quantize=weights if is_quantized else None,
-        kv_dtype="int8" if cache else "auto",
+        kv_dtype=cast(KvDType, cache.removesuffix(" KV") or "auto"),
+        device="torch-cpu" if cache.startswith("fp8") else "cpu",
         max_num_seqs=1,
     )
     losses = []
