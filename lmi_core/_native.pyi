@@ -418,3 +418,20 @@ class Worker:
         """Wait until every submitted step is done. Releases the GIL."""
     def close(self) -> None:
         """Finish what is queued and join every thread. Releases the GIL."""
+
+@final
+class DeviceWorker:
+    """Two threads that launch steps of a started step list and read their results, without
+    Python."""
+
+    def __init__(self, library: str, step_list: int) -> None:
+        """``library``: the file of the CUDA kernels; ``step_list``: an ``LmiStepList*`` of it, which
+        must outlive the worker."""
+    def submit(self, step: Step, completion_fd: int) -> None:
+        """As ``Worker.submit``; a step that follows another takes its tokens on the device."""
+    def run(self, step: Step) -> None:
+        """Submit and wait (tests). Releases the GIL."""
+    def drain(self) -> None:
+        """Wait until every submitted step is done. Releases the GIL."""
+    def close(self) -> None:
+        """Finish what is queued and join both threads. Releases the GIL."""

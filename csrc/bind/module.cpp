@@ -8,4 +8,5 @@ PYBIND11_MODULE(_native, m) {
   lmi::bind_kv(m);
   lmi::bind_step(m);
   lmi::bind_graph(m);
+  lmi::bind_device(m);
 }

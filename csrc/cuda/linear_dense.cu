@@ -7,6 +7,7 @@
 
 #include "cuda/cublaslt.h"
 #include "cuda/launch.cuh"
+#include "cuda/runtime.cuh"
 
 namespace lmi::cuda {
 namespace {
@@ -62,6 +63,12 @@ class DensePlan {
   }
 
   int32_t run(cublaslt::Handle handle, const LmiLinearDense& args, void* stream) {
+    return runtime::enqueue(
+        stream, [this, handle, args, stream] { return multiply(handle, args, stream); });
+  }
+
+ private:
+  int32_t multiply(cublaslt::Handle handle, const LmiLinearDense& args, void* stream) {
     const float one = 1.0f;
     const float zero = 0.0f;
     if (args.bias != nullptr) {
@@ -75,7 +82,6 @@ class DensePlan {
     return status == 0 ? kOk : fail_at("the product", status);
   }
 
- private:
   template <typename Value>
   int set(int attribute, const Value& value) {
     return functions_.set_description(description_, attribute, &value, sizeof(value));

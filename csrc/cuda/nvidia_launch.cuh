@@ -7,6 +7,14 @@ namespace lmi::cuda {
 
 constexpr int kFreeSharedBytes = 48 << 10;  // more must be asked for
 
+// Keeps what the error says; `name` is of what failed.
+inline int32_t check(const char* name, cudaError_t error) {
+  if (error == cudaSuccess) return kOk;
+  error_text() = std::string(name) + ": " + cudaGetErrorString(error);
+  (void)cudaGetLastError();  // it was reported: the next call starts afresh
+  return static_cast<int32_t>(error);
+}
+
 // Enqueues the kernel; `name` is for messages. An empty grid is no work.
 template <typename Args>
 int32_t launch(const char* name, void (*kernel)(Args), Grid grid, int num_threads, int shared_bytes,
@@ -26,10 +34,7 @@ int32_t launch(const char* name, void (*kernel)(Args), Grid grid, int num_thread
     config.stream = static_cast<cudaStream_t>(stream);
     error = cudaLaunchKernelEx(&config, kernel, args);
   }
-  if (error == cudaSuccess) return kOk;
-  error_text() = std::string(name) + ": " + cudaGetErrorString(error);
-  (void)cudaGetLastError();  // it was reported: the next call starts afresh
-  return static_cast<int32_t>(error);
+  return check(name, error);
 }
 
 }  // namespace lmi::cuda

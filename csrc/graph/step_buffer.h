@@ -41,9 +41,14 @@ class StepBuffer {
 
   // The token ids are what these logit rows of a step that is executed before this one sample, a
   // row per token; 0 for a row that samples none. Filled in by take_tokens(), just before this step
-  // runs; until then previous must stay as it is.
+  // runs; until then previous must stay as it is. A device's worker takes them on the device
+  // instead.
   void follow(const StepBuffer& previous, std::vector<int32_t> logit_rows);
   void take_tokens();
+  // The logit rows of the step that it follows, one per token; null if it follows none.
+  const int32_t* followed_rows() const {
+    return previous_ == nullptr ? nullptr : previous_rows_.data();
+  }
 
   // Restricts what a logit row samples to a mask, see StepView::masks: cleared words that may be
   // written until set_mask_ready, also while the step runs.

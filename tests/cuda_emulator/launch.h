@@ -4,22 +4,25 @@
 #include <exception>
 
 #include "cuda/launch.cuh"
+#include "cuda_emulator/stream.h"
 
 namespace lmi::cuda {
 
 template <typename Args>
 int32_t launch(const char* name, void (*kernel)(Args), Grid grid, int num_threads, int shared_bytes,
-               void*, const Args& args) {
+               void* stream, const Args& args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return kOk;
-  try {
-    emulator::run({static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
-                   static_cast<unsigned>(grid.z)},
-                  static_cast<unsigned>(num_threads), static_cast<size_t>(shared_bytes),
-                  [&] { kernel(args); });
-  } catch (const std::exception& error) {
-    return fail(std::string(name) + ": " + error.what());
-  }
-  return kOk;
+  return emulator::enqueue(stream, [=]() -> int32_t {
+    try {
+      emulator::run({static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
+                     static_cast<unsigned>(grid.z)},
+                    static_cast<unsigned>(num_threads), static_cast<size_t>(shared_bytes),
+                    [&] { kernel(args); });
+    } catch (const std::exception& error) {
+      return fail(std::string(name) + ": " + error.what());
+    }
+    return kOk;
+  });
 }
 
 }  // namespace lmi::cuda

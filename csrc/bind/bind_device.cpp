@@ -1,0 +1,36 @@
+// The worker of a CUDA device.
+#include <pybind11/stl.h>
+
+#include "bind/bind.h"
+#include "common/check.h"
+#include "graph/device_worker.h"
+
+namespace py = pybind11;
+
+namespace lmi {
+
+void bind_device(py::module_& m) {
+  py::class_<DeviceWorker>(m, "DeviceWorker")
+      .def(py::init([](const std::string& library, uintptr_t step_list) {
+             LMI_CHECK(step_list != 0, "there is no step list");
+             return std::make_unique<DeviceWorker>(library,
+                                                   reinterpret_cast<LmiStepList*>(step_list));
+           }),
+           py::arg("library"), py::arg("step_list"))
+      .def("submit", &DeviceWorker::submit, py::arg("step"), py::arg("completion_fd"))
+      .def(
+          "run",
+          [](DeviceWorker& worker, StepBuffer& step) {
+            {
+              const py::gil_scoped_release release;
+              worker.submit(step, -1);
+              worker.drain();
+            }
+            LMI_CHECK(step.error.empty(), step.error);
+          },
+          py::arg("step"))
+      .def("drain", &DeviceWorker::drain, py::call_guard<py::gil_scoped_release>())
+      .def("close", &DeviceWorker::close, py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace lmi

@@ -1,0 +1,85 @@
+// Which decode steps are captured, and what was: one graph per number of rows and longest context.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/step_list.h"
+
+namespace lmi::cuda {
+
+// Rows and keys.
+using StepShape = std::pair<int32_t, int32_t>;
+
+class CapturedSteps {
+ public:
+  explicit CapturedSteps(const LmiStepSizes& sizes)
+      : row_counts_(sizes.row_counts, sizes.row_counts + sizes.num_row_counts),
+        key_counts_(sizes.key_counts, sizes.key_counts + sizes.num_key_counts),
+        num_misses_(sizes.num_misses) {}
+
+  // The smallest shape that a step fits; false if it has none: prompts, copies, too many rows.
+  bool find_shape(const LmiStep& step, StepShape& shape) const {
+    if (row_counts_.empty() || key_counts_.empty() || !error.empty()) return false;
+    const int32_t num_rows = step.num_tokens;
+    if (num_rows == 0 || step.num_seqs != num_rows || step.num_logit_rows != num_rows ||
+        step.num_copies > 0) {
+      return false;
+    }
+    const int32_t longest = *std::max_element(step.kv_lengths, step.kv_lengths + num_rows);
+    const auto rows = std::lower_bound(row_counts_.begin(), row_counts_.end(), num_rows);
+    const auto keys = std::lower_bound(key_counts_.begin(), key_counts_.end(), longest);
+    if (rows == row_counts_.end() || keys == key_counts_.end()) return false;
+    shape = {*rows, *keys};
+    return true;
+  }
+
+  void* find(StepShape shape) const {
+    const auto found = graphs_.find(shape);
+    return found == graphs_.end() ? nullptr : found->second;
+  }
+
+  // Whether a shape without a graph was wanted often enough to be captured at once.
+  bool miss(StepShape shape) { return ++misses_[shape] >= num_misses_; }
+
+  bool has_wanted() const { return !misses_.empty(); }
+  StepShape most_wanted() const {
+    return std::max_element(misses_.begin(), misses_.end(),
+                            [](const auto& a, const auto& b) { return a.second < b.second; })
+        ->first;
+  }
+
+  // The graph that was there before, if any, is the caller's.
+  void* put(StepShape shape, void* graph) {
+    misses_.erase(shape);
+    return std::exchange(graphs_[shape], graph);
+  }
+  // Steps are launched kernel by kernel from now on; what was captured stays unused.
+  void give_up(const std::string& reason) {
+    error = reason;
+    misses_.clear();
+  }
+
+  StepShape shape(int32_t row_count_id, int32_t key_count_id) const {
+    return {row_counts_.at(static_cast<size_t>(row_count_id)),
+            key_counts_.at(static_cast<size_t>(key_count_id))};
+  }
+  const std::vector<int32_t>& row_counts() const { return row_counts_; }
+  const std::vector<int32_t>& key_counts() const { return key_counts_; }
+  const std::map<StepShape, void*>& graphs() const { return graphs_; }
+
+  std::string error;
+
+ private:
+  std::vector<int32_t> row_counts_;
+  std::vector<int32_t> key_counts_;
+  int32_t num_misses_;
+  std::map<StepShape, void*> graphs_;
+  std::map<StepShape, int32_t> misses_;
+};
+
+}  // namespace lmi::cuda

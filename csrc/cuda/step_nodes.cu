@@ -1,0 +1,111 @@
+// Host code only: each node copies its arguments, fills in the step's and calls the kernel.
+#include "cuda/step_nodes.h"
+
+#include "cuda/launch.cuh"
+
+namespace lmi::cuda {
+
+Launch copy_blocks_node(const LmiCopyBlocks& given) {
+  return [given](const StepContext& step, void* stream) {
+    LmiCopyBlocks args = given;
+    args.src = step.inputs.copy_src;
+    args.dst = step.inputs.copy_dst;
+    args.num_copies = step.counts.num_copies;
+    return lmi_cuda_copy_blocks(&args, stream);
+  };
+}
+
+Launch embed_node(const LmiGatherRows& given) {
+  return [given](const StepContext& step, void* stream) {
+    LmiGatherRows args = given;
+    args.ids = step.inputs.token_ids;
+    args.num_rows = step.counts.num_tokens;
+    return lmi_cuda_gather_rows(&args, stream);
+  };
+}
+
+Launch gather_logit_rows_node(const LmiGatherRows& given) {
+  return [given](const StepContext& step, void* stream) {
+    LmiGatherRows args = given;
+    args.ids = step.inputs.logit_token_rows;
+    args.num_rows = step.counts.num_logit_rows;
+    return lmi_cuda_gather_rows(&args, stream);
+  };
+}
+
+Launch rms_norm_node(const LmiRmsNorm& given, int32_t rows) {
+  return [given, rows](const StepContext& step, void* stream) {
+    LmiRmsNorm args = given;
+    args.num_rows = step.num_rows(rows);
+    return lmi_cuda_rms_norm(&args, stream);
+  };
+}
+
+Launch gated_activation_node(const LmiGatedActivation& given, int32_t rows) {
+  return [given, rows](const StepContext& step, void* stream) {
+    LmiGatedActivation args = given;
+    args.num_rows = step.num_rows(rows);
+    return lmi_cuda_gated_activation(&args, stream);
+  };
+}
+
+Launch rope_cache_write_node(const LmiRopeCacheWrite& given) {
+  return [given](const StepContext& step, void* stream) {
+    LmiRopeCacheWrite args = given;
+    args.positions = step.inputs.positions;
+    args.slots = step.inputs.slots;
+    args.num_tokens = step.counts.num_tokens;
+    return lmi_cuda_rope_cache_write(&args, stream);
+  };
+}
+
+Launch attention_node(const LmiAttention& given, size_t shape_id) {
+  return [given, shape_id](const StepContext& step, void* stream) -> int32_t {
+    LmiAttention args = given;
+    args.first_rows = step.inputs.first_rows;
+    args.num_rows = step.inputs.num_rows;
+    args.kv_lengths = step.inputs.kv_lengths;
+    args.block_tables = step.inputs.block_tables;
+    args.table_stride = step.counts.table_columns;
+    args.block_size = step.block_size;
+    const StepCounts::Work& lengths = step.counts.work[shape_id];
+    const StepInputs::Work& lists = step.inputs.work[shape_id];
+    if (lengths.num_decode > 0) {
+      LmiAttention decode = args;
+      decode.work = lists.decode;
+      decode.num_work = lengths.num_decode;
+      decode.merges = lists.merges;
+      decode.num_merges = lengths.num_merges;
+      decode.partials = step.partials;
+      decode.log_masses = step.log_masses;
+      if (const int32_t status = lmi_cuda_decode_attention(&decode, stream)) return status;
+    }
+    if (lengths.num_prefill == 0) return kOk;
+    args.work = lists.prefill;
+    args.num_work = lengths.num_prefill;
+    return lmi_cuda_prefill_attention(&args, stream);
+  };
+}
+
+Launch linear_node(const LmiLinearDense& given, int32_t rows) {
+  return [given, rows](const StepContext& step, void* stream) {
+    LmiLinearDense args = given;
+    args.num_rows = step.num_rows(rows);
+    if (args.num_rows > LMI_MAX_FEW_ROWS || args.num_inputs % 8 != 0) {
+      return lmi_cuda_linear_dense(&args, stream);
+    }
+    const LmiLinear few = {args.x,        args.weight,      args.bias,       args.y,
+                           args.num_rows, args.num_outputs, args.num_inputs, args.dtype};
+    return lmi_cuda_linear_few_rows(&few, stream);
+  };
+}
+
+Launch linear_packed_node(const LmiLinearPacked& given, int32_t rows) {
+  return [given, rows](const StepContext& step, void* stream) {
+    LmiLinearPacked args = given;
+    args.num_rows = step.num_rows(rows);
+    return lmi_cuda_linear_packed(&args, stream);
+  };
+}
+
+}  // namespace lmi::cuda

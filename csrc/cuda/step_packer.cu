@@ -1,0 +1,156 @@
+// Host code only.
+#include "cuda/step_packer.h"
+
+#include "cuda/launch.cuh"
+
+namespace lmi::cuda {
+
+size_t StepPacker::add_attention(const AttentionShape& shape) {
+  auto found = std::find(shapes_.begin(), shapes_.end(), shape);
+  if (found == shapes_.end()) found = shapes_.insert(found, shape);
+  return static_cast<size_t>(found - shapes_.begin());
+}
+
+StepCounts StepPacker::most() const {
+  StepCounts counts;
+  counts.num_tokens = sizes_.max_tokens;
+  counts.num_seqs = sizes_.max_seqs;
+  counts.num_logit_rows = sizes_.max_logit_rows;
+  counts.num_copies = sizes_.max_copies;
+  counts.table_columns = sizes_.max_blocks_per_seq;
+  const int64_t num_keys = int64_t{sizes_.max_blocks_per_seq} * sizes_.block_size;
+  for (const AttentionShape& shape : shapes_) {
+    counts.work.push_back({most_decode_work(shape, sizes_, sizes_.max_seqs, num_keys),
+                           sizes_.max_tokens, sizes_.max_seqs});
+  }
+  return counts;
+}
+
+StepCounts StepPacker::counts_of(StepShape shape) const {
+  const auto [num_rows, num_keys] = shape;
+  StepCounts counts;
+  counts.num_tokens = counts.num_seqs = counts.num_logit_rows = num_rows;
+  counts.table_columns = ceil_div(num_keys, sizes_.block_size);
+  for (const AttentionShape& attention : shapes_) {
+    counts.work.push_back({most_decode_work(attention, sizes_, num_rows, num_keys), 0, num_rows});
+  }
+  return counts;
+}
+
+int64_t StepPacker::num_partial_values() const {
+  int64_t most_values = 0;
+  const StepCounts counts = most();
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    const int64_t values =
+        int64_t{counts.work[i].num_decode} * shapes_[i].num_q_heads * shapes_[i].head_dim;
+    most_values = greater_of(most_values, values);
+  }
+  return most_values;
+}
+
+int64_t StepPacker::num_log_masses() const {
+  int64_t most_values = 0;
+  const StepCounts counts = most();
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    most_values =
+        greater_of(most_values, int64_t{counts.work[i].num_decode} * shapes_[i].num_q_heads);
+  }
+  return most_values;
+}
+
+int32_t StepPacker::check(const LmiStep& step) const {
+  const auto is_beyond = [](int32_t count, int32_t most) { return count < 0 || count > most; };
+  if (is_beyond(step.num_tokens, sizes_.max_tokens) || is_beyond(step.num_seqs, sizes_.max_seqs) ||
+      is_beyond(step.num_logit_rows, sizes_.max_logit_rows) ||
+      is_beyond(step.num_copies, sizes_.max_copies) ||
+      is_beyond(step.sampling.max_top, sizes_.max_top)) {
+    return fail("a step of " + std::to_string(step.num_tokens) + " tokens, " +
+                std::to_string(step.num_seqs) + " sequences, " +
+                std::to_string(step.num_logit_rows) + " logit rows, " +
+                std::to_string(step.num_copies) + " copies and " +
+                std::to_string(step.sampling.max_top) +
+                " log-probabilities a row is more than the list was made for");
+  }
+  return kOk;
+}
+
+PlannedStep StepPacker::plan(const LmiStep& step, const StepShape* shape) const {
+  PlannedStep planned;
+  planned.num_rows.assign(step.num_rows, step.num_rows + step.num_seqs);
+  planned.kv_lengths.assign(step.kv_lengths, step.kv_lengths + step.num_seqs);
+  if (shape != nullptr) {
+    planned.num_rows.resize(static_cast<size_t>(shape->first), 1);
+    planned.kv_lengths.resize(static_cast<size_t>(shape->first), 1);
+    planned.counts = counts_of(*shape);
+  } else {
+    planned.counts.num_tokens = step.num_tokens;
+    planned.counts.num_seqs = step.num_seqs;
+    planned.counts.num_logit_rows = step.num_logit_rows;
+    planned.counts.num_copies = step.num_copies;
+    for (const int32_t length : planned.kv_lengths) {
+      planned.counts.table_columns =
+          greater_of(planned.counts.table_columns, ceil_div(length, sizes_.block_size));
+    }
+  }
+  for (const AttentionShape& attention : shapes_) {
+    planned.plans.push_back(plan_step(attention, sizes_, planned.num_rows.data(),
+                                      planned.kv_lengths.data(),
+                                      static_cast<int32_t>(planned.num_rows.size())));
+    if (shape != nullptr) continue;
+    const AttentionPlan& lists = planned.plans.back();
+    planned.counts.work.push_back({static_cast<int32_t>(lists.decode.size()),
+                                   static_cast<int32_t>(lists.prefill.size()),
+                                   static_cast<int32_t>(lists.merges.size())});
+  }
+  return planned;
+}
+
+void StepPacker::fill(const LmiStep& step, const PlannedStep& planned,
+                      const StepInputs& host) const {
+  const StepCounts& counts = planned.counts;
+  const auto copy = [](const int32_t* source, int32_t count, int32_t* target, int32_t capacity,
+                       int32_t rest) {
+    std::copy_n(source, count, target);
+    std::fill(target + count, target + capacity, rest);
+  };
+  const int32_t scratch_slot = sizes_.scratch_block * sizes_.block_size;
+  copy(step.token_ids, step.num_tokens, host.token_ids, counts.num_tokens, 0);
+  copy(step.positions, step.num_tokens, host.positions, counts.num_tokens, 0);
+  copy(step.slots, step.num_tokens, host.slots, counts.num_tokens, scratch_slot);
+  copy(step.followed_rows, step.followed_rows == nullptr ? 0 : step.num_tokens, host.followed_rows,
+       counts.num_tokens, 0);
+  copy(step.first_rows, step.num_seqs, host.first_rows, counts.num_seqs, 0);
+  copy(step.logit_token_rows, step.num_logit_rows, host.logit_token_rows, counts.num_logit_rows, 0);
+  for (int32_t row = step.num_seqs; row < counts.num_seqs; ++row) {
+    host.first_rows[row] = host.logit_token_rows[row] = row;
+  }
+  std::copy(planned.num_rows.begin(), planned.num_rows.end(), host.num_rows);
+  std::copy(planned.kv_lengths.begin(), planned.kv_lengths.end(), host.kv_lengths);
+  std::copy_n(step.copy_src, counts.num_copies, host.copy_src);
+  std::copy_n(step.copy_dst, counts.num_copies, host.copy_dst);
+  fill_tables(step, counts, host);
+  std::copy_n(step.sampling.rows, step.num_logit_rows, host.sample_rows);
+  const int32_t num_offsets = step.num_logit_rows == 0 ? 0 : step.num_logit_rows + 1;
+  std::copy_n(step.sampling.biases.offsets, num_offsets, host.bias_offsets);
+  std::copy_n(step.sampling.seen.offsets, num_offsets, host.seen_offsets);
+  std::copy_n(step.sampling.bans.offsets, num_offsets, host.ban_offsets);
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    const AttentionPlan& plan = planned.plans[i];
+    copy_work(plan.decode, counts.work[i].num_decode, host.work[i].decode);
+    copy_work(plan.prefill, counts.work[i].num_prefill, host.work[i].prefill);
+    copy_work(plan.merges, counts.work[i].num_merges, host.work[i].merges);
+  }
+}
+
+void StepPacker::fill_tables(const LmiStep& step, const StepCounts& counts,
+                             const StepInputs& host) const {
+  const int64_t columns = counts.table_columns;
+  std::fill_n(host.block_tables, counts.num_seqs * columns, sizes_.scratch_block);
+  for (int32_t seq = 0; seq < step.num_seqs; ++seq) {
+    const int32_t* blocks = step.block_tables + int64_t{step.table_rows[seq]} * step.table_stride;
+    std::copy_n(blocks, ceil_div(step.kv_lengths[seq], sizes_.block_size),
+                host.block_tables + seq * columns);
+  }
+}
+
+}  // namespace lmi::cuda

@@ -1,0 +1,46 @@
+// Steps made ready for the device: planned, padded to a captured shape, and laid out.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda/captured_steps.h"
+#include "cuda/step_inputs.h"
+
+namespace lmi::cuda {
+
+struct PlannedStep {
+  std::vector<int32_t> num_rows;  // of each sequence and of the free rows
+  std::vector<int32_t> kv_lengths;
+  std::vector<AttentionPlan> plans;
+  StepCounts counts;
+};
+
+class StepPacker {
+ public:
+  explicit StepPacker(const LmiStepSizes& sizes) : sizes_(sizes) {}
+
+  // The number of the shape among a step's attention work.
+  size_t add_attention(const AttentionShape& shape);
+
+  const LmiStepSizes& sizes() const { return sizes_; }
+  StepCounts most() const;
+  StepCounts counts_of(StepShape shape) const;
+  // Values that the partial results of any step take, and the logarithms of their masses.
+  int64_t num_partial_values() const;
+  int64_t num_log_masses() const;
+
+  // 0, or an error if the step has more than there is room for.
+  int32_t check(const LmiStep& step) const;
+  // `shape`: what to pad the step to, unless null.
+  PlannedStep plan(const LmiStep& step, const StepShape* shape) const;
+  void fill(const LmiStep& step, const PlannedStep& planned, const StepInputs& host) const;
+
+ private:
+  void fill_tables(const LmiStep& step, const StepCounts& counts, const StepInputs& host) const;
+
+  LmiStepSizes sizes_;
+  std::vector<AttentionShape> shapes_;
+};
+
+}  // namespace lmi::cuda

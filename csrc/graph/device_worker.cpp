@@ -1,0 +1,196 @@
+#include "graph/device_worker.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "common/check.h"
+#include "common/signal_block.h"
+#include "graph/worker.h"
+
+namespace lmi {
+namespace {
+
+constexpr std::chrono::milliseconds kIdle{50};  // without a step for so long, decodes are captured
+
+template <typename Function>
+void find(void* library, const char* name, Function& function) {
+  void* symbol = dlsym(library, name);
+  LMI_CHECK(symbol != nullptr, "the CUDA kernels' library has no ", name);
+  function = reinterpret_cast<Function>(symbol);
+}
+
+LmiStep inputs_of(const StepBuffer& step) {
+  const StepView& view = step.view();
+  LmiStep inputs = {};
+  inputs.token_ids = view.token_ids;
+  inputs.positions = view.positions;
+  inputs.slots = view.slots;
+  inputs.first_rows = view.first_rows;
+  inputs.num_rows = view.num_rows;
+  inputs.kv_lengths = view.kv_lengths;
+  inputs.table_rows = view.table_rows;
+  inputs.block_tables = view.block_tables;
+  inputs.logit_token_rows = view.logit_token_rows;
+  inputs.copy_src = view.copy_src;
+  inputs.copy_dst = view.copy_dst;
+  inputs.followed_rows = step.followed_rows();
+  inputs.num_tokens = view.num_tokens;
+  inputs.num_seqs = view.num_seqs;
+  inputs.num_logit_rows = view.num_logit_rows;
+  inputs.num_copies = view.num_copies;
+  inputs.table_stride = view.capacity.max_blocks_per_seq;
+  return inputs;
+}
+
+void write_results(const LmiStepResults& results, const StepView& step) {
+  std::copy_n(results.token_ids, results.num_rows, step.sampled_ids);
+  std::copy_n(results.logprobs, results.num_rows, step.sampled_logprobs);
+  std::copy_n(results.num_top, results.num_rows, step.num_top);
+  for (int64_t row = 0; row < results.num_rows; ++row) {
+    const int64_t source = row * results.max_top;
+    const int64_t target = row * step.capacity.max_logprobs;
+    std::copy_n(results.top_ids + source, results.num_top[row], step.top_ids + target);
+    std::copy_n(results.top_logprobs + source, results.num_top[row], step.top_logprobs + target);
+  }
+}
+
+}  // namespace
+
+StepLibrary::StepLibrary(const std::string& path)
+    : handle_(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+  LMI_CHECK(handle_ != nullptr, dlerror());
+  find(handle_, "lmi_cuda_step_list_run", run);
+  find(handle_, "lmi_cuda_step_list_wait", wait);
+  find(handle_, "lmi_cuda_step_list_has_wanted", has_wanted);
+  find(handle_, "lmi_cuda_step_list_capture_wanted", capture_wanted);
+  find(handle_, "lmi_cuda_error", error);
+}
+
+StepLibrary::~StepLibrary() { dlclose(handle_); }
+
+DeviceWorker::DeviceWorker(const std::string& library, LmiStepList* list)
+    : library_(library), list_(list) {
+  const SignalBlock no_signals;
+  launcher_ = std::thread([this] { launch_all(); });
+  reader_ = std::thread([this] { read_all(); });
+}
+
+DeviceWorker::~DeviceWorker() { close(); }
+
+void DeviceWorker::submit(StepBuffer& step, int completion_fd) {
+  step.times.submitted_ns = monotonic_ns();
+  {
+    const std::lock_guard lock(mutex_);
+    LMI_CHECK(!is_closing_, "the worker is closed");
+    submitted_.push_back({&step, completion_fd});
+    ++num_unfinished_;
+  }
+  submitted_added_.notify_one();
+}
+
+void DeviceWorker::drain() {
+  std::unique_lock lock(mutex_);
+  job_done_.wait(lock, [this] { return num_unfinished_ == 0; });
+}
+
+void DeviceWorker::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_closing_ = true;
+  }
+  submitted_added_.notify_one();
+  for (std::thread* thread : {&launcher_, &reader_}) {
+    if (thread->joinable()) thread->join();
+  }
+}
+
+// ---- the launcher's thread
+
+// Waits for a step and captures decodes meanwhile; false if there will be none.
+bool DeviceWorker::next_job(std::unique_lock<std::mutex>& lock) {
+  const auto has_news = [this] { return is_closing_ || !submitted_.empty(); };
+  while (library_.has_wanted(list_) != 0 && !submitted_added_.wait_for(lock, kIdle, has_news)) {
+    lock.unlock();
+    const bool has_captured = library_.capture_wanted(list_) != 0;
+    lock.lock();
+    if (!has_captured) break;
+  }
+  submitted_added_.wait(lock, has_news);
+  return !submitted_.empty();
+}
+
+void DeviceWorker::launch_all() {
+  pthread_setname_np(pthread_self(), "lmi-launcher");
+  std::unique_lock lock(mutex_);
+  while (next_job(lock)) {
+    Job job = submitted_.front();
+    submitted_.pop_front();
+    lock.unlock();
+    launch(job);
+    lock.lock();
+    launched_.push_back(job);
+    launched_added_.notify_one();
+  }
+  is_launching_done_ = true;
+  launched_added_.notify_one();
+}
+
+void DeviceWorker::launch(Job& job) {
+  job.started_ns = monotonic_ns();
+  try {
+    sampling_.gather(job.step->view());
+    LmiStep inputs = inputs_of(*job.step);
+    inputs.sampling = sampling_.inputs();
+    if (library_.run(list_, &inputs, &job.slot) == 0) return;
+    job.step->error = library_.error();
+  } catch (const std::exception& error) {
+    job.step->error = error.what();
+  }
+  job.slot = -1;
+}
+
+// ---- the reader's thread
+
+void DeviceWorker::read_all() {
+  pthread_setname_np(pthread_self(), "lmi-reader");
+  int64_t finished_ns = 0;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    launched_added_.wait(lock, [this] { return is_launching_done_ || !launched_.empty(); });
+    if (launched_.empty()) return;
+    const Job job = launched_.front();
+    launched_.pop_front();
+    lock.unlock();
+    if (job.slot >= 0) read(job);
+    complete(job, finished_ns);
+    lock.lock();
+    --num_unfinished_;
+    job_done_.notify_all();
+  }
+}
+
+void DeviceWorker::read(const Job& job) {
+  LmiStepResults results = {};
+  if (library_.wait(list_, job.slot, &results) == 0) {
+    write_results(results, job.step->view());
+  } else {
+    job.step->error = library_.error();
+  }
+}
+
+// A step began when the one before had ended, however early it was launched.
+void DeviceWorker::complete(const Job& job, int64_t& finished_ns) {
+  job.step->times.started_ns = std::max(job.started_ns, finished_ns);
+  job.step->times.finished_ns = finished_ns = monotonic_ns();
+  if (job.completion_fd < 0) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(job.completion_fd, &one, sizeof(one));
+}
+
+}  // namespace lmi

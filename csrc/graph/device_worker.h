@@ -1,0 +1,89 @@
+// The worker of a CUDA device: one thread launches submitted steps, another waits for their
+// results.
+//
+// Neither runs Python. Steps are launched by a step list of the kernels' library (csrc/cuda), which
+// is reached through dlopen, so that nothing here is linked to CUDA.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "cuda/step_list.h"
+#include "graph/device_sampling.h"
+#include "graph/step_buffer.h"
+
+namespace lmi {
+
+// The step list's functions in an opened library, named as in csrc/cuda/step_list.h.
+class StepLibrary {
+ public:
+  // Throws Error if there is no such library, or a function is missing.
+  explicit StepLibrary(const std::string& path);
+  ~StepLibrary();
+  StepLibrary(const StepLibrary&) = delete;
+  StepLibrary& operator=(const StepLibrary&) = delete;
+
+  decltype(&lmi_cuda_step_list_run) run;
+  decltype(&lmi_cuda_step_list_wait) wait;
+  decltype(&lmi_cuda_step_list_has_wanted) has_wanted;
+  decltype(&lmi_cuda_step_list_capture_wanted) capture_wanted;
+  decltype(&lmi_cuda_error) error;
+
+ private:
+  void* handle_;
+};
+
+class DeviceWorker {
+ public:
+  // The list has been started, and outlives the worker.
+  DeviceWorker(const std::string& library, LmiStepList* list);
+  ~DeviceWorker();
+  DeviceWorker(const DeviceWorker&) = delete;
+  DeviceWorker& operator=(const DeviceWorker&) = delete;
+
+  // As Worker::submit. A step that follows another one takes its tokens on the device.
+  void submit(StepBuffer& step, int completion_fd);
+
+  // Waits until every submitted step is done.
+  void drain();
+
+  // Finishes what is queued and joins the threads. Idempotent.
+  void close();
+
+ private:
+  struct Job {
+    StepBuffer* step;
+    int completion_fd;
+    int32_t slot = -1;  // none: it failed
+    int64_t started_ns = 0;
+  };
+
+  void launch_all();
+  void read_all();
+  bool next_job(std::unique_lock<std::mutex>& lock);
+  void launch(Job& job);
+  void read(const Job& job);
+  void complete(const Job& job, int64_t& finished_ns);
+
+  const StepLibrary library_;
+  LmiStepList* const list_;
+  DeviceSampling sampling_;
+  std::mutex mutex_;
+  std::condition_variable submitted_added_;
+  std::condition_variable launched_added_;
+  std::condition_variable job_done_;
+  std::deque<Job> submitted_;
+  std::deque<Job> launched_;
+  int64_t num_unfinished_ = 0;
+  bool is_closing_ = false;
+  bool is_launching_done_ = false;
+  std::thread launcher_;
+  std::thread reader_;
+};
+
+}  // namespace lmi
