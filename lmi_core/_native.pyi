@@ -427,6 +427,9 @@ class DeviceWorker:
     def __init__(self, library: str, step_list: int) -> None:
         """``library``: the file of the CUDA kernels; ``step_list``: an ``LmiStepList*`` of it, which
         must outlive the worker."""
+    @property
+    def capture_error(self) -> str:
+        """Why decode steps are captured no more; "" if they are."""
     def submit(self, step: Step, completion_fd: int) -> None:
         """As ``Worker.submit``; a step that follows another takes its tokens on the device."""
     def run(self, step: Step) -> None:

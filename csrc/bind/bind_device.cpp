@@ -29,6 +29,7 @@ void bind_device(py::module_& m) {
             LMI_CHECK(step.error.empty(), step.error);
           },
           py::arg("step"))
+      .def_property_readonly("capture_error", &DeviceWorker::capture_error)
       .def("drain", &DeviceWorker::drain, py::call_guard<py::gil_scoped_release>())
       .def("close", &DeviceWorker::close, py::call_guard<py::gil_scoped_release>());
 }

@@ -69,6 +69,7 @@ StepLibrary::StepLibrary(const std::string& path)
   find(handle_, "lmi_cuda_step_list_wait", wait);
   find(handle_, "lmi_cuda_step_list_has_wanted", has_wanted);
   find(handle_, "lmi_cuda_step_list_capture_wanted", capture_wanted);
+  find(handle_, "lmi_cuda_step_list_state", state);
   find(handle_, "lmi_cuda_error", error);
 }
 
@@ -97,6 +98,11 @@ void DeviceWorker::submit(StepBuffer& step, int completion_fd) {
 void DeviceWorker::drain() {
   std::unique_lock lock(mutex_);
   job_done_.wait(lock, [this] { return num_unfinished_ == 0; });
+}
+
+std::string DeviceWorker::capture_error() const {
+  const std::lock_guard lock(mutex_);
+  return capture_error_;
 }
 
 void DeviceWorker::close() {
@@ -133,7 +139,10 @@ void DeviceWorker::launch_all() {
     submitted_.pop_front();
     lock.unlock();
     launch(job);
+    LmiStepListState state = {};
+    library_.state(list_, &state);
     lock.lock();
+    if (capture_error_.empty()) capture_error_ = state.capture_error;
     launched_.push_back(job);
     launched_added_.notify_one();
   }

@@ -32,6 +32,7 @@ class StepLibrary {
   decltype(&lmi_cuda_step_list_wait) wait;
   decltype(&lmi_cuda_step_list_has_wanted) has_wanted;
   decltype(&lmi_cuda_step_list_capture_wanted) capture_wanted;
+  decltype(&lmi_cuda_step_list_state) state;
   decltype(&lmi_cuda_error) error;
 
  private:
@@ -51,6 +52,9 @@ class DeviceWorker {
 
   // Waits until every submitted step is done.
   void drain();
+
+  // Why decode steps are captured no more; "" if they are.
+  std::string capture_error() const;
 
   // Finishes what is queued and joins the threads. Idempotent.
   void close();
@@ -73,13 +77,14 @@ class DeviceWorker {
   const StepLibrary library_;
   LmiStepList* const list_;
   DeviceSampling sampling_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable submitted_added_;
   std::condition_variable launched_added_;
   std::condition_variable job_done_;
   std::deque<Job> submitted_;
   std::deque<Job> launched_;
   int64_t num_unfinished_ = 0;
+  std::string capture_error_;
   bool is_closing_ = false;
   bool is_launching_done_ = false;
   std::thread launcher_;

@@ -141,7 +141,7 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
         library: Any = importlib.import_module("transformers")
     except ImportError:
         raise MissingExtraError("serving a model with Transformers", "transformers") from None
-    from lmi_core.engine.torch_runner import find_device
+    from lmi_core.engine.device_runner import find_device
 
     library.utils.logging.disable_progress_bar()
     device = find_device(config)

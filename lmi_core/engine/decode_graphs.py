@@ -143,8 +143,7 @@ class DecodeGraphs:
             self._make(key)
             free.append(free_bytes())
         self._graphs.clear()
-        num_others = len(self._rows) * len(self._keys) - 1
-        return max(0, free[0] - free[1]) + num_others * max(0, free[1] - free[2])
+        return bytes_of_all(free, len(self._rows) * len(self._keys))
 
     def _make(self, key: Key) -> _Graph | None:
         self._misses.pop(key, None)
@@ -182,6 +181,13 @@ class DecodeGraphs:
             next(count for count in self._rows if count >= num_rows),
             next(count for count in self._keys if count >= longest),
         )
+
+
+def bytes_of_all(free_bytes: list[int], num_graphs: int) -> int:
+    """What all graphs take, by what was free before and after capturing the largest and then the
+    smallest."""
+    largest, smallest = free_bytes[0] - free_bytes[1], free_bytes[1] - free_bytes[2]
+    return max(0, largest) + (num_graphs - 1) * max(0, smallest)
 
 
 def row_counts(most: int) -> list[int]:

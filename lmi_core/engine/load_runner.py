@@ -35,12 +35,12 @@ def load_runner(
 
         return load_native_runner(config, progress)
     try:
-        from lmi_core.engine.torch_runner import load_torch_runner
+        from lmi_core.engine.device_runner import load_device_runner
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise MissingExtraError(f"device={config.device}", "cuda") from None
-    return load_torch_runner(config, progress)
+    return load_device_runner(config, progress)
 
 
 def load_tokenizer(config: EngineConfig, vocab_size: int) -> Tokenizer:

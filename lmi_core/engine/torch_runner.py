@@ -16,12 +16,10 @@ from torch import Tensor
 
 from lmi_core import _native
 from lmi_core.engine.decode_graphs import Capture, CudaCapture, DecodeGraphs
+from lmi_core.engine.device_cache import DeviceCache
 from lmi_core.engine.device_memory import DeviceMemoryPlan, measure, memory_of
-from lmi_core.engine.native_runner import Progress, check_max_model_len, plan_kv_cache
-from lmi_core.engine.runner import RunnerInfo
 from lmi_core.engine.step_memory import StepMemory, StepSizes
 from lmi_core.engine.widest_step import widest_arrays, widest_sampling
-from lmi_core.errors import InsufficientMemoryError, UserError
 from lmi_core.ops import select
 from lmi_core.ops.device_step import DeviceStep
 from lmi_core.ops.eager import EagerRecorder
@@ -30,7 +28,7 @@ from lmi_core.ops.paged_cache import KV_DTYPES, FixedScales, PagedCache
 from lmi_core.ops.pending_results import PendingResults
 from lmi_core.ops.sampling_inputs import SamplingInputs
 from lmi_core.ops.step_arrays import StepArrays
-from lmi_core.ops.torch_weights import DTYPES, DeviceWeights
+from lmi_core.ops.torch_weights import DTYPES
 
 if TYPE_CHECKING:
     from lmi_core.config.engine_config import EngineConfig
@@ -40,7 +38,6 @@ _log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
 """Without a step for so long, graphs are captured."""
-DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 
 
 class _Job(NamedTuple):
@@ -70,86 +67,35 @@ class TorchRunner:
         others_bytes: int = 0,
     ) -> None:
         """``others_bytes``: what was allocated on the device before the weights."""
-        spec = model.spec
-        self.device = device
-        kv_dtype = model.dtype if config.kv_dtype == "auto" else config.kv_dtype
-        sizes = StepSizes.of(
-            config,
-            vocab_size=spec.vocab_size,
-            max_positions=spec.max_positions,
-            max_num_tokens=DEFAULT_BATCHED_TOKENS[device.type],
+        cache = DeviceCache(config, model, device)
+        self.device, sizes = device, cache.sizes
+        chosen = select.launched_from_python(
+            select.select_for(device.type, is_deterministic=config.deterministic)
         )
-        attention = spec.attention
-        cache = PagedCache(
-            num_layers=spec.num_layers,
-            num_blocks=1,
-            block_size=config.block_size,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
-            dtype=kv_dtype,
-            device=device,
-            fixed_scales=[FixedScales(*scales) for scales in model.kv_scales],
-        )
-        block_bytes = cache.num_bytes
-        chosen = _select(config, device)
         if config.flash_attention and not config.deterministic:
+            attention = model.spec.attention
             shape = AttentionShape(
                 num_q_heads=attention.num_q_heads,
                 num_kv_heads=attention.num_kv_heads,
                 head_dim=attention.head_dim,
                 block_size=config.block_size,
                 dtype=DTYPES[model.dtype],
-                cache_dtype=KV_DTYPES[kv_dtype],
+                cache_dtype=KV_DTYPES[cache.dtype],
             )
             prefer_flash(chosen, device, shape)
         if config.deterministic:
             _log.info("deterministic: %s", select.describe(chosen))
-        self._graph = _record(model, chosen, cache, sizes.max_model_len, device)
+        self._graph = _record(model, chosen, cache.store, sizes.max_model_len, device)
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         measured = self._measure(config, sizes, others_bytes)
-        if measured is not None:
-            measured.check(config, max_model_len=sizes.max_model_len, block_bytes=block_bytes)
-        memory = plan_kv_cache(
-            config,
-            block_bytes=block_bytes,
-            max_model_len=sizes.max_model_len,
-            spare=None
-            if measured is None
-            else (measured.spare_bytes - block_bytes, measured.reason),
-        )
-        if measured is not None:
-            measured.report(memory)
-        try:
-            cache.resize(memory.num_blocks + 1)  # the last one: of rows that stand for none
-        except torch.OutOfMemoryError as error:
-            if measured is None:
-                raise
-            raise measured.no_room(memory.num_bytes) from error
+        memory = cache.grow(measured)
         self._graphs = self._make_graphs(config, sizes, memory.num_blocks)
         shared = StepMemory.of(config, sizes, memory.num_blocks)
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
-        self.info = RunnerInfo(
-            vocab_size=sizes.vocab_size,
-            max_model_len=sizes.max_model_len,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=sizes.max_num_tokens,
-            max_logit_rows=sizes.max_logit_rows,
-            max_logprobs=config.max_logprobs,
-            num_blocks=memory.num_blocks,
-            block_size=config.block_size,
-            weight_bytes=model.weights.num_bytes,
-            kv_cache_bytes=memory.num_bytes,
-            arena_bytes=0 if measured is None else measured.workspace_bytes,
-            dtype=model.dtype,
-            quantize=model.quantize or "",
-            kv_dtype=kv_dtype,
-            device=config.device,
-            kernels=select.describe(chosen),
-            runs_ahead=True,
-        )
+        self.info = cache.info(memory, measured, chosen)
         share = config.gpu_memory_utilization
         self._oom_advice = f"lower gpu_memory_utilization, which is {share}"
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -314,41 +260,6 @@ class TorchRunner:
         token_ids[:count].copy_(sampled.clamp(min=0))
 
 
-def load_torch_runner(
-    config: EngineConfig, progress: Progress | None = None
-) -> tuple[TorchRunner, LoadedModel]:
-    """Load the model's weights to the configured device and build its runner.
-
-    Raises ModelError for files that can't be served, UserError for a device that isn't there, for
-    ``LMI_OPS`` that can't be had and for sizes that don't fit.
-    """
-    from lmi_core.models.loader import load_model
-    from lmi_core.models.rope_config import RopeOverride
-
-    device = find_device(config)
-    _select(config, device)
-    memory = memory_of(device)
-    others_bytes = 0 if memory is None else memory.allocated_bytes()
-    try:
-        model = load_model(
-            config.model,
-            config.dtype,
-            quantize=config.quantize,
-            backend=DeviceWeights(device),
-            rope=RopeOverride.of(config),
-            progress=None if progress is None else partial(progress, "weights"),
-        )
-    except torch.OutOfMemoryError as error:
-        raise _no_room_for_weights(config, device) from error
-    check_max_model_len(config, model)
-    return TorchRunner(config, model, device, others_bytes), model
-
-
-def _select(config: EngineConfig, device: torch.device) -> dict[str, str]:
-    choose = select.select_invariant if config.deterministic else select.select
-    return choose(device.type)
-
-
 def make_capture(
     config: EngineConfig, device: torch.device, chosen: Mapping[str, str]
 ) -> Capture | None:
@@ -359,32 +270,6 @@ def make_capture(
         _log.warning("decode steps run op by op: torch's attention can't be captured")
         return None
     return CudaCapture()
-
-
-def find_device(config: EngineConfig) -> torch.device:
-    """The torch device of ``config.device``; UserError if this process has none."""
-    if config.device != "cuda":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        build = "without CUDA" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"
-        raise UserError(
-            f"device=cuda, but torch {torch.__version__} (built {build}) finds no GPU: "
-            "set device=cpu, or install a torch that matches the driver (see nvidia-smi)",
-            field="device",
-        )
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def _no_room_for_weights(config: EngineConfig, device: torch.device) -> InsufficientMemoryError:
-    stored_bytes = sum(file.stat().st_size for file in config.model.glob("*.safetensors"))
-    _, total_bytes = torch.cuda.mem_get_info(device)
-    gib = 2**30
-    advice = "unload other models" if config.quantize == "int4" else "set quantize=int4"
-    return InsufficientMemoryError(
-        f"the weights in {config.model}, {stored_bytes / gib:.1f} GiB as stored, don't fit into "
-        f"what is free of the GPU's {total_bytes / gib:.1f} GiB: {advice}, or use a larger GPU",
-        field="quantize",
-    )
 
 
 def _record(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from lmi_core.ops.sampling_inputs import SamplingInputs
 from lmi_core.ops.step_arrays import StepArrays
 
 if TYPE_CHECKING:
-    from lmi_core.engine.step_memory import StepSizes
+    from lmi_core.config.engine_config import EngineConfig
+    from lmi_core.engine.step_memory import StepMemory, StepSizes
 
 
 def widest_arrays(
@@ -24,13 +26,8 @@ def widest_arrays(
     """So many token rows of as many sequences as there can be, those with one row at the longest
     context; all in block 0, whose content is of no account. ``has_long_prefills``: the others are
     at the longest context too, which takes time and, where attention gathers it, memory."""
-    num_seqs = min(max_num_seqs, num_tokens)
-    num_rows = np.ones(num_seqs, np.int32)
-    left = num_tokens - num_seqs
-    for seq in range(num_seqs):
-        more = min(left, sizes.max_model_len - 1)
-        num_rows[seq] += more
-        left -= more
+    num_rows = _spread(num_tokens, sizes, max_num_seqs)
+    num_seqs = len(num_rows)
     lengths = np.full(num_seqs, sizes.max_model_len, np.int32)
     if not has_long_prefills:
         lengths[num_rows > 1] = num_rows[num_rows > 1]
@@ -53,6 +50,46 @@ def widest_arrays(
         copy_src=empty,
         copy_dst=empty,
     )
+
+
+def _spread(num_tokens: int, sizes: StepSizes, max_num_seqs: int) -> npt.NDArray[np.int32]:
+    """The rows of as many sequences as there can be: the first ones have all they can have."""
+    num_rows = np.ones(min(max_num_seqs, num_tokens), np.int32)
+    left = num_tokens - len(num_rows)
+    for seq in range(len(num_rows)):
+        more = min(left, sizes.max_model_len - 1)
+        num_rows[seq] += more
+        left -= more
+    return num_rows
+
+
+def fill_widest(
+    memory: StepMemory, num_tokens: int, sizes: StepSizes, config: EngineConfig
+) -> None:
+    """The same in the first of a runner's step buffers, with long contexts for single rows only;
+    every row is changed, filtered, drawn and reported."""
+    step = memory.steps[0]
+    for seq, num_rows in enumerate(_spread(num_tokens, sizes, config.max_num_seqs).tolist()):
+        memory.block_tables.set(seq, [0] * sizes.max_blocks_per_seq)
+        memory.sampling.set(
+            seq,
+            temperature=1.0,
+            top_k=0,
+            top_p=0.9,
+            min_p=0.0,
+            repetition_penalty=1.0,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            seed=0,
+            choice=0,
+            num_logprobs=config.max_logprobs,
+            logit_bias=[(0, 1.0)],
+            banned_ids=[],
+            min_tokens=0,
+            min_tokens_banned_ids=[],
+        )
+        start = sizes.max_model_len - 1 if num_rows == 1 else 0
+        step.add([0] * num_rows, start, seq, seq, "last")
 
 
 def widest_sampling(num_rows: int, max_logprobs: int) -> SamplingInputs:

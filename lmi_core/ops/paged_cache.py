@@ -79,6 +79,11 @@ class PagedCache:
             self.layers.append((keys, values, scales))
 
     @property
+    def stores(self) -> tuple[Tensor, ...]:
+        """Each [layers, slots, kv heads, ...]."""
+        return self._stores
+
+    @property
     def num_bytes(self) -> int:
         return sum(store.numel() * store.element_size() for store in self._stores)
 

@@ -5,6 +5,9 @@
 where they are asked for. ``flash`` is the flash-attn package, for prefills; unasked it runs where
 it is allowed and measured faster (flash_choice.py). The CPU engine's own kernels are not chosen
 here.
+
+``launch`` is no op, but may be named like one: who launches the kernels, C++ (``native``, which
+goes with all ops' being native) or Python.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ IMPLEMENTATIONS = {
     "sample": ("torch", "native"),
 }
 """What there is of each op, the preferred one first."""
+LAUNCH = "launch"
 MODULES = {
     "flash": "lmi_core.ops.flash",
     "native": "lmi_core.ops.cuda",
@@ -75,16 +79,22 @@ def select(device_type: str, forced: str | None = None) -> dict[str, str]:
     built. Where the device can't run native kernels, the next best runs, and the log says so.
     """
     chosen = {op: usable(op, device_type)[0] for op in IMPLEMENTATIONS}
+    launcher = "torch"
     for item in (os.environ.get(VARIABLE, "") if forced is None else forced).split(","):
         op, _, name = item.strip().rpartition(":")
         if not name and not op:
             continue
         if name not in _KNOWN:
             raise UserError(f"{VARIABLE} has {item.strip()!r}; known are {', '.join(_KNOWN)}")
+        if op in ("", LAUNCH):
+            launcher = name
         if not op:
             chosen |= {op: name for op, names in IMPLEMENTATIONS.items() if name in names}
+        elif op == LAUNCH:
+            if name == "triton":
+                raise UserError(f"{VARIABLE}: {LAUNCH} is by native or torch, not by triton")
         elif op not in IMPLEMENTATIONS:
-            known = ", ".join(IMPLEMENTATIONS)
+            known = ", ".join((*IMPLEMENTATIONS, LAUNCH))
             raise UserError(f"{VARIABLE} names the op {op!r}; known are {known}")
         elif name not in IMPLEMENTATIONS[op]:
             known = ", ".join(IMPLEMENTATIONS[op])
@@ -93,11 +103,23 @@ def select(device_type: str, forced: str | None = None) -> dict[str, str]:
             chosen[op] = name
     if "triton" in chosen.values():
         _check_triton(device_type)
+    if launcher == "native":
+        chosen[LAUNCH] = launcher
     if "native" in chosen.values():
         _check_native(device_type, chosen)
     if "flash" in chosen.values():
         _check_flash(device_type)
     return chosen
+
+
+def select_for(device_type: str, *, is_deterministic: bool) -> dict[str, str]:
+    """``select_invariant`` if so, else ``select``, with what ``LMI_OPS`` says."""
+    return (select_invariant if is_deterministic else select)(device_type)
+
+
+def launched_from_python(chosen: Mapping[str, str]) -> dict[str, str]:
+    """What was chosen, but for native code that launches it."""
+    return {op: name for op, name in chosen.items() if op != LAUNCH}
 
 
 def select_invariant(device_type: str, forced: str | None = None) -> dict[str, str]:
@@ -131,7 +153,7 @@ def usable(op: str, device_type: str) -> list[str]:
 def load(chosen: Mapping[str, str]) -> Kernels:
     """Import what was chosen."""
     functions = {
-        op: getattr(importlib.import_module(MODULES[name]), op) for op, name in chosen.items()
+        op: getattr(importlib.import_module(MODULES[chosen[op]]), op) for op in IMPLEMENTATIONS
     }
     return Kernels(chosen=dict(chosen), **functions)
 
@@ -160,6 +182,7 @@ def _check_native(device_type: str, chosen: dict[str, str]) -> None:
     reason = library.load().unusable_because(device_type)
     if reason is None:
         return
+    chosen.pop(LAUNCH, None)
     for op in [op for op, name in chosen.items() if name == "native"]:
         chosen[op] = usable(op, device_type)[0]
         _log.warning("%s runs in %s, not in the CUDA kernel: %s", op, chosen[op], reason)

@@ -83,7 +83,7 @@ def test_native_kernels_are_planned_anew(monkeypatch: pytest.MonkeyPatch, captur
     from tests.ops.cuda_kernels import use_cuda_kernels
 
     use_cuda_kernels(torch.device("cpu"), monkeypatch)
-    monkeypatch.setenv("LMI_OPS", "native")
+    monkeypatch.setenv("LMI_OPS", "native,launch:torch")
     config = config_of(cached_checkpoint("llama2", dtype="bfloat16"), "torch-cpu", dtype="auto")
 
     async def generate(config: EngineConfig) -> list[list[TokenEvent]]:

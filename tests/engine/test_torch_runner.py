@@ -381,7 +381,7 @@ def test_gpu_same_tokens_as_native(variant: str) -> None:
 
 
 def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lmi_core.engine.torch_runner import load_torch_runner
+    from lmi_core.engine.device_runner import load_device_runner
     from lmi_core.models import loader
 
     def fill(*args: object, **options: object) -> None:
@@ -391,7 +391,7 @@ def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 24 * 2**30))
     config = config_of(cached_checkpoint("llama2"), "torch-cpu")
     with pytest.raises(InsufficientMemoryError, match=r"of the GPU's 24.0 GiB: set quantize=int4"):
-        load_torch_runner(config)
+        load_device_runner(config)
 
 
 def test_steps_run_ahead_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lmi_core.ops.cuda import library
 
-_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
 def gated_activation(gate_up: Tensor, activation: str, *, out_dtype: torch.dtype) -> Tensor:
@@ -21,7 +21,7 @@ def gated_activation(gate_up: Tensor, activation: str, *, out_dtype: torch.dtype
         y=y,
         num_rows=num_rows,
         num_columns=num_columns,
-        activation=_ACTIVATIONS[activation],
+        activation=ACTIVATIONS[activation],
         y_dtype=out_dtype,
     )
     return y

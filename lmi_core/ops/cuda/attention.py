@@ -35,7 +35,7 @@ def attention(
     all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
     """
     num_kv_heads, head_dim = keys.shape[1:]
-    reason = _not_covered(q, keys, num_q_heads // num_kv_heads, head_dim)
+    reason = not_covered(q.dtype, keys.dtype, num_q_heads // num_kv_heads, head_dim)
     if reason:
         other = fallback("attention", q.device, reason)
         result: Tensor = other(
@@ -109,9 +109,10 @@ def attention(
     return y
 
 
-def _not_covered(q: Tensor, keys: Tensor, group: int, head_dim: int) -> str:
-    if q.dtype not in DTYPES or keys.dtype not in (q.dtype, *CODE_DTYPES):
-        return f"{str(q.dtype)[6:]} queries over a cache of {str(keys.dtype)[6:]}"
+def not_covered(q_dtype: torch.dtype, kv_dtype: torch.dtype, group: int, head_dim: int) -> str:
+    """What of these the kernels have not; "": they have it all."""
+    if q_dtype not in DTYPES or kv_dtype not in (q_dtype, *CODE_DTYPES):
+        return f"{str(q_dtype)[6:]} queries over a cache of {str(kv_dtype)[6:]}"
     if head_dim > MAX_HEAD_DIM or head_dim % 8 != 0:
         return f"heads of {head_dim}"
     return "" if group <= MAX_GROUP else f"groups of {group} query heads"

@@ -39,7 +39,7 @@ class Plan:
             "num_kv_heads": num_kv_heads,
             "head_dim": head_dim,
             "window": window,
-            "num_slots": _num_slots(step.positions.device),
+            "num_slots": num_slots(step.positions.device),
             "split_tokens": SPLIT_TOKENS,
         }
         lists = _plan(step.host, self._shape)
@@ -131,7 +131,8 @@ def _most_work(host: StepArrays, shape: dict[str, int]) -> int:
     return max(shape["num_slots"] // shape["num_kv_heads"], 1) + 2 * num_seqs
 
 
-def _num_slots(device: torch.device) -> int:
+def num_slots(device: torch.device) -> int:
+    """Decode blocks that the device runs at once."""
     if device.type != "cuda":
         return EMULATED_SLOTS
     processors: int = torch.cuda.get_device_properties(device).multi_processor_count

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +37,7 @@ class Library:
     """The functions of one library file; ``call`` raises what they report."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             self._functions = ctypes.CDLL(str(path))
             version = self._functions.lmi_cuda_version()
@@ -63,12 +66,32 @@ class Library:
         """Call a function on its struct, into which it may write."""
         function = getattr(self._functions, f"lmi_cuda_{name}")
         if function(ctypes.byref(arguments), stream) != 0:
-            raise RuntimeError(self._error())
+            raise RuntimeError(self.error())
+
+    def step_list_functions(self) -> dict[str, Callable[..., int]]:
+        """Those of csrc/cuda/step_list.h that Python calls, by their names' last parts."""
+        pointer = ctypes.c_void_p
+        signatures: dict[str, tuple[Any, ...]] = {
+            "create": (ctypes.c_int32, pointer, pointer),
+            "destroy": (None, pointer),
+            "add": (ctypes.c_int32, pointer, ctypes.c_int32, ctypes.c_int32, pointer),
+            "num_bytes": (ctypes.c_int64, pointer),
+            "start": (ctypes.c_int32, pointer, pointer),
+            "warm_up": (ctypes.c_int32, pointer),
+            "capture": (ctypes.c_int32, pointer, ctypes.c_int32, ctypes.c_int32),
+            "state": (None, pointer, pointer),
+        }
+        functions = {}
+        for name, (result, *arguments) in signatures.items():
+            function = getattr(self._functions, f"lmi_cuda_step_list_{name}")
+            function.restype, function.argtypes = result, arguments
+            functions[name] = function
+        return functions
 
     def open_cublaslt(self, path: str) -> str | None:
         """Open cuBLASLt by what dlopen takes; why it couldn't be, or None."""
         is_open = self._functions.lmi_cuda_open_cublaslt(path.encode()) == 0
-        return None if is_open else self._error()
+        return None if is_open else self.error()
 
     def unusable_because(self, device_type: str) -> str | None:
         """Why the current device of that type can't run the kernels; None if it can."""
@@ -76,9 +99,10 @@ class Library:
             return None if device_type == "cpu" else "an emulator has no GPU"
         if device_type != "cuda":
             return f"they run on CUDA devices, not on {device_type}"
-        return None if self._functions.lmi_cuda_check_device() == 0 else self._error()
+        return None if self._functions.lmi_cuda_check_device() == 0 else self.error()
 
-    def _error(self) -> str:
+    def error(self) -> str:
+        """What the last call in this thread that failed says."""
         text: bytes = self._functions.lmi_cuda_error()
         return text.decode()
 

@@ -12,6 +12,11 @@ MAX_COLUMNS = 16384
 """LMI_MAX_NORM_COLUMNS; a quarter of it for rows that are no multiple of 4."""
 
 
+def most_columns(num_columns: int) -> int:
+    """The most columns of rows of which these are a multiple, or no multiple, of 4."""
+    return MAX_COLUMNS if num_columns % 4 == 0 else MAX_COLUMNS // 4
+
+
 def rms_norm(
     x: Tensor,
     weight: Tensor,
@@ -23,7 +28,7 @@ def rms_norm(
     """x / sqrt(mean(x^2) + eps) * weight, fp32 [R, n] -> [R, n]; ``addend`` is added to x first,
     in place."""
     num_rows, num_columns = x.shape
-    if num_columns > (MAX_COLUMNS if num_columns % 4 == 0 else MAX_COLUMNS // 4):
+    if num_columns > most_columns(num_columns):
         other = fallback("rms_norm", x.device, f"rows of {num_columns} columns")
         y: Tensor = other(x, weight, eps, out_dtype=out_dtype, addend=addend)
         return y
