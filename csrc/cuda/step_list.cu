@@ -62,6 +62,7 @@ struct LmiStepList {
   int32_t upload(const LmiStep& step, const PlannedStep& planned, Slot& slot);
   int32_t forward(const StepCounts& counts);
   int32_t run_empty(StepShape shape);
+  int32_t settle(int32_t status);
   int32_t record(StepShape shape, void** graph);
   int32_t launch(const LmiStep& step, Slot& slot);
   StepContext context_of(const StepCounts& counts, const StepInputs& inputs) const {
@@ -207,8 +208,16 @@ int32_t LmiStepList::run_empty(StepShape shape) {
   if (slot.is_busy) return fail("a shape can't be run: its slot is under way");
   const PlannedStep planned = packer_.plan(LmiStep{}, &shape);
   if (const int32_t status = upload(LmiStep{}, planned, slot)) return status;
-  if (const int32_t status = forward(planned.counts)) return status;
+  if (const int32_t status = forward(planned.counts)) return settle(status);
   return runtime::synchronize(stream_);
+}
+
+// Waits for what was launched before something failed: the slot is free again.
+int32_t LmiStepList::settle(int32_t status) {
+  const std::string reason = error_text();
+  (void)runtime::synchronize(stream_);
+  error_text() = reason;
+  return status;
 }
 
 int32_t LmiStepList::record(StepShape shape, void** graph) {
@@ -317,11 +326,8 @@ int32_t LmiStepList::run(const LmiStep& step, int32_t* slot_id) {
     return fail("more than " + std::to_string(LMI_STEP_SLOTS) + " steps are under way");
   }
   if (const int32_t status = launch(step, slot)) {
-    const std::string reason = error_text();
-    (void)runtime::synchronize(stream_);  // the slot may be read still
-    error_text() = reason;
     has_results_ = false;
-    return status;
+    return settle(status);
   }
   slot.is_busy = true;
   *slot_id = static_cast<int32_t>(next_slot_);

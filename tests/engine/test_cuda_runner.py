@@ -4,30 +4,56 @@ emulator of a device."""
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from lmi_core import _native
 from lmi_core.config.engine_config import EngineConfig
+from lmi_core.engine import loop
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.sampling_params import SamplingParams
-from tests.checkpoints import cached_checkpoint
-from tests.engine.harness import assert_nothing_leaked, collect, run
+from lmi_core.engine.stats import EngineTotals
+from lmi_core.errors import EngineError
+from lmi_core.structured.grammar import Grammar
+from tests.checkpoints import cached_checkpoint, make_checkpoint
+from tests.engine.harness import assert_nothing_leaked, collect, run, until
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
+from lmi_core.engine import cuda_runner, decode_graphs, torch_runner  # noqa: E402
+from lmi_core.engine.cuda_runner import CudaRunner  # noqa: E402
+from lmi_core.ops.cuda import cublaslt  # noqa: E402
+from lmi_core.ops.cuda.step_list import StepListState  # noqa: E402
 from tests.engine.test_torch_runner import config_of, requests  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 
 CPP, PYTHON = "native", "native,launch:torch"
 Request = tuple[tuple[int, ...], SamplingParams]
+STATES: list[StepListState] = []
+"""Of the step lists that were closed."""
+TOTALS: list[EngineTotals] = []
+"""Of the engines that were stopped."""
 
 
 @pytest.fixture(autouse=True)
 def _in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     use_cuda_kernels(torch.device("cpu"), monkeypatch)
+    STATES.clear()
+    close = CudaRunner.close
+
+    def note_and_close(self: CudaRunner) -> None:
+        if self._worker is not None:
+            self._worker.drain()
+            STATES.append(self._steps.list.state())
+        close(self)
+
+    monkeypatch.setattr(CudaRunner, "close", note_and_close)
 
 
 def configured(variant: str = "llama2", **changes: object) -> EngineConfig:
@@ -40,6 +66,7 @@ async def outcomes(config: EngineConfig, wanted: list[Request]) -> list[list[Tok
     async with Engine(config, check_integrity=True) as engine:
         results = await asyncio.gather(*(collect(engine, list(p), params) for p, params in wanted))
         await assert_nothing_leaked(engine)
+        TOTALS.append(engine.stats().totals)
     return [
         [replace(event, queue_seconds=0.0) for event in sorted(events, key=lambda e: e.choice)]
         for events in results
@@ -57,10 +84,203 @@ def assert_same(
     return results
 
 
-@pytest.mark.parametrize("variant", ["llama2", "qwen3_window"])
+def prompts(*lengths: int) -> list[tuple[int, ...]]:
+    return [
+        tuple(range(30 + number, 30 + number + length)) for number, length in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("variant", ["llama2", "qwen3_window", "qwen2"])
 def test_same_bits_as_launched_from_python(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunked prompts with a common prefix, penalties, bans, filters, choices, prompt
     log-probabilities; waiting for free rows."""
     wanted = [(prompt, replace(params, max_new_tokens=4)) for prompt, params in requests()]
-    config = configured(variant, overlap=False)
+    assert_same(configured(variant, overlap=False), wanted, monkeypatch)
+
+
+def test_the_runner_says_who_launches(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def kernels(**changes: object) -> str:
+        async with Engine(configured(**changes)) as engine:
+            return engine.info.runner.kernels
+
+    monkeypatch.setenv("LMI_OPS", CPP)
+    assert run(kernels()).endswith(", launch")
+    assert "launched from Python" not in caplog.text
+    assert "launch" not in run(kernels(dtype="fp32"))
+    assert "op by op, because of linear: the CUDA kernel has no float32 rows" in caplog.text
+    monkeypatch.setenv("LMI_OPS", "native,rms_norm:torch")
+    assert "launch" not in run(kernels())
+    assert "because of rms_norm: it runs in torch" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("LMI_OPS", PYTHON)
+    assert "launch" not in run(kernels())
+    assert "launched from Python" not in caplog.text
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_quantized_weights(quantize: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
+    wanted = [(prompt, params) for prompt in prompts(3, 20)]
+    assert_same(configured(quantize=quantize, overlap=False), wanted, monkeypatch)
+
+
+def test_long_contexts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
+    wanted = [(prompt, params) for prompt in prompts(340, 5)]
+    config = configured(
+        overlap=False, max_model_len=400, max_num_batched_tokens=384, kv_cache_bytes=8 << 20
+    )
     assert_same(config, wanted, monkeypatch)
+
+
+def test_preempted_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmi_core.ops.paged_cache import PagedCache
+
+    heads = {"num_layers": 3, "num_kv_heads": 2, "head_dim": 16}
+    block_bytes = PagedCache.block_bytes(block_size=16, dtype="bf16", **heads)
+    config = configured(overlap=False, max_model_len=48, kv_cache_bytes=5 * block_bytes)
+    params = SamplingParams(max_new_tokens=22, ignore_eos=True, logprobs=0)
+    wanted = [(prompt, params) for prompt in prompts(12, 13, 14)]
+    assert_same(config, wanted, monkeypatch)
+    assert TOTALS[-1].num_preemptions > 0
+
+
+def test_steps_run_ahead_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens go from step to step on the device, also to other rows when some have ended."""
+    rows: list[list[int]] = []
+    submit_ahead = CudaRunner.submit_ahead
+
+    def count(self: CudaRunner, step: _native.Step, logit_rows: list[int]) -> None:
+        rows.append(logit_rows)
+        submit_ahead(self, step, logit_rows)
+
+    monkeypatch.setattr(CudaRunner, "submit_ahead", count)
+    monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)  # the emulator takes its time
+    common = SamplingParams(ignore_eos=True, temperature=0.7, seed=5, logprobs=1)
+    wanted = [
+        (prompt, replace(common, max_new_tokens=count))
+        for prompt, count in zip(prompts(2, 2, 2), (3, 7, 9), strict=True)
+    ]
+    ahead = assert_same(configured(), wanted, monkeypatch)
+    assert [0, 1, 2] in rows
+    assert [1, 2] in rows
+    num_ahead = len(rows)
+    assert ahead == run(outcomes(configured(overlap=False), wanted), 110)
+    assert len(rows) == num_ahead
+
+
+def test_masks_of_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llguidance")
+    pattern = "[a-f]{3}(-[0-9]{2}){2}"
+    rules = SamplingParams(grammar=Grammar.regex(pattern), temperature=1.5, max_new_tokens=30)
+    wanted = [((40,), replace(rules, seed=seed)) for seed in range(2)]
+    wanted.append(((41,), SamplingParams(max_new_tokens=4, ignore_eos=True)))
+    results = assert_same(configured(overlap=False), wanted, monkeypatch)
+    for events in results[:2]:
+        assert re.fullmatch(pattern, "".join(event.text for event in events))
+
+
+class Rerun:
+    """Captures by keeping the function, as a stand-in for ``CudaCapture``."""
+
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        return run
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_captured_decode_steps(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded to the same shapes from the first step on, both launchers give the same bits."""
+    monkeypatch.setattr(torch_runner, "make_capture", lambda *_: Rerun())
+    monkeypatch.setattr(decode_graphs, "NUM_MISSES", 1)
+    monkeypatch.setattr(decode_graphs, "FIRST_NUM_KEYS", 32)
+    monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)
+    wanted = [(prompt, replace(params, max_new_tokens=6)) for prompt, params in requests()[1:7]]
+    assert_same(configured(enforce_eager=False, overlap=overlap), wanted, monkeypatch)
+    state = STATES[-1]
+    assert state.num_captured >= 2
+    assert state.num_replayed > state.num_captured
+    assert state.capture_error == ""
+
+
+def test_what_is_idle_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shape that was missed is captured while nothing runs, without a request that waits."""
+    monkeypatch.setenv("LMI_OPS", CPP)
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True)
+
+    async def main() -> None:
+        async with Engine(configured(enforce_eager=False)) as engine:
+            runner = engine._core._runner  # type: ignore[union-attr]
+            assert isinstance(runner, CudaRunner)
+            first = await collect(engine, [5, 6], params)
+            await until(lambda: runner._steps.list.state().num_captured == 1)
+            assert runner._steps.list.state().num_replayed == 0
+            again = await collect(engine, [5, 6], params)
+            assert [event.token_id for event in again] == [event.token_id for event in first]
+            assert runner._steps.list.state().num_replayed == 2
+
+    run(main())
+
+
+def test_a_shape_that_cannot_be_captured(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Steps go on kernel by kernel, and the log says why."""
+    config = unsupported_by_cublaslt(tmp_path, monkeypatch, enforce_eager=False)
+    monkeypatch.setattr(cuda_runner, "row_counts", lambda most: [12])
+    monkeypatch.setattr(decode_graphs, "NUM_MISSES", 1)
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True)
+    assert len(run(outcomes(config, [((5, 6), params)]))[0]) == 4
+    assert "kernel by kernel: capturing them failed: linear_dense: the heuristic" in caplog.text
+    assert STATES[-1].num_captured == 0
+
+
+def test_a_failed_step_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = unsupported_by_cublaslt(tmp_path, monkeypatch)
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True)
+
+    async def main() -> None:
+        async with Engine(config, check_integrity=True) as engine:
+            before = await collect(engine, [5, 6], params)
+            with pytest.raises(EngineError, match="linear_dense: the heuristic of cuBLASLt"):
+                await collect(engine, list(range(9, 29)), params)
+            after = await collect(engine, [5, 6], params)
+            assert [e.token_id for e in after] == [e.token_id for e in before]
+            assert engine.healthy
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def unsupported_by_cublaslt(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, **changes: object
+) -> EngineConfig:
+    """A model whose products of more than 8 rows find no algorithm."""
+    monkeypatch.setenv("LMI_OPS", CPP)
+    monkeypatch.setattr(cublaslt, "WORKSPACE_BYTES", 256)
+    model = make_checkpoint(
+        directory / "model",
+        "llama2",
+        dtype="bfloat16",
+        num_hidden_layers=1,
+        intermediate_size=1008,
+    )
+    return replace(configured(**changes), model=model)
+
+
+def test_closing_while_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMI_OPS", CPP)
+    monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)
+    params = SamplingParams(max_new_tokens=100, ignore_eos=True)
+
+    async def main() -> None:
+        async with Engine(configured(enforce_eager=False)) as engine:
+            tasks = [asyncio.create_task(collect(engine, [5, i], params)) for i in range(3)]
+            await until(lambda: engine.stats().totals.num_generated_tokens > 4)
+            await engine.stop(drain=False)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(main())
+    assert STATES
