@@ -17,7 +17,7 @@ from tests.engine.harness import collect, run
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.engine import decode_graphs, torch_runner  # noqa: E402
+from lmi_core.engine import decode_graphs, device_runner, torch_runner  # noqa: E402
 from lmi_core.engine.device_memory import DeviceMemoryPlan  # noqa: E402
 from lmi_core.engine.step_memory import StepSizes  # noqa: E402
 from lmi_core.engine.widest_step import widest_arrays  # noqa: E402
@@ -65,7 +65,8 @@ class FakeMemory:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
     fake = FakeMemory()
-    monkeypatch.setattr(torch_runner, "memory_of", lambda device: fake)
+    for module in (device_runner, torch_runner):
+        monkeypatch.setattr(module, "memory_of", lambda device: fake)
     monkeypatch.setattr(
         torch_runner,
         "make_capture",
