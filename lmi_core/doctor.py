@@ -130,14 +130,18 @@ def _ops() -> list[Finding]:
     from lmi_core.ops import select
 
     try:
-        text = select.describe(select.select("cuda"))
+        chosen = select.select("cuda")
     except UserError as error:
         return [Finding("GPU ops", str(error), is_problem=True)]
     try:
         invariant = select.describe(select.select_invariant("cuda"))
     except UserError as error:
         invariant = str(error)
-    return [Finding("GPU ops", text), Finding("deterministic", invariant)]
+    return [
+        Finding("GPU ops", select.describe(chosen)),
+        Finding("GPU launches", select.describe_launch(chosen)),
+        Finding("deterministic", invariant),
+    ]
 
 
 def _cuda_kernels() -> Finding:

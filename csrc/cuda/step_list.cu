@@ -144,6 +144,12 @@ int32_t LmiStepList::add(int32_t node, int32_t rows, const void* args) {
     case LMI_NODE_LINEAR_PACKED:
       nodes_.push_back(linear_packed_node(*static_cast<const LmiLinearPacked*>(args), rows));
       return kOk;
+    case LMI_NODE_QUANTIZE_ROWS:
+      nodes_.push_back(quantize_rows_node(*static_cast<const LmiQuantizeRows*>(args), rows));
+      return kOk;
+    case LMI_NODE_LINEAR_QUANTIZED:
+      nodes_.push_back(linear_quantized_node(*static_cast<const LmiLinearQuantized*>(args), rows));
+      return kOk;
     case LMI_NODE_SAMPLE:
       sampler_.set(*static_cast<const LmiSample*>(args));
       return kOk;

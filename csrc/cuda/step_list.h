@@ -54,6 +54,8 @@ enum {
   LMI_NODE_LINEAR = 7,            /* LmiLinearDense; few rows by linear_few_rows where it can */
   LMI_NODE_LINEAR_PACKED = 8,     /* LmiLinearPacked */
   LMI_NODE_SAMPLE = 9,            /* LmiSample: all but logits, modified, vocab_size; once, last */
+  LMI_NODE_QUANTIZE_ROWS = 10,    /* LmiQuantizeRows */
+  LMI_NODE_LINEAR_QUANTIZED = 11, /* LmiLinearQuantized */
 };
 enum { LMI_TOKEN_ROWS = 0, LMI_LOGIT_ROWS = 1 };
 /* The arguments are copied; what they point to must outlive the list. */

@@ -108,4 +108,20 @@ Launch linear_packed_node(const LmiLinearPacked& given, int32_t rows) {
   };
 }
 
+Launch quantize_rows_node(const LmiQuantizeRows& given, int32_t rows) {
+  return [given, rows](const StepContext& step, void* stream) {
+    LmiQuantizeRows args = given;
+    args.num_rows = step.num_rows(rows);
+    return lmi_cuda_quantize_rows(&args, stream);
+  };
+}
+
+Launch linear_quantized_node(const LmiLinearQuantized& given, int32_t rows) {
+  return [given, rows](const StepContext& step, void* stream) {
+    LmiLinearQuantized args = given;
+    args.num_rows = step.num_rows(rows);
+    return lmi_cuda_linear_quantized(&args, stream);
+  };
+}
+
 }  // namespace lmi::cuda

@@ -33,5 +33,7 @@ Launch rope_cache_write_node(const LmiRopeCacheWrite& given);
 Launch attention_node(const LmiAttention& given, size_t shape_id);
 Launch linear_node(const LmiLinearDense& given, int32_t rows);
 Launch linear_packed_node(const LmiLinearPacked& given, int32_t rows);
+Launch quantize_rows_node(const LmiQuantizeRows& given, int32_t rows);
+Launch linear_quantized_node(const LmiLinearQuantized& given, int32_t rows);
 
 }  // namespace lmi::cuda

@@ -166,6 +166,16 @@ def describe(chosen: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {', '.join(ops)}" for name, ops in groups.items())
 
 
+def describe_launch(chosen: Mapping[str, str]) -> str:
+    """Who launches the kernels of a step, and which ops keep C++ from it."""
+    others = [f"{op} ({chosen[op]})" for op in IMPLEMENTATIONS if chosen[op] != "native"]
+    if LAUNCH not in chosen:
+        return f"from Python ({VARIABLE}=native: from C++)"
+    if others:
+        return f"from Python for models with {', '.join(others)}, else from C++"
+    return "from C++"
+
+
 def has_flash() -> bool:
     """Whether the flash-attn package is installed."""
     return importlib.util.find_spec("flash_attn") is not None

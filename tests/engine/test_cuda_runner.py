@@ -126,6 +126,14 @@ def test_quantized_weights(quantize: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert_same(configured(quantize=quantize, overlap=False), wanted, monkeypatch)
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3fn"])
+def test_caches_of_8_bits(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second choice shares the prompt's blocks, and copies the last one."""
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True, temperature=1.0, n=2, seed=3)
+    wanted = [(prompt, params) for prompt in prompts(3, 20)]
+    assert_same(configured(kv_dtype=kv_dtype, overlap=False), wanted, monkeypatch)
+
+
 def test_long_contexts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
     wanted = [(prompt, params) for prompt in prompts(340, 5)]
@@ -136,10 +144,7 @@ def test_long_contexts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_preempted_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lmi_core.ops.paged_cache import PagedCache
-
-    heads = {"num_layers": 3, "num_kv_heads": 2, "head_dim": 16}
-    block_bytes = PagedCache.block_bytes(block_size=16, dtype="bf16", **heads)
+    block_bytes = 2 * 3 * 16 * 2 * 16 * 2  # keys, values; layers, tokens, heads, head size, bf16
     config = configured(overlap=False, max_model_len=48, kv_cache_bytes=5 * block_bytes)
     params = SamplingParams(max_new_tokens=22, ignore_eos=True, logprobs=0)
     wanted = [(prompt, params) for prompt in prompts(12, 13, 14)]

@@ -81,6 +81,25 @@ def test_native_kernels_run_only_where_asked_for(monkeypatch: pytest.MonkeyPatch
     assert select.load(chosen).rms_norm.__module__ == "lmi_core.ops.cuda.norm"
 
 
+def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", exc_type=ImportError)
+    from tests.ops.cuda_kernels import use_cuda_kernels
+
+    use_cuda_kernels(torch_device("cpu"), monkeypatch)
+    assert select.describe_launch(select.select("cpu", "")).startswith("from Python (")
+    chosen = select.select("cpu", "native")
+    assert select.describe_launch(chosen) == "from C++"
+    assert "launch" not in select.launched_from_python(chosen)
+    assert select.load(chosen).attention.__module__ == "lmi_core.ops.cuda.attention"
+    assert "launch" not in select.select("cpu", "native,launch:torch")
+    text = select.describe_launch(select.select("cpu", "native,attention:torch"))
+    assert text == "from Python for models with attention (torch), else from C++"
+    with pytest.raises(UserError, match="launch is by native or torch"):
+        select.select("cpu", "launch:triton")
+    # What the device can't run isn't launched there either.
+    assert "launch" not in select.select("cuda", "native")
+
+
 def test_what_runs_for_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.delenv("LMI_OPS", raising=False)

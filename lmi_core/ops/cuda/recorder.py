@@ -19,7 +19,8 @@ from lmi_core.ops.cuda.library import DTYPES as DTYPE_NUMBERS
 from lmi_core.ops.cuda.norm import most_columns
 from lmi_core.ops.cuda.step_list import StepList, StepListSizes
 from lmi_core.ops.packed_weight import PackedWeight
-from lmi_core.ops.paged_cache import PagedCache
+from lmi_core.ops.paged_cache import CacheScales, FixedScales, PagedCache
+from lmi_core.ops.quantized_rows import CODE_STRIDE
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, RowSymbol
 from lmi_core.ops.torch_weights import DTYPES as TORCH_DTYPES
 from lmi_core.ops.torch_weights import DeviceWeight, as_tensor
@@ -199,8 +200,9 @@ class StepRecorder:
         norm_eps: float,
     ) -> Handle:
         self._want_native("rope_cache_write")
-        store = self._cache(cache, "rope_cache_write")
-        keys = store.layers[layer][0]
+        store = self._cache(cache)
+        keys, _, scales = store.layers[layer]
+        fixed = scales if isinstance(scales, FixedScales) else FixedScales()
         q = self._value(self._act, num_q_heads * store.head_dim, "T")
         self._node(
             "rope_cache_write",
@@ -220,6 +222,9 @@ class StepRecorder:
             norm_eps=norm_eps,
             q_dtype=self._act,
             kv_dtype=keys.dtype,
+            key_scale=fixed.keys,
+            value_scale=fixed.values,
+            **_row_scales(store, layer),
         )
         return self._handle("rope_cache_write", q)
 
@@ -235,8 +240,9 @@ class StepRecorder:
         soft_cap: float,
     ) -> Handle:
         self._want_native("attention")
-        store = self._cache(cache, "attention")
-        keys = store.layers[layer][0]
+        store = self._cache(cache)
+        keys, _, scales = store.layers[layer]
+        fixed = scales if isinstance(scales, FixedScales) else FixedScales()
         num_kv_heads = keys.shape[1]
         reason = not_covered(self._act, keys.dtype, num_q_heads // num_kv_heads, store.head_dim)
         if reason:
@@ -253,9 +259,12 @@ class StepRecorder:
             num_kv_heads=num_kv_heads,
             head_dim=store.head_dim,
             window=window,
-            scale=scale,
+            scale=scale * fixed.keys,
             soft_cap=soft_cap,
             dtype=self._act,
+            kv_dtype=keys.dtype,
+            value_scale=fixed.values,
+            **_row_scales(store, layer),
         )
         return self._handle("attention", y)
 
@@ -282,28 +291,73 @@ class StepRecorder:
         value = cast(_Value, x.value)
         y = self._value(torch.float32, weight.num_outputs, x.rows)
         sizes = {"num_outputs": weight.num_outputs, "num_inputs": weight.num_inputs}
-        arguments: dict[str, object] = {"x": value, "bias": bias, "y": y, **sizes}
-        op = "linear_packed" if isinstance(weight, PackedWeight) else "linear"
-        self._want_native(op)
-        if value.dtype not in DTYPES:
-            raise NotNativeError(op, f"the CUDA kernel has no {str(value.dtype)[6:]} rows")
-        if isinstance(weight, PackedWeight):
+        if isinstance(weight, PackedWeight) and weight.quantizes_inputs:
+            self._quantized_product(value, weight, bias, y)
+        elif isinstance(weight, PackedWeight):
+            self._want_multiplied("linear_packed", value)
             if weight.num_inputs % 8 != 0:
-                raise NotNativeError(op, f"the CUDA kernel has no {weight.num_inputs} inputs")
-            arguments |= {
-                "panels": weight.panels,
-                "group_size": weight.group_size,
-                "is_gated": weight.is_gated,
-            }
+                reason = f"the CUDA kernel has no rows of {weight.num_inputs} inputs"
+                raise NotNativeError("linear_packed", reason)
+            self._node(
+                "linear_packed",
+                x.rows,
+                x=value,
+                panels=weight.panels,
+                bias=bias,
+                y=y,
+                **sizes,
+                group_size=weight.group_size,
+                is_gated=weight.is_gated,
+                dtype=value.dtype,
+            )
         elif isinstance(weight, DeviceWeight) and weight.matrix.dtype == value.dtype:
-            reason = cublaslt.unusable_because()
-            if reason is not None:
-                raise NotNativeError(op, f"no cuBLASLt ({reason})")
-            arguments["weight"] = weight.matrix
+            self._want_multiplied("linear", value)
+            reason = cublaslt.unusable_because() or ""
+            if reason:
+                raise NotNativeError("linear", f"no cuBLASLt ({reason})")
+            matrix = weight.matrix
+            self._node(
+                "linear", x.rows, x=value, weight=matrix, bias=bias, y=y, **sizes, dtype=value.dtype
+            )
         else:
-            raise NotNativeError(op, f"weights of {type(weight).__name__}")
-        self._node(op, x.rows, dtype=value.dtype, **arguments)
+            raise NotNativeError("linear", f"weights of {type(weight).__name__}")
         return y
+
+    def _quantized_product(
+        self, x: _Value, weight: PackedWeight, bias: Tensor | None, y: _Value
+    ) -> None:
+        self._want_native("linear_quantized")
+        stride = -(-x.columns // CODE_STRIDE) * CODE_STRIDE
+        codes = self._value(torch.int8, stride, x.rows)
+        scales = self._value(torch.float32, 1, x.rows)
+        self._node(
+            "quantize_rows",
+            x.rows,
+            x=x,
+            codes=codes,
+            scales=scales,
+            num_columns=x.columns,
+            stride=stride,
+            dtype=x.dtype,
+        )
+        self._node(
+            "linear_quantized",
+            x.rows,
+            codes=codes,
+            row_scales=scales,
+            panels=weight.panels,
+            bias=bias,
+            y=y,
+            num_outputs=weight.num_outputs,
+            num_inputs=weight.num_inputs,
+            stride=stride,
+            is_gated=weight.is_gated,
+        )
+
+    def _want_multiplied(self, op: str, x: _Value) -> None:
+        self._want_native(op)
+        if x.dtype not in DTYPES:
+            raise NotNativeError(op, f"the CUDA kernel has no {str(x.dtype)[6:]} rows")
 
     def _gated(self, gate_up: _Value, activation: str) -> Handle:
         self._want_native("gated_activation")
@@ -323,10 +377,8 @@ class StepRecorder:
         if self._chosen[op] != "native":
             raise NotNativeError(op, f"it runs in {self._chosen[op]}")
 
-    def _cache(self, cache: KvCache, op: str) -> PagedCache:
+    def _cache(self, cache: KvCache) -> PagedCache:
         store = cast(PagedCache, cache)
-        if store.layers[0][2] is not None:
-            raise NotNativeError(op, "the CUDA kernel has no cache of int8")
         if store not in self._caches:
             self._caches.append(store)
         return store
@@ -395,6 +447,16 @@ class StepRecorder:
         num_bytes = num_rows * value.columns * value.dtype.itemsize
         part = arena[value.offset : value.offset + num_bytes]
         return part.view(value.dtype).view(num_rows, value.columns)
+
+
+def _row_scales(store: PagedCache, layer: int) -> dict[str, object]:
+    """Of int8 keys and values, where they lie when the list is built."""
+    if not isinstance(store.layers[layer][2], CacheScales):
+        return {}
+    return {
+        "key_scales": lambda: cast(CacheScales, store.layers[layer][2]).keys,
+        "value_scales": lambda: cast(CacheScales, store.layers[layer][2]).values,
+    }
 
 
 def _table_of(table: Tensor | _Value, scale: float) -> dict[str, object]:

@@ -25,6 +25,8 @@ NODES = {
     "linear": 7,
     "linear_packed": 8,
     "sample": 9,
+    "quantize_rows": 10,
+    "linear_quantized": 11,
 }
 
 
