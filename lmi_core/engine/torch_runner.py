@@ -24,7 +24,7 @@ from lmi_core.ops import select
 from lmi_core.ops.device_step import DeviceStep
 from lmi_core.ops.eager import EagerRecorder
 from lmi_core.ops.flash_choice import AttentionShape, prefer_flash
-from lmi_core.ops.paged_cache import KV_DTYPES, FixedScales, PagedCache
+from lmi_core.ops.paged_cache import KV_DTYPES, PagedCache
 from lmi_core.ops.pending_results import PendingResults
 from lmi_core.ops.sampling_inputs import SamplingInputs
 from lmi_core.ops.step_arrays import StepArrays

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from lmi_core.config.engine_config import EngineConfig
+from lmi_core.engine import loop
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.runner import RunnerInfo
@@ -406,6 +407,7 @@ def test_steps_run_ahead_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> Non
         submit_ahead(self, step, logit_rows)  # type: ignore[arg-type]
 
     monkeypatch.setattr(TorchRunner, "submit_ahead", count)
+    monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)  # whatever else the machine does
     config = config_of(cached_checkpoint("llama2"), "torch-cpu")
 
     async def generate(config: EngineConfig) -> list[list[int]]:
