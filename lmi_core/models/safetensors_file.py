@@ -17,6 +17,8 @@ from typing import Any
 from lmi_core.errors import ModelError
 
 MAX_HEADER_BYTES = 100_000_000
+_LFS_POINTER = b"version "
+"""How the text begins that a clone without Git LFS has in a large file's place."""
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
@@ -65,6 +67,11 @@ def fault(path: Path, problem: str) -> ModelError:
 def _read_header_bytes(path: Path, prefix: bytes, read: Any, file_bytes: int) -> tuple[bytes, int]:
     if len(prefix) < 8:
         raise fault(path, f"holds {file_bytes} bytes, too few for a header")
+    if prefix == _LFS_POINTER:
+        raise ModelError(
+            f"{path} is a Git LFS pointer, not the file: fetch what it stands for (git lfs pull)",
+            field=path.name,
+        )
     header_bytes = int.from_bytes(prefix, "little")
     if header_bytes > MAX_HEADER_BYTES:
         raise fault(path, f"header of {header_bytes} bytes is over {MAX_HEADER_BYTES}")

@@ -74,7 +74,7 @@ class ChatTemplate:
             )
         config_path = config_path or directory / "tokenizer_config.json"
         config = _read_json(config_path)
-        templates = _configured(config.get("chat_template"))
+        templates = _configured(config.get("chat_template"), config_path)
         origins = dict.fromkeys(templates, str(config_path))
         for name, path in {} if is_named else _template_files(directory).items():
             templates[name], origins[name] = _read_text(path), str(path)
@@ -137,9 +137,10 @@ class ChatTemplate:
             raise UserError(
                 f"The chat template refuses the messages: {error}", field="messages"
             ) from None
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        except Exception as error:  # a template is a program, which may fail in any way
             raise UserError(
-                f"The chat template fails on these messages: {error}", field="messages"
+                f"The chat template fails on these messages: {type(error).__name__}: {error}",
+                field="messages",
             ) from None
         return text if final is None else _cut_at_mark(text, final)
 
@@ -302,13 +303,23 @@ def _given(template: str, directory: Path) -> str:
     )
 
 
-def _configured(value: object) -> dict[str, str]:
+def _configured(value: object, path: Path) -> dict[str, str]:
     """``chat_template`` is one template, or a list of named ones."""
+    if value is None:
+        return {}
     if isinstance(value, str):
         return {"default": value}
-    if isinstance(value, list):
-        return {entry["name"]: entry["template"] for entry in value}
-    return {}
+    try:
+        templates = {entry["name"]: entry["template"] for entry in value}  # type: ignore[attr-defined]
+    except (TypeError, KeyError):
+        templates = {"": None}
+    if not all(isinstance(text, str) for pair in templates.items() for text in pair):
+        raise ModelError(
+            f"{path}: chat_template must be a text or a list of objects with the texts name and "
+            f"template, got {str(value)[:80]}",
+            field="chat_template",
+        )
+    return templates
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -122,6 +122,7 @@ def test_lies(tmp_path: Path, header: Any, num_data_bytes: int, message: str) ->
         (b"\x02\0\0\0", "holds 4 bytes"),
         (b"\x03" + bytes(7) + b"{}", "ends beyond the file's 10"),
         (b"\xff" * 8 + b"{}", "header of 18446744073709551615 bytes is over"),
+        (b"version https://git-lfs.github.com/spec/v1\n", r"a Git LFS pointer.*git lfs pull"),
     ],
 )
 def test_sizes(tmp_path: Path, content: bytes, message: str) -> None:

@@ -191,6 +191,19 @@ def test_missing_fields_render_empty_or_fail_cleanly() -> None:
         template.render([{"role": "user"}])
 
 
+@pytest.mark.parametrize("source", ["{% for i in range(10 ** 9) %}{% endfor %}", "{{ 1 // 0 }}"])
+def test_a_template_that_fails_in_any_way_is_no_fault_of_ours(source: str) -> None:
+    with pytest.raises(UserError, match=r"fails on these messages: (Overflow|ZeroDivision)Error: "):
+        ChatTemplate({"default": source}).render([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize("value", [5, [{"name": "default"}], ["x"], [{"name": "a", "template": 1}]])
+def test_a_template_of_another_type_names_the_file(tmp_path: Path, value: object) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: chat_template must be"):
+        ChatTemplate.load(tmp_path)
+
+
 def test_load(tmp_path: Path) -> None:
     assert ChatTemplate.load(tmp_path) is None
     config = {
