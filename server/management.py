@@ -82,7 +82,7 @@ class ManagementHandler:
         try:
             recipe = await registrar.recipe(arguments)
         except LmiError as error:
-            raise _load_error(error) from error
+            raise load_error(error) from error
         if self._models.has(recipe.name, recipe.version):
             message = f"Workflow {recipe.label} is already registered."
             raise HttpError(409, "BadRequestException", message)
@@ -93,7 +93,7 @@ class ManagementHandler:
         try:
             await self._models.load(model, keep_failed=False)
         except (LmiError, MemoryError, OSError) as error:
-            raise _load_error(error) from error
+            raise load_error(error) from error
         return _status(f'Model "{model.name}" registered.')
 
     async def list_models(self, request: web.Request) -> web.Response:
@@ -140,7 +140,7 @@ class ManagementHandler:
             try:
                 await self._models.load(model, keep_failed=True)
             except (LmiError, MemoryError, OSError) as error:
-                raise _load_error(error) from error
+                raise load_error(error) from error
         if model.endpoint is not None and isinstance(model.backend, HandlerBackend):
             model.backend.pool.scale(least, most)
 
@@ -195,7 +195,7 @@ def _check_workers(least: int, most: int, *, has_processes: bool) -> None:
         )
 
 
-def _load_error(error: Exception) -> HttpError:
+def load_error(error: Exception) -> HttpError:
     """How a model that can't be loaded is reported; what nobody expected is left to be a 500."""
     message = str(error)
     match error:

@@ -6,7 +6,8 @@ target model, else the body: the field ``model_name`` of a form, or where the pr
 format reference, 3.3. DJL-Serving leaves the target header to SageMaker, which sends the request to
 the model's own route; here it chooses as well.)
 
-A server with one model asks nothing: that model's own routes check the names they are given.
+A server with one model asks nothing: that model's own routes check the names they are given. With
+``model_url_pattern`` a name that isn't served may come with the model (``requested_models.py``).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from lmi_server.model_registry import ModelRegistry
 from lmi_server.properties import request_properties
 from lmi_server.protocols.base import HttpError
 from lmi_server.protocols.openai_errors import ModelNotFound
+from lmi_server.requested_models import RequestedModels
 from lmi_server.routes import Handler, Route
 
 MODEL = web.RequestKey("model", ServedModel)
@@ -47,16 +49,17 @@ class ModelChoice:
 
     def __init__(self, models: ModelRegistry) -> None:
         self._models = models
+        self._requested = RequestedModels.of(models)
 
     def handler(self, route: Route, dialect: Dialect) -> Handler:
         """The handler that an application has for a route of any model."""
         if route.is_server_wide:
             return route.handler
-        models, key = self._models, key_of(route)
+        models, requested, key = self._models, self._requested, key_of(route)
         names_in_body = dialect.name != "lmi" and route.method == "POST"
 
         async def choose(request: web.Request) -> web.StreamResponse:
-            model = models.sole
+            model = models.sole if requested is None else None
             if model is None:
                 model = await self._choose(request, dialect.name, names_in_body)
             request[MODEL] = model
@@ -71,6 +74,11 @@ class ModelChoice:
         model: ServedModel | None
         if name is not None:
             model = self._models.find(name, version)
+            if model is not None and not self._is_arriving(model):
+                return model
+            if self._requested is not None and dialect_name == "lmi":
+                given = {**request.query, **request_properties(request.headers)}
+                return await self._requested.arrive(name, version, given)
             if model is None:
                 raise self._unknown(name, version, dialect_name)
             return model
@@ -98,6 +106,12 @@ class ModelChoice:
         if not name:
             return None
         model = self._models.find(name, version)
+        if model is not None and not self._is_arriving(model):
+            return model
+        if self._requested is not None:
+            fields = {key: value.decode("utf-8", "replace") for key, value in items}
+            given = {**fields, **request_properties(request.headers)}
+            return await self._requested.arrive(name, version, given)
         if model is None:
             raise self._unknown(name, version, "lmi")
         return model
@@ -126,6 +140,9 @@ class ModelChoice:
         if model is None and (dialect_name != "tgi" or self._models.default is None):
             raise self._unknown(name, version, dialect_name)
         return model
+
+    def _is_arriving(self, model: ServedModel) -> bool:
+        return self._requested is not None and self._requested.is_arriving(model)
 
     def _any(self) -> ServedModel | None:
         return next((model for model in self._models if model.endpoint is not None), None)

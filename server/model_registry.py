@@ -22,10 +22,19 @@ log = logging.getLogger(__name__)
 
 
 class Registrar(Protocol):
-    """Checks what a management call asks for and says how to load it."""
+    """Checks what a management call or a request asks for and says how to load it."""
+
+    @property
+    def loads_on_request(self) -> bool:
+        """Whether requests may bring models of their own."""
+        ...
 
     async def recipe(self, arguments: Mapping[str, str]) -> Recipe:
         """Raises HttpError or UserError for what this server doesn't load."""
+        ...
+
+    async def requested_recipe(self, arguments: Mapping[str, str]) -> Recipe:
+        """As ``recipe``, for a model that a request brings."""
         ...
 
 

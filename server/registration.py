@@ -1,8 +1,8 @@
 """Models that are registered while the server runs: what may be loaded, and how.
 
 A model's URL must lie under the model store or match ``model_url_pattern``, so that whoever reaches
-the management routes doesn't choose among all files of the machine; a model's own Python code runs
-only with ``allow_custom_code``.
+the management routes doesn't choose among all files of the machine; requests may bring models from
+URLs of the pattern only. A model's own Python code runs only with ``allow_custom_code``.
 """
 
 from __future__ import annotations
@@ -48,6 +48,19 @@ class ConfiguredRegistrar:
         self._argv = tuple(argv)
         self._environ = dict(environ)
         self._server = server
+
+    @property
+    def loads_on_request(self) -> bool:
+        """Whether requests may bring models: where a pattern says which."""
+        return self._server.model_url_pattern is not None
+
+    async def requested_recipe(self, arguments: Mapping[str, str]) -> Recipe:
+        """As ``recipe``, but only the pattern counts; what it doesn't match is a 404."""
+        pattern, url = self._server.model_url_pattern, arguments["url"]
+        if pattern is None or not re.fullmatch(pattern, url):
+            message = f"Permission denied: {url[:200]} (it does not match model_url_pattern)"
+            raise HttpError(404, "ModelNotFoundException", message)
+        return await self.recipe(arguments)
 
     async def recipe(self, arguments: Mapping[str, str]) -> Recipe:
         """Raises HttpError for what isn't allowed, ConfigError for what can't be served."""

@@ -18,7 +18,7 @@ from lmi_server.options import ServerOptions
 from lmi_server.route_page import dialects
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import Served, eventually, http_request, serving_models
-from tests.server.test_management import FakeRegistrar
+from tests.server.managed import FakeRegistrar
 from tests.server.test_models import recipe
 
 TEMPLATE = ChatTemplate({"default": "{{ messages | length }}"})

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.server.test_management import managed
+from tests.server.managed import managed
 from tests.server.test_models import LMI, lmi_text
 
 

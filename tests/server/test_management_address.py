@@ -15,7 +15,7 @@ from lmi_core.errors import UserError
 from lmi_server.lifecycle import bind_all
 from lmi_server.options import Listening, ServerOptions
 from tests.server.harness import Served, serving
-from tests.server.test_management import managed
+from tests.server.managed import managed
 from tests.server.test_models import LMI, lmi_text
 from tests.server.test_process import running
 

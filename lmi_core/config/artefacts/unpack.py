@@ -17,7 +17,9 @@ from typing import IO, NamedTuple
 
 from lmi_core.errors import ModelError
 
-SUFFIXES = (".zip", ".jar", ".tar", ".tar.gz", ".tgz")
+SUFFIXES = (".zip", ".jar", ".tar", ".tar.gz", ".tgz", ".tar.z")
+_COMPRESS = b"\x1f\x9d"
+"""How the output of compress(1) begins; a .tar.z for DJL-Serving is a tar file under gzip."""
 _CHUNK_BYTES = 1 << 20
 _MAX_NAME = 1024
 _FAULTS = (
@@ -92,6 +94,9 @@ def _members(archive: Path, name: str) -> Iterator[_Member]:
 
 
 def _tar_members(archive: Path) -> Iterator[_Member]:
+    with archive.open("rb") as file:
+        if file.read(2) == _COMPRESS:
+            raise ValueError("it was packed by compress(1); pack it by gzip (tar -czf)")
     with tarfile.open(archive, "r:*") as tar:
         for info in tar:
             if info.isdir():

@@ -121,8 +121,8 @@ OPTIONS = (
         "Model URLs that may be loaded while the server runs.",
         honoured(
             None,
-            "models that POST /models may load from outside the model store, and archives that "
-            "load_models may name by http; no request loads one",
+            "models that POST /models may load from outside the model store, that requests bring "
+            "as model_url with a new model_name, and archives that load_models may name by http",
             test="tests/server/test_registration.py::test_only_urls_of_the_store_or_the_pattern_are_loaded",
         ),
     ),

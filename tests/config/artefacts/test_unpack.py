@@ -46,7 +46,7 @@ def unpacked(archive: Path, target: Path, limits: Limits = LIMITS) -> dict[str, 
     return {str(path.relative_to(target)): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("name", ["m.tar.gz", "m.TGZ", "m.tar", "m.zip", "m.jar"])
+@pytest.mark.parametrize("name", ["m.tar.gz", "m.TGZ", "m.tar.Z", "m.tar", "m.zip", "m.jar"])
 def test_what_was_packed_comes_out(tmp_path: Path, name: str) -> None:
     archive = tmp_path / name
     if name.lower().endswith(("zip", "jar")):
@@ -61,6 +61,13 @@ def test_what_was_packed_comes_out(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "out" / "empty").is_dir()
     # An archive's modes are not taken over.
     assert not (tmp_path / "out" / "b").stat().st_mode & (stat.S_ISUID | stat.S_IXUSR)
+
+
+def test_what_compress_packed_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "m.tar.Z"
+    archive.write_bytes(b"\x1f\x9d\x90" + bytes(100))
+    with pytest.raises(ModelError, match=r"packed by compress\(1\); pack it by gzip"):
+        unpacked(archive, tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "a\\..\\x", "..", "/"])
