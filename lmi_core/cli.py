@@ -35,7 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     With ``LMI_DEBUG=1`` in the environment the traceback is shown instead.
     """
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
+        _check_instruction_set(os.environ.get("LMI_INSTRUCTION_SET", ""), "LMI_INSTRUCTION_SET=")
         return _run(sys.argv[1:] if argv is None else list(argv))
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -149,7 +154,7 @@ def build_engine_config(args: argparse.Namespace) -> EngineConfig:
     """The engine's configuration from parsed arguments."""
     from lmi_core.config.engine_config import EngineConfig
 
-    _check_instruction_set(args.instruction_set)
+    _check_instruction_set(args.instruction_set, "--instruction-set ")
     model: Path = args.model or DEMO_MODEL
     name = model.resolve().name
     return EngineConfig(
@@ -175,7 +180,7 @@ def build_engine_config(args: argparse.Namespace) -> EngineConfig:
     )
 
 
-def _check_instruction_set(name: str) -> None:
+def _check_instruction_set(name: str, given_as: str) -> None:
     if not name:
         return
     from lmi_core._native import instruction_sets
@@ -183,7 +188,7 @@ def _check_instruction_set(name: str) -> None:
     if name not in instruction_sets():
         allowed = ", ".join(instruction_sets())
         raise UserError(
-            f"--instruction-set {name} is not available here; this machine runs {allowed}",
+            f"{given_as}{name} is not available here; this machine runs {allowed}",
             field="instruction_set",
         )
 

@@ -109,6 +109,10 @@ def name_of_hub_id(model_id: str) -> str:
     return re.sub(r"\W", "_", model_id) or "model"
 
 
+_OF_A_MODEL = ("serving.properties", "config.json", "model.py")
+"""Files that a directory has as a model; beside them, other directories belong to it."""
+
+
 def scan_store(store: Path, where: str, problems: Problems) -> list[ModelEntry]:
     """Return the models of a store: each directory or archive, or the store itself as one."""
     try:
@@ -119,7 +123,15 @@ def scan_store(store: Path, where: str, problems: Problems) -> list[ModelEntry]:
         return []
     if not entries:
         return []
-    if not all(e.is_dir() or e.name.lower().endswith(SUFFIXES) for e in entries):
+    others = [e for e in entries if not e.is_dir() and not e.name.lower().endswith(SUFFIXES)]
+    if others:
+        if not any(e.name in _OF_A_MODEL for e in others) and len(others) < len(entries):
+            problems.warn(
+                where,
+                f"model store {store} is read as one model, for it holds {others[0].name[:80]!r}, "
+                "which is neither a directory nor an archive; move that away to serve what is "
+                "beside it",
+            )
         return [ModelEntry(url=str(store), name=name_of(str(store)), where=where)]
     models = []
     for entry in entries:

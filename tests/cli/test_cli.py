@@ -188,6 +188,21 @@ def test_a_full_disk_is_said_in_one_line() -> None:
     assert result.stderr == "lmi: the output can't be written: No space left on device\n"
 
 
+def test_closed_output_is_no_error() -> None:
+    script = f"{sys.executable} -m lmi_core doctor >&-"
+    result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
+    assert result.stderr == ""
+
+
+def test_an_unknown_level_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LMI_INSTRUCTION_SET", "sse9")
+    assert main(["generate", "x"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("lmi: LMI_INSTRUCTION_SET=sse9 is not available here; this machine")
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [

@@ -87,7 +87,17 @@ def test_a_store_with_files_is_one_model(tmp_path):
     store = tmp_path / "model"
     (store / "adapters").mkdir(parents=True)
     (store / "serving.properties").touch()
-    assert [e.name for e in scan_store(store, "", Problems())] == ["model"]
+    problems = Problems()
+    assert [e.name for e in scan_store(store, "", problems)] == ["model"]
+    assert not problems.warnings
+
+
+def test_a_stray_file_that_makes_a_store_one_model_is_named(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "notes.txt").touch()
+    problems = Problems()
+    assert len(scan_store(tmp_path, "-s", problems)) == 1
+    assert "read as one model, for it holds 'notes.txt'" in str(problems.warnings[0])
 
 
 @pytest.mark.parametrize("name", ["absent", "\ud800", "a\0b", "x" * 5000])
