@@ -11,25 +11,25 @@ less the size of the packed weights; an embedding's rows, which stay in the chec
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import shutil
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.checkpoints import SHAPES, checkpoint
 from bench.peers.load import LMI, wave
 from bench.peers.work import WORKS, make_prompts, text_of
 from bench.server_process import ServerProcess, started
+from bench.starts import parse, report, starts_parser
 from bench.startup import SERVE, memory_mb
 
 CACHE = Path("build/footprint")
 WRITE_TIMEOUT_S = 300.0
 SERVE_TIMEOUT_S = 600.0
+_COLUMNS = "| shape | dtype | KV | first start s | later starts s | packed MB | above, MB |"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def serve(server: ServerProcess) -> None:
 
 
 def row(figures: Footprint) -> str:
-    """One row under the header that ``main`` prints."""
+    """One row under ``_COLUMNS``."""
     return (
         f"| {figures.shape} | {figures.dtype} | {figures.kv_dtype} | {figures.first_start_s:.2f} |"
         f" {figures.start_s:.2f} (worst {figures.worst_start_s:.2f} of {figures.num_starts}) |"
@@ -121,23 +121,14 @@ def row(figures: Footprint) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = starts_parser(__doc__, "after the first")
     parser.add_argument("--shape", choices=[name for name in SHAPES if name != "near-zero"])
     parser.add_argument("--dtype", choices=("bf16", "fp32", "int8", "int4"), default="bf16")
     parser.add_argument("--kv-dtype", choices=("auto", "bf16", "fp32", "int8"), default="auto")
-    parser.add_argument("--starts", type=int, default=5, help="after the first")
-    parser.add_argument("--json", action="store_true")
     parser.set_defaults(shape="1.1b")
-    args = parser.parse_args()
-    if args.starts < 1:
-        parser.error("--starts must be at least 1")
+    args = parse(parser)
     figures = measure(args.shape, args.dtype, args.kv_dtype, args.starts)
-    if args.json:
-        print(json.dumps(asdict(figures)))
-        return
-    print("| shape | dtype | KV | first start s | later starts s | packed MB | above, MB |")
-    print("|---|---|---|---|---|---|---|")
-    print(row(figures))
+    report(figures, _COLUMNS, row(figures), as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,18 @@ from the creation of the process to the first 200 of ``GET /ping``.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.server_process import cpu_ns, started
+from bench.starts import parse, report, starts_parser
 
 SERVE = (sys.executable, "-m", "lmi_core", "serve")
+_COLUMNS = "| model | seconds to first /ping | resident MB | idle CPU % | environment MB |"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def disk_mb(directory: Path) -> float:
 
 
 def row(figures: Startup) -> str:
-    """One row under the header that ``main`` prints."""
+    """One row under ``_COLUMNS``."""
     venv = "-" if figures.venv_mb is None else f"{figures.venv_mb:.0f}"
     return (
         f"| {figures.model} | {figures.median_s:.2f} (worst {figures.worst_s:.2f} "
@@ -99,22 +99,13 @@ def row(figures: Startup) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = starts_parser(__doc__)
     parser.add_argument("model", nargs="?", help="model directory (the server's default)")
-    parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--idle-seconds", type=float, default=30.0)
     parser.add_argument("--venv", type=Path, help="environment whose size is measured")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    if args.starts < 1:
-        parser.error("--starts must be at least 1")
+    args = parse(parser)
     figures = measure([args.model] if args.model else [], args.starts, args.idle_seconds, args.venv)
-    if args.json:
-        print(json.dumps(asdict(figures)))
-        return
-    print("| model | seconds to first /ping | resident MB | idle CPU % | environment MB |")
-    print("|---|---|---|---|---|")
-    print(row(figures))
+    report(figures, _COLUMNS, row(figures), as_json=args.json)
 
 
 if __name__ == "__main__":

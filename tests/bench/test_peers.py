@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 import xml.etree.ElementTree
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.checkpoints import SHAPES, make_checkpoint, write_tokenizer
-from bench.peers import ours as real_ours
-from bench.peers import side as bench_side
-from bench.peers.driver import Load, arguments_of, parse_load
+from bench.checkpoints import SHAPES, write_tokenizer
+from bench.peers.driver import Load
 from bench.peers.install import Home, InstallError, install
 from bench.peers.llama_cpp import bench_figure
 from bench.peers.pairs import Pace, measure_pairs
@@ -97,17 +93,6 @@ def make_session(tmp_path: Path, **values: Any) -> Session:
     return Session(**(defaults | values))
 
 
-@pytest.fixture
-def started() -> Iterator[list[Side]]:
-    sides: list[Side] = []
-    yield sides
-    for one in sides:
-        one.stop()
-
-
-# ---- work
-
-
 def test_figures() -> None:
     prefill = figure_of(WORKS["prefill512"], [Timing(0.5, 0.5, 1)])
     assert prefill == Figure(1024.0, 500.0, None)
@@ -148,99 +133,6 @@ def test_prompts_that_share_a_prefix() -> None:
 def test_llama_bench_reports_a_rate() -> None:
     assert bench_figure(WORKS["prefill512"], 1024.0) == Figure(1024.0, 500.0, None)
     assert bench_figure(WORKS["decode1"], 100.0) == Figure(100.0, None, 10.0)
-
-
-# ---- processes
-
-
-def test_load_survives_the_command_line() -> None:
-    load = Load(Path("a b"), "bf16", 3, 5)
-    assert parse_load(arguments_of(load)) == load
-
-
-def test_driver(tmp_path: Path, started: list[Side]) -> None:
-    driver = side(write_model(tmp_path / "model"))
-    started.append(driver)
-    driver.start()
-    assert driver.about == {"over": "driver", "version": "1", "prompt": "any"}
-    assert driver.measure(WORKS["decode1"], 1).tokens_per_s == pytest.approx(100.0)
-    assert driver.measure(WORKS["prefill512"], 1).tokens_per_s == pytest.approx(100.0)
-    assert "noise on standard output" in (tmp_path / "model/engine.log").read_text()
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "message"),
-    [
-        ({"error": "no kernel"}, "ValueError: no kernel"),
-        ({"short": 1}, "wants 1 x 128 tokens"),
-        ({"dies_at": 1}, "exited with 9.*out of memory"),
-    ],
-)
-def test_driver_fails(
-    tmp_path: Path, started: list[Side], behaviour: dict[str, Any], message: str
-) -> None:
-    driver = side(write_model(tmp_path / "model", **behaviour))
-    started.append(driver)
-    driver.start()
-    with pytest.raises(SideError, match=message):
-        driver.measure(WORKS["decode1"], 1)
-
-
-def test_driver_does_not_start(tmp_path: Path, started: list[Side]) -> None:
-    driver = side(write_model(tmp_path / "model", no_start=True))
-    started.append(driver)
-    with pytest.raises(SideError, match="no such model"):
-        driver.start()
-
-
-def test_server(tmp_path: Path, started: list[Side]) -> None:
-    served = server(write_model(tmp_path / "model"))
-    started.append(served)
-    served.start()
-    figure = served.measure(WORKS["serve8"], 1)
-    assert figure.tokens_per_s > 0
-    assert figure.first_token_ms is not None
-    assert figure.first_token_ms > 0
-
-
-def test_a_shared_prefix_is_asked_for_first(
-    tmp_path: Path, started: list[Side], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served: Any = server(write_model(tmp_path / "model"))
-    started.append(served)
-    served.start()
-    waves = []
-
-    async def wave(port: int, api: Any, texts: list[str], num_new: int, timeout_s: float) -> Any:
-        waves.append(([len(text) for text in texts], num_new))
-        return [Timing(0.1, 1.1, num_new)] * len(texts)
-
-    monkeypatch.setattr(bench_side, "wave", wave)
-    assert served.measure(WORKS["prefix8"], 1).first_token_ms == pytest.approx(100)
-    assert waves == [([1024], 1), ([1056] * 8, 32)]
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "message"), [({"short": 1}, "8 x 128"), ({"status": 503}, "503")]
-)
-def test_server_fails(
-    tmp_path: Path, started: list[Side], behaviour: dict[str, Any], message: str
-) -> None:
-    served = server(write_model(tmp_path / "model", **behaviour))
-    started.append(served)
-    served.start()
-    with pytest.raises(SideError, match=message):
-        served.measure(WORKS["serve8"], 1)
-
-
-def test_nothing_is_left_running(tmp_path: Path) -> None:
-    driver: Any = side(write_model(tmp_path / "model"))
-    driver.start()
-    process_id = driver._process._process.pid
-    driver.stop()
-    driver.stop()
-    with pytest.raises(ProcessLookupError):
-        os.kill(process_id, 0)
 
 
 # ---- pairs and rows
@@ -324,9 +216,6 @@ def test_a_row_goes_on_only_for_the_same_code_and_machine(tmp_path: Path) -> Non
         assert resume(make_row(**change), tmp_path).pairs == []
 
 
-# ---- sessions
-
-
 def test_session_measures_both_ways(tmp_path: Path) -> None:
     peer = FakePeer(tmp_path / "homes", token_s=0.01)
     session = make_session(tmp_path)
@@ -387,9 +276,6 @@ def test_peer_that_does_not_come_up_fails_its_rows(
     assert load_rows(session.results) == []
 
 
-# ---- installation
-
-
 def test_installation_is_remembered(tmp_path: Path) -> None:
     peer = FakePeer(tmp_path)
     assert not peer.is_installed
@@ -425,9 +311,6 @@ def test_installation_has_a_limit(tmp_path: Path) -> None:
         Home(tmp_path).run("false")
 
 
-# ---- what is shown
-
-
 def test_table_can_be_pasted() -> None:
     rows = [
         make_row(pairs=[pair(2.0, 1.0), pair(3.0, 1.0)]),
@@ -449,29 +332,3 @@ def test_plot_is_a_picture() -> None:
     ahead, behind = (float(circle.get("cx", "nan")) for circle in circles)
     assert ahead > behind
     assert xml.etree.ElementTree.fromstring(svg([])) is not None
-
-
-# ---- our own sides
-
-
-@pytest.mark.parametrize(
-    ("make_side", "work"),
-    [(real_ours.engine_side, "decode1"), (real_ours.server_side, "serve8")],
-)
-def test_ours(tmp_path: Path, started: list[Side], make_side: Any, work: str) -> None:
-    checkpoint = make_checkpoint(SHAPES["near-zero"], tmp_path / "model")
-    ours: Side = make_side(Load(checkpoint, "bf16", 1, 8))
-    started.append(ours)
-    ours.start()
-    figure = ours.measure(WORKS[work], 1)
-    assert figure.tokens_per_s > 0
-    assert figure.per_token_ms is not None
-
-
-def test_ours_asked_for_completions(tmp_path: Path, started: list[Side]) -> None:
-    checkpoint = make_checkpoint(SHAPES["near-zero"], tmp_path / "model")
-    ours = real_ours.server_side(Load(checkpoint, "bf16", 1, 8), asks_completions=True)
-    started.append(ours)
-    ours.start()
-    figure = ours.measure(Work("small", "serve", 8, 16, 8, asks_completions=True), 1)
-    assert figure.tokens_per_s > 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 
+from lmi_core.config.host import Host
 from lmi_core.config.resolve import examine, resolve
+from tests.checkpoints import cached_checkpoint
 
 from .cases import CPU, NO_CACHE
 
@@ -48,3 +51,24 @@ def resolved():
         return resolve(argv, {**NO_CACHE, **(environ or {})}, host)
 
     return run
+
+
+@pytest.fixture
+def configured(tmp_path):
+    """Return a function from what is written to the native engine's configuration."""
+    numbers = itertools.count()
+    checkpoint = cached_checkpoint("llama2", dtype="bfloat16")
+
+    def configure(properties="", argv=(), environ=None):
+        directory = tmp_path / f"model{next(numbers)}"
+        directory.mkdir()
+        for path in checkpoint.iterdir():
+            (directory / path.name).symlink_to(path)
+        if properties:
+            (directory / "serving.properties").write_text(properties)
+        arguments = argv if "--model-id" in argv else [*argv, str(directory), "--prefer-native"]
+        arguments = [str(directory) if a == "MODEL" else a for a in arguments]
+        deployment = resolve(arguments, environ or {}, Host())
+        return deployment.models[0].engine_config(directory)
+
+    return configure

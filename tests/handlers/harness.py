@@ -17,7 +17,23 @@ from lmi_core.handlers.call import HandlerAnswer, HandlerRequest
 from lmi_core.handlers.errors import FailureKind, HandlerError
 from lmi_core.handlers.pool import HandlerPool
 
-HANDLER = """
+WAYS_TO_FAIL = """
+import os
+
+def fail(inputs):
+    raise ValueError("it is é")
+
+def die(inputs):
+    os._exit(3)
+
+def loop(inputs):
+    while True:
+        pass
+"""
+"""Functions of handlers, for those that call one by a request's word."""
+
+HANDLER = (
+    """
 import os, sys, time
 from djl_python import Input, Output
 
@@ -59,9 +75,6 @@ def batch(inputs):
             output.add_property(f"batch_{i}_x-number", i)
     return output
 
-def fail(inputs):
-    raise ValueError("it is é")
-
 def memory(inputs):
     raise MemoryError("too much")
 
@@ -76,13 +89,6 @@ def refuse(inputs):
 
 def leave(inputs):
     sys.exit(5)
-
-def die(inputs):
-    os._exit(3)
-
-def loop(inputs):
-    while True:
-        pass
 
 def huge(inputs):
     return Output().add(b"x" * 5000)
@@ -130,6 +136,8 @@ def loud(inputs):
     print("to the log", file=sys.stderr)
     return Output().add("said")
 """
+    + WAYS_TO_FAIL
+)
 
 
 def write(directory: Path, text: str) -> HandlerConfig:

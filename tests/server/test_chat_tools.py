@@ -15,12 +15,11 @@ from lmi_core.errors import UserError
 from lmi_core.structured.guidance import GuidanceLibrary
 from lmi_core.text.chat import ChatTemplate
 from lmi_core.text.tokenizer import Tokenizer
-from lmi_core.text.tool_calls import CallStart, Content, ToolCallParser
-from lmi_core.text.tools import ToolStyle, call_grammar, free_grammar, tool_of
+from lmi_core.text.tool_calls import ToolCallParser
+from lmi_core.text.tools import ToolStyle, call_grammar, tool_of
 from lmi_server.protocols.base import Call, Plan
 from lmi_server.protocols.openai import OpenAIProtocol
-from tests.server.test_structured import HOT, MESSAGES, loaded, run, serving_demo
-from tests.structured.test_guidance import matches
+from tests.server.test_structured import HOT, MESSAGES, loaded, run
 
 WEATHER = {
     "type": "function",
@@ -342,71 +341,5 @@ def test_grammars_of_calls_are_understood_by_the_parser() -> None:
                     assert parser.num_calls == 1, written
                     arguments = "".join(piece.text for piece in pieces[1:])  # type: ignore[union-attr]
                     json.loads(arguments)
-
-    asyncio.run(use())
-
-
-STRICT_WEATHER = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
-
-
-def said(name: str, arguments: str, *, key: str = "arguments", tags: bool = True) -> str:
-    call = f'{{"name": "{name}", "{key}": {arguments}}}'
-    return f"<tool_call>\n{call}\n</tool_call>" if tags else call
-
-
-GOOD, BAD = '{"city": "Oslo", "days": 3}', '{"city": "Oslo", "days": "x"}'
-
-
-@pytest.mark.parametrize("is_parallel", [False, True])
-@pytest.mark.parametrize("style", ToolStyle)
-def test_text_is_free_but_for_the_arguments_of_strict_tools(
-    style: ToolStyle, is_parallel: bool
-) -> None:
-    tools = [tool_of(STRICT_WEATHER), tool_of(NOW)]
-    grammar = free_grammar(tools, style, is_parallel=is_parallel)
-    key = "arguments" if style is ToolStyle.HERMES else "parameters"
-    good, bad = said("weather", GOOD, key=key), said("weather", BAD, key=key)
-    for text in ("", "Hello { you }", 'Say <tool> "x"\n1 < 2', good, f"Well. {good}"):
-        assert matches(grammar, text), text
-    assert matches(grammar, said("now", '{"any": ["thing"]}', key=key))
-    assert matches(grammar, good + good) == is_parallel
-    for text in (bad, f"Well. {bad}", good + bad, "<tool_call>no", said("other", "{}", key=key)):
-        assert not matches(grammar, text), text
-    # A call without tags is one in Llama's style only.
-    is_text = style is ToolStyle.HERMES
-    assert matches(grammar, said("weather", GOOD, key=key, tags=False))
-    assert matches(grammar, said("weather", BAD, key=key, tags=False)) == is_text
-    assert matches(grammar, f" \n{said('weather', BAD, key=key, tags=False)}") == is_text
-
-
-def test_strict_tools_of_a_free_choice_have_a_grammar() -> None:
-    for choice in (None, "auto"):
-        plan = plan_of(tools=[STRICT_WEATHER, NOW], tool_choice=choice)
-        assert plan.requests[0].params.grammar is not None
-        assert plan_of(tools=TOOLS, tool_choice=choice).requests[0].params.grammar is None
-
-
-def test_calls_without_tags_are_text_where_the_grammar_knows_tags_only() -> None:
-    text = said("weather", BAD, tags=False)
-    assert ToolCallParser({"weather"}, needs_tags=True).push(text) == [Content(text)]
-    assert isinstance(ToolCallParser({"weather"}).push(text)[0], CallStart)
-
-
-def test_strict_must_be_a_truth_value() -> None:
-    tool = {"type": "function", "function": {"name": "f", "strict": "yes"}}
-    with pytest.raises(UserError, match=r"tools\[0\]\.function\.strict"):
-        plan_of(tools=[tool])
-
-
-def test_a_bad_schema_of_a_tool_is_named() -> None:
-    async def use() -> None:
-        async with serving_demo(api="openai") as served:
-            tool = {"function": {"name": "f", "parameters": {"type": "strange"}}}
-            body = {"messages": MESSAGES, "tools": [tool], "tool_choice": "required"}
-            answer = await served.post(body, "/v1/chat/completions")
-            error = json.loads(answer.body)["error"]
-            assert answer.status == 400
-            assert error["param"] == "tools"
-            assert "strange" in error["message"]
 
     asyncio.run(use())

@@ -19,7 +19,7 @@ from lmi_server.metrics import Metrics
 from lmi_server.model_registry import ModelRegistry
 from lmi_server.options import ServerOptions
 from lmi_server.registration import ConfiguredRegistrar
-from tests.handlers.harness import write
+from tests.handlers.harness import WAYS_TO_FAIL, write
 from tests.server.harness import (
     Served,
     eventually,
@@ -28,7 +28,8 @@ from tests.server.harness import (
     serving_models,
 )
 
-HANDLER = """
+HANDLER = (
+    """
 import os, time
 from djl_python import Input, Output
 
@@ -51,16 +52,6 @@ def typed(inputs):
 
 def nothing(inputs):
     return None
-
-def fail(inputs):
-    raise ValueError("it is é")
-
-def die(inputs):
-    os._exit(3)
-
-def loop(inputs):
-    while True:
-        pass
 
 def huge(inputs):
     return Output().add(b"x" * 3_000_000)
@@ -87,6 +78,8 @@ def endless(inputs):
             yield ["x" * 1000]
     return Output().add_stream_content(items())
 """
+    + WAYS_TO_FAIL
+)
 
 
 @asynccontextmanager

@@ -33,7 +33,8 @@ OPTIONS = (
         flag=Flag("--max-concurrent-requests", "MAX_CONCURRENT_REQUESTS"),
         actions={
             "native": honoured(
-                "max_queue_size", test="tests/config/test_honoured.py::test_requests_that_may_wait"
+                "max_queue_size",
+                test="tests/config/test_honoured_limits.py::test_requests_that_may_wait",
             ),
             "vllm": mapped("max_queue_size"),
             "trtllm": mapped("max_queue_size"),

@@ -229,7 +229,8 @@ OPTIONS = (
         flag=Flag("--max-batch-size", "MAX_BATCH_SIZE"),
         actions={
             "native": honoured(
-                "max_num_seqs", test="tests/config/test_honoured.py::test_sequences_of_the_batch"
+                "max_num_seqs",
+                test="tests/config/test_honoured_limits.py::test_sequences_of_the_batch",
             ),
             "vllm": mapped("max_num_seqs"),
             "trtllm": mapped("max_batch_size"),
@@ -359,7 +360,7 @@ OPTIONS = (
         actions={
             "native": honoured(
                 "waiting_steps",
-                test="tests/config/test_honoured.py::test_new_requests_wait_for_steps",
+                test="tests/config/test_honoured_limits.py::test_new_requests_wait_for_steps",
             )
         },
     ),

@@ -16,7 +16,7 @@ OPTIONS = (
         actions={
             "native": honoured(
                 "max_model_len",
-                test="tests/config/test_honoured.py::test_length_of_a_sequence",
+                test="tests/config/test_honoured_limits.py::test_length_of_a_sequence",
             ),
             "vllm": mapped("max_model_len"),
         },

@@ -19,7 +19,7 @@ OPTIONS = (
         actions={
             "native": honoured(
                 "max_num_batched_tokens",
-                test="tests/config/test_honoured.py::test_tokens_of_a_step",
+                test="tests/config/test_honoured_limits.py::test_tokens_of_a_step",
             ),
             "vllm": mapped("max_num_batched_tokens"),
             "trtllm": mapped("max_num_tokens"),
@@ -42,7 +42,7 @@ OPTIONS = (
         actions={
             "native": honoured(
                 "max_model_len",
-                test="tests/config/test_honoured.py::test_length_of_a_sequence",
+                test="tests/config/test_honoured_limits.py::test_length_of_a_sequence",
             ),
             "vllm": mapped("max_model_len"),
             "trtllm": mapped("max_seq_len"),

@@ -4,6 +4,7 @@ from lmi_core.config.option import Action, Flag, Option, honoured, mapped, refus
 from lmi_core.config.value_type import Bool, Bytes, Choice, Int, Text, ValueType
 
 _TESTS = "tests/config/test_honoured.py"
+_LIMITS = "tests/config/test_honoured_limits.py"
 _CACHE = "tests/engine/test_repack_cache.py"
 _DEVICES = f"{_TESTS}::test_devices_give_the_same_greedy_tokens"
 _FP8_CACHE = honoured(
@@ -64,7 +65,7 @@ OPTIONS = (
         "kv_cache_bytes",
         Bytes(),
         "Bytes of the KV cache.",
-        native=honoured("kv_cache_bytes", test=f"{_TESTS}::test_bytes_of_the_cache"),
+        native=honoured("kv_cache_bytes", test=f"{_LIMITS}::test_bytes_of_the_cache"),
     ),
     Option(
         key="option.kv_cache_dtype",
@@ -166,7 +167,7 @@ OPTIONS = (
         False,
         honoured(
             "guaranteed_no_evict",
-            test=f"{_TESTS}::test_preemption_or_none",
+            test=f"{_LIMITS}::test_preemption_or_none",
         ),
     ),
 )

@@ -28,7 +28,7 @@ OPTIONS = (
         128,
         honoured(
             "max_model_len",
-            test="tests/config/test_honoured.py::test_length_of_a_sequence",
+            test="tests/config/test_honoured_limits.py::test_length_of_a_sequence",
         ),
     ),
     _neuron("unroll", Text("None or a number"), "Layers unrolled in the compiled graph."),

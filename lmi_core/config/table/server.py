@@ -80,7 +80,7 @@ OPTIONS = (
         honoured(
             None,
             "address to listen on",
-            test="tests/config/test_resolve.py::test_addresses",
+            test="tests/config/test_addresses.py::test_addresses",
         ),
         "http://127.0.0.1:8080",
     ),

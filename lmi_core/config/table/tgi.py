@@ -95,7 +95,7 @@ OPTIONS = (
         "Most tokens of one sequence, prompt and answer together.",
         honoured(
             "max_model_len",
-            test="tests/config/test_honoured.py::test_length_of_a_sequence",
+            test="tests/config/test_honoured_limits.py::test_length_of_a_sequence",
         ),
     ),
     _tgi(

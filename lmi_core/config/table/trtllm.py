@@ -36,7 +36,7 @@ OPTIONS = (
         honoured(
             None,
             "adds to option.max_output_len to give max_model_len",
-            test="tests/config/test_honoured.py::test_length_of_a_sequence",
+            test="tests/config/test_honoured_limits.py::test_length_of_a_sequence",
         ),
     ),
     _trt(
@@ -47,7 +47,7 @@ OPTIONS = (
         honoured(
             None,
             "adds to option.max_input_len to give max_model_len",
-            test="tests/config/test_honoured.py::test_length_of_a_sequence",
+            test="tests/config/test_honoured_limits.py::test_length_of_a_sequence",
         ),
     ),
     _trt(
@@ -57,7 +57,7 @@ OPTIONS = (
         None,
         honoured(
             "max_num_batched_tokens",
-            test="tests/config/test_honoured.py::test_tokens_of_a_step",
+            test="tests/config/test_honoured_limits.py::test_tokens_of_a_step",
         ),
     ),
     _trt("use_custom_all_reduce", Bool(), "All-reduce kernel for NVLink.", False),
@@ -78,7 +78,7 @@ OPTIONS = (
         "max_utilization",
         honoured(
             "guaranteed_no_evict",
-            test="tests/config/test_honoured.py::test_preemption_or_none",
+            test="tests/config/test_honoured_limits.py::test_preemption_or_none",
             convert={"max_utilization": False, "guaranteed_no_evict": True},
         ),
         "scheduler_config.capacity_scheduler_policy",
@@ -96,7 +96,9 @@ OPTIONS = (
         Int(1),
         "Sequences in the running batch; option.max_rolling_batch_size if absent.",
         None,
-        honoured("max_num_seqs", test="tests/config/test_honoured.py::test_sequences_of_the_batch"),
+        honoured(
+            "max_num_seqs", test="tests/config/test_honoured_limits.py::test_sequences_of_the_batch"
+        ),
         "max_batch_size",
     ),
     _trt(

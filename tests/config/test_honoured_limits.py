@@ -1,0 +1,176 @@
+"""What options say of the batch, its steps and its queue, seen in a running engine."""
+
+import asyncio
+
+import pytest
+
+from lmi_core.engine.outputs import FinishReason
+from lmi_core.engine.stats import NullObserver
+from lmi_core.errors import CapacityError, UserError
+from tests.config.test_honoured import PROMPT, TRTLLM, generate, params, run, running
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class StepWatch(NullObserver):
+    """Remembers the largest steps."""
+
+    def __init__(self):
+        self.max_num_seqs = self.max_num_tokens = 0
+
+    def on_step(self, step):
+        self.max_num_seqs = max(self.max_num_seqs, step.num_seqs)
+        self.max_num_tokens = max(self.max_num_tokens, step.num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("properties", "argv", "environ"),
+    [
+        ("option.max_rolling_batch_size=2\n", (), {}),
+        ("option.rolling_batch=vllm\noption.max_num_seqs=2\n", (), {}),
+        (f"{TRTLLM}option.max_num_sequences=2\n", (), {}),
+        ("", (), {"MAX_BATCH_SIZE": "2"}),
+        ("", ("--model-id", "MODEL", "--max-batch-size", "2"), {}),
+    ],
+)
+def test_sequences_of_the_batch(configured, properties, argv, environ):
+    watch = StepWatch()
+
+    async def main():
+        async with running(configured(properties, argv, environ), watch) as engine:
+            await asyncio.gather(*(generate(engine) for _ in range(5)))
+
+    run(main())
+    assert watch.max_num_seqs == 2
+
+
+def test_new_requests_wait_for_steps(configured):
+    """Steps of one sequence alone before the second, which came right after it, joins."""
+
+    class Sizes(StepWatch):
+        def __init__(self):
+            super().__init__()
+            self.num_seqs = []
+
+        def on_step(self, step):
+            self.num_seqs.append(step.num_seqs)
+
+    async def num_alone(steps):
+        watch = Sizes()
+        config = configured(f"option.waiting_steps={steps}\n")
+        async with running(config, watch) as engine:
+            first = engine.generate(PROMPT, params(40))
+            await anext(first)
+            second = asyncio.create_task(generate(engine))
+            assert len([event async for event in first]) == 39
+            assert len(await second) == 4
+        return watch.num_seqs.index(2)
+
+    async def main():
+        assert await num_alone(12) == 13
+        assert await num_alone(0) < 13
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("properties", "argv"),
+    [
+        ("option.max_rolling_batch_prefill_tokens=16\n", ()),
+        ("option.rolling_batch=vllm\noption.max_num_batched_tokens=16\n", ()),
+        (f"{TRTLLM}option.max_num_tokens=16\n", ()),
+        ("", ("--model-id", "MODEL", "--max-batch-prefill-tokens", "16")),
+    ],
+)
+def test_tokens_of_a_step(configured, properties, argv):
+    watch = StepWatch()
+    argv = (*argv, "--option", "max_rolling_batch_size=4")
+
+    async def main():
+        async with running(configured(properties, argv), watch) as engine:
+            await asyncio.gather(*(generate(engine) for _ in range(3)))
+
+    run(main())
+    assert watch.max_num_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("properties", "argv"),
+    [
+        ("option.max_model_len=24\n", ()),
+        ("engine=DeepSpeed\noption.max_tokens=24\n", ()),
+        ("option.entryPoint=djl_python.transformers_neuronx\noption.n_positions=24\n", ()),
+        (f"{TRTLLM}option.max_input_len=16\noption.max_output_len=8\n", ()),
+        ("", ("--model-id", "MODEL", "--max-total-tokens", "24")),
+    ],
+)
+def test_length_of_a_sequence(configured, properties, argv):
+    async def main():
+        async with running(configured(properties, argv)) as engine:
+            events = await generate(engine, PROMPT[:20], num_tokens=20)
+            assert len(events) == 4
+            assert events[-1].finish_reason is FinishReason.LENGTH
+            with pytest.raises(UserError, match="23"):
+                await generate(engine, PROMPT[:24])
+
+    run(main())
+
+
+def test_bytes_of_the_cache(configured):
+    async def main():
+        config = configured(
+            "option.kv_cache_bytes=64K\noption.block_size=16\noption.max_model_len=128\n"
+        )
+        async with running(config) as engine:
+            info = engine.info
+            assert 32 << 10 < info.runner.kv_cache_bytes <= 64 << 10
+            capacity = info.runner.num_blocks * 16
+            assert 128 <= capacity < 512
+            results = await asyncio.gather(*(generate(engine, (i, *PROMPT)) for i in range(8)))
+            assert {len(events) for events in results} == {4}
+            assert engine.stats().num_blocks == info.runner.num_blocks
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("properties", "num_preemptions"),
+    [
+        ("option.guaranteed_no_evict=true\n", False),
+        (f"{TRTLLM}option.batch_scheduler_policy=guaranteed_no_evict\n", False),
+        (f"{TRTLLM}option.batch_scheduler_policy=max_utilization\n", True),
+    ],
+)
+def test_preemption_or_none(configured, properties, num_preemptions):
+    sizes = ("kv_cache_bytes=64K", "block_size=16")
+    small = [argument for size in sizes for argument in ("--option", size)]
+    if "trtllm" in properties:
+        properties += "option.max_input_len=64\noption.max_output_len=64\n"
+    else:
+        properties += "option.max_model_len=128\n"
+
+    async def main():
+        async with running(configured(properties, small)) as engine:
+            results = [generate(engine, (i, *PROMPT[:15]), num_tokens=48) for i in range(4)]
+            assert {len(events) for events in await asyncio.gather(*results)} == {48}
+            assert bool(engine.stats().totals.num_preemptions) == num_preemptions
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("properties", "argv"),
+    [("job_queue_size=1\n", ()), ("", ("--model-id", "MODEL", "--max-concurrent-requests", "1"))],
+)
+def test_requests_that_may_wait(configured, properties, argv):
+    argv = (*argv, "--option", "max_rolling_batch_size=1")
+
+    async def main():
+        async with running(configured(properties, argv)) as engine:
+            tasks = [asyncio.create_task(generate(engine, num_tokens=64)) for _ in range(3)]
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            refused = [result for result in results if isinstance(result, CapacityError)]
+            assert len(refused) == 1
+            assert "at most 1 may" in str(refused[0])
+
+    run(main())
