@@ -129,7 +129,11 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--served-model-name", metavar="NAME", help="default: the directory's name")
     group.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda needs torch")
     group.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto")
-    group.add_argument("--quantize", choices=("int8", "int4"), help="quantise the weights at load")
+    group.add_argument(
+        "--quantize",
+        choices=("int8", "int4", "fp8"),
+        help="quantise the weights at load; fp8 with --device cuda only",
+    )
     group.add_argument(
         "--kv-dtype",
         choices=("auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2"),

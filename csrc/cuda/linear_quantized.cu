@@ -1,5 +1,5 @@
-// Products of int8 weights and rows quantised to int8 (W8A8), for up to 64 rows: bound by reading
-// the weight once.
+// Products of int8 or fp8 weights and rows quantised alike (W8A8), for up to 64 rows: bound by
+// reading the weight once.
 //
 // A block takes two panels, 32 outputs; its warps take every eighth group of 128 inputs. The bytes
 // of a panel are right operands as they are: a thread reads four inputs of four neighbouring
@@ -23,20 +23,18 @@ class QuantizedWarp {
   __device__ explicit QuantizedWarp(const LmiLinearQuantized& args)
       : args_(args), num_steps_(ceil_div(args.num_inputs, 4)) {
     const int column = fragment_group(lane_id());
-    // A panel past the last reads the last one's bytes; its outputs are not stored.
-    const int64_t panel = lower_of(static_cast<int>(blockIdx.x) * kWarpPanels + panel_of(column),
-                                   num_panels(args.num_outputs, args.is_gated != 0) - 1);
-    words_ = static_cast<const uint8_t*>(args.panels) + panel * panel_bytes(args.num_inputs, 0) +
-             kPanelHeaderBytes + panel_lane_of(column, 0) * 4;
+    words_ = near_panel(column) + panel_lane_of(column, 0) * 4;
   }
 
   __device__ void multiply() {
-    const int num_groups = ceil_div(args_.num_inputs, kGroupInputs);
+    const int num_groups = ceil_div(args_.num_inputs, kByteGroupInputs);
+    const uint8_t* panel = near_panel(fragment_pair(lane_id()));
     for (int group = warp_id(); group < num_groups; group += kWarps) {
 #pragma unroll
-      for (int first = 0; first < kGroupInputs; first += kStepInputs) {
-        multiply_step(group * kGroupInputs + first + lane_id() % 4 * 16);
+      for (int first = 0; first < kByteGroupInputs; first += kStepInputs) {
+        multiply_step(group * kByteGroupInputs + first + lane_id() % 4 * 16);
       }
+      sums_.end_group(panel, group);
     }
   }
 
@@ -57,6 +55,13 @@ class QuantizedWarp {
   }
 
  private:
+  // A panel past the last reads the last one's bytes; its outputs are not stored.
+  __device__ const uint8_t* near_panel(int column) const {
+    const int last = num_panels(args_.num_outputs, args_.is_gated != 0) - 1;
+    const int panel = static_cast<int>(blockIdx.x) * kWarpPanels + panel_of(column);
+    return panel_at<Codes>(args_, lower_of(panel, last));
+  }
+
   // This thread's 16 inputs from `input`.
   __device__ void multiply_step(int input) {
     Word4 weights[4];
@@ -85,7 +90,7 @@ class QuantizedWarp {
   // Past the last input is another panel, or nothing.
   __device__ Word4 load_weights(int step) const {
     if (step >= num_steps_) return {};
-    return *reinterpret_cast<const Word4*>(words_ + int64_t{step} * kPanelStepBytes);
+    return *reinterpret_cast<const Word4*>(words_ + byte_step_offset(step, Codes::kIsGrouped));
   }
 
   // Past the last input are zeros.
@@ -118,10 +123,9 @@ __global__ void __launch_bounds__(kThreads) linear_quantized_kernel(const LmiLin
     Sum sum = 0;
     for (int w = 0; w < kWarps; ++w) sum += partials[w * kRows * kOutputs + index];
     const int row = index / kOutputs;
-    const uint8_t* data =
-        static_cast<const uint8_t*>(args.panels) + panel * panel_bytes(args.num_inputs, 0);
+    const float scale = weight_scale_of<Codes>(args, panel, lane);
     args.y[int64_t{row} * args.num_outputs + output] =
-        finish_sum(args, static_cast<float>(sum), weight_scale_of(data, lane), row, output);
+        finish_sum(args, static_cast<float>(sum), scale, row, output);
   }
 }
 
@@ -155,5 +159,6 @@ int32_t lmi_cuda_linear_quantized(const LmiLinearQuantized* args, void* stream) 
     return fail("linear_quantized: codes, panels and y must start on 16 bytes");
   }
   if (args->num_rows > 16 * kMaxRowTiles) return launch_quantized_tiles(*args, stream);
-  return launch_few_rows<Int8>(*args, stream);
+  return with_codes(*args,
+                    [&](auto codes) { return launch_few_rows<decltype(codes)>(*args, stream); });
 }

@@ -16,6 +16,7 @@ constexpr int kPanels = 8;
 constexpr int kRowTiles = 4;  // of a warp
 constexpr int kStages = 4;
 constexpr int kStageInputs = 64;
+constexpr int kGroupStages = kByteGroupInputs / kStageInputs;
 constexpr int kStageSteps = kStageInputs / 4;
 constexpr int kPieceBytes = 16;
 constexpr int kRowPieces = kStageInputs / kPieceBytes;
@@ -44,13 +45,18 @@ class QuantizedBlock {
 
   __device__ void multiply() {
     const int num_stages = ceil_div(args_.num_inputs, kStageInputs);
+    // A panel past the last has the last one's scales; its outputs are not stored.
+    const int own = first_panel_ + warp_panel() + panel_of(fragment_pair(lane_id()));
+    const uint8_t* panel = panel_at<Codes>(args_, lower_of(own, num_panels_ - 1));
     for (int stage = 0; stage < kStages - 1; ++stage) start_copies(stage, stage < num_stages);
     for (int stage = 0; stage < num_stages; ++stage) {
       wait_for_copies<kStages - 2>();
       block_barrier();  // everybody's copies are there, and the stage before is free
       start_copies(stage + kStages - 1, stage + kStages - 1 < num_stages);
       multiply_stage(shared_memory() + stage % kStages * kStageBytes);
+      if (stage % kGroupStages == kGroupStages - 1) sums_.end_group(panel, stage / kGroupStages);
     }
+    if (num_stages % kGroupStages != 0) sums_.end_group(panel, num_stages / kGroupStages);
   }
 
   __device__ void store() const {
@@ -64,7 +70,7 @@ class QuantizedBlock {
         const int lane = panel_lane_of(at.column, tile);
         const int output = panel_output(panel, lane, args_.num_outputs, args_.is_gated != 0);
         if (output < 0) continue;
-        const float scale = weight_scale_of(panel_at(panel), lane);
+        const float scale = weight_scale_of<Codes>(args_, panel, lane);
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
           const int row = first_row_ + warp_row() + m * 16 + at.row;
@@ -79,10 +85,6 @@ class QuantizedBlock {
  private:
   __device__ static int warp_row() { return warp_id() / 4 * 16 * kRowTiles; }
   __device__ static int warp_panel() { return warp_id() % 4 * kWarpPanels; }
-
-  __device__ const uint8_t* panel_at(int panel) const {
-    return static_cast<const uint8_t*>(args_.panels) + panel * panel_bytes(args_.num_inputs, 0);
-  }
 
   // Of the stage, a group of its own; rows, panels and inputs that aren't there become zeros.
   __device__ void start_copies(int stage, bool is_there) const {
@@ -112,9 +114,9 @@ class QuantizedBlock {
   __device__ void start_panel_copy(uint8_t* target, int stage, int panel, int index) const {
     const int step = stage * kStageSteps + index / 4;
     const bool is_there = first_panel_ + panel < num_panels_ && step < num_steps_;
-    const uint8_t* source =
-        panel_at(is_there ? first_panel_ + panel : 0) + kPanelHeaderBytes +
-        (is_there ? int64_t{step} * kPanelStepBytes + index % 4 * kPieceBytes : 0);
+    const int64_t at =
+        is_there ? byte_step_offset(step, Codes::kIsGrouped) + index % 4 * kPieceBytes : 0;
+    const uint8_t* source = panel_at<Codes>(args_, is_there ? first_panel_ + panel : 0) + at;
     copy_async(target + panel_piece_offset(panel, index / 4, index % 4), source, is_there);
   }
 
@@ -149,8 +151,7 @@ class QuantizedBlock {
 };
 
 template <typename Codes>
-__global__ void __launch_bounds__(kThreads)
-    linear_quantized_tiles_kernel(const LmiLinearQuantized args) {
+__global__ void __launch_bounds__(kThreads) quantized_tiles_kernel(const LmiLinearQuantized args) {
   QuantizedBlock<Codes> block(args);
   block.multiply();
   block.store();
@@ -161,8 +162,10 @@ __global__ void __launch_bounds__(kThreads)
 int32_t launch_quantized_tiles(const LmiLinearQuantized& args, void* stream) {
   const Grid grid = {ceil_div(num_panels(args.num_outputs, args.is_gated != 0), kPanels),
                      ceil_div(args.num_rows, kRows)};
-  return launch("linear_quantized_tiles", linear_quantized_tiles_kernel<Int8>, grid, kThreads,
-                kStages * kStageBytes, stream, args);
+  return with_codes(args, [&](auto codes) {
+    return launch("linear_quantized_tiles", quantized_tiles_kernel<decltype(codes)>, grid, kThreads,
+                  kStages * kStageBytes, stream, args);
+  });
 }
 
 }  // namespace lmi::cuda

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define LMI_CUDA_VERSION 6 /* changes with any signature or struct here or in step_list.h */
+#define LMI_CUDA_VERSION 7 /* changes with any signature or struct here or in step_list.h */
 
 #if defined(__GNUC__)
 #define LMI_CUDA_API __attribute__((visibility("default")))
@@ -304,9 +304,9 @@ typedef struct {
 } LmiLinearPacked;
 LMI_CUDA_API int32_t lmi_cuda_linear_packed(const LmiLinearPacked* args, void* stream);
 
-/* Rows quantised to int8, each on its own: code = x / scale, rounded to nearest, ties to even,
- * where scale = largest magnitude / 127: 0 for a row of (next to) zeros, NaN for one that isn't
- * finite, and codes 0 in both. */
+/* Rows quantised each on its own: code = x / scale in code_type, LMI_I8 or LMI_E4M3, rounded to
+ * nearest, ties to even, where scale = largest magnitude / 127 or 448: 0 for a row of (next to)
+ * zeros, NaN for one that isn't finite, and codes 0 in both. */
 typedef struct {
   const void* x;  /* [num_rows, num_columns] in dtype */
   uint8_t* codes; /* [num_rows, stride], zeros past the columns; on 16 bytes */
@@ -315,12 +315,16 @@ typedef struct {
   int32_t num_columns;
   int32_t stride; /* a multiple of LMI_CODE_STRIDE */
   int32_t dtype;
+  int32_t code_type;
 } LmiQuantizeRows;
 #define LMI_CODE_STRIDE 128
 LMI_CUDA_API int32_t lmi_cuda_quantize_rows(const LmiQuantizeRows* args, void* stream);
 
-/* y = x weight^T + bias of rows as quantize_rows gives them and a weight in int8 panels: exact sums
- * of 32 bits, times both scales; so a row's result depends on that row alone. */
+/* y = x weight^T + bias of rows as quantize_rows gives them and a weight in panels of the same
+ * code_type: sums times both scales. int8 (csrc/cpu/kernels.h): sums are exact, so a row's result
+ * depends on that row alone. e4m3: the same panels of other bytes, or, with group_size 128, such
+ * panels for every 128 inputs one after the other; products of 128 inputs are summed as the device
+ * does it, those sums in fp32. */
 typedef struct {
   const uint8_t* codes;
   const float* row_scales;
@@ -329,9 +333,11 @@ typedef struct {
   float* y;           /* [num_rows, num_outputs], gate before up */
   int32_t num_rows;
   int32_t num_outputs;
-  int32_t num_inputs; /* at most 65536 */
+  int32_t num_inputs; /* int8: at most 65536 */
   int32_t stride;
+  int32_t group_size; /* inputs per scale; 0: a scale per output */
   int32_t is_gated;
+  int32_t code_type;
 } LmiLinearQuantized;
 LMI_CUDA_API int32_t lmi_cuda_linear_quantized(const LmiLinearQuantized* args, void* stream);
 

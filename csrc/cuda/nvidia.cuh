@@ -105,8 +105,6 @@ __device__ inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t select
 __device__ inline float max_of(float a, float b) { return fmaxf(a, b); }
 // A product that no sum is fused with.
 __device__ inline float product_of(float a, float b) { return __fmul_rn(a, b); }
-// Nearest whole number, ties to even.
-__device__ inline int round_to_int(float value) { return __float2int_rn(value); }
 __device__ inline float inverse_sqrt(float value) { return 1.0f / sqrtf(value); }
 __device__ inline float exp_of(float value) { return expf(value); }
 // To 2 units in the last place or so; results too small for a normal number are 0.
@@ -231,6 +229,26 @@ __device__ inline void multiply_add_bytes(int32_t (&c)[4], const uint32_t (&a)[4
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// c += a b of e4m3: m16n8k32. Before sm_89 the same numbers are multiplied as fp16, exactly: both
+// operands may take K in any common order, so a word's lower and upper halves are two products'.
+__device__ inline void multiply_add_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1) {
+#if __CUDA_ARCH__ >= 890
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  const auto low = [](uint32_t word) { return widen_pair<f16, e4m3>(word & 0xffffu); };
+  const auto high = [](uint32_t word) { return widen_pair<f16, e4m3>(word >> 16); };
+  const uint32_t first[4] = {low(a[0]), low(a[1]), high(a[0]), high(a[1])};
+  const uint32_t second[4] = {low(a[2]), low(a[3]), high(a[2]), high(a[3])};
+  multiply_add<f16>(c, first, low(b0), high(b0));
+  multiply_add<f16>(c, second, low(b1), high(b1));
+#endif
 }
 
 }  // namespace lmi::cuda

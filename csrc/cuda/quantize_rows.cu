@@ -1,4 +1,4 @@
-// Rows quantised each on its own, as the CPU does it: csrc/cpu/isa/quantize.inc.
+// Rows quantised each on its own, int8 as the CPU does it: csrc/cpu/isa/quantize.inc.
 #include "cuda/launch.cuh"
 
 namespace lmi::cuda {
@@ -8,10 +8,10 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr float kLeastMagnitude = 0x1p-100f;  // below it, inputs count as zeros
 
-struct Int8 {
-  static constexpr float kMost = 127.0f;
-  __device__ static uint8_t of(float value) { return static_cast<uint8_t>(round_to_int(value)); }
-};
+template <typename Code>
+constexpr float kMost = 127.0f;
+template <>
+constexpr float kMost<e4m3> = 448.0f;
 
 template <typename T, int kWidth>
 __device__ Vector<T, kWidth> load_vector(const T* row, int column) {
@@ -39,7 +39,7 @@ __device__ float find_scale(const T* row, int num_columns) {
   const float invalid = block_sum(check, checks);  // whose barrier is also that of the maxima
   for (int warp = 0; warp < kWarps; ++warp) most = max_of(most, maxima[warp]);
   if (!(invalid == 0.0f)) return invalid;
-  return most < kLeastMagnitude ? 0.0f : most / Code::kMost;
+  return most < kLeastMagnitude ? 0.0f : most / kMost<Code>;
 }
 
 template <typename T, typename Code, int kWidth>
@@ -52,15 +52,15 @@ __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(const LmiQuanti
   const float inverse = is_usable ? 1.0f / scale : 0.0f;
   for (int column = static_cast<int>(threadIdx.x) * kWidth; column < args.stride;
        column += kThreads * kWidth) {
-    Vector<uint8_t, kWidth> result = {};
+    Vector<Code, kWidth> result = {};
     if (is_usable && column < args.num_columns) {
       const auto values = load_vector<T, kWidth>(row, column);
       for (int i = 0; i < kWidth; ++i) {
         const float value = to_float(values.at[i]) * inverse;
-        result.at[i] = Code::of(max_of(-Code::kMost, -max_of(-Code::kMost, -value)));
+        result.at[i] = from_float<Code>(max_of(-kMost<Code>, -max_of(-kMost<Code>, -value)));
       }
     }
-    *reinterpret_cast<Vector<uint8_t, kWidth>*>(codes + column) = result;
+    *reinterpret_cast<Vector<Code, kWidth>*>(codes + column) = result;
   }
 }
 
@@ -76,13 +76,20 @@ int32_t lmi_cuda_quantize_rows(const LmiQuantizeRows* args, void* stream) {
                 std::to_string(LMI_CODE_STRIDE) + " that hold them can be had");
   }
   if (!is_aligned(args->codes)) return fail("quantize_rows: the codes must start on 16 bytes");
-  return with_dtype("quantize_rows", args->dtype, [&](auto element) {
+  const auto with_types = [&](auto element, auto code) {
     using T = decltype(element);
+    using Code = decltype(code);
     const auto run = [&](auto kernel) {
       return launch("quantize_rows", kernel, {args->num_rows}, kThreads, 0, stream, *args);
     };
     const bool is_vector = reinterpret_cast<uintptr_t>(args->x) % (4 * sizeof(T)) == 0;
-    if (is_vector && args->num_columns % 4 == 0) return run(quantize_rows_kernel<T, Int8, 4>);
-    return run(quantize_rows_kernel<T, Int8, 1>);
+    if (is_vector && args->num_columns % 4 == 0) return run(quantize_rows_kernel<T, Code, 4>);
+    return run(quantize_rows_kernel<T, Code, 1>);
+  };
+  return with_dtype("quantize_rows", args->dtype, [&](auto element) {
+    if (args->code_type == LMI_I8) return with_types(element, i8{});
+    if (args->code_type == LMI_E4M3) return with_types(element, e4m3{});
+    return fail("quantize_rows: code type " + std::to_string(args->code_type) +
+                "; 3 (int8) and 6 (e4m3) can be had");
   });
 }

@@ -10,17 +10,33 @@ namespace lmi::cuda {
 
 constexpr int kColumnTiles = 4;  // of 8 outputs: a warp takes two panels
 constexpr int kWarpPanels = 2;
-constexpr int kGroupInputs = 128;
 
 // int8: sums are exact, so no order of adding up matters.
 struct Int8 {
   using Sum = int32_t;
+  static constexpr bool kIsGrouped = false;
+  static constexpr bool kIsSummedInGroups = false;
 
   // Panels hold 128 more than the weight over its scale.
   __device__ static uint32_t weights(uint32_t word) { return word ^ 0x80808080u; }
   __device__ static void multiply(Sum (&sums)[4], const uint32_t (&rows)[4], uint32_t low,
                                   uint32_t high) {
     multiply_add_bytes(sums, rows, low, high);
+  }
+};
+
+// fp8: tensor cores may keep fewer bits of a sum than fp32 has, so sums of a group of inputs leave
+// them. kGrouped: groups have scales.
+template <bool kGrouped>
+struct Fp8 {
+  using Sum = float;
+  static constexpr bool kIsGrouped = kGrouped;
+  static constexpr bool kIsSummedInGroups = true;
+
+  __device__ static uint32_t weights(uint32_t word) { return word; }
+  __device__ static void multiply(Sum (&sums)[4], const uint32_t (&rows)[4], uint32_t low,
+                                  uint32_t high) {
+    multiply_add_e4m3(sums, rows, low, high);
   }
 };
 
@@ -38,16 +54,68 @@ class QuantizedSums {
       const uint32_t weights[2] = {Codes::weights(low.at[tile]), Codes::weights(high.at[tile])};
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        Codes::multiply(sums_[m][tile], rows[m], weights[0], weights[1]);
+        Codes::multiply(products_[m][tile], rows[m], weights[0], weights[1]);
       }
     }
   }
 
-  __device__ Sum at(int m, int tile, int index) const { return sums_[m][tile][index]; }
+  // After each group of inputs. `panel`: of this thread's sums, in columns fragment_pair() and the
+  // next.
+  __device__ void end_group(const uint8_t* panel, int group) {
+    if constexpr (Codes::kIsSummedInGroups) {
+      float scales[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+      if constexpr (Codes::kIsGrouped) {
+        const uint8_t* header = panel + int64_t{group} * kByteGroupBytes;
+        const int lane = panel_lane_of(fragment_pair(lane_id()), 0);
+        load_vector(reinterpret_cast<const float*>(header) + lane, scales);
+      }
+#pragma unroll
+      for (int tile = 0; tile < kColumnTiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+          for (int m = 0; m < kRowTiles; ++m) {
+            sums_[m][tile][i] += scales[i % 2 * kColumnTiles + tile] * products_[m][tile][i];
+            products_[m][tile][i] = 0;
+          }
+        }
+      }
+    }
+  }
+
+  __device__ Sum at(int m, int tile, int index) const {
+    return Codes::kIsSummedInGroups ? sums_[m][tile][index] : products_[m][tile][index];
+  }
 
  private:
+  __device__ static void load_vector(const float* source, float (&values)[8]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const auto four = reinterpret_cast<const Float4*>(source)[half];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[half * 4 + i] = four.at[i];
+    }
+  }
+
+  Sum products_[kRowTiles][kColumnTiles][4] = {};
   Sum sums_[kRowTiles][kColumnTiles][4] = {};
 };
+
+template <typename Codes>
+__device__ const uint8_t* panel_at(const LmiLinearQuantized& args, int panel) {
+  return static_cast<const uint8_t*>(args.panels) +
+         panel * byte_panel_bytes(args.num_inputs, Codes::kIsGrouped);
+}
+
+// Of an output whose groups have none.
+template <typename Codes>
+__device__ float weight_scale_of(const LmiLinearQuantized& args, int panel, int lane) {
+  if constexpr (Codes::kIsGrouped) {
+    return 1.0f;
+  } else {
+    return reinterpret_cast<const float*>(panel_at<Codes>(args, panel))[lane];
+  }
+}
 
 // sum * scales + bias, as the CPU rounds it.
 __device__ inline float finish_sum(const LmiLinearQuantized& args, float sum, float weight_scale,
@@ -56,8 +124,15 @@ __device__ inline float finish_sum(const LmiLinearQuantized& args, float sum, fl
   return args.bias == nullptr ? y : y + args.bias[output];
 }
 
-__device__ inline float weight_scale_of(const uint8_t* panel, int lane) {
-  return reinterpret_cast<const float*>(panel)[lane];
+// Calls action(Codes{}) with the codes that the arguments name.
+template <typename Action>
+int32_t with_codes(const LmiLinearQuantized& args, const Action& action) {
+  if (args.code_type == LMI_I8 && args.group_size == 0) return action(Int8{});
+  if (args.code_type == LMI_E4M3 && args.group_size == 0) return action(Fp8<false>{});
+  if (args.code_type == LMI_E4M3 && args.group_size == kByteGroupInputs) return action(Fp8<true>{});
+  return fail("linear_quantized: code type " + std::to_string(args.code_type) + " in groups of " +
+              std::to_string(args.group_size) +
+              "; 3 (int8) and 6 (e4m3) can be had, and groups of 128 of the latter");
 }
 
 // For many rows: linear_quantized_tiles.cu.

@@ -26,6 +26,21 @@ LMI_HOST_DEVICE constexpr int64_t panel_bytes(int num_inputs, int group_size) {
                          : ceil_div(num_inputs, group_size) * panel_group_bytes(group_size);
 }
 
+// The same of panels whose codes are bytes; in groups of 128 inputs each has its header.
+constexpr int kByteGroupInputs = 128;
+constexpr int kByteGroupBytes = kPanelHeaderBytes + kByteGroupInputs / 4 * kPanelStepBytes;
+
+LMI_HOST_DEVICE constexpr int64_t byte_panel_bytes(int num_inputs, bool is_grouped) {
+  return is_grouped ? int64_t{ceil_div(num_inputs, kByteGroupInputs)} * kByteGroupBytes
+                    : panel_bytes(num_inputs, 0);
+}
+
+// Where a panel has four inputs, the step's number being in 16 outputs' words of four inputs.
+LMI_HOST_DEVICE constexpr int64_t byte_step_offset(int step, bool is_grouped) {
+  const int64_t num_headers = is_grouped ? step / (kByteGroupInputs / 4) + 1 : 1;
+  return num_headers * kPanelHeaderBytes + int64_t{step} * kPanelStepBytes;
+}
+
 // The output that a lane of a panel stands for, -1 for padding.
 LMI_HOST_DEVICE constexpr int panel_output(int panel, int lane, int num_outputs, bool is_gated) {
   const int num_half = is_gated ? num_outputs / 2 : num_outputs;

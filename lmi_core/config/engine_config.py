@@ -8,8 +8,9 @@ from typing import Literal
 
 DType = Literal["auto", "bf16", "fp32"]
 KvDType = Literal["auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2"]
+FP8_CACHES = ("fp8_e4m3fn", "fp8_e5m2")
 Device = Literal["cpu", "cuda", "torch-cpu"]
-Quantization = Literal["int8", "int4"]
+Quantization = Literal["int8", "int4", "fp8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,8 @@ class EngineConfig:
     quantize: Quantization | None = None
     """What the matrices become at load; None: as ``dtype``. int8 has a scale per output and
     rounds activations to int8 too, row by row; int4 has one per output and 128 inputs, and rounds
-    activations on the CPU only. The output head is int8 in both."""
+    activations on the CPU only; fp8, which the CPU has not, is as int8. The output head is int8 in
+    all. An fp8 checkpoint stays fp8 on torch devices and becomes ``dtype`` on the CPU."""
     kv_dtype: KvDType = "auto"
     """KV cache; auto: as ``dtype``; int8: with a scale per token and head; fp8, on torch devices:
     with the checkpoint's scales of each layer, or none."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from lmi_core.config.capabilities import BACKENDS
 from lmi_core.config.effect import converted, effect_of_value
-from lmi_core.config.engine_config import EngineConfig
+from lmi_core.config.engine_config import FP8_CACHES, EngineConfig
 from lmi_core.config.merge import Value, Values
 from lmi_core.config.model_files import ModelFiles
 from lmi_core.config.option import Outcome
@@ -79,12 +79,22 @@ def ignore_for_cpu(values: Values) -> None:
         }
 
 
-def refuse_for_cpu(values: Values) -> None:
+def refuse_for_cpu(values: Values, files: ModelFiles) -> None:
     """Note values that only the native engine's torch devices can run with."""
+    if values.get("option.device") not in (None, "cpu"):
+        return
     key = "option.kv_cache_dtype"
-    if values.get("option.device") in (None, "cpu") and str(values.get(key)).startswith("fp8"):
+    if values.get(key) in FP8_CACHES:
         values.refused[key] = (
             "the CPU engine has no fp8 KV cache: write int8 or bf16, or set option.device=cuda"
+        )
+    key = "option.quantize"
+    if values.get(key) == "fp8" and files.quant_method is not None:
+        values.ignored[key] = "the checkpoint is quantised already; the CPU reads fp8 as bf16"
+    elif values.get(key) == "fp8":
+        values.refused[key] = (
+            "the CPU engine has no fp8 weights: write int8, which takes as little memory, or set "
+            "option.device=cuda"
         )
 
 

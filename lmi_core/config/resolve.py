@@ -254,7 +254,7 @@ class _Examination:
         if runs_in_engine(decision.backend):
             ignore_for_cpu(values)
         if decision.backend == "native":
-            refuse_for_cpu(values)
+            refuse_for_cpu(values, files)
         rows = model_rows(values, decision.backend, written.system, self.problems)
         if files.requirements is not None and handler is None:
             why = "the native engine runs no code of the model"

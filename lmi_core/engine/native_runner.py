@@ -279,6 +279,11 @@ def load_native_runner(
     from lmi_core.models.rope_config import RopeOverride
     from lmi_core.ops.native import NativeWeights
 
+    if config.quantize == "fp8":
+        raise UserError(
+            "quantize=fp8 needs device=cuda; set quantize=int8, which takes as little memory",
+            field="quantize",
+        )
     check_sizes(config)
     cache_dtype(config, "fp32")
     check_weights_fit(config, HOST_MEMORY.total_bytes)

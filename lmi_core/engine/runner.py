@@ -28,7 +28,7 @@ class RunnerInfo:
     instruction_set: str = ""
     dtype: str = ""
     quantize: str = ""
-    """int8 or int4 if the weights were quantised at load."""
+    """int8, int4 or fp8 if the weights are, from the checkpoint or at load."""
     kv_dtype: str = ""
     device: str = "cpu"
     kernels: str = ""

@@ -94,19 +94,13 @@ def read_hf_config(directory: Path) -> HfConfig:
     """Read a model directory's configuration.
 
     Raises ModelError when the directory or config.json is missing, can't be read or isn't a JSON
-    object, or when the checkpoint is quantised.
+    object.
     """
     check_directory(directory)
     path = directory / "config.json"
     values = read_json_object(path)
     generation_path = directory / "generation_config.json"
     generation = read_json_object(generation_path) if generation_path.exists() else {}
-    if values.get("quantization_config") is not None:
-        raise ModelError(
-            f"{path}: quantization_config is set, but quantised checkpoints can't be read; use the "
-            "model's fp32, bf16 or fp16 checkpoint",
-            field="quantization_config",
-        )
     eos_ids = _token_ids(path, "eos_token_id", values)
     eos_ids += _token_ids(generation_path, "eos_token_id", generation)
     bos_ids = _token_ids(path, "bos_token_id", values)

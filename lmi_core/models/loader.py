@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,13 @@ import numpy.typing as npt
 from lmi_core.errors import ModelError
 from lmi_core.models.checkpoint import read_checkpoint
 from lmi_core.models.family import WeightNames
+from lmi_core.models.fp8_checkpoint import (
+    FP8_DTYPE,
+    check_quantization,
+    goes_with_fp8,
+    scale_of,
+    scale_problem,
+)
 from lmi_core.models.hf_config import read_hf_config
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
 from lmi_core.models.registry import family_of
@@ -29,13 +37,17 @@ from lmi_core.models.weights import (
     WeightFormat,
     expected_shapes,
 )
+from lmi_core.ops.fp8_matrix import Fp8Matrix, Matrix, expand_scales
 from lmi_core.ops.recorder import FloatArray
 
-Quantization = Literal["int8", "int4"]
+Quantization = Literal["int8", "int4", "fp8"]
+_log = logging.getLogger(__name__)
+
 Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and in all."""
 
 _NUMPY_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_BYTE_DTYPES = {FP8_DTYPE: np.uint8}
 _MAX_PROBLEMS = 20
 
 
@@ -49,6 +61,7 @@ class LoadedModel:
     dtype: WeightFormat
     """Activations; of the weights, what isn't quantised."""
     quantize: Quantization | None
+    """What the layers' matrices are; fp8 also where the checkpoint had them so."""
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     kv_scales: tuple[LayerScales, ...] = ()
@@ -73,6 +86,7 @@ def load_model(
     Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape.
     """
     config = read_hf_config(path)
+    check_quantization(config)
     if rope is not None:
         config = rope.apply(config)
     family = family_of(config.architecture)
@@ -86,19 +100,28 @@ def load_model(
     check_tensors(path, spec, family.names, tensors)
     weight_format = _stored_format(tensors, family.names) if dtype == "auto" else dtype
     scale_names = kv_scale_names(spec, family.names, tensors)
+    needed = {name: tensors[name] for name in (*expected_shapes(spec, family.names), *scale_names)}
     reader = _TensorReader(
-        {name: tensors[name] for name in (*expected_shapes(spec, family.names), *scale_names)},
+        needed | _scales_of(needed, tensors),
         backend or _native_backend(),
-        quantize or weight_format,
+        weight_format,
+        quantize,
         progress,
     )
     head_format: PackFormat = weight_format if quantize is None else "int8"
+    weights = _load_weights(reader, spec, family.names, head_format)
+    if reader.has_widened_fp8:
+        _log.warning(
+            "the checkpoint's fp8 weights are held as %s here; quantize=int8 keeps them as small "
+            "as they are",
+            weight_format,
+        )
     return LoadedModel(
         path=path,
         spec=spec,
-        weights=_load_weights(reader, spec, family.names, head_format),
+        weights=weights,
         dtype=weight_format,
-        quantize=quantize,
+        quantize=quantize or ("fp8" if reader.has_kept_fp8 else None),
         eos_token_ids=config.eos_token_ids,
         bos_token_id=config.bos_token_id,
         kv_scales=read_kv_scales(path, spec, family.names, scale_names, reader.vector),
@@ -117,6 +140,9 @@ def check_tensors(
             problems.append(f"missing: {name} {list(shape)}")
         elif tensor.shape != shape:
             problems.append(f"wrong shape: {name} is {list(tensor.shape)}, expected {list(shape)}")
+        elif tensor.dtype == FP8_DTYPE and len(shape) == 2 and name != names.embedding:
+            if problem := scale_problem(tensor, tensors):
+                problems.append(problem)
         elif tensor.dtype not in _NUMPY_DTYPES:
             problems.append(f"wrong dtype: {name} is {tensor.dtype}, must be F32, F16 or BF16")
     tolerated = set(kv_scale_names(spec, names, tensors))
@@ -126,8 +152,11 @@ def check_tensors(
             problems.append(f"wrong dtype: {name} is {dtype}, must be F32, F16 or BF16")
     if spec.tied_head:
         tolerated.add(f"{names.head}.weight")
+    has_fp8 = any(tensor.dtype == FP8_DTYPE for tensor in tensors.values())
     for name, tensor in tensors.items():
-        if name not in expected and name not in tolerated and not name.endswith(names.ignored):
+        if name in expected or name in tolerated or name.endswith(names.ignored):
+            continue
+        if not (has_fp8 and goes_with_fp8(name)):
             problems.append(f"unexpected: {name} {list(tensor.shape)}")
     if not problems:
         return
@@ -151,6 +180,13 @@ def _stored_format(tensors: Mapping[str, TensorInfo], names: WeightNames) -> Wei
     return "fp32" if tensors[names.embedding].dtype == "F32" else "bf16"
 
 
+def _scales_of(
+    needed: Mapping[str, TensorInfo], tensors: Mapping[str, TensorInfo]
+) -> dict[str, TensorInfo]:
+    in_fp8 = (tensor for tensor in needed.values() if tensor.dtype == FP8_DTYPE)
+    return {scale.name: scale for tensor in in_fp8 if (scale := scale_of(tensor, tensors))}
+
+
 class _TensorReader:
     """Takes tensors out of their files, each once, and reports how far it is."""
 
@@ -158,12 +194,15 @@ class _TensorReader:
         self,
         tensors: Mapping[str, TensorInfo],
         backend: WeightBackend,
-        layer_format: PackFormat,
+        weight_format: WeightFormat,
+        quantize: Quantization | None,
         progress: Progress | None,
     ) -> None:
+        self.has_kept_fp8 = self.has_widened_fp8 = False
         self._tensors = tensors
         self._backend = backend
-        self._format = layer_format
+        self._weight_format = weight_format
+        self._quantize = quantize
         self._progress = progress
         self._files: dict[Path, MappedFile] = {}
         self._num_bytes_done = 0
@@ -174,11 +213,9 @@ class _TensorReader:
     ) -> Linear:
         """The linear layers of these names as one; ``format``: None: that of layers."""
         weight_names = [f"{prefix}.weight" for prefix in prefixes]
+        parts = [self._matrix(name) for name in weight_names]
         weight = self._backend.pack(
-            [self._view(name) for name in weight_names],
-            names=weight_names,
-            format=format or self._format,
-            gated=gated,
+            parts, names=weight_names, format=format or self._layer_format(parts), gated=gated
         )
         self._release(weight_names)
         bias = None
@@ -209,10 +246,30 @@ class _TensorReader:
             self._advance(self._tensors[name].num_bytes)
         return view
 
+    def _layer_format(self, parts: Sequence[Matrix]) -> PackFormat:
+        if self._quantize is not None:
+            return self._quantize
+        in_fp8 = [isinstance(part, Fp8Matrix) for part in parts]
+        if all(in_fp8) and self._backend.keeps_fp8:
+            self.has_kept_fp8 = True
+            return "fp8"
+        self.has_widened_fp8 |= any(in_fp8)
+        return self._weight_format
+
+    def _matrix(self, name: str) -> Matrix:
+        tensor = self._tensors[name]
+        if tensor.dtype != FP8_DTYPE:
+            return self._view(name)
+        scale = scale_of(tensor, self._tensors)
+        assert scale is not None
+        return Fp8Matrix(
+            self._view(name).view(np.uint8), expand_scales(self.vector(scale.name), tensor.shape)
+        )
+
     def _view(self, name: str) -> npt.NDArray[np.generic]:
         tensor = self._tensors[name]
         raw = self._file(tensor.path).array(tensor.offset, tensor.num_bytes)
-        dtype = np.dtype(_NUMPY_DTYPES[tensor.dtype])
+        dtype = np.dtype((_NUMPY_DTYPES | _BYTE_DTYPES)[tensor.dtype])
         if raw.ctypes.data % dtype.itemsize != 0:
             raw = raw.copy()
         return raw.view(dtype).reshape(tensor.shape)

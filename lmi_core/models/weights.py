@@ -12,11 +12,13 @@ import numpy.typing as npt
 
 from lmi_core.models.family import WeightNames
 from lmi_core.models.spec import DecoderSpec
+from lmi_core.ops.fp8_matrix import Matrix
 from lmi_core.ops.recorder import FloatArray, LinearWeight
 
 WeightFormat = Literal["fp32", "bf16"]
-PackFormat = Literal["fp32", "bf16", "int8", "int4"]
-"""int8: a scale per output; int4: a scale per output and 128 inputs."""
+PackFormat = Literal["fp32", "bf16", "int8", "int4", "fp8"]
+"""int8: a scale per output; int4: a scale per output and 128 inputs; fp8: as in the checkpoint, or
+a scale per output."""
 
 
 class MappedFile(Protocol):
@@ -29,14 +31,19 @@ class MappedFile(Protocol):
 
 
 class WeightBackend(Protocol):
-    """Maps files and packs matrices for a recorder; ``parts`` are row-major [n_i, k] in fp32, fp16
-    or bf16 (as uint16), ``gated`` ones are gate and up. int8 and int4 quantise them. ``names`` are
-    the parts' in the checkpoint."""
+    """Maps files and packs matrices for a recorder; ``parts`` are row-major [n_i, k] in fp32, fp16,
+    bf16 (as uint16) or fp8, ``gated`` ones are gate and up. int8, int4 and fp8 quantise them.
+    ``names`` are the parts' in the checkpoint."""
+
+    @property
+    def keeps_fp8(self) -> bool:
+        """Whether it has products with fp8 matrices."""
+        ...
 
     def open(self, path: Path) -> MappedFile: ...
     def pack(
         self,
-        parts: Sequence[npt.NDArray[np.generic]],
+        parts: Sequence[Matrix],
         *,
         names: Sequence[str] = (),
         format: PackFormat,

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core import _native
+from lmi_core.ops.fp8_matrix import Matrix, dense
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight
 
 if TYPE_CHECKING:
@@ -32,17 +33,23 @@ class NativeWeights:
         self.num_threads = num_threads
         self.packed = packed
 
+    @property
+    def keeps_fp8(self) -> bool:
+        return False
+
     def open(self, path: Path) -> _native.MappedFile:
         return _native.MappedFile(str(path))
 
     def pack(
         self,
-        parts: Sequence[npt.NDArray[np.generic]],
+        parts: Sequence[Matrix],
         *,
         names: Sequence[str] = (),
-        format: Literal["fp32", "bf16", "int8", "int4"],
+        format: Literal["fp32", "bf16", "int8", "int4", "fp8"],
         gated: bool,
     ) -> LinearWeight:
+        if format == "fp8":
+            raise ValueError("the CPU engine has no products with fp8 matrices")
         group_size = INT4_GROUP_SIZE if format == "int4" else 0
         label = f"{format}{group_size or ''}{' gated' if gated else ''} {' '.join(names)}"
         if self.packed is not None:
@@ -57,7 +64,7 @@ class NativeWeights:
             if found is not None:
                 return found
         weight = _native.LinearWeight.pack(
-            parts,
+            dense(parts),
             format=format,
             gated=gated,
             group_size=group_size,

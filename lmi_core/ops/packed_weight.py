@@ -1,4 +1,8 @@
-"""int4 and int8 weights on a torch device, in the panels of ``csrc/cpu/kernels.h``."""
+"""Quantised weights on a torch device, in the panels of ``csrc/cpu/kernels.h``.
+
+fp8 ones, which the CPU doesn't have, lie as int8 ones do: 16 fp32 scales, then [inputs / 4][16][4]
+bytes of e4m3. Those with scales of blocks have such a panel for every 128 inputs, padded to them.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,18 @@ from torch import Tensor
 PANEL_OUTPUTS = 16
 HEADER_BYTES = 64
 STEP_BYTES = 64
-"""Of the 16 outputs' next 8 inputs (int4) or 4 (int8)."""
+"""Of the 16 outputs' next 8 inputs (int4) or 4."""
 _INT8_ZERO = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedWeight:
-    """Matrix [num_outputs, num_inputs] as ``_native.LinearWeight.packed`` gives it; a gated one
-    holds gate and up."""
+    """Matrix [num_outputs, num_inputs] as ``_native.LinearWeight.packed`` or ``pack_fp8`` gives it;
+    a gated one holds gate and up."""
 
     panels: Tensor
     """uint8, flat, on 16 bytes."""
-    format: Literal["int8", "int4"]
+    format: Literal["int8", "int4", "fp8"]
     num_outputs: int
     num_inputs: int
     group_size: int
@@ -41,27 +45,45 @@ class PackedWeight:
     @property
     def quantizes_inputs(self) -> bool:
         """Whether products are of codes on both sides (``linear_quantized``)."""
-        return self.format == "int8"
+        return self.format != "int4"
 
     def unpack(self) -> Tensor:
         """The matrix in fp32, gate above up."""
-        if self.format == "int8":
-            return self.codes(0, self.num_inputs) * self.scales().unsqueeze(1)
-        return self._in_order(self._int4()[:, : self.num_inputs])
+        if self.format == "int4":
+            return self._in_order(self._int4()[:, : self.num_inputs])
+        return self.codes(0, self.num_inputs) * self.scales().unsqueeze(1)
 
     def codes(self, first: int, end: int) -> Tensor:
-        """Of inputs ``first``, a multiple of 4, to ``end``: whole numbers in fp32, [outputs, end -
-        first]. int8 only."""
-        steps = self.panels.view(self.num_panels, -1)[:, HEADER_BYTES:]
-        steps = steps[:, first // 4 * STEP_BYTES : -(-end // 4) * STEP_BYTES]
-        codes = steps.reshape(self.num_panels, -1, PANEL_OUTPUTS, 4).transpose(1, 2)
-        rows = codes.reshape(self.num_panels * PANEL_OUTPUTS, -1)[:, : end - first]
-        return self._in_order(rows.float() - _INT8_ZERO)
+        """What the bytes of inputs ``first``, a multiple of 128, to ``end`` stand for, in fp32
+        [outputs, end - first]: times the scales of their blocks, but not those of ``scales``."""
+        groups = self._groups()
+        if self.group_size:
+            groups = groups[:, first // self.group_size : -(-end // self.group_size)]
+        steps = groups[..., HEADER_BYTES:]
+        if not self.group_size:
+            steps = steps[..., first // 4 * STEP_BYTES : -(-end // 4) * STEP_BYTES]
+        codes = steps.reshape(self.num_panels, groups.shape[1], -1, PANEL_OUTPUTS, 4)
+        if self.format == "int8":
+            values = codes.float() - _INT8_ZERO
+        else:
+            values = codes.view(torch.float8_e4m3fn).float()
+        if self.group_size:
+            header = groups[..., :HEADER_BYTES].contiguous().view(torch.float32)
+            values *= header.view(self.num_panels, -1, 1, PANEL_OUTPUTS, 1)
+        rows = values.permute(0, 3, 1, 2, 4).reshape(self.num_panels * PANEL_OUTPUTS, -1)
+        return self._in_order(rows[:, : end - first])
 
     def scales(self) -> Tensor:
-        """One per output, fp32. int8 only."""
-        headers = self.panels.view(self.num_panels, -1)[:, :HEADER_BYTES]
+        """One per output, fp32; 1 where they are of blocks."""
+        if self.group_size:
+            return torch.ones(self.num_outputs, device=self.panels.device)
+        headers = self._groups()[:, 0, :HEADER_BYTES]
         return self._in_order(headers.contiguous().view(torch.float32).view(-1, 1)).squeeze(1)
+
+    def _groups(self) -> Tensor:
+        """[panels, groups, bytes] of all formats but int4."""
+        steps = -(-self.num_inputs // 4) if self.group_size == 0 else self.group_size // 4
+        return self.panels.view(self.num_panels, -1, HEADER_BYTES + steps * STEP_BYTES)
 
     def _int4(self) -> Tensor:
         """[panels * 16, inputs and padding]"""

@@ -46,7 +46,7 @@ MODULES = {
     "by row": "lmi_core.ops.by_row",
 }
 _KNOWN = ("native", "triton", "torch", "flash")
-_INVARIANT = ("linear", "linear_packed", "attention")
+_INVARIANT = ("linear", "linear_packed", "linear_quantized", "attention")
 """Ops whose Triton kernels for any number of rows are not those that are fastest."""
 
 

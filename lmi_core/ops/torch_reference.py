@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lmi_core.ops.fp8_matrix import Matrix, dense
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, RowSymbol
 from lmi_core.ops.step_arrays import StepArrays, StepResult
 
@@ -51,20 +52,25 @@ class TorchLinearWeight:
 class TorchWeights:
     """Maps files and holds matrices as tensors."""
 
+    @property
+    def keeps_fp8(self) -> bool:
+        return False
+
     def open(self, path: Path) -> TorchMappedFile:
         return TorchMappedFile(path)
 
     def pack(
         self,
-        parts: Sequence[npt.NDArray[np.generic]],
+        parts: Sequence[Matrix],
         *,
         names: Sequence[str] = (),
-        format: Literal["fp32", "bf16", "int8", "int4"],
+        format: Literal["fp32", "bf16", "int8", "int4", "fp8"],
         gated: bool,
     ) -> TorchLinearWeight:
         if format not in _DTYPES:
             raise ValueError(f"the reference has fp32 and bf16 weights, not {format}")
-        return TorchLinearWeight(torch.cat([_tensor(part) for part in parts]).to(_DTYPES[format]))
+        matrix = torch.cat([_tensor(part) for part in dense(parts)])
+        return TorchLinearWeight(matrix.to(_DTYPES[format]))
 
 
 class TorchKvCache:

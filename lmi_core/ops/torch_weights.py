@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from lmi_core import _native
+from lmi_core.ops.fp8_matrix import Fp8Matrix, Matrix, dense
+from lmi_core.ops.fp8_panels import Fp8Rows, pack_fp8, quantize_fp8
 from lmi_core.ops.native import INT4_GROUP_SIZE
 from lmi_core.ops.packed_weight import PackedWeight
 
@@ -33,24 +35,30 @@ class DeviceWeights:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
+    @property
+    def keeps_fp8(self) -> bool:
+        return True
+
     def open(self, path: Path) -> _native.MappedFile:
         return _native.MappedFile(str(path))
 
     def pack(
         self,
-        parts: Sequence[npt.NDArray[np.generic]],
+        parts: Sequence[Matrix],
         *,
         names: Sequence[str] = (),
-        format: Literal["fp32", "bf16", "int8", "int4"],
+        format: Literal["fp32", "bf16", "int8", "int4", "fp8"],
         gated: bool,
     ) -> DeviceWeight | PackedWeight:
+        if format == "fp8":
+            return pack_fp8([self._in_fp8(part) for part in parts], is_gated=gated)
         if format == "int8" or format == "int4":
-            return self._pack_quantized(parts, format, gated)
+            return self._pack_quantized(dense(parts), format, gated)
         shape = (sum(len(part) for part in parts), parts[0].shape[1])
         matrix = torch.empty(shape, dtype=DTYPES[format], device=self.device)
         first = 0
         for part in parts:
-            matrix[first : first + len(part)] = as_tensor(part)
+            matrix[first : first + len(part)] = as_tensor(*dense([part]))
             first += len(part)
         return DeviceWeight(matrix)
 
@@ -72,6 +80,12 @@ class DeviceWeights:
             group_size=group_size,
             is_gated=gated,
         )
+
+    def _in_fp8(self, part: Matrix) -> Fp8Rows:
+        if not isinstance(part, Fp8Matrix):
+            return quantize_fp8(as_tensor(part).to(self.device))
+        codes, scales = as_tensor(part.codes), as_tensor(part.scales)
+        return codes.to(self.device).view(torch.float8_e4m3fn), scales.to(self.device)
 
 
 def as_tensor(values: npt.NDArray[np.generic]) -> Tensor:

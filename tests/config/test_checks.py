@@ -116,6 +116,19 @@ def test_an_fp8_cache_is_for_gpus(model_dir, explained, device, outcome):
     assert ("the CPU engine has no fp8 KV cache" in texts(report.errors)) == (device == "cpu")
 
 
+@pytest.mark.parametrize("method", ["fp8", "fbgemm_fp8", "compressed-tensors"])
+def test_an_fp8_checkpoint_is_read_everywhere(model_dir, explained, method):
+    config = {**LLAMA, "quantization_config": {"quant_method": method}}
+    for properties in ("", "option.quantize=fp8", "option.device=cuda\noption.quantize=fp8"):
+        assert not explained(model_dir(properties, config=config)).errors
+
+
+def test_fp8_weights_are_made_on_a_gpu_only(model_dir, explained):
+    report = explained(model_dir("option.quantize=fp8", config=LLAMA))
+    assert "the CPU engine has no fp8 weights: write int8" in texts(report.errors)
+    assert not explained(model_dir("option.device=cuda\noption.quantize=fp8", config=LLAMA)).errors
+
+
 def test_encoder_decoder_models_have_no_scheduler(model_dir, explained):
     config = {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
     report = explained(model_dir("option.rolling_batch=scheduler", config=config))

@@ -122,6 +122,8 @@ QUANTIZED = [
     ("", ("--model-id", "MODEL", "--quantize", "bitsandbytes"), "int8"),
     ("", ("--model-id", "MODEL", "--quantize", "bitsandbytes-nf4"), "int4"),
     ("", ("--model-id", "MODEL", "--quantize", "int8"), "int8"),
+    ("option.device=cuda\noption.quantize=fp8\n", (), "fp8"),
+    ("option.device=cuda\n", ("--quantize", "fp8"), "fp8"),
 ]
 
 
@@ -141,6 +143,20 @@ def test_quantized_weights_are_smaller(configured):
         eight = await weight_bytes("option.quantize=int8\n")
         four = await weight_bytes("option.quantize=int4\n")
         assert whole > eight > four
+
+    run(main())
+
+
+def test_fp8_weights_on_a_torch_device(configured):
+    pytest.importorskip("torch")
+
+    async def weight_bytes(properties):
+        async with running(configured(f"option.device=torch-cpu\n{properties}")) as engine:
+            assert len(await generate(engine)) == 4
+            return engine.info.runner.weight_bytes
+
+    async def main():
+        assert await weight_bytes("option.quantize=fp8\n") < await weight_bytes("")
 
     run(main())
 

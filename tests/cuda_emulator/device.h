@@ -117,7 +117,6 @@ inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
 
 inline float max_of(float a, float b) { return std::fmax(a, b); }
 inline float product_of(float a, float b) { return a * b; }
-inline int round_to_int(float value) { return static_cast<int>(std::nearbyint(value)); }
 inline float inverse_sqrt(float value) { return 1.0f / std::sqrt(value); }
 inline float exp_of(float value) { return std::exp(value); }
 inline float exp2_of(float value) { return std::exp2(value); }
@@ -259,6 +258,13 @@ inline void multiply_add_bytes(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t
   static const Places<32, 4> places(byte_fragment_a, byte_fragment_b);
   add_products(places, c, a, b0, b1, [](uint32_t word, int byte) {
     return static_cast<int32_t>(static_cast<int8_t>(word >> (8 * byte)));
+  });
+}
+
+inline void multiply_add_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  static const Places<32, 4> places(byte_fragment_a, byte_fragment_b);
+  add_products(places, c, a, b0, b1, [](uint32_t word, int byte) {
+    return float8_value<3>(static_cast<uint8_t>(word >> (8 * byte)));
   });
 }
 

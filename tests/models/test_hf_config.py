@@ -134,7 +134,6 @@ def test_eos_ids_of_both_files(
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
         ({"head_dim": 63}, "head_dim is 63"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
         ({"eos_token_id": [2, -1]}, "eos_token_id is [2, -1]"),
         (

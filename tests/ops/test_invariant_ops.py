@@ -23,6 +23,7 @@ from tests.ops.test_device_ops import (  # noqa: E402
     packed_weight,
     random,
 )
+from tests.ops.test_linear_quantized import fp8_weight  # noqa: E402
 
 
 @pytest.fixture(params=DEVICES)
@@ -62,6 +63,17 @@ def test_linear_packed(ops: ModuleType, device: torch.device) -> None:
     )
     for first, count in ((0, 1), (15, 2), (3, 17)):
         part = ops.linear_packed(x[first : first + count], weight, None)
+        assert torch.equal(part, y[first:][:count])
+
+
+@pytest.mark.parametrize("group_size", [0, 128])
+def test_linear_of_fp8(ops: ModuleType, device: torch.device, group_size: int) -> None:
+    weight, _ = fp8_weight(40, 200, group_size > 0, False)
+    weight = replace(weight, panels=weight.panels.to(device))
+    x = random(70, 200).to(device, torch.bfloat16)
+    y = ops.linear_quantized(x, weight, None)
+    for first, count in ((0, 1), (15, 2), (3, 17)):
+        part = ops.linear_quantized(x[first : first + count], weight, None)
         assert torch.equal(part, y[first:][:count])
 
 

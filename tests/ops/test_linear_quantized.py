@@ -1,4 +1,4 @@
-"""Products of int8 weights and rows rounded to int8: the CPU engine's, whatever runs them."""
+"""Products of int8 and fp8 weights and rows rounded alike; of int8, they are the CPU engine's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ import pytest
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core import _native  # noqa: E402
+from lmi_core.ops.fp8_panels import pack_fp8, quantize_fp8  # noqa: E402
 from lmi_core.ops.packed_weight import PackedWeight  # noqa: E402
+from lmi_core.ops.torch_ops.linear_quantized import (  # noqa: E402
+    quantize_rows as torch_quantize_rows,
+)
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.test_device_ops import DEVICES, _triton_ops, packed_weight, random  # noqa: E402
 
@@ -61,7 +65,7 @@ def test_rows_are_those_of_the_cpu_engine(
     x = (random(9, columns) * magnitudes).to(DTYPES[dtype])
     x[2], x[5] = 0, 2.0**-120
     x[7, 0] = torch.inf
-    rows = ops.quantize_rows(x.to(device))
+    rows = ops.quantize_rows(x.to(device), "int8")
     stride = -(-columns // 128) * 128
     expected = _native.kernels.quantize_rows("scalar", x.float().numpy())
     assert np.array_equal(rows.codes.cpu().numpy(), expected[:, :stride].view(np.int8))
@@ -161,3 +165,93 @@ def test_torch_gives_the_bits_of_the_cpu_engine() -> None:
     x, bias = random(9, 1416).to(torch.bfloat16), random(70, seed=2)
     expected = _native.kernels.linear("scalar", x.float().numpy(), cpu_weight, bias=bias.numpy())
     assert np.array_equal(linear_quantized(x, weight, bias).numpy(), expected)
+
+
+def fp8_weight(
+    outputs: int, inputs: int, is_grouped: bool, is_gated: bool
+) -> tuple[PackedWeight, torch.Tensor]:
+    """A random one, and its values in float64."""
+    codes = random(outputs, inputs, seed=1).mul(100).to(torch.float8_e4m3fn)
+    num_groups = -(-inputs // 128) if is_grouped else 1
+    scales = random(outputs, num_groups, seed=3).abs() + 0.01
+    parts = list(zip(codes.chunk(2), scales.chunk(2), strict=True)) if is_gated else None
+    spread = scales.repeat_interleave(128 if is_grouped else inputs, 1)[:, :inputs]
+    weight = pack_fp8(parts or [(codes, scales)], is_gated=is_gated)
+    return weight, codes.double() * spread.double()
+
+
+@pytest.mark.parametrize("columns", [1, 37, 644])
+def test_rows_in_fp8(ops: ModuleType, device: torch.device, columns: int) -> None:
+    magnitudes = 10.0 ** torch.arange(-4.0, 5.0).unsqueeze(1)
+    x = (random(9, columns) * magnitudes).to(torch.bfloat16)
+    x[2] = 0
+    x[7, 0] = torch.nan
+    rows = ops.quantize_rows(x.to(device), "fp8")
+    codes, scales = rows.codes.cpu(), rows.scales.cpu()
+    assert not codes[:, columns:].view(torch.uint8).any()
+    usable = [0, 1, 3, 4, 5, 6, 8]
+    most = x.float().abs().amax(1)
+    np.testing.assert_array_equal(scales[usable], (most / 448)[usable])
+    assert scales[2] == 0
+    assert scales[7].isnan()
+    assert not codes[[2, 7]].view(torch.uint8).any()
+    expected = (x.float() * (1 / (most / 448)).unsqueeze(1))[usable].to(torch.float8_e4m3fn)
+    assert torch.equal(codes[usable, :columns].view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "is_gated"),
+    [
+        (1, 128, 16, False),
+        (5, 201, 41, False),
+        (17, 1416, 70, True),
+        (64, 2100, 34, True),
+        (65, 61, 7, False),
+        (130, 200, 136, False),
+        (200, 328, 300, True),
+    ],
+)
+def test_products_of_fp8(
+    ops: ModuleType,
+    device: torch.device,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    is_gated: bool,
+    is_grouped: bool,
+) -> None:
+    weight, exact = fp8_weight(outputs, inputs, is_grouped, is_gated)
+    np.testing.assert_allclose(weight.unpack().double(), exact, rtol=1e-6)
+    x, bias = random(rows, inputs).to(torch.bfloat16), random(outputs, seed=2)
+    rounded = torch_quantize_rows(x, "fp8")
+    values = rounded.codes[:, :inputs].double() * rounded.scales.double().unsqueeze(1)
+    expected = values @ exact.T
+    tolerance = {"rtol": 1e-5, "atol": 1e-5 * expected.abs().max().item()}
+    y = ops.linear_quantized(x.to(device), on(device, weight), None)
+    assert y.dtype == torch.float32
+    np.testing.assert_allclose(y.cpu().double(), expected, **tolerance)
+    y = ops.linear_quantized(x.to(device), on(device, weight), bias.to(device))
+    np.testing.assert_allclose(y.cpu().double(), expected + bias.double(), **tolerance)
+
+
+def test_every_fp8_number_is_read(ops: ModuleType, device: torch.device) -> None:
+    """Also the smallest, and NaN."""
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).view(256, 1)
+    weight = pack_fp8([(codes, torch.ones(256, 1))], is_gated=False)
+    y = ops.linear_quantized(torch.full((1, 1), 448.0, device=device), on(device, weight), None)
+    np.testing.assert_array_equal(y.cpu()[0], codes.float()[:, 0] * 448)
+
+
+def test_weights_quantised_to_fp8() -> None:
+    """To the nearest multiples of a scale per row; zeros stay."""
+    matrix = random(6, 130) * 10.0 ** torch.arange(-3.0, 3.0).unsqueeze(1)
+    matrix[2] = 0
+    codes, scales = quantize_fp8(matrix)
+    values = codes.float() * scales
+    largest = matrix.abs().amax(1, keepdim=True)
+    np.testing.assert_allclose(values.abs().amax(1, keepdim=True), largest, rtol=1e-6)
+    assert ((values - matrix).abs() <= 2**-4 * matrix.abs() + largest * 2**-18).all()
+    assert not values[2].any()
+    weight = pack_fp8([(codes, scales)], is_gated=False)
+    np.testing.assert_allclose(weight.unpack(), values, rtol=1e-6)

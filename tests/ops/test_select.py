@@ -107,6 +107,7 @@ def test_what_runs_for_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {op for op, name in chosen.items() if name == "invariant"} == {
         "linear",
         "linear_packed",
+        "linear_quantized",
         "attention",
     }
     assert chosen["rms_norm"] == "triton"

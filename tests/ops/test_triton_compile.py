@@ -31,7 +31,7 @@ POINTERS = {
     "slots_ptr": "*i32",
     "codes_ptr": "*u8",
     "halves_ptr": "*fp16",
-    "row_codes_ptr": "*i8",
+    "row_codes_ptr": "*u8",
 }
 POINTERS_OF = {
     "linear_packed": {"x_ptr": "*bf16"},
@@ -60,7 +60,12 @@ QUANTIZED = {
     "BLOCK_ROWS": 64,
     "BLOCK_PANELS": 4,
     "BLOCK_INPUTS": 128,
+    "IS_INT8": False,
+    "IS_GROUPED": False,
+    "IS_DECODED": False,
+    "IS_WIDENED": False,
 }
+ROWS = {"LEAST": 2.0**-100, "BLOCK": 4096}
 PARTITION = {"BLOCK_GROUP": 4, "QUERY_TILE": 16, "PARTITION_KEYS": 256}
 LINEAR = {
     "HAS_BIAS": True,
@@ -95,8 +100,11 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **E5M2}),
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **ODD_HEAD, **PLAIN}),
     ("linear_packed", "_linear_packed_kernel", PACKED),
-    ("linear_quantized", "_quantize_rows_kernel", {"LEAST": 2.0**-100, "BLOCK": 4096}),
+    ("linear_quantized", "_quantize_rows_kernel", {**ROWS, "IS_INT8": True, "MOST": 127.0}),
+    ("linear_quantized", "_quantize_rows_kernel", {**ROWS, "IS_INT8": False, "MOST": 448.0}),
+    ("linear_quantized", "_linear_quantized_kernel", {**QUANTIZED, "IS_INT8": True}),
     ("linear_quantized", "_linear_quantized_kernel", QUANTIZED),
+    ("linear_quantized", "_linear_quantized_kernel", {**QUANTIZED, "IS_GROUPED": True}),
     ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **TILE}),
     ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **INT8}),
     ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **E4M3}),
@@ -134,6 +142,8 @@ def compile_kernel(module: str, name: str, constants: dict[str, Any], architectu
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    if "IS_DECODED" in constants:  # as ``linear_quantized`` decides it
+        constants = {**constants, "IS_DECODED": architecture < 89}
     function = getattr(importlib.import_module(f"lmi_core.ops.triton.{module}"), name)
     signature = {
         parameter: "constexpr" if parameter in constants else _type_of(module, parameter, constants)

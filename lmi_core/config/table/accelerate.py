@@ -38,12 +38,19 @@ QUANTIZE = {
     "bitsandbytes4": _INT4,
     "bitsandbytes-nf4": _INT4,
     "bitsandbytes-fp4": _INT4,
+    "fp8": honoured(
+        "quantize",
+        "with option.device=cuda; the CPU engine reads fp8 checkpoints as bf16 and refuses to make "
+        "fp8 of others",
+        test="tests/config/test_honoured.py::test_fp8_weights_on_a_torch_device",
+        capability="quant.fp8",
+    ),
     "awq": needs("weights.awq", "give an unquantised checkpoint", setting="quantize"),
     "gptq": needs("weights.gptq", "give an unquantised checkpoint", setting="quantize"),
 }
 """What the native engine does with each value of ``option.quantize``."""
 
-NATIVE_QUANTIZE = ("int8", "int4")
+NATIVE_QUANTIZE = ("int8", "int4", "fp8")
 """The native engine's own names, which every system's configuration may use."""
 
 TGI_QUANTIZE = (
@@ -54,7 +61,6 @@ TGI_QUANTIZE = (
     "bitsandbytes",
     "bitsandbytes-nf4",
     "bitsandbytes-fp4",
-    "fp8",
     "marlin",
     "compressed-tensors",
 )
@@ -104,7 +110,6 @@ OPTIONS = (
             "common": (
                 *QUANTIZE,
                 "exl2",
-                "fp8",
                 "marlin",
                 "compressed-tensors",
                 "squeezellm",

@@ -214,6 +214,7 @@ class QuantizeRows(ctypes.Structure):
         ("num_columns", c_int32),
         ("stride", c_int32),
         ("dtype", c_int32),
+        ("code_type", c_int32),
     ]
 
 
@@ -228,7 +229,9 @@ class LinearQuantized(ctypes.Structure):
         ("num_outputs", c_int32),
         ("num_inputs", c_int32),
         ("stride", c_int32),
+        ("group_size", c_int32),
         ("is_gated", c_int32),
+        ("code_type", c_int32),
     ]
 
 

@@ -21,7 +21,7 @@ from lmi_core.errors import UserError
 from lmi_core.ops.cuda.arguments import ARGUMENTS
 
 VARIABLE = "LMI_CUDA_LIBRARY"
-VERSION = 6
+VERSION = 7
 """LMI_CUDA_VERSION of csrc/cuda/lmi_cuda.h, whose structs are mirrored here."""
 DTYPES = {
     torch.float32: 0,

@@ -1,6 +1,8 @@
-"""Products of int8 weights and rows that are quantised on the way (W8A8)."""
+"""Products of int8 and fp8 weights and rows that are quantised as the weights are (W8A8)."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,8 +13,10 @@ from lmi_core.ops.quantized_rows import QuantizedRows
 
 
 def linear_quantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """x @ weight^T + bias, x rounded to int8 row by row: [R, k] -> fp32 [R, n]; bias is fp32."""
-    rows = quantize_rows(x)
+    """x @ weight^T + bias, x rounded row by row to the weight's type: [R, k] -> fp32 [R, n]; bias
+    is fp32."""
+    assert weight.format != "int4"
+    rows = quantize_rows(x, weight.format)
     y = torch.empty(len(x), weight.num_outputs, dtype=torch.float32, device=x.device)
     library.call(
         "linear_quantized",
@@ -26,14 +30,16 @@ def linear_quantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Te
         num_outputs=weight.num_outputs,
         num_inputs=weight.num_inputs,
         stride=rows.codes.shape[1],
+        group_size=weight.group_size,
         is_gated=weight.is_gated,
+        code_type=rows.codes.dtype,
     )
     return y
 
 
-def quantize_rows(x: Tensor) -> QuantizedRows:
+def quantize_rows(x: Tensor, format: Literal["int8", "fp8"]) -> QuantizedRows:
     """x [R, n] in fp32, bf16 or fp16."""
-    rows = QuantizedRows.empty_for(x)
+    rows = QuantizedRows.empty_for(x, format)
     library.call(
         "quantize_rows",
         x,
@@ -44,5 +50,6 @@ def quantize_rows(x: Tensor) -> QuantizedRows:
         num_columns=x.shape[1],
         stride=rows.codes.shape[1],
         dtype=x.dtype,
+        code_type=rows.codes.dtype,
     )
     return rows

@@ -20,7 +20,7 @@ from lmi_core.ops.cuda.norm import most_columns
 from lmi_core.ops.cuda.step_list import StepList, StepListSizes
 from lmi_core.ops.packed_weight import PackedWeight
 from lmi_core.ops.paged_cache import CacheScales, FixedScales, PagedCache
-from lmi_core.ops.quantized_rows import CODE_STRIDE
+from lmi_core.ops.quantized_rows import CODE_STRIDE, CODE_TYPES
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, RowSymbol
 from lmi_core.ops.torch_weights import DTYPES as TORCH_DTYPES
 from lmi_core.ops.torch_weights import DeviceWeight, as_tensor
@@ -328,7 +328,8 @@ class StepRecorder:
     ) -> None:
         self._want_native("linear_quantized")
         stride = -(-x.columns // CODE_STRIDE) * CODE_STRIDE
-        codes = self._value(torch.int8, stride, x.rows)
+        code_type = CODE_TYPES[weight.format]
+        codes = self._value(code_type, stride, x.rows)
         scales = self._value(torch.float32, 1, x.rows)
         self._node(
             "quantize_rows",
@@ -339,6 +340,7 @@ class StepRecorder:
             num_columns=x.columns,
             stride=stride,
             dtype=x.dtype,
+            code_type=code_type,
         )
         self._node(
             "linear_quantized",
@@ -351,7 +353,9 @@ class StepRecorder:
             num_outputs=weight.num_outputs,
             num_inputs=weight.num_inputs,
             stride=stride,
+            group_size=weight.group_size,
             is_gated=weight.is_gated,
+            code_type=code_type,
         )
 
     def _want_multiplied(self, op: str, x: _Value) -> None:

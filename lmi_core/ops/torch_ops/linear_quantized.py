@@ -1,40 +1,49 @@
-"""Products of int8 weights and rows that are quantised on the way (W8A8)."""
+"""Products of int8 and fp8 weights and rows that are quantised as the weights are (W8A8)."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lmi_core.ops.packed_weight import PackedWeight
-from lmi_core.ops.quantized_rows import INT8_MOST, LEAST_MAGNITUDE, QuantizedRows
+from lmi_core.ops.quantized_rows import LEAST_MAGNITUDE, MOST, QuantizedRows
 
 EXACT_INPUTS = 1024
 """So many products of int8 codes sum to less than 2^24, exact in fp32 whatever the order."""
 
 
 def linear_quantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """x @ weight^T + bias, x rounded to int8 row by row: [R, k] -> fp32 [R, n]; bias is fp32.
+    """x @ weight^T + bias, x rounded row by row to the weight's type: [R, k] -> fp32 [R, n]; bias
+    is fp32.
 
-    To the bit what the CPU engine computes. Weights are unpacked anew at every call."""
-    rows = quantize_rows(x)
-    sums = torch.zeros(len(x), weight.num_outputs, dtype=torch.int32, device=x.device)
+    int8: to the bit what the CPU engine computes. Weights are unpacked anew at every call."""
+    assert weight.format != "int4"
+    rows = quantize_rows(x, weight.format)
+    is_int8 = weight.format == "int8"
+    sums = torch.zeros(
+        len(x), weight.num_outputs, dtype=torch.int32 if is_int8 else torch.float32, device=x.device
+    )
     for first in range(0, weight.num_inputs, EXACT_INPUTS):
         end = min(first + EXACT_INPUTS, weight.num_inputs)
-        product = rows.codes[:, first:end].float() @ weight.codes(first, end).T
-        sums += product.to(torch.int32)
+        sums += (rows.codes[:, first:end].float() @ weight.codes(first, end).T).to(sums.dtype)
     y = sums.float() * (weight.scales() * rows.scales.unsqueeze(1))
     return y if bias is None else y + bias
 
 
-def quantize_rows(x: Tensor) -> QuantizedRows:
-    """Each row's nearest multiples, ties to even, of its largest magnitude's 127th part."""
-    rows = QuantizedRows.empty_for(x)
+def quantize_rows(x: Tensor, format: Literal["int8", "fp8"]) -> QuantizedRows:
+    """Each row's nearest codes, ties to even, its largest magnitude the largest."""
+    rows = QuantizedRows.empty_for(x, format)
+    most = MOST[rows.codes.dtype]
     values = x.float()
-    most = values.abs().amax(1)
-    scales = torch.where(most < LEAST_MAGNITUDE, 0.0, most / INT8_MOST)
+    largest = values.abs().amax(1)
+    scales = torch.where(largest < LEAST_MAGNITUDE, 0.0, largest / most)
     rows.scales.copy_(torch.where(values.isfinite().all(1), scales, torch.nan))
     inverse = torch.where(rows.scales > 0, 1 / rows.scales, 0.0).unsqueeze(1)
-    codes = torch.where(inverse > 0, values * inverse, 0.0).clamp(-INT8_MOST, INT8_MOST).round()
+    codes = torch.where(inverse > 0, values * inverse, 0.0).clamp(-most, most)
     rows.codes.zero_()
-    rows.codes[:, : x.shape[1]] = codes.to(torch.int8)
+    rows.codes[:, : x.shape[1]] = (codes.round() if format == "int8" else codes).to(
+        rows.codes.dtype
+    )
     return rows

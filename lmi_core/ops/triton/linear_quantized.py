@@ -1,9 +1,12 @@
-"""Products of int8 weights and rows that are quantised on the way (W8A8).
+"""Products of int8 and fp8 weights and rows that are quantised as the weights are (W8A8).
 
-Sums are exact, so that no tile shape changes a result.
+Sums of int8 are exact, so that no tile shape changes a result.
 """
 
 from __future__ import annotations
+
+import functools
+from typing import Literal
 
 import torch
 import triton
@@ -11,22 +14,31 @@ import triton.language as tl
 from torch import Tensor
 
 from lmi_core.ops.packed_weight import HEADER_BYTES, PackedWeight
-from lmi_core.ops.quantized_rows import LEAST_MAGNITUDE, QuantizedRows
+from lmi_core.ops.quantized_rows import LEAST_MAGNITUDE, MOST, QuantizedRows
+from lmi_core.ops.triton.codes import float8_codes, widened
 
 BLOCK_INPUTS = 128
 
 
-def linear_quantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """x @ weight^T + bias, x rounded to int8 row by row: [R, k] -> fp32 [R, n]; bias is fp32."""
+def linear_quantized(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, *, block_rows: int = 0
+) -> Tensor:
+    """x @ weight^T + bias, x rounded row by row to the weight's type: [R, k] -> fp32 [R, n]; bias
+    is fp32.
+
+    ``block_rows``: that a program takes; 0: by the number of rows.
+    """
+    assert weight.format != "int4"
     num_rows, num_inputs = x.shape
     y = torch.empty(num_rows, weight.num_outputs, dtype=torch.float32, device=x.device)
     if num_rows == 0:
         return y
-    rows = quantize_rows(x)
-    block_rows, block_panels = (16, 2) if num_rows <= 16 else (64, 4)
+    rows = quantize_rows(x, weight.format)
+    block_rows = block_rows or (16 if num_rows <= 16 else 64)
+    block_panels = 2 if block_rows == 16 else 4
     grid = (triton.cdiv(weight.num_panels, block_panels), triton.cdiv(num_rows, block_rows))
     _linear_quantized_kernel[grid](
-        rows.codes,
+        rows.codes.view(torch.uint8),
         rows.scales,
         weight.panels,
         weight.panels.view(torch.float32),
@@ -39,30 +51,55 @@ def linear_quantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Te
         weight.num_panels,
         weight.num_bytes // weight.num_panels,
         HAS_BIAS=bias is not None,
+        IS_INT8=weight.format == "int8",
+        IS_GROUPED=weight.group_size > 0,
         IS_GATED=weight.is_gated,
         HEADER=HEADER_BYTES,
         BLOCK_ROWS=block_rows,
         BLOCK_PANELS=block_panels,
         BLOCK_INPUTS=BLOCK_INPUTS,
+        IS_DECODED=not _has_fp8(x.device),
+        IS_WIDENED=x.device.type != "cuda",
     )
     return y
 
 
-def quantize_rows(x: Tensor) -> QuantizedRows:
+def quantize_rows(x: Tensor, format: Literal["int8", "fp8"]) -> QuantizedRows:
     """x [R, n] in fp32, bf16 or fp16."""
-    rows = QuantizedRows.empty_for(x)
+    rows = QuantizedRows.empty_for(x, format)
     stride = rows.codes.shape[1]
     if len(x):
         _quantize_rows_kernel[(len(x),)](
             x,
-            rows.codes,
+            rows.codes.view(torch.uint8),
             rows.scales,
             x.shape[1],
             stride,
+            IS_INT8=format == "int8",
+            MOST=MOST[rows.codes.dtype],
             LEAST=LEAST_MAGNITUDE,
             BLOCK=triton.next_power_of_2(stride),
         )
     return rows
+
+
+@functools.cache
+def _has_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@triton.jit
+def _multiply_fp8(x, codes, IS_DECODED: tl.constexpr, IS_WIDENED: tl.constexpr):
+    if IS_WIDENED:  # the interpreter's products of 16 bits don't sum in fp32
+        left = widened(x, "e4m3")
+        right = widened(codes, "e4m3")
+    elif IS_DECODED:  # every number is one of fp16, too
+        left = widened(x, "e4m3").to(tl.float16)
+        right = widened(codes, "e4m3").to(tl.float16)
+    else:
+        left = x.to(tl.float8e4nv, bitcast=True)
+        right = codes.to(tl.float8e4nv, bitcast=True)
+    return tl.dot(left, right, input_precision="ieee")
 
 
 @triton.jit
@@ -72,6 +109,8 @@ def _quantize_rows_kernel(
     row_scales_ptr,
     num_columns,
     stride,
+    IS_INT8: tl.constexpr,
+    MOST: tl.constexpr,
     LEAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -84,12 +123,16 @@ def _quantize_rows_kernel(
     most = tl.max(tl.abs(x), 0)
     is_row_finite = tl.min(is_finite.to(tl.int32), 0) == 1
     is_usable = is_row_finite & (most >= LEAST)
-    scale = tl.where(is_usable, tl.div_rn(most, 127.0), 1.0)
-    inverse = tl.where(is_usable, tl.div_rn(1.0, scale), 0.0)
-    scaled = tl.minimum(tl.maximum(x * inverse, -127.0), 127.0)
-    whole = (scaled + 12582912.0) - 12582912.0  # 1.5 * 2^23: rounds to nearest, ties to even
+    scale = tl.where(is_usable, tl.div_rn(most, MOST), 1.0)
+    inverse = tl.div_rn(1.0, scale)
+    scaled = tl.where(is_usable, tl.minimum(tl.maximum(x * inverse, -MOST), MOST), 0.0)
+    if IS_INT8:
+        whole = (scaled + 12582912.0) - 12582912.0  # 1.5 * 2^23: to the nearest, ties to even
+        codes = whole.to(tl.int8).to(tl.uint8, bitcast=True)
+    else:
+        codes = float8_codes(scaled, tl.full([1], 1.0, tl.float32), "e4m3")
     unusable = tl.where(is_row_finite, 0.0, float("nan"))
-    tl.store(row_codes_ptr + row * stride + columns, whole.to(tl.int8), mask=columns < stride)
+    tl.store(row_codes_ptr + row * stride + columns, codes, mask=columns < stride)
     tl.store(row_scales_ptr + row, tl.where(is_usable, scale, unusable))
 
 
@@ -108,11 +151,15 @@ def _linear_quantized_kernel(
     num_panels,
     panel_bytes,
     HAS_BIAS: tl.constexpr,
+    IS_INT8: tl.constexpr,
+    IS_GROUPED: tl.constexpr,
     IS_GATED: tl.constexpr,
     HEADER: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_PANELS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
+    IS_DECODED: tl.constexpr,
+    IS_WIDENED: tl.constexpr,
 ):
     columns = tl.arange(0, BLOCK_PANELS * 16)
     panel = tl.program_id(0) * BLOCK_PANELS + columns // 16
@@ -127,15 +174,29 @@ def _linear_quantized_kernel(
     byte = HEADER + inner // 4 * 64 + inner % 4
     codes_at = codes_ptr + byte[:, None] + (base + lane * 4)[None, :]
 
-    sums = tl.zeros([BLOCK_ROWS, BLOCK_PANELS * 16], tl.int32)
+    sums = tl.zeros([BLOCK_ROWS, BLOCK_PANELS * 16], tl.int32 if IS_INT8 else tl.float32)
     for first in range(0, num_inputs, BLOCK_INPUTS):
         is_input = first + inner < num_inputs
         x = tl.load(x_at + first, mask=is_row, other=0)
-        codes = tl.load(codes_at + first * 16, mask=is_input[:, None], other=128)
-        sums = tl.dot(x, (codes ^ 128).to(tl.int8, bitcast=True), sums)
+        header_at = first // BLOCK_INPUTS * HEADER if IS_GROUPED else 0
+        at = codes_at + first * 16 + header_at
+        codes = tl.load(at, mask=is_input[:, None], other=128 if IS_INT8 else 0)
+        if IS_INT8:
+            weights = (codes ^ 128).to(tl.int8, bitcast=True)
+            sums = tl.dot(x.to(tl.int8, bitcast=True), weights, sums)
+        else:
+            # Tensor cores may keep fewer bits of a sum than fp32 has: it leaves them here.
+            product = _multiply_fp8(x, codes, IS_DECODED, IS_WIDENED)
+            if IS_GROUPED:
+                floats_at = (base + first * 16 + header_at) // 4 + lane
+                product *= tl.load(floats_ptr + floats_at)[None, :]
+            sums += product
     row_scales = tl.load(row_scales_ptr + rows, mask=rows < num_rows, other=0.0)
-    scales = tl.load(floats_ptr + base // 4 + lane)
-    y = sums.to(tl.float32) * (scales[None, :] * row_scales[:, None])
+    if IS_GROUPED:
+        y = sums * row_scales[:, None]
+    else:
+        scales = tl.load(floats_ptr + base // 4 + lane)
+        y = sums.to(tl.float32) * (scales[None, :] * row_scales[:, None])
 
     if IS_GATED:
         half = num_outputs // 2

@@ -5,6 +5,6 @@ else is in the step. The other kernels of ``ops.triton`` take rows one by one an
 """
 
 from lmi_core.ops.triton.invariant.attention import attention
-from lmi_core.ops.triton.invariant.linear import linear, linear_packed
+from lmi_core.ops.triton.invariant.linear import linear, linear_packed, linear_quantized
 
-__all__ = ["attention", "linear", "linear_packed"]
+__all__ = ["attention", "linear", "linear_packed", "linear_quantized"]
