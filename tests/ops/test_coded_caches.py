@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from types import ModuleType
 
 import numpy as np
@@ -22,9 +23,10 @@ from tests.ops.test_device_ops import (  # noqa: E402
     device,
     ops,
     random,
+    triton_ops,
 )
 
-__all__ = ["device", "ops"]  # fixtures
+__all__ = ["device", "ops", "triton_ops"]  # fixtures
 
 CODES = {
     "int8": torch.int8,
@@ -215,6 +217,30 @@ def test_attention(
     assert_close(y, case.expected_attention(q, *read, **settings), dtype)
 
 
+@pytest.mark.parametrize("name", ["decode", "chunks"])
+def test_attention_of_triton_with_instructions_for_e4m3(
+    triton_ops: ModuleType, device: torch.device, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As without them, every code among the keys."""
+    codes_of_triton = importlib.import_module("lmi_core.ops.triton.codes")
+    case = ATTENTION_CASES[name]
+    codes, scales, _ = coded_cache(case, device, "fp8_e4m3fn")
+    numbers = torch.arange(codes[1].numel(), device=device) % 0x7F  # no NaN
+    codes[1].view(torch.uint8).copy_(numbers.view(codes[1].shape))
+    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device)
+    if device.type == "cuda" and not codes_of_triton.has_e4m3(device):
+        pytest.skip("the GPU has none")
+    results = []
+    for has_instructions in (False, True):
+        monkeypatch.setattr(codes_of_triton, "has_e4m3", lambda _, has=has_instructions: has)
+        settings = {"scale": 0.2, "window": 0, "soft_cap": 0.0, "scales": scales}
+        step = case.step(device)
+        results.append(
+            triton_ops.attention(q, *codes, step, num_q_heads=case.num_q_heads, **settings)
+        )
+    assert torch.equal(*results)
+
+
 NATIVE_CODED_CASES = {**NATIVE_CASES, "rows of 8": PagedCase(((90, 1), (20, 70)), 6, 3, 120)}
 
 
@@ -267,6 +293,36 @@ def test_native_attention_shows_what_is_not_finite(
     expected = torch.zeros(case.num_tokens, 2, dtype=torch.bool)
     expected[0 if is_decode else 20, 1] = True
     assert torch.equal(y.cpu().view(-1, 2, 16).isnan().any(-1), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("rope_cache_write", {"kv_dtype": torch.int8}, "rope_cache_write: an int8 cache without"),
+        ("rope_cache_write", {"kv_dtype": 9}, "rope_cache_write: element type 9; known are 0"),
+        ("decode_attention", {"kv_dtype": torch.int8}, "decode_attention: an int8 cache without"),
+        (
+            "prefill_attention",
+            {"kv_dtype": torch.float32},
+            "prefill_attention: a cache of element type 0; the queries' own, 3 (int8), 6 (e4m3)",
+        ),
+    ],
+)
+def test_what_the_cuda_kernels_refuse(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    values: dict[str, object],
+    message: str,
+) -> None:
+    use_cuda_kernels(device, monkeypatch)
+    from lmi_core.ops.cuda import library
+
+    shape = {"num_q_heads": 2, "num_kv_heads": 1, "head_dim": 16}
+    if name != "rope_cache_write":
+        shape["dtype"] = 1
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        library.call(name, torch.zeros(1, device=device), **shape, **values)
 
 
 @pytest.mark.parametrize("stored", CODES)

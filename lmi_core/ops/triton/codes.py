@@ -1,7 +1,12 @@
-"""8-bit codes of the KV cache in kernels, by arithmetic that every GPU and the interpreter have."""
+"""8-bit codes of the KV cache in kernels.
+
+By arithmetic that every GPU and the interpreter have; where GPUs have instructions for what takes
+long, reading e4m3, by those.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -21,16 +26,25 @@ class StoredCache(NamedTuple):
     """Keys, values and the scales of rows; without those, pointers that nobody follows."""
     fixed: FixedScales
     code: str
-    """int8, e4m3, e5m2, or none where keys and values are no codes."""
+    """int8, e4m3, e5m2, or none where keys and values are no codes; e4nv: e4m3 that instructions
+    widen."""
 
     @classmethod
     def of(cls, keys: Tensor, values: Tensor, scales: Scales) -> StoredCache:
         code = _CODES.get(keys.dtype, "")
         if code.startswith("e"):
             keys, values = keys.view(torch.uint8), values.view(torch.uint8)
+        if code == "e4m3" and has_e4m3(keys.device):
+            code = "e4nv"
         by_row = scales if isinstance(scales, CacheScales) else (keys, values)
         fixed = scales if isinstance(scales, FixedScales) else FixedScales()
         return cls((keys, values, *by_row), fixed, code)
+
+
+@functools.cache
+def has_e4m3(device: torch.device) -> bool:
+    """Whether the device has instructions for it: sm_89 and newer."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 @triton.jit
@@ -38,6 +52,8 @@ def widened(codes, CODE: tl.constexpr):
     """Codes as numbers, fp32."""
     if CODE == "int8":
         return codes.to(tl.float32)
+    if CODE == "e4nv":
+        return codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     upper = codes.to(tl.int16) << 8
     if CODE == "e5m2":  # the upper half of an fp16
         return upper.to(tl.float16, bitcast=True).to(tl.float32)
@@ -81,13 +97,13 @@ def int8_codes(x, scale):
 def float8_codes(x, scale, CODE: tl.constexpr):
     """The nearest, the even one of two: the largest for what is beyond, NaN for what isn't
     finite."""
-    MANTISSA: tl.constexpr = 3 if CODE == "e4m3" else 2
-    LARGEST: tl.constexpr = 448.0 if CODE == "e4m3" else 57344.0
-    SMALLEST_NORMAL: tl.constexpr = 0.015625 if CODE == "e4m3" else 0.00006103515625
-    BIAS: tl.constexpr = 7 if CODE == "e4m3" else 15
+    MANTISSA: tl.constexpr = 2 if CODE == "e5m2" else 3
+    LARGEST: tl.constexpr = 57344.0 if CODE == "e5m2" else 448.0
+    SMALLEST_NORMAL: tl.constexpr = 0.00006103515625 if CODE == "e5m2" else 0.015625
+    BIAS: tl.constexpr = 15 if CODE == "e5m2" else 7
     # A power of two in fp32 whose last bit is worth the smallest code, and its bits.
-    ORIGIN: tl.constexpr = 16384.0 if CODE == "e4m3" else 128.0
-    ORIGIN_BITS: tl.constexpr = (141 << 23) if CODE == "e4m3" else (134 << 23)
+    ORIGIN: tl.constexpr = 128.0 if CODE == "e5m2" else 16384.0
+    ORIGIN_BITS: tl.constexpr = (134 << 23) if CODE == "e5m2" else (141 << 23)
     DROPPED: tl.constexpr = 23 - MANTISSA
     value = tl.div_rn(x, scale)
     size = tl.minimum(tl.abs(value), LARGEST)
