@@ -18,7 +18,12 @@ from typing import Any
 from bench.gpu.stage import Stage, run_stage
 
 LIMIT_S = 530.0
-KERNEL_CHOICES = {"default": "", "native": "native", "torch": "torch"}
+KERNEL_CHOICES = {
+    "default": "",
+    "native": "native",
+    "native-python": "native,launch:torch",
+    "torch": "torch",
+}
 """Values of LMI_OPS that the engine is measured with."""
 
 COSTS = {
@@ -49,7 +54,7 @@ def stages(device: str, out_dir: Path, *, tiny: bool) -> list[Stage]:
             Stage(name="build_kernels", command=("bash", "-c", _build_kernels()), limit_s=150)
         )
     result.append(measure("roofs", "roofs", 30))
-    engine_tests = ("torch_runner", "decode_graphs", "torch_invariance")
+    engine_tests = ("torch_runner", "cuda_runner", "decode_graphs", "torch_invariance")
     tests = ["tests/ops", *(f"tests/engine/test_{name}.py" for name in engine_tests)]
     chosen = "gpu" if device == "cuda" else "test_select"
     by = ["-m", chosen] if device == "cuda" else ["-k", chosen]
@@ -61,8 +66,10 @@ def stages(device: str, out_dir: Path, *, tiny: bool) -> list[Stage]:
         for choice, forced in KERNEL_CHOICES.items():
             if choice == "torch" and not tiny:
                 continue  # its attention gathers the cache: correct everywhere, fast nowhere
-            if device == "cpu" and choice == "native":
+            if device == "cpu" and choice.startswith("native"):
                 continue
+            if choice == "native-python" and shape != shapes[0]:
+                continue  # what launching costs shows where steps are short
             name = f"engine-{shape}-{choice}"
             result.append(measure("engine", name, 60, "--shape", shape, LMI_OPS=forced))
     for name, options in COSTS.items():

@@ -24,9 +24,10 @@ from bench.gpu.random_model import GPU_SHAPES, random_model
 from bench.rooflines import decode_roof_s, prefill_roof_s
 from bench.roofs import Roofs
 from lmi_core.config.engine_config import EngineConfig
+from lmi_core.engine.device_runner import make_runner
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.engine.torch_runner import TorchRunner
+from lmi_core.ops import select
 from lmi_core.text.tokenizer import Tokenizer
 
 CONTEXT = 1024
@@ -67,7 +68,9 @@ async def measure(arguments: Any) -> list[dict[str, Any]]:
     log = StepLog()
     roofs = roofs_of(arguments)
     rows: list[dict[str, Any]] = []
-    runner = TorchRunner(config, random_model(shape, device, arguments.quantize), device)
+    chosen = select.select_for(device.type, is_deterministic=config.deterministic)
+    model = random_model(shape, device, arguments.quantize)
+    runner = make_runner(config, model, device, chosen)
     async with Engine(
         config, runner=runner, tokenizer=placeholder_tokenizer(), eos_token_ids=(), observer=log
     ) as engine:

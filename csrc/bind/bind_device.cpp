@@ -13,7 +13,7 @@ void bind_device(py::module_& m) {
   py::class_<DeviceWorker>(m, "DeviceWorker")
       .def(py::init([](const std::string& library, uintptr_t step_list) {
              LMI_CHECK(step_list != 0, "there is no step list");
-             return std::make_unique<DeviceWorker>(library,
+             return std::make_unique<DeviceWorker>(open_step_functions(library),
                                                    reinterpret_cast<LmiStepList*>(step_list));
            }),
            py::arg("library"), py::arg("step_list"))

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -24,7 +25,7 @@ class CapturedSteps {
 
   // The smallest shape that a step fits; false if it has none: prompts, copies, too many rows.
   bool find_shape(const LmiStep& step, StepShape& shape) const {
-    if (row_counts_.empty() || key_counts_.empty() || !error.empty()) return false;
+    if (row_counts_.empty() || key_counts_.empty() || has_failed_) return false;
     const int32_t num_rows = step.num_tokens;
     if (num_rows == 0 || step.num_seqs != num_rows || step.num_logit_rows != num_rows ||
         step.num_copies > 0) {
@@ -56,13 +57,21 @@ class CapturedSteps {
   // The graph that was there before, if any, is the caller's.
   void* put(StepShape shape, void* graph) {
     misses_.erase(shape);
-    return std::exchange(graphs_[shape], graph);
+    void* before = std::exchange(graphs_[shape], graph);
+    num_captured_ = static_cast<int64_t>(graphs_.size());
+    return before;
   }
   // Steps are launched kernel by kernel from now on; what was captured stays unused.
   void give_up(const std::string& reason) {
-    error = reason;
     misses_.clear();
+    if (has_failed_) return;
+    error_ = reason;
+    has_failed_ = true;
   }
+  // Why, or ""; from any thread.
+  const char* error() const { return has_failed_ ? error_.c_str() : ""; }
+  // From any thread.
+  int64_t num_captured() const { return num_captured_; }
 
   StepShape shape(int32_t row_count_id, int32_t key_count_id) const {
     return {row_counts_.at(static_cast<size_t>(row_count_id)),
@@ -72,14 +81,15 @@ class CapturedSteps {
   const std::vector<int32_t>& key_counts() const { return key_counts_; }
   const std::map<StepShape, void*>& graphs() const { return graphs_; }
 
-  std::string error;
-
  private:
   std::vector<int32_t> row_counts_;
   std::vector<int32_t> key_counts_;
   int32_t num_misses_;
   std::map<StepShape, void*> graphs_;
   std::map<StepShape, int32_t> misses_;
+  std::atomic<int64_t> num_captured_{0};
+  std::atomic<bool> has_failed_{false};
+  std::string error_;  // does not change once that is set
 };
 
 }  // namespace lmi::cuda

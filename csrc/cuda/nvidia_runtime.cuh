@@ -69,7 +69,7 @@ inline int32_t end_capture(void* stream, void** graph) {
   cudaGraph_t recorded = nullptr;
   cudaError_t error = cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &recorded);
   cudaGraphExec_t made = nullptr;
-  if (error == cudaSuccess) error = cudaGraphInstantiate(&made, recorded, 0);
+  if (error == cudaSuccess) error = cudaGraphInstantiateWithFlags(&made, recorded, 0);
   if (recorded != nullptr) (void)cudaGraphDestroy(recorded);
   *graph = made;
   return check("a capture", error);

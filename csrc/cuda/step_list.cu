@@ -53,8 +53,7 @@ struct LmiStepList {
   int32_t capture(int32_t row_count_id, int32_t key_count_id);
   int32_t warm_up();
   LmiStepListState state() const {
-    return {static_cast<int64_t>(captured_.graphs().size()), num_replayed_,
-            captured_.error.c_str()};
+    return {captured_.num_captured(), num_replayed_, captured_.error()};
   }
 
  private:
@@ -85,7 +84,7 @@ struct LmiStepList {
   float* partials_ = nullptr;
   float* log_masses_ = nullptr;
   bool has_results_ = false;  // whether the last step's are there
-  int64_t num_replayed_ = 0;
+  std::atomic<int64_t> num_replayed_{0};
 };
 
 LmiStepList::~LmiStepList() {

@@ -136,6 +136,7 @@ typedef struct {
   int64_t num_replayed;
   const char* capture_error; /* why nothing is captured any more, or "" */
 } LmiStepListState;
+/* From any thread. */
 LMI_CUDA_API void lmi_cuda_step_list_state(LmiStepList* list, LmiStepListState* state);
 
 #ifdef __cplusplus

@@ -62,21 +62,21 @@ void write_results(const LmiStepResults& results, const StepView& step) {
 
 }  // namespace
 
-StepLibrary::StepLibrary(const std::string& path)
-    : handle_(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-  LMI_CHECK(handle_ != nullptr, dlerror());
-  find(handle_, "lmi_cuda_step_list_run", run);
-  find(handle_, "lmi_cuda_step_list_wait", wait);
-  find(handle_, "lmi_cuda_step_list_has_wanted", has_wanted);
-  find(handle_, "lmi_cuda_step_list_capture_wanted", capture_wanted);
-  find(handle_, "lmi_cuda_step_list_state", state);
-  find(handle_, "lmi_cuda_error", error);
+StepFunctions open_step_functions(const std::string& library) {
+  void* opened = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  LMI_CHECK(opened != nullptr, dlerror());
+  StepFunctions functions;
+  find(opened, "lmi_cuda_step_list_run", functions.run);
+  find(opened, "lmi_cuda_step_list_wait", functions.wait);
+  find(opened, "lmi_cuda_step_list_has_wanted", functions.has_wanted);
+  find(opened, "lmi_cuda_step_list_capture_wanted", functions.capture_wanted);
+  find(opened, "lmi_cuda_step_list_state", functions.state);
+  find(opened, "lmi_cuda_error", functions.error);
+  return functions;
 }
 
-StepLibrary::~StepLibrary() { dlclose(handle_); }
-
-DeviceWorker::DeviceWorker(const std::string& library, LmiStepList* list)
-    : library_(library), list_(list) {
+DeviceWorker::DeviceWorker(const StepFunctions& functions, LmiStepList* list)
+    : functions_(functions), list_(list) {
   const SignalBlock no_signals;
   launcher_ = std::thread([this] { launch_all(); });
   reader_ = std::thread([this] { read_all(); });
@@ -121,9 +121,9 @@ void DeviceWorker::close() {
 // Waits for a step and captures decodes meanwhile; false if there will be none.
 bool DeviceWorker::next_job(std::unique_lock<std::mutex>& lock) {
   const auto has_news = [this] { return is_closing_ || !submitted_.empty(); };
-  while (library_.has_wanted(list_) != 0 && !submitted_added_.wait_for(lock, kIdle, has_news)) {
+  while (functions_.has_wanted(list_) != 0 && !submitted_added_.wait_for(lock, kIdle, has_news)) {
     lock.unlock();
-    const bool has_captured = library_.capture_wanted(list_) != 0;
+    const bool has_captured = functions_.capture_wanted(list_) != 0;
     lock.lock();
     if (!has_captured) break;
   }
@@ -140,7 +140,7 @@ void DeviceWorker::launch_all() {
     lock.unlock();
     launch(job);
     LmiStepListState state = {};
-    library_.state(list_, &state);
+    functions_.state(list_, &state);
     lock.lock();
     if (capture_error_.empty()) capture_error_ = state.capture_error;
     launched_.push_back(job);
@@ -156,8 +156,8 @@ void DeviceWorker::launch(Job& job) {
     sampling_.gather(job.step->view());
     LmiStep inputs = inputs_of(*job.step);
     inputs.sampling = sampling_.inputs();
-    if (library_.run(list_, &inputs, &job.slot) == 0) return;
-    job.step->error = library_.error();
+    if (functions_.run(list_, &inputs, &job.slot) == 0) return;
+    job.step->error = functions_.error();
   } catch (const std::exception& error) {
     job.step->error = error.what();
   }
@@ -186,10 +186,10 @@ void DeviceWorker::read_all() {
 
 void DeviceWorker::read(const Job& job) {
   LmiStepResults results = {};
-  if (library_.wait(list_, job.slot, &results) == 0) {
+  if (functions_.wait(list_, job.slot, &results) == 0) {
     write_results(results, job.step->view());
   } else {
-    job.step->error = library_.error();
+    job.step->error = functions_.error();
   }
 }
 

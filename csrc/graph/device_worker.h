@@ -19,30 +19,23 @@
 
 namespace lmi {
 
-// The step list's functions in an opened library, named as in csrc/cuda/step_list.h.
-class StepLibrary {
- public:
-  // Throws Error if there is no such library, or a function is missing.
-  explicit StepLibrary(const std::string& path);
-  ~StepLibrary();
-  StepLibrary(const StepLibrary&) = delete;
-  StepLibrary& operator=(const StepLibrary&) = delete;
-
+// The step list's functions that the worker calls, see csrc/cuda/step_list.h.
+struct StepFunctions {
   decltype(&lmi_cuda_step_list_run) run;
   decltype(&lmi_cuda_step_list_wait) wait;
   decltype(&lmi_cuda_step_list_has_wanted) has_wanted;
   decltype(&lmi_cuda_step_list_capture_wanted) capture_wanted;
   decltype(&lmi_cuda_step_list_state) state;
   decltype(&lmi_cuda_error) error;
-
- private:
-  void* handle_;
 };
+
+// Those of a library, which stays open. Throws Error if there is none, or a function is missing.
+StepFunctions open_step_functions(const std::string& library);
 
 class DeviceWorker {
  public:
   // The list has been started, and outlives the worker.
-  DeviceWorker(const std::string& library, LmiStepList* list);
+  DeviceWorker(const StepFunctions& functions, LmiStepList* list);
   ~DeviceWorker();
   DeviceWorker(const DeviceWorker&) = delete;
   DeviceWorker& operator=(const DeviceWorker&) = delete;
@@ -74,7 +67,7 @@ class DeviceWorker {
   void read(const Job& job);
   void complete(const Job& job, int64_t& finished_ns);
 
-  const StepLibrary library_;
+  const StepFunctions functions_;
   LmiStepList* const list_;
   DeviceSampling sampling_;
   mutable std::mutex mutex_;

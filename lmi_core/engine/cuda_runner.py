@@ -56,8 +56,7 @@ class CudaRunner:
         measured = self._measure(others_bytes)
         memory = cache.grow(measured)
         self._steps = self._build(cache.sizes.max_num_tokens, memory.num_blocks)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # the weights come from another stream
+        self._synchronize()  # the weights come from another stream
         shared = StepMemory.of(config, cache.sizes, memory.num_blocks)
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
@@ -93,6 +92,10 @@ class CudaRunner:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     @staticmethod
     def _start(steps: RecordedSteps) -> _native.DeviceWorker:
         return _native.DeviceWorker(str(steps.list.library.path), steps.list.address)
@@ -124,7 +127,7 @@ class CudaRunner:
         memory = memory_of(self.device)
         if memory is None:
             return None
-        torch.cuda.synchronize(self.device)
+        self._synchronize()
 
         def run_step(num_tokens: int) -> None:
             with closing(self._build(num_tokens, 0)) as steps:

@@ -1,13 +1,15 @@
-"""Steps that C++ launches give, to the bit, what the same kernels give launched from Python: in the
-emulator of a device."""
+"""Steps that C++ launches give, to the bit, what the same kernels give launched from Python: on a
+GPU, or in the emulator of one."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,16 +36,33 @@ from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 
 CPP, PYTHON = "native", "native,launch:torch"
 Request = tuple[tuple[int, ...], SamplingParams]
+CONFIG = SimpleNamespace(device="torch-cpu")
+"""Where the present test runs."""
 STATES: list[StepListState] = []
 """Of the step lists that were closed."""
 TOTALS: list[EngineTotals] = []
 """Of the engines that were stopped."""
 
 
-@pytest.fixture(autouse=True)
-def _in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(
+    autouse=True,
+    params=[
+        pytest.param("cpu", id="cpu"),
+        pytest.param(
+            "cuda",
+            id="cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU"),
+            ],
+        ),
+    ],
+)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     torch.set_num_threads(1)
-    use_cuda_kernels(torch.device("cpu"), monkeypatch)
+    chosen = torch.device(request.param)
+    use_cuda_kernels(chosen, monkeypatch)
+    monkeypatch.setattr(CONFIG, "device", "cuda" if request.param == "cuda" else "torch-cpu")
     STATES.clear()
     close = CudaRunner.close
 
@@ -54,12 +73,13 @@ def _in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
         close(self)
 
     monkeypatch.setattr(CudaRunner, "close", note_and_close)
+    return chosen
 
 
 def configured(variant: str = "llama2", **changes: object) -> EngineConfig:
     model = cached_checkpoint(variant, dtype="bfloat16")
     settings = {"dtype": "auto", "enforce_eager": True, **changes}
-    return config_of(model, "torch-cpu", **settings)
+    return config_of(model, CONFIG.device, **settings)
 
 
 async def outcomes(config: EngineConfig, wanted: list[Request]) -> list[list[TokenEvent]]:
@@ -262,7 +282,9 @@ def test_a_failed_step_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def unsupported_by_cublaslt(
     directory: Path, monkeypatch: pytest.MonkeyPatch, **changes: object
 ) -> EngineConfig:
-    """A model whose products of more than 8 rows find no algorithm."""
+    """A model whose products of more than 8 rows find no algorithm, in the stand-in of cuBLASLt."""
+    if CONFIG.device == "cuda":
+        pytest.skip("the library itself has an algorithm")
     monkeypatch.setenv("LMI_OPS", CPP)
     monkeypatch.setattr(cublaslt, "WORKSPACE_BYTES", 256)
     model = make_checkpoint(
@@ -273,6 +295,48 @@ def unsupported_by_cublaslt(
         intermediate_size=1008,
     )
     return replace(configured(**changes), model=model)
+
+
+class FakeMemory:
+    """Steps take 1 GiB of 80, and so does the first graph; the second takes 8 MiB."""
+
+    total_bytes = 80 << 30
+
+    def __init__(self) -> None:
+        self.free = [60 << 30, 59 << 30, (59 << 30) - (8 << 20), 60 << 30]
+
+    def free_bytes(self) -> int:
+        return self.free.pop(0)
+
+    def allocated_bytes(self) -> int:
+        return 15 << 30
+
+    def start_peak(self) -> None:
+        pass
+
+    def peak_bytes(self) -> int:
+        return 1 << 30
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_what_is_measured_is_reported(
+    enforce_eager: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows 1, 2, 4 and keys 32, 100: six graphs."""
+    monkeypatch.setenv("LMI_OPS", CPP)
+    monkeypatch.setattr(cuda_runner, "memory_of", lambda device: FakeMemory())
+    monkeypatch.setattr(decode_graphs, "FIRST_NUM_KEYS", 32)
+    config = configured(enforce_eager=enforce_eager, max_num_seqs=4, max_model_len=100)
+
+    async def main() -> int:
+        async with Engine(config, check_integrity=True) as engine:
+            assert await collect(engine, [5, 6, 7], SamplingParams(max_new_tokens=2))
+            return engine.info.runner.arena_bytes
+
+    with caplog.at_level(logging.INFO):
+        assert run(main()) == 1 << 30
+    graphs = "0.00" if enforce_eager else "1.04"
+    assert f"workspace 1.00 GiB, graphs {graphs} GiB, KV cache 0.00 GiB" in caplog.text
 
 
 def test_closing_while_busy(monkeypatch: pytest.MonkeyPatch) -> None:
