@@ -139,7 +139,7 @@ def test_the_runner_says_who_launches(
     assert "launched from Python" not in caplog.text
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("quantize", ["int8", "int4", "fp8"])
 def test_quantized_weights(quantize: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
     wanted = [(prompt, params) for prompt in prompts(3, 20)]
