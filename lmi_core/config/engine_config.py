@@ -8,7 +8,6 @@ from typing import Literal
 
 DType = Literal["auto", "bf16", "fp32"]
 KvDType = Literal["auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2"]
-FP8_CACHES = ("fp8_e4m3fn", "fp8_e5m2")
 Device = Literal["cpu", "cuda", "torch-cpu"]
 Quantization = Literal["int8", "int4", "fp8"]
 

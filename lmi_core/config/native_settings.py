@@ -8,7 +8,7 @@ from typing import Any
 
 from lmi_core.config.capabilities import BACKENDS
 from lmi_core.config.effect import converted, effect_of_value
-from lmi_core.config.engine_config import FP8_CACHES, EngineConfig
+from lmi_core.config.engine_config import EngineConfig
 from lmi_core.config.merge import Value, Values
 from lmi_core.config.model_files import ModelFiles
 from lmi_core.config.option import Outcome
@@ -84,7 +84,7 @@ def refuse_for_cpu(values: Values, files: ModelFiles) -> None:
     if values.get("option.device") not in (None, "cpu"):
         return
     key = "option.kv_cache_dtype"
-    if values.get(key) in FP8_CACHES:
+    if str(values.get(key)).startswith("fp8"):
         values.refused[key] = (
             "the CPU engine has no fp8 KV cache: write int8 or bf16, or set option.device=cuda"
         )

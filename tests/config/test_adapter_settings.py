@@ -19,6 +19,7 @@ NEURON = Host(num_neuron_cores=4, packages=frozenset({"optimum"}))
             "option.rolling_batch=vllm\noption.max_rolling_batch_prefill_tokens=512\n"
             "option.gpu_memory_utilization=0.8\noption.tensor_parallel_degree=max\n"
             "option.enable_prefix_caching=true\noption.quantize=awq\noption.own_list=[1, 2]\n"
+            "option.kv_cache_dtype=fp8_e4m3fn\n"
             "option.own_text=word\noption.own_depth=" + "[" * 5000,
             GPUS,
             "vllm",
@@ -29,6 +30,7 @@ NEURON = Host(num_neuron_cores=4, packages=frozenset({"optimum"}))
                 "tensor_parallel_size": 4,
                 "enable_prefix_caching": True,
                 "quantization": "awq",
+                "kv_cache_dtype": "fp8_e4m3",
                 "own_list": [1, 2],
                 "own_text": "word",
                 "own_depth": "[" * 5000,

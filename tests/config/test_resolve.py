@@ -75,6 +75,7 @@ def test_the_result_is_frozen(model_dir, resolved):
         ("option.batch_scheduler_policy=max_utilization", {"guaranteed_no_evict": False}),
         ("option.enable_trt_overlap=true", {"overlap": True}),
         ("option.kv_cache_dtype=bf16", {"kv_dtype": "bf16"}),
+        ("option.device=cuda\noption.kv_cache_dtype=fp8", {"kv_dtype": "fp8_e4m3fn"}),
         ("option.instruction_set=auto", {"instruction_set": ""}),
         ("option.instruction_set=avx2", {"instruction_set": "avx2"}),
         ("option.seed=7", {"seed": 7}),

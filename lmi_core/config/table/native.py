@@ -1,6 +1,6 @@
 """Keys of the native engine that no other system has."""
 
-from lmi_core.config.option import Action, Flag, Option, honoured, mapped
+from lmi_core.config.option import Action, Flag, Option, honoured, mapped, refused
 from lmi_core.config.value_type import Bool, Bytes, Choice, Int, Text, ValueType
 
 _TESTS = "tests/config/test_honoured.py"
@@ -13,6 +13,12 @@ _FP8_CACHE = honoured(
     test=f"{_TESTS}::test_fp8_caches_need_a_torch_device",
     capability="kv.fp8",
 )
+_FP8_CACHE_OF_VLLM = mapped(
+    "kv_dtype",
+    "vLLM's name of fp8_e4m3fn",
+    convert=dict.fromkeys(("fp8", "fp8_e4m3"), "fp8_e4m3fn"),
+    capability="kv.fp8",
+)
 
 
 def _native(
@@ -21,17 +27,13 @@ def _native(
     doc: str,
     default: object = None,
     native: Action | None = None,
-    flag: Flag | None = None,
-    spellings: tuple[str, ...] = (),
 ) -> Option:
     return Option(
         key=f"option.{name}",
         type=kind,
         doc=doc,
-        spellings=spellings,
-        systems=("native", "tgi") if flag else ("native",),
+        systems=("native",),
         default=default,
-        flag=flag,
         actions={"native": native or mapped(name)},
     )
 
@@ -65,27 +67,41 @@ OPTIONS = (
         "Bytes of the KV cache.",
         native=honoured("kv_cache_bytes", test=f"{_LIMITS}::test_bytes_of_the_cache"),
     ),
-    _native(
-        "kv_cache_dtype",
-        Choice(("auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2")),
-        "Data type of the KV cache; fp8 with option.device=cuda only.",
-        "auto",
-        honoured(
-            "kv_dtype",
-            test=f"{_TESTS}::test_data_types",
-            by_value={
-                "int8": honoured(
-                    "kv_dtype",
-                    "a scale per token and head",
-                    test=f"{_TESTS}::test_devices_have_the_same_data_types",
-                    capability="kv.int8",
-                ),
-                "fp8_e4m3fn": _FP8_CACHE,
-                "fp8_e5m2": _FP8_CACHE,
-            },
+    Option(
+        key="option.kv_cache_dtype",
+        type=Choice(
+            ("auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2", "fp8", "fp8_e4m3"),
         ),
-        Flag("--kv-cache-dtype", "KV_CACHE_DTYPE", choices=("fp8_e4m3fn", "fp8_e5m2")),
+        doc="Data type of the KV cache; the native engine has fp8 with option.device=cuda only.",
         spellings=("option.kv_dtype",),
+        systems=("vllm", "tgi", "native"),
+        default="auto",
+        flag=Flag("--kv-cache-dtype", "KV_CACHE_DTYPE", choices=("fp8_e4m3fn", "fp8_e5m2")),
+        actions={
+            "native": honoured(
+                "kv_dtype",
+                test=f"{_TESTS}::test_data_types",
+                by_value={
+                    "int8": honoured(
+                        "kv_dtype",
+                        "a scale per token and head",
+                        test=f"{_TESTS}::test_devices_have_the_same_data_types",
+                        capability="kv.int8",
+                    ),
+                    "fp8_e4m3fn": _FP8_CACHE,
+                    "fp8_e5m2": _FP8_CACHE,
+                    "fp8": _FP8_CACHE_OF_VLLM,
+                    "fp8_e4m3": _FP8_CACHE_OF_VLLM,
+                },
+            ),
+            "vllm": mapped(
+                "kv_cache_dtype",
+                convert={"bf16": "bfloat16", "fp8_e4m3fn": "fp8_e4m3"},
+                by_value=dict.fromkeys(
+                    ("fp32", "int8"), refused("vLLM has no such KV cache: write auto or fp8")
+                ),
+            ),
+        },
     ),
     _native(
         "num_threads",
