@@ -15,6 +15,7 @@ from lmi_server.openapi import openapi_route
 from lmi_server.properties import request_properties
 from lmi_server.protocols.base import HttpError
 from lmi_server.protocols.chat_schema import ChatBody
+from lmi_server.protocols.completion_schema import CompletionBody
 from lmi_server.protocols.lmi import LmiProtocol, pretty_json
 from lmi_server.protocols.lmi_schema import LmiRequest
 from lmi_server.routes import GenerationHandler, Handler, Route, Service, metrics_route
@@ -26,6 +27,7 @@ _HEADERS = {
     "Cache-Control": "no-cache; no-store, must-revalidate, private",
     "Expires": "Thu, 01 Jan 1970 00:00:00 UTC",
 }
+_BODIES = (LmiRequest, ChatBody, CompletionBody)
 _ANSWERS = ("application/json", "application/jsonlines", "text/event-stream")
 _ERRORS = ErrorForm(
     schema={
@@ -61,9 +63,7 @@ def lmi_dialect(service: Service) -> Dialect:
     inference = InferenceHandler(service, protocol).handle
 
     def generates(path: str) -> Route:
-        return Route(
-            "*", path, inference, "generate (LMI)", bodies=(LmiRequest, ChatBody), answers=_ANSWERS
-        )
+        return Route("*", path, inference, "generate (LMI)", bodies=_BODIES, answers=_ANSWERS)
 
     ping = PingHandler(service).handle
     routes = (

@@ -1,4 +1,4 @@
-"""Completion responses: one object, or chunks as server-sent events."""
+"""Completion responses: one object, or chunks as lines or server-sent events."""
 
 from __future__ import annotations
 
@@ -166,14 +166,17 @@ class CompletionRenderer(Renderer):
         return self._answer.error(error)
 
 
-class CompletionSseRenderer(Renderer):
-    """``text_completion`` objects as server-sent events, closed by ``[DONE]``.
+class CompletionLinesRenderer(Renderer):
+    """``text_completion`` objects, one JSON line each.
 
     Most chunks differ in their text alone, so they are made of a template around it.
     """
 
     streams = True
-    content_type = "text/event-stream"
+    content_type = "application/jsonlines"
+    _before = ""
+    _after = "\n"
+    _done = ""
 
     def __init__(self, answer: Answer, echo: Echo | None = None) -> None:
         self._answer = answer
@@ -200,21 +203,21 @@ class CompletionSseRenderer(Renderer):
         return (frames[0] if len(frames) == 1 else "".join(frames)).encode()
 
     def finish(self) -> bytes:
-        done = "data: [DONE]\n\n"
+        done = self._done
         if self._answer.usage:
             done = self._frame([], self._collector.usage.render()) + done
         return done.encode()
 
     def error(self, error: Exception) -> bytes:
-        return b"data: " + self._answer.error(error) + b"\n\n"
+        return b"%b%b%b" % (self._before.encode(), self._answer.error(error), self._after.encode())
 
     def _template(self, number: int) -> tuple[str, str]:
         choice = {"index": number, "text": TEXT, "logprobs": None, "finish_reason": None}
         before, after = self._answer.around_text(self._object([choice]))
-        return f"data: {before}", f"{after}\n\n"
+        return f"{self._before}{before}", f"{after}{self._after}"
 
     def _frame(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> str:
-        return f"data: {self._answer.dumps(self._object(choices, usage))}\n\n"
+        return f"{self._before}{self._answer.dumps(self._object(choices, usage))}{self._after}"
 
     def _object(
         self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None
@@ -223,3 +226,12 @@ class CompletionSseRenderer(Renderer):
         if self._answer.usage:
             chunk["usage"] = usage
         return chunk
+
+
+class CompletionSseRenderer(CompletionLinesRenderer):
+    """The same objects as server-sent events, closed by ``[DONE]``."""
+
+    content_type = "text/event-stream"
+    _before = "data: "
+    _after = "\n\n"
+    _done = "data: [DONE]\n\n"

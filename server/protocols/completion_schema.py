@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_server.protocols.decode import decode_json
@@ -82,6 +83,25 @@ def completion_sampling_params(completion: CompletionBody) -> SamplingParams:
         max_new_tokens=_DEFAULT_MAX_TOKENS if max_tokens is None else max(1, max_tokens),
         logprobs=completion.logprobs,
         prompt_logprobs=completion.logprobs if completion.echo else None,
+    )
+
+
+def completion_requests(
+    request_id: str, body: CompletionBody, prompts: tuple[Prompt, ...], params: SamplingParams
+) -> tuple[GenerationRequest, ...]:
+    """One request per prompt."""
+    return tuple(
+        GenerationRequest(
+            request_id=request_id if len(prompts) == 1 else f"{request_id}-{i}",
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=None if isinstance(prompt, str) else prompt,
+            add_special_tokens=body.add_special_tokens is not False,
+            params=params,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            echo=bool(body.echo) and params.prompt_logprobs is not None,
+        )
+        for i, prompt in enumerate(prompts)
     )
 
 

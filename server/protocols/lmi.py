@@ -33,6 +33,7 @@ from lmi_server.protocols.chat_schema import (
 from lmi_server.protocols.chat_tools import ChatTools
 from lmi_server.protocols.decode import decode_text
 from lmi_server.protocols.lmi_chat_output import chat_renderer
+from lmi_server.protocols.lmi_completion import parse_completion
 from lmi_server.protocols.lmi_formatted import FormattedRenderer, FormattedRequest
 from lmi_server.protocols.lmi_output import (
     Answer,
@@ -123,6 +124,8 @@ class LmiProtocol(Protocol):
         body = _decode(call)
         if body.messages is not None:
             return self._parse_chat(call)
+        if body.prompt is not None and body.inputs is None and self._options.release is None:
+            return parse_completion(call, self._model_name)
         prompts = _prompts(body)
         known, later = split_parameters(body.parameters or {}, self._release)
         parameters, unknown = decode_parameters(known)

@@ -19,6 +19,8 @@ class LmiBody(msgspec.Struct, frozen=True):
     adapters: str | list[str] | None = None
     cached_prompt: str | None = None
     messages: list[Any] | None = None
+    prompt: Any = None
+    """OpenAI's completion, where there are no ``inputs``."""
 
 
 class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from lmi_server.protocols.completion_output import (
     Echo,
 )
 from lmi_server.protocols.completion_schema import (
+    completion_requests,
     completion_sampling_params,
     decode_completion,
     prompts_of,
@@ -70,19 +71,7 @@ class OpenAIProtocol(Protocol):
         renderer: Renderer = CompletionRenderer(answer, echo)
         if body.stream:
             renderer = CompletionSseRenderer(answer, echo)
-        requests = tuple(
-            GenerationRequest(
-                request_id=call.request_id if len(prompts) == 1 else f"{call.request_id}-{i}",
-                prompt=prompt if isinstance(prompt, str) else None,
-                prompt_token_ids=None if isinstance(prompt, str) else prompt,
-                add_special_tokens=body.add_special_tokens is not False,
-                params=params,
-                priority=body.priority or 0,
-                cache_salt=body.cache_salt or "",
-                echo=bool(body.echo) and params.prompt_logprobs is not None,
-            )
-            for i, prompt in enumerate(prompts)
-        )
+        requests = completion_requests(call.request_id, body, prompts, params)
         return _plan(call, body, requests, renderer)
 
     def parse_chat(self, call: Call) -> Plan:

@@ -1,0 +1,60 @@
+"""OpenAI's completions on LMI's routes: bodies with ``prompt``, which came with LMI 0.33.
+
+As with chats there, streams are lines unless the client accepts events.
+"""
+
+from __future__ import annotations
+
+from lmi_core.errors import UserError
+from lmi_server.protocols.base import Call, Plan, Renderer
+from lmi_server.protocols.completion_output import (
+    CompletionLinesRenderer,
+    CompletionRenderer,
+    CompletionSseRenderer,
+    Echo,
+)
+from lmi_server.protocols.completion_schema import (
+    completion_requests,
+    completion_sampling_params,
+    decode_completion,
+    prompts_of,
+)
+from lmi_server.protocols.lmi_output import error_body
+from lmi_server.protocols.openai_output import Answer
+from lmi_server.protocols.unknown_fields import report_unknown, unknown_fields
+
+
+def parse_completion(call: Call, model_name: str) -> Plan:
+    """Raises UserError naming the field at fault."""
+    body = decode_completion(call.body)
+    prompts = prompts_of(body)
+    params = completion_sampling_params(body)
+    answer = Answer(
+        id=f"cmpl-{call.request_id}",
+        model=model_name,
+        error=error_body,
+        num_choices=body.n or 1,
+        num_prompts=len(prompts),
+        logprobs=params.logprobs is not None,
+        usage=body.includes_usage,
+        compact=False,
+    )
+    echo = None
+    if body.echo:
+        texts = tuple(prompt for prompt in prompts if isinstance(prompt, str))
+        if len(texts) < len(prompts):
+            message = "echo of token ids is for /v1/completions; send the prompt as text here"
+            raise UserError(message, field="echo")
+        echo = Echo(prompts=texts, without_output=body.scores_only)
+    renderer: Renderer = CompletionRenderer(answer, echo)
+    if body.stream:
+        accepts_events = "text/event-stream" in call.headers.get("accept", "")
+        kind = CompletionSseRenderer if accepts_events else CompletionLinesRenderer
+        renderer = kind(answer, echo)
+    unknown = unknown_fields(call.body, body.__struct_fields__)
+    return Plan(
+        requests=completion_requests(call.request_id, body, prompts, params),
+        renderer=renderer,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        headers=report_unknown(call.request_id, unknown, "fields"),
+    )
