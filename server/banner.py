@@ -11,7 +11,12 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 def banner(
-    routes: Sequence[Route], url: str, management_url: str | None = None, *, scope: str = ""
+    routes: Sequence[Route],
+    url: str,
+    management_url: str | None = None,
+    *,
+    scope: str = "",
+    needs_key: bool = False,
 ) -> str:
     """A line per route and a ``curl`` command. ``scope``: who else reaches the URL's port."""
     width = max((len(route.path) for route in routes), default=0)
@@ -24,6 +29,8 @@ def banner(
     if management_url is not None:
         lines.append(f"Management on {management_url}")
     lines += ["Try:", f"  curl -N {url}/invocations -H 'Content-Type: application/json' \\"]
+    if needs_key:
+        lines += ["    -H 'Authorization: Bearer KEY' \\"]
     lines += [f"    -d '{_EXAMPLE}'"]
     return "\n".join(lines)
 

@@ -46,9 +46,15 @@ async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) 
             if options.wait_for_models:
                 await models.load_all()
             await server.start(*sockets)
-            scope = scope_of(options.host)
-            announce(banner(server.app[ROUTES], *urls(options, sockets), scope=scope))
-            if not may_manage(options):
+            announce(
+                banner(
+                    server.app[ROUTES],
+                    *urls(options, sockets),
+                    scope=scope_of(options.host),
+                    needs_key=bool(options.api_keys),
+                )
+            )
+            if options.api != "tgi" and not may_manage(options):
                 log.info(
                     "management routes are off: beyond the loopback interface they need an "
                     "admin key (--admin-key)"

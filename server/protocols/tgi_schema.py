@@ -14,9 +14,11 @@ from msgspec import UNSET, UnsetType
 from lmi_server.protocols.base import HttpError
 from lmi_server.protocols.decode import check_depth, malformed_reason
 from lmi_server.protocols.tgi_grammar import check_shape
+from lmi_server.protocols.unknown_fields import log_ignored
 
 T = TypeVar("T")
 
+_RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, msgspec.Meta(ge=0)]
 """``check_u64`` checks the upper bound, which the schema library can't express."""
@@ -87,6 +89,7 @@ def body_decoder(kind: type[T]) -> Callable[[bytes], T]:
         try:
             check_depth(body)
             decoded = decoder.decode(body)
+            log_unknown(body, decoded)
         except msgspec.ValidationError as error:
             raise wrong_shape(_reason(str(error))) from None
         except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
@@ -95,6 +98,19 @@ def body_decoder(kind: type[T]) -> Callable[[bytes], T]:
         return decoded
 
     return decode
+
+
+def log_unknown(body: bytes, decoded: object) -> None:
+    """Name fields that TGI's own server would drop without a word."""
+    raw = _RAW.decode(body)
+    known = {"stream", *getattr(decoded, "__struct_fields__", ())}
+    names = [name for name in raw if name not in known]
+    parameters = getattr(decoded, "parameters", UNSET)
+    if isinstance(parameters, GenerateParameters):
+        given = _RAW.decode(raw["parameters"])
+        fields = parameters.__struct_fields__
+        names += [f"parameters.{name}" for name in given if name not in fields]
+    log_ignored("a request's", names)
 
 
 def _refuse_duplicates(body: bytes, decoded: object) -> None:

@@ -11,7 +11,7 @@ from lmi_server.protocols.base import Renderer
 from lmi_server.protocols.tgi import Generation, Job, compat_job
 from lmi_server.protocols.tgi_events import Answer
 from lmi_server.protocols.tgi_options import TgiOptions
-from lmi_server.protocols.tgi_schema import CompatBody, decode_any, wrong_shape
+from lmi_server.protocols.tgi_schema import CompatBody, decode_any, log_unknown, wrong_shape
 from lmi_server.protocols.tgi_tool_events import ToolCalls, ToolRenderer, ToolSseRenderer
 from lmi_server.protocols.tgi_tools import TgiTools
 from lmi_server.protocols.tgi_v1_events import (
@@ -63,6 +63,7 @@ class TgiV1:
                 decoded = msgspec.convert(value, kind)
             except (msgspec.ValidationError, RecursionError):
                 continue
+            log_unknown(body, decoded)
             match decoded:
                 case CompatBody():
                     return compat_job(decoded)

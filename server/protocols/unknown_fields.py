@@ -44,16 +44,18 @@ def unknown_fields(body: bytes, known: Collection[str]) -> list[str]:
 
 
 def report_unknown(request_id: str, names: Sequence[str], what: str) -> dict[str, str]:
-    """Log the names; the header that tells the client. Odd ones, which could forge a line of the
-    log or a header, are only counted."""
-    if not names:
-        return {}
-    plain = [name for name in names if _PLAIN_NAME.fullmatch(name)][:_MAX_NAMES]
-    log.warning(
-        "request %s: unknown %s are ignored: %s%s",
-        request_id,
-        what,
-        ", ".join(plain),
-        "" if len(plain) == len(names) else f" (and {len(names) - len(plain)} more)",
-    )
+    """Log the names; the header that tells the client."""
+    plain = log_ignored(f"request {request_id}:", names, what)
     return {IGNORED_HEADER: ", ".join(plain)} if plain else {}
+
+
+def log_ignored(whose: str, names: Sequence[str], what: str = "fields") -> list[str]:
+    """Log the names and return those that were shown: odd ones, which could forge a line of the
+    log or a header, are only counted, and labels are no loss."""
+    names = [name for name in names if name not in _LABELS]
+    if not names:
+        return []
+    plain = [name for name in names if _PLAIN_NAME.fullmatch(name)][:_MAX_NAMES]
+    more = "" if len(plain) == len(names) else f" (and {len(names) - len(plain)} more)"
+    log.warning("%s unknown %s are ignored: %s%s", whose, what, ", ".join(plain), more)
+    return plain

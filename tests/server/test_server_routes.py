@@ -109,3 +109,5 @@ def test_the_banner_says_who_can_reach_the_server() -> None:
     assert scope_of("127.0.0.1") == ""
     text = banner([], url, scope=scope_of("0.0.0.0"))
     assert text.startswith(f"Listening on {url} (and on every other address, 0.0.0.0)\n")
+    assert "Authorization" not in text
+    assert "-H 'Authorization: Bearer KEY'" in banner([], url, needs_key=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from lmi_server.protocols.tgi import check_content_type, decode_compat, decode_g
 from lmi_server.protocols.tgi_grammar import grammar_of
 from lmi_server.protocols.tgi_options import TgiOptions
 from lmi_server.protocols.tgi_schema import GenerateParameters
+from lmi_server.protocols.tgi_v1_schema import decode_completion
 from lmi_server.protocols.tgi_validation import (
     Limits,
     check_best_of,
@@ -230,6 +233,7 @@ SHAPE = "Failed to deserialize the JSON body into the target type: "
         (b'{"inputs":"a"', 400, "Failed to parse the request body as JSON: "),
         (b"", 400, "Failed to parse the request body as JSON: "),
         (b'{"inputs":"\xff"}', 400, "Failed to parse the request body as JSON: byte 11 is invalid"),
+        (b'{"inputs":"","\xff":1}', 400, "Failed to parse the request body as JSON: byte 14 is"),
         (
             b'{"x":' + b"[" * 20_000,
             400,
@@ -288,3 +292,28 @@ def test_content_types(content_type: str, passes: bool) -> None:
         check_content_type(content_type)
     assert caught.value.status == 415
     assert str(caught.value) == "Expected request with `Content-Type: application/json`"
+
+
+generate = partial(decode_generate, streams=False)
+
+
+@pytest.mark.parametrize(
+    ("decode", "body", "names"),
+    [
+        (generate, {"inputs": "a", "parameters": {"tempratur": 1}}, "parameters.tempratur"),
+        (generate, {"inputs": "a", "stream": False, "max_new_tokens": 3}, "max_new_tokens"),
+        (decode_compat, {"inputs": "a", "details": True, "\n": 1}, "details (and 1 more)"),
+        (decode_completion, {"prompt": "a", "user": "u", "tempratur": 1}, "tempratur"),
+    ],
+)
+def test_unknown_fields_are_ignored_but_logged(
+    decode: Any, body: dict[str, Any], names: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    decode(json.dumps(body).encode())
+    assert caplog.messages == [f"a request's unknown fields are ignored: {names}"]
+
+
+def test_known_fields_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    generate(b'{"inputs": "a", "parameters": {"seed": 1, "best_of": null}, "stream": true}')
+    generate(b'{"inputs": "a", "parameters": {}}')
+    assert not caplog.messages
