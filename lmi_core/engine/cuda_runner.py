@@ -18,7 +18,8 @@ from lmi_core.engine.device_memory import DeviceMemory, DeviceMemoryPlan, measur
 from lmi_core.engine.step_memory import StepMemory
 from lmi_core.engine.widest_step import fill_widest
 from lmi_core.ops.cuda import attention_plan
-from lmi_core.ops.cuda.recorder import NotNativeError, RecordedSteps, StepRecorder
+from lmi_core.ops.cuda.recorded_steps import RecordedSteps
+from lmi_core.ops.cuda.recorder import NotNativeError, StepRecorder
 from lmi_core.ops.cuda.sampling import MAX_TOP
 from lmi_core.ops.cuda.step_list import StepListSizes
 
