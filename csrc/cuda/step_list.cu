@@ -188,9 +188,9 @@ int32_t LmiStepList::start(void* memory) {
 
 int32_t LmiStepList::upload(const LmiStep& step, const PlannedStep& planned, Slot& slot) {
   const StepInputs host(planned.counts, slot.inputs.data());
-  if (host.num_bytes > input_bytes_) {
+  if (host.num_bytes > input_bytes_ || !StepPacker::fits(planned)) {
     return fail("a step's inputs take " + std::to_string(host.num_bytes) + " bytes, room is for " +
-                std::to_string(input_bytes_));
+                std::to_string(input_bytes_) + ", or its attention more work than was planned for");
   }
   packer_.fill(step, planned, host);
   return runtime::upload(inputs_, slot.inputs.data(), host.num_bytes, stream_);

@@ -105,6 +105,21 @@ PlannedStep StepPacker::plan(const LmiStep& step, const StepShape* shape) const 
   return planned;
 }
 
+bool StepPacker::fits(const PlannedStep& planned) {
+  const auto is_within = [](const auto& entries, int32_t most) {
+    return entries.size() <= static_cast<size_t>(most);
+  };
+  for (size_t i = 0; i < planned.plans.size(); ++i) {
+    const AttentionPlan& plan = planned.plans[i];
+    const StepCounts::Work& most = planned.counts.work[i];
+    if (!is_within(plan.decode, most.num_decode) || !is_within(plan.prefill, most.num_prefill) ||
+        !is_within(plan.merges, most.num_merges)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 void StepPacker::fill(const LmiStep& step, const PlannedStep& planned,
                       const StepInputs& host) const {
   const StepCounts& counts = planned.counts;

@@ -34,6 +34,8 @@ class StepPacker {
   int32_t check(const LmiStep& step) const;
   // `shape`: what to pad the step to, unless null.
   PlannedStep plan(const LmiStep& step, const StepShape* shape) const;
+  // Whether attention's work is no more than the counts have room for.
+  static bool fits(const PlannedStep& planned);
   void fill(const LmiStep& step, const PlannedStep& planned, const StepInputs& host) const;
 
  private:
