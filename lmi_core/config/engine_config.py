@@ -6,16 +6,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from lmi_core.config.field_checks import check_fields
+from lmi_core.errors import UserError
+
 DType = Literal["auto", "bf16", "fp32"]
 KvDType = Literal["auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2"]
 Device = Literal["cpu", "cuda", "torch-cpu"]
 Quantization = Literal["int8", "int4", "fp8"]
 
+_LEAST = {
+    "max_model_len": 1,
+    "max_queue_size": 0,
+    "num_models": 1,
+    "waiting_steps": 0,
+    "repack_cache_bytes": 0,
+    "seed": 0,
+    "max_logprobs": 0,
+}
+"""Bounds that hold on every device; others follow from the model and the device."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything the native engine is told; None or "auto" means that it decides from the model
-    and the machine, and reports what it chose in ``EngineInfo``.
+    and the machine, and reports what it chose in ``EngineInfo``. UserError for a value of another
+    type than its field's, or none of its words.
     """
 
     model: Path
@@ -81,3 +96,12 @@ class EngineConfig:
     """Kernel level; empty: the best this CPU runs."""
     max_logprobs: int = 20
     """Largest top-n of log-probabilities that a request may ask for."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, str):
+            object.__setattr__(self, "model", Path(self.model))
+        check_fields(self)
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{name} is {value}, but must be at least {least}", field=name)

@@ -249,6 +249,14 @@ class EngineCore:
     def _check_request(self, request: GenerationRequest) -> None:
         if (request.prompt is None) == (request.prompt_token_ids is None):
             raise UserError("give either prompt or prompt_token_ids", field="prompt")
+        if not isinstance(request.prompt, str | None):
+            raise UserError(
+                f"prompt must be a text, got {type(request.prompt).__name__}", field="prompt"
+            )
+        if not isinstance(request.cache_salt, str):
+            raise UserError(f"cache_salt must be a text, got {request.cache_salt!r:.80}")
+        if not isinstance(request.priority, int):
+            raise UserError(f"priority must be an int, got {request.priority!r:.80}")
         info = self._runner.info
         request.params.validate(vocab_size=info.vocab_size, max_logprobs=info.max_logprobs)
         self._check_id(request.request_id)
@@ -267,8 +275,11 @@ class EngineCore:
     def check_token_ids(self, token_ids: abc.Sequence[int]) -> None:
         """Raise UserError naming the first id that the model doesn't have."""
         vocab_size = self._runner.info.vocab_size
-        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-            return
+        try:
+            if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+                return
+        except TypeError:
+            raise UserError(f"token ids are ints, not {token_ids!r:.80}", field="prompt") from None
         wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
         raise UserError(
             f"there is no token id {wrong}; allowed are 0 to {vocab_size - 1}",

@@ -312,6 +312,12 @@ def check_sizes(config: EngineConfig) -> None:
     ):
         if value is not None and not low <= value <= high:
             raise UserError(f"{name} is {value}; allowed are {low} to {high}", field=name)
+    levels = _native.instruction_sets()
+    if config.instruction_set and config.instruction_set not in levels:
+        raise UserError(
+            f"instruction_set is {config.instruction_set!r}; allowed here are {', '.join(levels)}",
+            field="instruction_set",
+        )
     if config.block_size % 16:
         raise UserError(
             f"block_size is {config.block_size}, but must be a multiple of 16", field="block_size"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from lmi_core.config.engine_config import EngineConfig
+from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from tests.engine.harness import assert_nothing_leaked, collect, make_engine, run, token_ids
@@ -80,3 +83,48 @@ def test_ids_of_another_integer_type_are_ids() -> None:
             assert token_ids(events) == token_ids(await collect(engine, [1, 2, 3], params))
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "give either prompt or prompt_token_ids"),
+        ({"prompt": b"hi"}, "prompt must be a text, got bytes"),
+        ({"prompt_token_ids": ("x",)}, "token ids are ints, not"),
+        ({"prompt": "a", "cache_salt": None}, "cache_salt must be a text, got None"),
+        ({"prompt": "a", "priority": "high"}, "priority must be an int, got 'high'"),
+    ],
+)
+def test_requests_of_wrong_types_are_refused(fields: dict[str, Any], message: str) -> None:
+    async def main() -> None:
+        async with make_engine() as engine:
+            with pytest.raises(UserError, match=message):
+                await collect(engine, GenerationRequest(request_id="r", **fields))
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"device": "tpu"}, "device is 'tpu'; allowed are cpu, cuda, torch-cpu"),
+        ({"dtype": "fp16"}, "dtype is 'fp16'; allowed are auto, bf16, fp32"),
+        ({"quantize": "gptq"}, "quantize is 'gptq'; allowed are int8, int4, fp8, None"),
+        ({"max_model_len": "100"}, "max_model_len is '100'; allowed are int, None"),
+        ({"max_num_seqs": True}, "max_num_seqs is True; allowed are int"),
+        ({"overlap": 1}, "overlap is 1; allowed are bool"),
+        ({"gpu_memory_utilization": "x"}, "gpu_memory_utilization is 'x'; allowed are int, float"),
+        ({"model": None}, "model is None; allowed are Path"),
+        ({"max_model_len": 0}, "max_model_len is 0, but must be at least 1"),
+        ({"seed": -1}, "seed is -1, but must be at least 0"),
+    ],
+)
+def test_configurations_of_wrong_types_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        EngineConfig(**{"model": Path("m"), **fields})
+
+
+def test_a_model_may_be_named_by_text() -> None:
+    assert EngineConfig(model="m").model == Path("m")  # type: ignore[arg-type]
+    assert EngineConfig(model=Path("m"), rope_factor=2).rope_factor == 2
