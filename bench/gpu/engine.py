@@ -139,7 +139,7 @@ if __name__ == "__main__":
             parse(
                 __doc__,
                 shape={"choices": sorted(GPU_SHAPES), "default": "llama3-8b"},
-                quantize={"choices": ("int8", "int4")},
+                quantize={"choices": ("int8", "int4", "fp8")},
                 kv_dtype={"choices": ("auto", "int8", "fp8_e4m3fn", "fp8_e5m2"), "default": "auto"},
                 deterministic={"action": "store_true"},
             )

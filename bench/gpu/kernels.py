@@ -220,8 +220,10 @@ def measure_linear(
 ) -> list[dict[str, Any]]:
     x = torch.randn(rows, inputs, dtype=torch.bfloat16, device=device)
     dense = torch.randn(outputs, inputs, dtype=torch.bfloat16, device=device)
-    int4 = random_packed(outputs, inputs, 128, is_gated=False, device=torch.device(device))
-    int8 = random_packed(outputs, inputs, 0, is_gated=False, device=torch.device(device))
+    packed = {
+        format: random_packed(outputs, inputs, format, is_gated=False, device=torch.device(device))
+        for format in ("int4", "int8", "fp8")
+    }
 
     def figures(op: str, name: str, weight: Any, num_bytes: int) -> dict[str, Any]:
         multiply = _op(op, name, device)
@@ -229,14 +231,15 @@ def measure_linear(
         return rates(seconds, num_bytes, 2 * rows * inputs * outputs, roofs)
 
     results = []
-    for op, weight, num_bytes in (
-        ("linear", dense, 2 * dense.numel()),
-        ("linear_packed", int4, int4.num_bytes),
-        ("linear_quantized", int8, int8.num_bytes),
+    for op, format, weight, num_bytes in (
+        ("linear", "bf16", dense, 2 * dense.numel()),
+        ("linear_packed", "int4", packed["int4"], packed["int4"].num_bytes),
+        ("linear_quantized", "int8", packed["int8"], packed["int8"].num_bytes),
+        ("linear_quantized", "fp8", packed["fp8"], packed["fp8"].num_bytes),
     ):
         for name in IMPLEMENTATIONS:
             if name in select.IMPLEMENTATIONS[op]:
-                what = f"{op} {rows}x{inputs}x{outputs}: {name}"
+                what = f"{op} {format} {rows}x{inputs}x{outputs}: {name}"
                 results.append(attempt(what, partial(figures, op, name, weight, num_bytes)))
     return results
 

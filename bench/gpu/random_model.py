@@ -48,8 +48,8 @@ def random_model(
         outputs: int, inputs: int, *, is_gated: bool = False, is_head: bool = False
     ) -> Linear:
         if quantize is not None:
-            group_size = 0 if is_head or quantize == "int8" else INT4_GROUP_SIZE
-            return Linear(random_packed(outputs, inputs, group_size, is_gated, device))
+            format = "int8" if is_head else quantize
+            return Linear(random_packed(outputs, inputs, format, is_gated, device))
         matrix = torch.empty(outputs, inputs, dtype=torch.bfloat16, device=device)
         bias = attention.qkv_bias and outputs == attention.q_size + 2 * attention.kv_size
         return Linear(
@@ -92,9 +92,10 @@ def random_model(
 
 
 def random_packed(
-    outputs: int, inputs: int, group_size: int, is_gated: bool, device: torch.device
+    outputs: int, inputs: int, format: Quantization, is_gated: bool, device: torch.device
 ) -> PackedWeight:
     """Random codes; scales and zero points that give weights of the usual size."""
+    group_size = INT4_GROUP_SIZE if format == "int4" else 0
     num_parts = 2 if is_gated else 1
     num_panels = num_parts * -(-outputs // num_parts // PANEL_OUTPUTS)
     if group_size:
@@ -105,12 +106,15 @@ def random_packed(
     panels = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
     if group_size:
         header = torch.tensor([STANDARD_DEVIATION / 4] * 16 + [8.0] * 16, dtype=torch.float16)
-    else:
+    elif format == "int8":
         header = torch.full((16,), STANDARD_DEVIATION / 64, dtype=torch.float32)
+    else:
+        panels &= 0xF7  # no NaN
+        header = torch.full((16,), STANDARD_DEVIATION / 100, dtype=torch.float32)
     panels[..., :HEADER_BYTES] = header.view(torch.uint8).to(device)
     return PackedWeight(
         panels=panels.flatten(),
-        format="int4" if group_size else "int8",
+        format=format,
         num_outputs=outputs,
         num_inputs=inputs,
         group_size=group_size,

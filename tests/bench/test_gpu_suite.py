@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 from bench.checkpoints import make_checkpoint  # noqa: E402
 from bench.gpu import __main__ as suite  # noqa: E402
 from bench.gpu import engine, kernels, random_model, ready  # noqa: E402
+from lmi_core.models.loader import Quantization  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +135,7 @@ def test_kernels_are_measured_where_they_run() -> None:
         assert [row["what"].split(": ")[1] for row in rows] == ["native", "triton", "torch"]
         assert rows[2]["share_of_roof"] > 0
     rows = kernels.measure_linear(2, 128, 32, "cpu", {})
-    assert [row.get("us", 0) > 0 for row in rows if row["what"].endswith("torch")] == [True] * 3
+    assert [row.get("us", 0) > 0 for row in rows if row["what"].endswith("torch")] == [True] * 4
 
 
 def test_bytes_and_operations_of_attention() -> None:
@@ -146,7 +147,8 @@ def test_bytes_and_operations_of_attention() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"quantize": "int4"}, {"deterministic": True, "kv_dtype": "int8"}]
+    "changes",
+    [{}, {"quantize": "int4"}, {"quantize": "fp8"}, {"deterministic": True, "kv_dtype": "int8"}],
 )
 def test_the_engine_is_measured(tmp_path: Path, changes: dict[str, object]) -> None:
     path = tmp_path / "engine.json"
@@ -166,8 +168,9 @@ def test_the_engine_is_measured(tmp_path: Path, changes: dict[str, object]) -> N
 
 def test_random_weights_have_the_usual_size() -> None:
     device = torch.device("cpu")
-    for group_size in (0, 128):
-        weight = random_model.random_packed(40, 256, group_size, is_gated=True, device=device)
+    formats: tuple[Quantization, ...] = ("int8", "int4", "fp8")
+    for format in formats:
+        weight = random_model.random_packed(40, 256, format, is_gated=True, device=device)
         values = weight.unpack()
         assert values.shape == (40, 256)
         assert 0.005 < values.std() < 0.1
