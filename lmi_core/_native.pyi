@@ -243,7 +243,9 @@ class LinearWeight:
 
     @staticmethod
     def pack(
-        parts: Sequence[npt.NDArray[np.generic]],
+        parts: Sequence[
+            npt.NDArray[np.generic] | tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]
+        ],
         *,
         format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool = False,
@@ -251,9 +253,10 @@ class LinearWeight:
         instruction_set: str = "",
         num_threads: int = 0,
     ) -> LinearWeight:
-        """Concatenate row-major parts [n_i, k] (fp32, fp16, or bf16 as uint16) along the outputs and repack. ``gated``: two
-        parts, gate and up, interleaved so that a tile holds both. int8 and int4 are quantised on the way, int8 with a
-        scale per output, int4 per output and ``group_size`` (32, 64 or 128) inputs. Releases the GIL."""
+        """Concatenate row-major parts [n_i, k] (fp32, fp16, or bf16 as uint16; e4m3 as uint8, with its scales [n_i, 1 or
+        blocks of 128 inputs]) along the outputs and repack. ``gated``: two parts, gate and up, interleaved so that a tile
+        holds both. int8 and int4 are quantised on the way, int8 with a scale per output, int4 per output and
+        ``group_size`` (32, 64 or 128) inputs. Releases the GIL."""
     @property
     def num_outputs(self) -> int: ...
     @property

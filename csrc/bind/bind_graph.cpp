@@ -55,20 +55,35 @@ ValueId id_of(const PyGraph& graph, const Handle& handle) {
   return handle.id;
 }
 
-std::unique_ptr<LinearWeight> pack(const std::vector<py::array>& parts, const std::string& format,
+// A matrix, or e4m3 bytes of one (uint8) and their scales.
+cpu::LinearPart linear_part(const py::object& source, int64_t& num_inputs) {
+  const bool is_scaled = py::isinstance<py::tuple>(source);
+  const auto matrix = py::cast<py::array>(is_scaled ? py::cast<py::tuple>(source)[0] : source);
+  check_matrix(matrix, "a weight's part");
+  LMI_CHECK(num_inputs == 0 || matrix.shape(1) == num_inputs, "parts have ", num_inputs, " and ",
+            matrix.shape(1), " inputs");
+  num_inputs = matrix.shape(1);
+  if (!is_scaled) return {matrix.data(), array_dtype(matrix), matrix.shape(0)};
+  LMI_CHECK(matrix.dtype().kind() == 'u' && matrix.itemsize() == 1, "e4m3 weights are uint8");
+  const auto scales = py::cast<py::array>(py::cast<py::tuple>(source)[1]);
+  check_matrix(scales, "a part's scales");
+  const int64_t num_blocks = (num_inputs + cpu::kScaleInputs - 1) / cpu::kScaleInputs;
+  LMI_CHECK(array_dtype(scales) == DType::kF32 && scales.shape(0) == matrix.shape(0) &&
+                (scales.shape(1) == 1 || scales.shape(1) == num_blocks),
+            "scales are fp32 [", matrix.shape(0), ", 1 or ", num_blocks, "]");
+  return {matrix.data(), DType::kE4M3, matrix.shape(0), static_cast<const float*>(scales.data()),
+          scales.shape(1)};
+}
+
+std::unique_ptr<LinearWeight> pack(const std::vector<py::object>& parts, const std::string& format,
                                    bool gated, int32_t group_size, const std::string& level,
                                    int32_t num_threads) {
   instruction_set(level);  // only checked: every level reads the same order
   LMI_CHECK(!parts.empty(), "a weight needs at least one part");
   std::vector<cpu::LinearPart> sources;
-  for (const py::array& part : parts) {
-    check_matrix(part, "a weight's part");
-    LMI_CHECK(part.shape(1) == parts[0].shape(1), "parts have ", parts[0].shape(1), " and ",
-              part.shape(1), " inputs");
-    sources.push_back({part.data(), array_dtype(part), part.shape(0)});
-  }
+  int64_t num_inputs = 0;
+  for (const py::object& part : parts) sources.push_back(linear_part(part, num_inputs));
   const cpu::LinearFormat target{parse_dtype(format), group_size};
-  const int64_t num_inputs = parts[0].shape(1);
   const py::gil_scoped_release release;
   return std::make_unique<LinearWeight>(sources, num_inputs, gated, target, num_threads);
 }

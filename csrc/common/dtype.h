@@ -6,7 +6,7 @@
 
 namespace lmi {
 
-enum class DType : uint8_t { kF32, kBF16, kF16, kI8, kI32, kI4 };
+enum class DType : uint8_t { kF32, kBF16, kF16, kI8, kI32, kI4, kE4M3 };
 
 // Bytes of an element; 0 for int4, of which a byte holds two.
 constexpr int64_t dtype_size(DType dtype) {
@@ -18,6 +18,7 @@ constexpr int64_t dtype_size(DType dtype) {
     case DType::kF16:
       return 2;
     case DType::kI8:
+    case DType::kE4M3:
       return 1;
     case DType::kI4:
       return 0;
@@ -39,6 +40,8 @@ constexpr const char* dtype_name(DType dtype) {
       return "int32";
     case DType::kI4:
       return "int4";
+    case DType::kE4M3:
+      return "e4m3";
   }
   return "?";
 }
@@ -66,6 +69,22 @@ inline float f16_to_float(uint16_t half) {
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | sign);
 }
+
+// 8-bit floats of four bits of exponent and three of mantissa, without infinities, by their bytes.
+struct E4M3Table {
+  float at[256];
+
+  constexpr E4M3Table() : at() {
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+      const uint32_t magnitude = byte & 0x7fu;
+      const float normal = std::bit_cast<float>((magnitude << 20) + (120u << 23));
+      const float value = magnitude < 8 ? 2.0f * (normal - 0x1p-7f) : normal;
+      const uint32_t rest = (magnitude == 0x7fu ? 0x7fc00000u : 0u) | (byte & 0x80u) << 24;
+      at[byte] = std::bit_cast<float>(std::bit_cast<uint32_t>(value) | rest);
+    }
+  }
+};
+inline constexpr E4M3Table kE4M3Values;
 
 // Round to nearest, ties to even; too large: infinity, NaN stays NaN.
 inline uint16_t float_to_f16(float value) {

@@ -247,12 +247,17 @@ struct Kernels {
 int64_t attention_workspace_bytes(const StepCapacity& capacity, int32_t num_q_heads,
                                   const KvCacheView& cache);
 
-// One source of a packed matrix: row-major [num_outputs, num_inputs] in dtype fp32, bf16 or fp16.
+// One source of a packed matrix: row-major [num_outputs, num_inputs] in dtype fp32, bf16, fp16 or
+// e4m3, whose elements are multiples of scales [num_outputs, num_scales]: one for a row, or one for
+// every kScaleInputs.
 struct LinearPart {
   const void* data = nullptr;
   DType dtype = DType::kBF16;
   int64_t num_outputs = 0;
+  const float* scales = nullptr;
+  int64_t num_scales = 0;
 };
+constexpr int64_t kScaleInputs = 128;
 
 // Panels and bytes of the packed form, and the packing itself of panels [first_panel, end_panel),
 // so that callers can split it over threads. target is 64-byte aligned memory of that many bytes;

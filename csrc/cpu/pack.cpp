@@ -25,7 +25,7 @@ void pack_panel(const PanelRows& rows, int64_t num_inputs, uint32_t* target) {
     const int64_t count = std::min(kStripColumns, num_inputs - first);
     const int64_t num_words = (count + kPerWord - 1) / kPerWord;
     for (int64_t r = 0; r < kPanelOutputs; ++r) {
-      convert_row(rows.data[r], rows.dtype[r], first, count, strip[r]);
+      convert_row(rows.at[r], first, count, strip[r]);
       if (count < num_words * kPerWord) strip[r][count] = Target{0};
     }
     for (int64_t word = 0; word < num_words; ++word) {
@@ -51,7 +51,9 @@ void check_parts(const std::vector<LinearPart>& parts, bool gated) {
   for (const LinearPart& part : parts) {
     const bool is_float =
         part.dtype == DType::kF32 || part.dtype == DType::kBF16 || part.dtype == DType::kF16;
-    LMI_CHECK(is_float, "weights are fp32, bf16 or fp16, not ", dtype_name(part.dtype));
+    const bool is_scaled = part.dtype == DType::kE4M3 && part.scales != nullptr;
+    LMI_CHECK(is_float || is_scaled, "weights are fp32, bf16, fp16 or e4m3 with scales, not ",
+              dtype_name(part.dtype));
   }
   if (!gated) return;
   LMI_CHECK(parts.size() == 2, "a gated weight has the parts gate and up, got ", parts.size());

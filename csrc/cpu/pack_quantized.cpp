@@ -73,7 +73,7 @@ void PanelQuantizer::pack(const PanelRows& rows, uint8_t* panel) {
 }
 
 void PanelQuantizer::read_row(const PanelRows& rows, int64_t lane) {
-  convert_row(rows.data[lane], rows.dtype[lane], 0, num_inputs_, weights_.data());
+  convert_row(rows.at[lane], 0, num_inputs_, weights_.data());
 }
 
 void PanelQuantizer::pack_int8(const PanelRows& rows, uint8_t* panel) {

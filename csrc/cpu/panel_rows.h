@@ -9,10 +9,17 @@
 
 namespace lmi::cpu {
 
-// The rows that make up one panel; null: padding.
+// A row of a source; data null: padding.
+struct PanelRow {
+  const uint8_t* data = nullptr;
+  DType dtype = DType::kF32;
+  const float* scales = nullptr;  // of e4m3
+  int64_t num_scales = 0;
+};
+
+// The rows that make up one panel.
 struct PanelRows {
-  const uint8_t* data[kPanelOutputs] = {};
-  DType dtype[kPanelOutputs] = {};
+  PanelRow at[kPanelOutputs];
 };
 
 inline PanelRows find_rows(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
@@ -27,9 +34,10 @@ inline PanelRows find_rows(const std::vector<LinearPart>& parts, int64_t num_inp
     const int64_t begin = std::max(first_row, part_start);
     const int64_t end = std::min(first_row + kPanelOutputs, part_start + part.num_outputs);
     for (int64_t row = begin; row < end; ++row) {
-      const int64_t offset = (row - part_start) * num_inputs * dtype_size(part.dtype);
-      rows.data[row - first_row] = static_cast<const uint8_t*>(part.data) + offset;
-      rows.dtype[row - first_row] = part.dtype;
+      const int64_t own = row - part_start;
+      const int64_t offset = own * num_inputs * dtype_size(part.dtype);
+      rows.at[row - first_row] = {static_cast<const uint8_t*>(part.data) + offset, part.dtype,
+                                  part.scales + own * part.num_scales, part.num_scales};
     }
   }
   return rows;
@@ -53,19 +61,37 @@ void convert_values(const uint8_t* row, int64_t first, int64_t count, Target* ta
   }
 }
 
+// The same of e4m3, by stretches with one scale.
+template <typename Target>
+void convert_scaled(const PanelRow& row, int64_t first, int64_t count, Target* target) {
+  for (int64_t done = 0; done < count;) {
+    const int64_t column = first + done;
+    const bool is_one = row.num_scales == 1;
+    const float scale = row.scales[is_one ? 0 : column / kScaleInputs];
+    const int64_t left = count - done;
+    const int64_t length = is_one ? left : std::min(left, kScaleInputs - column % kScaleInputs);
+    convert_values<Target, uint8_t>(row.data, column, length, target + done,
+                                    [scale](uint8_t byte) { return kE4M3Values.at[byte] * scale; });
+    done += length;
+  }
+}
+
 // Columns [first, first + count) of one row as Target; bf16 to bf16 keeps the bits.
 template <typename Target>
-void convert_row(const uint8_t* row, DType dtype, int64_t first, int64_t count, Target* target) {
-  if (row == nullptr) {
+void convert_row(const PanelRow& row, int64_t first, int64_t count, Target* target) {
+  if (row.data == nullptr) {
     std::fill_n(target, count, Target{0});
-  } else if (sizeof(Target) == dtype_size(dtype) && dtype != DType::kF16) {
-    std::memcpy(target, row + first * sizeof(Target), count * sizeof(Target));
-  } else if (dtype == DType::kF32) {
-    convert_values<Target, float>(row, first, count, target, [](float value) { return value; });
-  } else if (dtype == DType::kBF16) {
-    convert_values<Target, bf16_t>(row, first, count, target, bf16_to_float);
+  } else if (sizeof(Target) == dtype_size(row.dtype) && row.dtype != DType::kF16) {
+    std::memcpy(target, row.data + first * sizeof(Target), count * sizeof(Target));
+  } else if (row.dtype == DType::kF32) {
+    convert_values<Target, float>(row.data, first, count, target,
+                                  [](float value) { return value; });
+  } else if (row.dtype == DType::kBF16) {
+    convert_values<Target, bf16_t>(row.data, first, count, target, bf16_to_float);
+  } else if (row.dtype == DType::kE4M3) {
+    convert_scaled(row, first, count, target);
   } else {
-    convert_values<Target, uint16_t>(row, first, count, target, f16_to_float);
+    convert_values<Target, uint16_t>(row.data, first, count, target, f16_to_float);
   }
 }
 

@@ -21,7 +21,7 @@ extern "C" {
 #define LMI_CUDA_API
 #endif
 
-/* Element types; the numbers of lmi::DType, and of 8-bit floats, which it has not. */
+/* Element types; the numbers of lmi::DType, which has no e5m2. */
 enum { LMI_F32 = 0, LMI_BF16 = 1, LMI_F16 = 2, LMI_I8 = 3, LMI_E4M3 = 6, LMI_E5M2 = 7 };
 enum { LMI_SILU = 0, LMI_GELU_TANH = 1 };
 

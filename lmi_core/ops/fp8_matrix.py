@@ -56,6 +56,16 @@ def dense(parts: Sequence[Matrix]) -> list[npt.NDArray[np.generic]]:
     return [part.to_float32() if isinstance(part, Fp8Matrix) else part for part in parts]
 
 
+def packable(
+    parts: Sequence[Matrix],
+) -> list[npt.NDArray[np.generic] | tuple[npt.NDArray[np.uint8], FloatArray]]:
+    """``parts`` as ``_native.LinearWeight.pack`` takes them, which decodes on the way."""
+    return [
+        (part.codes, np.ascontiguousarray(part.scales)) if isinstance(part, Fp8Matrix) else part
+        for part in parts
+    ]
+
+
 def expand_scales(scales: FloatArray, shape: tuple[int, ...]) -> FloatArray:
     """Scales of a matrix of ``shape`` (one, one per output, or one per block, as ``are_scales``
     wants them) as ``Fp8Matrix`` has them."""

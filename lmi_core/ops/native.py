@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core import _native
-from lmi_core.ops.fp8_matrix import Matrix, dense
+from lmi_core.ops.fp8_matrix import Matrix, packable
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class NativeWeights:
             if found is not None:
                 return found
         weight = _native.LinearWeight.pack(
-            dense(parts),
+            packable(parts),
             format=format,
             gated=gated,
             group_size=group_size,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lmi_core import _native
-from lmi_core.ops.fp8_matrix import Fp8Matrix, Matrix, dense
+from lmi_core.ops.fp8_matrix import Fp8Matrix, Matrix, dense, packable
 from lmi_core.ops.fp8_panels import Fp8Rows, pack_fp8, quantize_fp8
 from lmi_core.ops.native import INT4_GROUP_SIZE
 from lmi_core.ops.packed_weight import PackedWeight
@@ -53,7 +53,7 @@ class DeviceWeights:
         if format == "fp8":
             return pack_fp8([self._in_fp8(part) for part in parts], is_gated=gated)
         if format == "int8" or format == "int4":
-            return self._pack_quantized(dense(parts), format, gated)
+            return self._pack_quantized(parts, format, gated)
         shape = (sum(len(part) for part in parts), parts[0].shape[1])
         matrix = torch.empty(shape, dtype=DTYPES[format], device=self.device)
         first = 0
@@ -64,13 +64,15 @@ class DeviceWeights:
 
     def _pack_quantized(
         self,
-        parts: Sequence[npt.NDArray[np.generic]],
+        parts: Sequence[Matrix],
         format: Literal["int8", "int4"],
         gated: bool,
     ) -> PackedWeight:
         """Quantised on the host, by the code that the CPU engine uses, to the same bytes."""
         group_size = INT4_GROUP_SIZE if format == "int4" else 0
-        packed = _native.LinearWeight.pack(parts, format=format, gated=gated, group_size=group_size)
+        packed = _native.LinearWeight.pack(
+            packable(parts), format=format, gated=gated, group_size=group_size
+        )
         panels = torch.frombuffer(bytearray(packed.packed()), dtype=torch.uint8)
         return PackedWeight(
             panels=panels.to(self.device),

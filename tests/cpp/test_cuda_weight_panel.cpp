@@ -29,8 +29,8 @@ TEST(int4_panels_are_read_as_the_cpu_packs_them) {
     EXPECT_EQ(static_cast<int64_t>(panel.size()), panel_bytes(kInputs, group_size));
     cpu::PanelRows rows;
     for (int lane = 0; lane < kPanelOutputs; ++lane) {
-      rows.data[lane] = reinterpret_cast<const uint8_t*>(weights.data() + lane * kInputs);
-      rows.dtype[lane] = DType::kF32;
+      rows.at[lane].data = reinterpret_cast<const uint8_t*>(weights.data() + lane * kInputs);
+      rows.at[lane].dtype = DType::kF32;
     }
     cpu::PanelQuantizer(format, kInputs).pack(rows, panel.data());
     for (int lane = 0; lane < kPanelOutputs; ++lane) {
@@ -65,6 +65,15 @@ TEST(int4_panels_of_gated_weights_alternate) {
   EXPECT_EQ(panel_output(5, 2, 70, true), 69);
   EXPECT_EQ(panel_output(4, 5, 70, false), 69);
   EXPECT_EQ(panel_output(4, 6, 70, false), -1);
+}
+
+TEST(byte_panels_have_a_header_or_one_for_every_group) {
+  EXPECT_EQ(byte_panel_bytes(130, false), 64 + 33 * 64);
+  EXPECT_EQ(byte_panel_bytes(130, true), 2 * (64 + 32 * 64));
+  EXPECT_EQ(byte_step_offset(0, true), 64);
+  EXPECT_EQ(byte_step_offset(31, true), 64 + 31 * 64);
+  EXPECT_EQ(byte_step_offset(32, true), 64 + 32 * 64 + 64);
+  EXPECT_EQ(byte_step_offset(32, false), 64 + 32 * 64);
 }
 
 }  // namespace

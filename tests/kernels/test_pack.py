@@ -28,6 +28,43 @@ def test_round_trip(target, source, shape):
     assert np.array_equal(weight.unpack(), expected)
 
 
+@pytest.mark.parametrize("target", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_e4m3_is_decoded_on_the_way(target, is_grouped):
+    """Every byte, over strips and blocks that end elsewhere; NaN stays NaN."""
+    rng = np.random.default_rng(7)
+    codes = np.resize(np.arange(256, dtype=np.uint8), (21, 1100))
+    if target == "int8":
+        codes[codes & 0x7F == 0x7F] = 0
+    scales = rng.random((21, 9 if is_grouped else 1), dtype=np.float32) + 0.5
+    value = e4m3_values()[codes]
+    exact = value * np.repeat(scales, 128 if is_grouped else 1100, axis=1)[:, :1100]
+    plain = rng.standard_normal((3, 1100), dtype=np.float32)
+    weight = LinearWeight.pack([(codes, scales), plain], format=target)
+    expected = LinearWeight.pack([exact.astype(np.float32), plain], format=target)
+    assert np.array_equal(weight.unpack(), expected.unpack(), equal_nan=True)
+    assert np.array_equal(np.isnan(weight.unpack()[:21]), codes & 0x7F == 0x7F)
+
+
+def e4m3_values():
+    values = []
+    for code in range(256):
+        exponent, mantissa = code >> 3 & 15, code & 7
+        size = mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
+        size = np.nan if code & 0x7F == 0x7F else size
+        values.append(-size if code & 0x80 else size)
+    return np.array(values, np.float32)
+
+
+def test_scales_that_do_not_fit_are_refused():
+    codes = np.zeros((4, 200), np.uint8)
+    for shape in ((4, 3), (5, 1), (1, 1)):
+        with pytest.raises(_native.NativeError, match="scales are fp32"):
+            LinearWeight.pack([(codes, np.ones(shape, np.float32))], format="bf16")
+    with pytest.raises(_native.NativeError, match="e4m3 weights are uint8"):
+        LinearWeight.pack([(codes.astype(np.float32), np.ones((4, 1), np.float32))], format="bf16")
+
+
 def test_parts_of_different_dtypes_are_concatenated():
     rng = np.random.default_rng(1)
     parts = [sources(rng, n, 37)[name] for n, name in ((3, "fp32"), (20, "bf16"), (1, "fp16"))]
