@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -14,6 +14,8 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_server.engine_metrics import EngineMeter, EngineMetrics
@@ -59,8 +61,23 @@ class Metrics:
 
     def render(self, names: Sequence[str] = ()) -> bytes:
         """All metrics in Prometheus' text form, or those of some names."""
-        registry = self.registry.restricted_registry(names) if names else self.registry
-        return generate_latest(registry)
+        return generate_latest(_Some(self.registry, frozenset(names)) if names else self.registry)
+
+
+class _Some(Collector):
+    """The metrics, or the samples of one, that have certain names. (The library's own restriction
+    knows no names of collectors that are read at each scrape.)"""
+
+    def __init__(self, registry: CollectorRegistry, names: frozenset[str]) -> None:
+        self._registry = registry
+        self._names = names
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            if metric.name not in self._names:
+                metric.samples = [s for s in metric.samples if s.name in self._names]
+            if metric.samples:
+                yield metric
 
 
 class RequestMeter:

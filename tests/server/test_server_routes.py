@@ -26,6 +26,12 @@ def test_metrics_are_where_djl_serving_has_them() -> None:
             some = (await served.ask("GET", f"/server/metrics?{names}")).body.decode()
             assert "lmi_http_requests_total{" in some
             assert "lmi_event_loop_lag_seconds" not in some
+            # A metric's own name is that of all its samples, and so are those read at a scrape.
+            names = "name[]=lmi_http_request_seconds&name[]=lmi_requests_total"
+            some = (await served.ask("GET", f"/metrics?{names}")).body.decode()
+            assert "lmi_http_request_seconds_bucket{" in some
+            assert 'lmi_requests_total{model_name="model"} 1.0' in some
+            assert "lmi_http_requests_total" not in some
 
     asyncio.run(run())
 
