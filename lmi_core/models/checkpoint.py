@@ -92,6 +92,8 @@ def no_safetensors(directory: Path) -> ModelError:
         hint = f"found {name}, convert it: " + _CONVERT_GGUF.format(path=directory, file=name)
     elif name := first("*.bin") or first("*.pt") or first("*.pth") or first("*.ckpt"):
         hint = f"found {name}, convert it: " + _CONVERT_PICKLE.format(path=directory)
+    elif (directory / "serving.properties").is_file():
+        hint = "lmi serve reads its serving.properties; here name the directory of the weights"
     else:
         hint = "it needs model.safetensors, or shards with " + INDEX_NAME
     return ModelError(f"{directory} holds no *.safetensors; {hint}", field="model")

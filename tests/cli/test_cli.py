@@ -217,6 +217,12 @@ def test_a_model_that_is_not_there(
     assert capsys.readouterr().err == f"lmi: {message}\n"
 
 
+def test_a_configuration_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "serving.properties").write_text("option.model_id=gpt2")
+    assert main(["generate", "x", "--model", str(tmp_path)]) == 2
+    assert "here name the directory of the weights" in capsys.readouterr().err
+
+
 def test_a_gpu_without_torch_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
