@@ -79,6 +79,13 @@ def ignore_for_cpu(values: Values) -> None:
         }
 
 
+def ignore_what_the_checkpoint_says(values: Values, files: ModelFiles) -> None:
+    """Note a quantisation that names how the checkpoint is quantised, which is read as it is."""
+    key, method = "option.quantize", files.quant_method
+    if method == "compressed-tensors" and values.get(key) == method:
+        values.ignored[key] = "the checkpoint is read as it is quantised"
+
+
 def refuse_for_cpu(values: Values, files: ModelFiles) -> None:
     """Note values that only the native engine's torch devices can run with."""
     if values.get("option.device") not in (None, "cpu"):

@@ -36,6 +36,7 @@ from lmi_core.config.native_settings import (
     check_engine,
     engine_settings,
     ignore_for_cpu,
+    ignore_what_the_checkpoint_says,
     refuse_for_cpu,
     runs_in_engine,
 )
@@ -254,6 +255,7 @@ class _Examination:
         if runs_in_engine(decision.backend):
             ignore_for_cpu(values)
         if decision.backend == "native":
+            ignore_what_the_checkpoint_says(values, files)
             refuse_for_cpu(values, files)
         rows = model_rows(values, decision.backend, written.system, self.problems)
         if files.requirements is not None and handler is None:

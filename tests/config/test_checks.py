@@ -123,6 +123,16 @@ def test_an_fp8_checkpoint_is_read_everywhere(model_dir, explained, method):
         assert not explained(model_dir(properties, config=config)).errors
 
 
+def test_a_quantisation_that_the_checkpoint_names_itself(model_dir, explained):
+    flags = ("--quantize", "compressed-tensors")
+    config = {**LLAMA, "quantization_config": {"quant_method": "compressed-tensors"}}
+    report = explained(model_dir("", config=config), *flags)
+    assert not report.errors
+    row = next(row for row in report.rows[0] if row.key == "option.quantize")
+    assert (row.outcome, row.text) == ("no effect", "the checkpoint is read as it is quantised")
+    assert explained(model_dir("", name="plain", config=LLAMA), *flags).errors
+
+
 def test_fp8_weights_are_made_on_a_gpu_only(model_dir, explained):
     report = explained(model_dir("option.quantize=fp8", config=LLAMA))
     assert "the CPU engine has no fp8 weights: write int8" in texts(report.errors)
