@@ -32,11 +32,13 @@ class Access:
         methods: str | None = None,
         headers: str | None = None,
         admin_key: str | None = None,
+        open_management: bool = False,
     ) -> None:
         """``admin_key``: what opens management routes; without one they are for callers of the
-        same machine, other than its browsers."""
+        same machine, other than its browsers, or, with ``open_management``, for everybody."""
         self._keys = tuple(key.encode() for key in api_keys)
         self._admin_keys = () if admin_key is None else (admin_key.encode(),)
+        self._open_management = open_management
         self._origins = frozenset(origins)
         self._methods = methods or _PREFLIGHT_METHODS
         self._headers = headers
@@ -46,7 +48,7 @@ class Access:
         keys = self._keys
         if route.is_management:
             keys = self._admin_keys or keys
-        is_local = route.is_management and not self._admin_keys
+        is_local = route.is_management and not self._admin_keys and not self._open_management
         if not is_local and (not keys or route.is_open):
             return handler
 

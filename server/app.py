@@ -57,6 +57,7 @@ def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Appl
         methods=options.cors_methods,
         headers=options.cors_headers,
         admin_key=options.admin_key,
+        open_management=options.open_management,
     )
     choice = ModelChoice(models)
     app = web.Application(
@@ -94,7 +95,7 @@ def _elsewhere(options: ServerOptions) -> Handler:
     else:
         where = (
             "only on the loopback interface (--host 127.0.0.1) or with an admin key "
-            "(--admin-key, SERVING_ADMIN_KEY)"
+            "(--admin-key, SERVING_ADMIN_KEY); open_management lets everybody manage"
         )
 
     async def refuse(request: web.Request) -> web.StreamResponse:
@@ -105,9 +106,10 @@ def _elsewhere(options: ServerOptions) -> Handler:
 
 
 def may_manage(options: ServerOptions) -> bool:
-    """Whether there are management routes: not without a key where other machines reach them."""
+    """Whether there are management routes: not without a key where other machines reach them,
+    unless they may."""
     host = options.host if options.management is None else options.management.host
-    return options.admin_key is not None or is_loopback(host)
+    return options.admin_key is not None or options.open_management or is_loopback(host)
 
 
 def _table(models: ModelRegistry, request: web.Request | None = None) -> DialectTable:

@@ -98,6 +98,7 @@ def server_options(server: ServerConfig) -> ServerOptions:
             management.host, management.port, tls if management.scheme == "https" else None
         ),
         admin_key=server.admin_key,
+        open_management=server.open_management,
         wait_for_models=server.wait_model_loading,
         allow_multi_status=server.allow_multi_status,
         max_request_bytes=server.max_request_size_bytes,

@@ -47,6 +47,8 @@ class ServerOptions:
     """None: http."""
     admin_key: str | None = field(default=None, repr=False)
     """Opens the management routes; None: they are for the loopback interface only."""
+    open_management: bool = False
+    """Without an admin_key, management routes are for other machines too."""
     wait_for_models: bool = True
     """Listen only once the models of the start are loaded."""
     allow_multi_status: bool = False

@@ -56,6 +56,7 @@ class ServerConfig:
     max_top_n_tokens: int | None = None
     max_client_batch_size: int | None = None
     admin_key: str | None = field(default=None, repr=False)
+    open_management: bool = False
     allow_custom_code: bool = False
     model_store: Path | None = None
     model_url_pattern: str | None = None
@@ -103,6 +104,7 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         max_top_n_tokens=_limit(server, "max_top_n_tokens", tgi),
         max_client_batch_size=_limit(server, "max_client_batch_size", tgi),
         admin_key=_text(server.get("admin_key")),
+        open_management=server.get("open_management") is True,
         allow_custom_code=server.get("allow_custom_code") is True,
         model_store=_path(server.get("model_store")),
         model_url_pattern=_pattern(server, problems),
@@ -228,7 +230,11 @@ def _management(server: Values, problems: Problems, inference: Address) -> Addre
             f"{inference.host}; write the same address twice, or two ports",
             key,
         )
-    elif not is_loopback(address.host) and server.get("admin_key") is None:
+    elif (
+        not is_loopback(address.host)
+        and server.get("admin_key") is None
+        and server.get("open_management") is not True
+    ):
         problems.warn(
             server.where(key),
             f"{key}: nothing listens on {address.host} port {address.port}, since management is "

@@ -14,7 +14,9 @@ from lmi_core.ops.recorder import FloatArray
 LayerScales = tuple[float, float]
 """Of keys and of values: what codes are multiples of."""
 
-_KEYS, _VALUES, _BOTH = "k_scale", "v_scale", "kv_scale"
+_PAIRS = (("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale"))
+"""Of keys and of values; the latter is how ModelOpt and older tools spell them."""
+_BOTH = "kv_scale"
 
 
 def kv_scale_names(
@@ -22,7 +24,8 @@ def kv_scale_names(
 ) -> tuple[str, ...]:
     """The tensors among ``tensors`` that are such scales."""
     prefixes = [_prefix(names, layer) for layer in range(spec.num_layers)]
-    possible = (prefix + name for prefix in prefixes for name in (_KEYS, _VALUES, _BOTH))
+    spellings = (*(name for pair in _PAIRS for name in pair), _BOTH)
+    possible = (prefix + name for prefix in prefixes for name in spellings)
     return tuple(name for name in possible if name in tensors)
 
 
@@ -50,8 +53,9 @@ def read_kv_scales(
     scales = {name: scale(name) for name in found}
 
     def of_layer(prefix: str) -> LayerScales:
-        if prefix + _KEYS in scales and prefix + _VALUES in scales:
-            return scales[prefix + _KEYS], scales[prefix + _VALUES]
+        for keys, values in _PAIRS:
+            if prefix + keys in scales and prefix + values in scales:
+                return scales[prefix + keys], scales[prefix + values]
         both = scales.get(prefix + _BOTH, 1.0)
         return both, both
 

@@ -153,8 +153,12 @@ def test_scales_of_an_fp8_cache(edited: Callable[..., Path]) -> None:
         model__layers__0__self_attn__v_scale=torch.tensor([0.5], dtype=torch.bfloat16),
         model__layers__0__self_attn__kv_scale=torch.tensor(3.0),
         model__layers__1__self_attn__kv_scale=torch.tensor(2.0),
+        model__layers__2__self_attn__k_proj__k_scale=torch.tensor(4.0),
+        model__layers__2__self_attn__v_proj__v_scale=torch.tensor(8.0),
     )
-    assert load(path).kv_scales == ((0.25, 0.5), (2.0, 2.0), (1.0, 1.0))
+    assert load(path).kv_scales == ((0.25, 0.5), (2.0, 2.0), (4.0, 8.0))
+    path = edited(model__layers__1__self_attn__kv_scale=torch.tensor(2.0))
+    assert load(path).kv_scales == ((1.0, 1.0), (2.0, 2.0), (1.0, 1.0))
     from lmi_core.ops.native import NativeWeights
 
     assert load_model(path, backend=NativeWeights()).kv_scales == load(path).kv_scales

@@ -27,6 +27,24 @@ def test_admin_key() -> None:
     asyncio.run(run())
 
 
+def test_open_management() -> None:
+    """As a platform needs it that forwards its own requests to a container."""
+
+    async def run() -> None:
+        headers = {"Host": "container:8080"}
+        async with managed(host="0.0.0.0", open_management=True) as (served, registrar):
+            answer = await served.ask("POST", "/models?url=/m/x&model_name=x", headers=headers)
+            assert answer.status == 200
+            assert len(registrar.asked) == 1
+            assert lmi_text(await served.post(LMI, "/models/x/invoke")) == " x"
+            assert (await served.ask("DELETE", "/models/x", headers=headers)).status == 200
+        keys = {"open_management": True, "api_keys": ("user",), "host": "0.0.0.0"}
+        async with managed(**keys) as (served, _):
+            assert (await served.ask("GET", "/models", headers=headers)).status == 401
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     "headers",
     [

@@ -134,6 +134,18 @@ OPTIONS = (
         secret=True,
     ),
     _server(
+        "open_management",
+        Bool(),
+        "Management routes without an admin_key also for other machines, where something else "
+        "keeps strangers out, as SageMaker's multi-model endpoints do.",
+        honoured(
+            "open_management",
+            test="tests/server/test_management_access.py::test_open_management",
+        ),
+        False,
+        "SAGEMAKER_MULTI_MODEL",
+    ),
+    _server(
         "allow_custom_code",
         Bool(),
         "Run the Python code of models that are registered while the server runs.",
