@@ -26,8 +26,8 @@ errors outside routes are: `lmi` (LMI and SageMaker), `tgi` (text-generation-inf
 with its launcher's flags or variables) or `openai`. `/lmi/...`, `/tgi/...` and `/openai/...` always
 reach that protocol. With `--api-key`, routes that aren't marked open need
 `Authorization: Bearer KEY`. Routes marked management exist with `--admin-key`, and need that key,
-or where the server listens on the loopback interface only, or with `open_management`. With a `management_address` of their own
-they are there, and only there.
+or with `open_management`, or where the server listens on the loopback interface only. With a
+`management_address` of their own they are there, and only there.
 
 """
 
