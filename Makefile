@@ -50,7 +50,8 @@ test: build
 
 test-triton: build
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -k 'triton and not cuda' tests/ops \
-	  tests/engine/test_torch_runner.py tests/engine/test_torch_invariance.py
+	  tests/engine/test_torch_runner.py tests/engine/test_device_dtypes.py \
+	  tests/engine/test_torch_invariance.py
 
 text-generation-client:
 	$(PYTHON) -m venv build/$@

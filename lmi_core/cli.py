@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
         _check_instruction_set(os.environ.get("LMI_INSTRUCTION_SET", ""), "LMI_INSTRUCTION_SET=")
-        return _run(sys.argv[1:] if argv is None else list(argv))
+        code = _run(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()  # here a failure can still be told
+        return code
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:

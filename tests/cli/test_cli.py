@@ -175,7 +175,11 @@ def test_output_to_a_closed_pipe_is_no_error() -> None:
     assert result.stderr == ""
 
 
-def test_a_full_disk_is_said_in_one_line() -> None:
+@pytest.mark.parametrize("is_buffered", [True, False])
+def test_a_full_disk_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, *, is_buffered: bool
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "" if is_buffered else "1")
     with open("/dev/full", "w") as full:
         result = subprocess.run(
             [sys.executable, "-m", "lmi_core", "doctor"],

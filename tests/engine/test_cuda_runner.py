@@ -31,7 +31,7 @@ from lmi_core.engine import cuda_runner, decode_graphs, torch_runner  # noqa: E4
 from lmi_core.engine.cuda_runner import CudaRunner  # noqa: E402
 from lmi_core.ops.cuda import cublaslt  # noqa: E402
 from lmi_core.ops.cuda.step_list import StepListState  # noqa: E402
-from tests.engine.test_torch_runner import config_of, requests  # noqa: E402
+from tests.engine.torch_harness import config_of, requests  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 
 CPP, PYTHON = "native", "native,launch:torch"

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 from lmi_core.engine import decode_graphs, torch_runner  # noqa: E402
 from lmi_core.ops.decode_step import DecodeStep  # noqa: E402
 from lmi_core.ops.step_arrays import StepArrays  # noqa: E402
-from tests.engine.test_torch_runner import assert_alike, config_of, outcomes  # noqa: E402
+from tests.engine.torch_harness import assert_alike, config_of, outcomes  # noqa: E402
 from tests.ops.paged_case import PagedCase  # noqa: E402
 
 

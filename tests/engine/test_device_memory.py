@@ -22,7 +22,7 @@ from lmi_core.engine.device_memory import DeviceMemoryPlan  # noqa: E402
 from lmi_core.engine.step_memory import StepSizes  # noqa: E402
 from lmi_core.engine.widest_step import widest_arrays  # noqa: E402
 from lmi_core.ops.eager import EagerRecorder  # noqa: E402
-from tests.engine.test_torch_runner import config_of  # noqa: E402
+from tests.engine.torch_harness import config_of  # noqa: E402
 
 GIB = 2**30
 MIB = 2**20

@@ -117,3 +117,21 @@ class PagedCase:
                     y[row, head] = weights / weights.sum() @ v[start:end, head // group]
         result: Float64Array = y.reshape(len(y), -1)
         return result
+
+
+ATTENTION_CASES = {
+    "one token": PagedCase(((0, 1),), 1, 1, 16),
+    "decode": PagedCase(((0, 1), (15, 1), (16, 1), (70, 1)), 4, 2, 32),
+    "decode, one block over": PagedCase(((31, 1), (32, 1), (33, 1)), 8, 1, 16, block_size=32),
+    "prefill": PagedCase(((0, 37),), 4, 4, 16),
+    "chunks": PagedCase(((19, 18), (0, 2), (33, 16)), 6, 2, 24),
+    "mixed": PagedCase(((40, 1), (0, 17), (3, 1), (16, 33)), 3, 1, 80),
+}
+
+NATIVE_CASES = {
+    "splits": PagedCase(((699, 1), (0, 1), (299, 1)), 4, 1, 64),
+    "wide heads": PagedCase(((300, 1), (5, 40)), 4, 2, 256),
+    "odd heads": PagedCase(((70, 1), (13, 70)), 7, 1, 80),
+    "large group": PagedCase(((290, 1), (30, 3)), 20, 1, 128, block_size=32),
+    "no groups": PagedCase(((64, 130), (63, 1)), 2, 2, 128),
+}

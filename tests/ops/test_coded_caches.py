@@ -13,20 +13,19 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.ops.paged_cache import CacheScales, FixedScales, PagedCache, Scales  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
-from tests.ops.paged_case import PagedCase  # noqa: E402
-from tests.ops.test_device_ops import (  # noqa: E402
-    ATTENTION_CASES,
+from tests.ops.device_ops import (  # noqa: E402
     DTYPES,
-    NATIVE_CASES,
     TOLERANCES,
     assert_close,
     device,
+    one_thread,
     ops,
     random,
     triton_ops,
 )
+from tests.ops.paged_case import ATTENTION_CASES, NATIVE_CASES, PagedCase  # noqa: E402
 
-__all__ = ["device", "ops", "triton_ops"]  # fixtures
+__all__ = ["device", "one_thread", "ops", "triton_ops"]  # fixtures
 
 CODES = {
     "int8": torch.int8,
@@ -36,11 +35,6 @@ CODES = {
 FP8 = [name for name in CODES if name != "int8"]
 STEPS = FixedScales(0.75, 1.5)
 """Of fp8 codes."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def rope_write(

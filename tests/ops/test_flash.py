@@ -12,8 +12,10 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 from lmi_core.errors import MissingExtraError  # noqa: E402
 from lmi_core.ops import flash, flash_choice, select  # noqa: E402
 from lmi_core.ops.paged_cache import CacheScales  # noqa: E402
-from tests.ops.paged_case import PagedCase  # noqa: E402
-from tests.ops.test_device_ops import ATTENTION_CASES, assert_close, device, random  # noqa: E402, F401
+from tests.ops.device_ops import assert_close, device, random  # noqa: E402
+from tests.ops.paged_case import ATTENTION_CASES, PagedCase  # noqa: E402
+
+__all__ = ["device"]  # a fixture
 
 
 def varlen(
@@ -57,7 +59,7 @@ def varlen(
 
 
 @pytest.fixture
-def package(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def package(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     if device.type == "cuda":
         pytest.importorskip("flash_attn")
         return
@@ -70,7 +72,7 @@ def package(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:  # n
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (7, 0.0), (20, 5.0)])
 @pytest.mark.parametrize("name", ATTENTION_CASES)
 def test_attention(
-    device: torch.device,  # noqa: F811
+    device: torch.device,
     window: int,
     soft_cap: float,
     name: str,
@@ -88,7 +90,7 @@ def test_attention(
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8])
 def test_what_the_package_has_not_runs_elsewhere(
-    device: torch.device,  # noqa: F811
+    device: torch.device,
     cache_dtype: torch.dtype,
 ) -> None:
     case = PagedCase(((3, 20), (5, 1)), 2, 1, 16)
@@ -158,7 +160,7 @@ def test_nothing_is_chosen_against_a_force_or_without_a_gpu(
 
 @pytest.mark.usefixtures("package")
 def test_time_of_a_prefill(
-    device: torch.device,  # noqa: F811
+    device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(flash_choice, "NUM_TOKENS", 50)

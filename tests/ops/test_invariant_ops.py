@@ -14,15 +14,15 @@ import pytest
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.ops.device_step import DeviceStep  # noqa: E402
-from tests.ops.paged_case import PagedCase  # noqa: E402
-from tests.ops.test_coded_caches import CODES, coded_cache  # noqa: E402
-from tests.ops.test_device_ops import (  # noqa: E402
+from tests.ops.device_ops import (  # noqa: E402
     DEVICES,
     DTYPES,
     TOLERANCES,
     packed_weight,
     random,
 )
+from tests.ops.paged_case import PagedCase  # noqa: E402
+from tests.ops.test_coded_caches import CODES, coded_cache  # noqa: E402
 from tests.ops.test_linear_quantized import fp8_weight  # noqa: E402
 
 

@@ -19,7 +19,7 @@ from lmi_core.ops.torch_ops.linear_quantized import (  # noqa: E402
     quantize_rows as torch_quantize_rows,
 )
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
-from tests.ops.test_device_ops import DEVICES, _triton_ops, packed_weight, random  # noqa: E402
+from tests.ops.device_ops import DEVICES, packed_weight, random, triton_module  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 IMPLEMENTATIONS = {
@@ -42,7 +42,7 @@ def ops(
     if request.param == "native":
         use_cuda_kernels(device, monkeypatch)
     elif request.param == "triton":
-        _triton_ops(device)
+        triton_module(device)
     importlib.import_module(IMPLEMENTATIONS[request.param])
     return sys.modules[IMPLEMENTATIONS[request.param]]
 

@@ -1,0 +1,98 @@
+"""What tests of ops on torch devices share: devices, implementations, tolerances, operands."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from lmi_core.ops.packed_weight import PackedWeight
+from tests.ops.cuda_kernels import use_cuda_kernels
+
+DEVICES = [
+    pytest.param("cpu", id="cpu"),
+    pytest.param(
+        "cuda",
+        id="cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU"),
+        ],
+    ),
+]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TOLERANCES = {"fp32": {"atol": 3e-5, "rtol": 3e-5}, "bf16": {"atol": 2e-2, "rtol": 2e-2}}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=["torch", "triton", "native"])
+def ops(
+    request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> ModuleType:
+    if request.param == "torch":
+        return importlib.import_module("lmi_core.ops.torch_ops")
+    if request.param == "native":
+        use_cuda_kernels(device, monkeypatch)
+        return importlib.import_module("lmi_core.ops.cuda")
+    return triton_module(device)
+
+
+@pytest.fixture(params=["triton"])
+def triton_ops(device: torch.device) -> ModuleType:
+    return triton_module(device)
+
+
+def triton_module(device: torch.device) -> ModuleType:
+    """Triton's kernels, or skips the test where they can't run."""
+    pytest.importorskip("triton")
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter wants a process of its own: make test-triton")
+    return importlib.import_module("lmi_core.ops.triton")
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(actual: torch.Tensor, expected: object, dtype: str) -> None:
+    assert actual.dtype == DTYPES[dtype]
+    np.testing.assert_allclose(
+        actual.double().cpu().numpy(), np.asarray(expected), **TOLERANCES[dtype]
+    )
+
+
+def packed_weight(
+    outputs: int, inputs: int, group_size: int, is_gated: bool
+) -> tuple[PackedWeight, torch.Tensor]:
+    """A random one, and its values in float64."""
+    from lmi_core import _native
+
+    matrix = random(outputs, inputs, seed=1).numpy()
+    packed = _native.LinearWeight.pack(
+        np.split(matrix, 2) if is_gated else [matrix],
+        format="int4" if group_size else "int8",
+        gated=is_gated,
+        group_size=group_size,
+    )
+    weight = PackedWeight(
+        panels=torch.frombuffer(bytearray(packed.packed()), dtype=torch.uint8),
+        format="int4" if group_size else "int8",
+        num_outputs=outputs,
+        num_inputs=inputs,
+        group_size=group_size,
+        is_gated=is_gated,
+    )
+    return weight, torch.from_numpy(packed.unpack()).double()

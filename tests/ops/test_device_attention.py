@@ -1,0 +1,118 @@
+"""Attention in every implementation that this process can run, against float64.
+
+Triton kernels run on a GPU, or in Triton's interpreter if TRITON_INTERPRET=1 is set for a process
+of its own: ``make test-triton``. CUDA kernels run on a GPU, or in the emulator of
+tests/cuda_emulator.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+
+from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
+from tests.ops.device_ops import (  # noqa: E402
+    DTYPES,
+    TOLERANCES,
+    assert_close,
+    device,
+    one_thread,
+    ops,
+    random,
+    triton_ops,
+)
+from tests.ops.paged_case import ATTENTION_CASES, NATIVE_CASES, PagedCase  # noqa: E402
+
+__all__ = ["device", "one_thread", "ops", "triton_ops"]  # fixtures
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (7, 0.0), (20, 5.0)])
+@pytest.mark.parametrize("name", ATTENTION_CASES)
+def test_attention(
+    ops: ModuleType, device: torch.device, dtype: str, window: int, soft_cap: float, name: str
+) -> None:
+    case = ATTENTION_CASES[name]
+    keys, values = case.cache(device, DTYPES[dtype], is_filled=True)
+    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, DTYPES[dtype])
+    settings = {"scale": case.head_dim**-0.5, "window": window, "soft_cap": soft_cap}
+    y = ops.attention(q, keys, values, case.step(device), num_q_heads=case.num_q_heads, **settings)
+    assert_close(y, case.expected_attention(q, keys, values, **settings), dtype)
+
+
+@pytest.mark.parametrize("window", [0, 50])
+def test_attention_over_several_splits(
+    triton_ops: ModuleType, device: torch.device, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long and short sequences side by side: the short ones' last splits are empty."""
+    module = importlib.import_module("lmi_core.ops.triton.attention")
+    monkeypatch.setattr(module, "MIN_SPLIT_KEYS", 32)
+    case = PagedCase(((99, 1), (0, 1), (40, 1)), 2, 1, 16)
+    keys, values = case.cache(device, torch.float32, is_filled=True)
+    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device)
+    settings = {"scale": 0.25, "window": window, "soft_cap": 0.0}
+    y = triton_ops.attention(
+        q, keys, values, case.step(device), num_q_heads=case.num_q_heads, **settings
+    )
+    assert_close(y, case.expected_attention(q, keys, values, **settings), "fp32")
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "num_programs", "expected"),
+    [
+        (1, 1, (32, 1)),
+        (511, 1, (512, 1)),
+        (512, 1, (256, 2)),
+        (5000, 8, (288, 18)),
+        (100_000, 8, (3040, 33)),
+        (100_000, 300, (100_000, 1)),
+    ],
+)
+def test_plan_splits(
+    triton_ops: ModuleType, num_keys: int, num_programs: int, expected: tuple[int, int]
+) -> None:
+    module = importlib.import_module("lmi_core.ops.triton.attention")
+    assert module.plan_splits(num_keys, num_programs) == expected
+
+
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (90, 5.0)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", NATIVE_CASES)
+def test_native_attention(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    window: int,
+    soft_cap: float,
+    name: str,
+) -> None:
+    """Shapes that the kernels take in different ways."""
+    use_cuda_kernels(device, monkeypatch)
+    ops = importlib.import_module("lmi_core.ops.cuda")
+    case = NATIVE_CASES[name]
+    keys, values = case.cache(device, dtype, is_filled=True)
+    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, dtype)
+    settings = {"scale": case.head_dim**-0.5, "window": window, "soft_cap": soft_cap}
+    y = ops.attention(q, keys, values, case.step(device), num_q_heads=case.num_q_heads, **settings)
+    assert y.dtype == dtype
+    expected = case.expected_attention(q, keys, values, **settings)
+    np.testing.assert_allclose(y.double().cpu().numpy(), expected, **TOLERANCES["bf16"])
+
+
+def test_native_attention_leaves_what_it_has_not(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    use_cuda_kernels(device, monkeypatch)
+    ops = importlib.import_module("lmi_core.ops.cuda")
+    case = PagedCase(((3, 1),), 2, 1, 20)
+    keys, values = case.cache(device, torch.bfloat16, is_filled=True)
+    q = random(1, 40).to(device, torch.bfloat16)
+    settings = {"scale": 0.2, "window": 0, "soft_cap": 0.0}
+    y = ops.attention(q, keys, values, case.step(device), num_q_heads=2, **settings)
+    assert_close(y, case.expected_attention(q, keys, values, **settings), "bf16")
+    assert "the CUDA kernel has no heads of 20" in caplog.text
