@@ -156,16 +156,7 @@ int32_t with_attention_shape(const LmiAttention& args, const Action& action) {
 // Calls action(Store{}) with what the cache holds, checked before: T or a code.
 template <typename T, typename Action>
 int32_t with_store(int32_t kv_dtype, const Action& action) {
-  switch (kv_dtype) {
-    case LMI_I8:
-      return action(i8{});
-    case LMI_E4M3:
-      return action(e4m3{});
-    case LMI_E5M2:
-      return action(e5m2{});
-    default:
-      return action(T{});
-  }
+  return with_code(kv_dtype, action, [&] { return action(T{}); });
 }
 
 }  // namespace lmi::cuda

@@ -53,6 +53,21 @@ int32_t with_dtype(const char* name, int32_t dtype, const Action& action) {
   }
 }
 
+// Calls action(T{}) with the type of codes of that number, or other() if it is none.
+template <typename Action, typename Other>
+int32_t with_code(int32_t dtype, const Action& action, const Other& other) {
+  switch (dtype) {
+    case LMI_I8:
+      return action(i8{});
+    case LMI_E4M3:
+      return action(e4m3{});
+    case LMI_E5M2:
+      return action(e5m2{});
+    default:
+      return other();
+  }
+}
+
 template <typename Action>
 int32_t with_bool(bool value, const Action& action) {
   return value ? action(std::true_type{}) : action(std::false_type{});

@@ -148,16 +148,7 @@ __global__ void rope_cache_write_kernel(const LmiRopeCacheWrite args) {
 
 template <typename Action>
 int32_t with_cache_dtype(const char* name, int32_t dtype, const Action& action) {
-  switch (dtype) {
-    case LMI_I8:
-      return action(i8{});
-    case LMI_E4M3:
-      return action(e4m3{});
-    case LMI_E5M2:
-      return action(e5m2{});
-    default:
-      return with_dtype(name, dtype, action);
-  }
+  return with_code(dtype, action, [&] { return with_dtype(name, dtype, action); });
 }
 
 }  // namespace

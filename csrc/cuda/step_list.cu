@@ -127,10 +127,11 @@ int32_t LmiStepList::add(int32_t node, int32_t rows, const void* args) {
       nodes_.push_back(gather_logit_rows_node(*static_cast<const LmiGatherRows*>(args)));
       return kOk;
     case LMI_NODE_RMS_NORM:
-      nodes_.push_back(rms_norm_node(*static_cast<const LmiRmsNorm*>(args), rows));
+      nodes_.push_back(row_node(*static_cast<const LmiRmsNorm*>(args), rows, lmi_cuda_rms_norm));
       return kOk;
     case LMI_NODE_GATED_ACTIVATION:
-      nodes_.push_back(gated_activation_node(*static_cast<const LmiGatedActivation*>(args), rows));
+      nodes_.push_back(
+          row_node(*static_cast<const LmiGatedActivation*>(args), rows, lmi_cuda_gated_activation));
       return kOk;
     case LMI_NODE_ROPE_CACHE_WRITE:
       nodes_.push_back(rope_cache_write_node(*static_cast<const LmiRopeCacheWrite*>(args)));
@@ -141,13 +142,16 @@ int32_t LmiStepList::add(int32_t node, int32_t rows, const void* args) {
       nodes_.push_back(linear_node(*static_cast<const LmiLinearDense*>(args), rows));
       return kOk;
     case LMI_NODE_LINEAR_PACKED:
-      nodes_.push_back(linear_packed_node(*static_cast<const LmiLinearPacked*>(args), rows));
+      nodes_.push_back(
+          row_node(*static_cast<const LmiLinearPacked*>(args), rows, lmi_cuda_linear_packed));
       return kOk;
     case LMI_NODE_QUANTIZE_ROWS:
-      nodes_.push_back(quantize_rows_node(*static_cast<const LmiQuantizeRows*>(args), rows));
+      nodes_.push_back(
+          row_node(*static_cast<const LmiQuantizeRows*>(args), rows, lmi_cuda_quantize_rows));
       return kOk;
     case LMI_NODE_LINEAR_QUANTIZED:
-      nodes_.push_back(linear_quantized_node(*static_cast<const LmiLinearQuantized*>(args), rows));
+      nodes_.push_back(
+          row_node(*static_cast<const LmiLinearQuantized*>(args), rows, lmi_cuda_linear_quantized));
       return kOk;
     case LMI_NODE_SAMPLE:
       sampler_.set(*static_cast<const LmiSample*>(args));

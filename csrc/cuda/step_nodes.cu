@@ -33,22 +33,6 @@ Launch gather_logit_rows_node(const LmiGatherRows& given) {
   };
 }
 
-Launch rms_norm_node(const LmiRmsNorm& given, int32_t rows) {
-  return [given, rows](const StepContext& step, void* stream) {
-    LmiRmsNorm args = given;
-    args.num_rows = step.num_rows(rows);
-    return lmi_cuda_rms_norm(&args, stream);
-  };
-}
-
-Launch gated_activation_node(const LmiGatedActivation& given, int32_t rows) {
-  return [given, rows](const StepContext& step, void* stream) {
-    LmiGatedActivation args = given;
-    args.num_rows = step.num_rows(rows);
-    return lmi_cuda_gated_activation(&args, stream);
-  };
-}
-
 Launch rope_cache_write_node(const LmiRopeCacheWrite& given) {
   return [given](const StepContext& step, void* stream) {
     LmiRopeCacheWrite args = given;
@@ -97,30 +81,6 @@ Launch linear_node(const LmiLinearDense& given, int32_t rows) {
     const LmiLinear few = {args.x,        args.weight,      args.bias,       args.y,
                            args.num_rows, args.num_outputs, args.num_inputs, args.dtype};
     return lmi_cuda_linear_few_rows(&few, stream);
-  };
-}
-
-Launch linear_packed_node(const LmiLinearPacked& given, int32_t rows) {
-  return [given, rows](const StepContext& step, void* stream) {
-    LmiLinearPacked args = given;
-    args.num_rows = step.num_rows(rows);
-    return lmi_cuda_linear_packed(&args, stream);
-  };
-}
-
-Launch quantize_rows_node(const LmiQuantizeRows& given, int32_t rows) {
-  return [given, rows](const StepContext& step, void* stream) {
-    LmiQuantizeRows args = given;
-    args.num_rows = step.num_rows(rows);
-    return lmi_cuda_quantize_rows(&args, stream);
-  };
-}
-
-Launch linear_quantized_node(const LmiLinearQuantized& given, int32_t rows) {
-  return [given, rows](const StepContext& step, void* stream) {
-    LmiLinearQuantized args = given;
-    args.num_rows = step.num_rows(rows);
-    return lmi_cuda_linear_quantized(&args, stream);
   };
 }
 

@@ -23,17 +23,22 @@ struct StepContext {
 
 using Launch = std::function<int32_t(const StepContext& step, void* stream)>;
 
+// A kernel that wants nothing of a step but how many rows it has.
+template <typename Args>
+Launch row_node(const Args& given, int32_t rows, int32_t (*launch)(const Args*, void*)) {
+  return [given, rows, launch](const StepContext& step, void* stream) {
+    Args args = given;
+    args.num_rows = step.num_rows(rows);
+    return launch(&args, stream);
+  };
+}
+
 Launch copy_blocks_node(const LmiCopyBlocks& given);
 Launch embed_node(const LmiGatherRows& given);
 Launch gather_logit_rows_node(const LmiGatherRows& given);
-Launch rms_norm_node(const LmiRmsNorm& given, int32_t rows);
-Launch gated_activation_node(const LmiGatedActivation& given, int32_t rows);
 Launch rope_cache_write_node(const LmiRopeCacheWrite& given);
 // `shape_id`: among the step's attention work.
 Launch attention_node(const LmiAttention& given, size_t shape_id);
 Launch linear_node(const LmiLinearDense& given, int32_t rows);
-Launch linear_packed_node(const LmiLinearPacked& given, int32_t rows);
-Launch quantize_rows_node(const LmiQuantizeRows& given, int32_t rows);
-Launch linear_quantized_node(const LmiLinearQuantized& given, int32_t rows);
 
 }  // namespace lmi::cuda

@@ -33,6 +33,7 @@ from lmi_core.ops.cuda import cublaslt  # noqa: E402
 from lmi_core.ops.cuda.step_list import StepListState  # noqa: E402
 from tests.engine.torch_harness import config_of, requests  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
+from tests.ops.device_ops import DEVICES  # noqa: E402
 
 CPP, PYTHON = "native", "native,launch:torch"
 Request = tuple[tuple[int, ...], SamplingParams]
@@ -44,20 +45,7 @@ TOTALS: list[EngineTotals] = []
 """Of the engines that were stopped."""
 
 
-@pytest.fixture(
-    autouse=True,
-    params=[
-        pytest.param("cpu", id="cpu"),
-        pytest.param(
-            "cuda",
-            id="cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU"),
-            ],
-        ),
-    ],
-)
+@pytest.fixture(autouse=True, params=DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     torch.set_num_threads(1)
     chosen = torch.device(request.param)
