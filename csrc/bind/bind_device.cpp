@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bind/bind.h"
+#include "bind/owned_where_made.h"
 #include "common/check.h"
 #include "graph/device_worker.h"
 
@@ -10,11 +11,11 @@ namespace py = pybind11;
 namespace lmi {
 
 void bind_device(py::module_& m) {
-  py::class_<DeviceWorker>(m, "DeviceWorker")
+  py::class_<DeviceWorker, OwnedWhereMade<DeviceWorker>>(m, "DeviceWorker")
       .def(py::init([](const std::string& library, uintptr_t step_list) {
              LMI_CHECK(step_list != 0, "there is no step list");
-             return std::make_unique<DeviceWorker>(open_step_functions(library),
-                                                   reinterpret_cast<LmiStepList*>(step_list));
+             return OwnedWhereMade<DeviceWorker>(new DeviceWorker(
+                 open_step_functions(library), reinterpret_cast<LmiStepList*>(step_list)));
            }),
            py::arg("library"), py::arg("step_list"))
       .def("submit", &DeviceWorker::submit, py::arg("step"), py::arg("completion_fd"))

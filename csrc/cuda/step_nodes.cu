@@ -15,20 +15,11 @@ Launch copy_blocks_node(const LmiCopyBlocks& given) {
   };
 }
 
-Launch embed_node(const LmiGatherRows& given) {
-  return [given](const StepContext& step, void* stream) {
+Launch gather_node(const LmiGatherRows& given, int32_t rows) {
+  return [given, rows](const StepContext& step, void* stream) {
     LmiGatherRows args = given;
-    args.ids = step.inputs.token_ids;
-    args.num_rows = step.counts.num_tokens;
-    return lmi_cuda_gather_rows(&args, stream);
-  };
-}
-
-Launch gather_logit_rows_node(const LmiGatherRows& given) {
-  return [given](const StepContext& step, void* stream) {
-    LmiGatherRows args = given;
-    args.ids = step.inputs.logit_token_rows;
-    args.num_rows = step.counts.num_logit_rows;
+    args.ids = rows == LMI_TOKEN_ROWS ? step.inputs.token_ids : step.inputs.logit_token_rows;
+    args.num_rows = step.num_rows(rows);
     return lmi_cuda_gather_rows(&args, stream);
   };
 }

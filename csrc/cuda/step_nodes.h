@@ -34,8 +34,8 @@ Launch row_node(const Args& given, int32_t rows, int32_t (*launch)(const Args*, 
 }
 
 Launch copy_blocks_node(const LmiCopyBlocks& given);
-Launch embed_node(const LmiGatherRows& given);
-Launch gather_logit_rows_node(const LmiGatherRows& given);
+// By the token ids, or, for logit rows, by the token rows that they are of.
+Launch gather_node(const LmiGatherRows& given, int32_t rows);
 Launch rope_cache_write_node(const LmiRopeCacheWrite& given);
 // `shape_id`: among the step's attention work.
 Launch attention_node(const LmiAttention& given, size_t shape_id);

@@ -70,7 +70,7 @@ def make_runner(
             return CudaRunner(config, model, device, chosen, others_bytes)
         except NotNativeError as error:
             _log.warning("steps are launched from Python, op by op, because of %s", error)
-    return TorchRunner(config, model, device, others_bytes)
+    return TorchRunner(config, model, device, chosen, others_bytes)
 
 
 def find_device(config: EngineConfig) -> torch.device:

@@ -64,14 +64,14 @@ class TorchRunner:
         config: EngineConfig,
         model: LoadedModel,
         device: torch.device,
+        chosen: Mapping[str, str],
         others_bytes: int = 0,
     ) -> None:
-        """``others_bytes``: what was allocated on the device before the weights."""
+        """``chosen``: the implementation of every op. ``others_bytes``: what was allocated on the
+        device before the weights."""
         cache = DeviceCache(config, model, device)
         self.device, sizes = device, cache.sizes
-        chosen = select.launched_from_python(
-            select.select_for(device.type, is_deterministic=config.deterministic)
-        )
+        chosen = select.launched_from_python(chosen)
         if config.flash_attention and not config.deterministic:
             attention = model.spec.attention
             shape = AttentionShape(

@@ -18,7 +18,7 @@ from lmi_core.ops.pending_results import PendingResults
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, RowSymbol
 from lmi_core.ops.sampling_inputs import SamplingInputs
 from lmi_core.ops.select import Kernels
-from lmi_core.ops.torch_weights import DTYPES, DeviceWeight, as_tensor
+from lmi_core.ops.torch_weights import DTYPES, DeviceConstants, DeviceWeight, as_tensor
 
 
 class Replay:
@@ -74,7 +74,7 @@ class EagerRecorder:
         self._nodes: list[_Node] = []
         self._caches: list[PagedCache] = []
         self._logits: Handle | None = None
-        self._constants: dict[int, tuple[FloatArray, Tensor]] = {}
+        self._constants = DeviceConstants(device)
 
     def finish(self) -> None:
         """Find out where every value is used last; nothing can be recorded afterwards."""
@@ -122,7 +122,7 @@ class EagerRecorder:
         return self._record("embed", "fp32", table.shape[1], "T", (), compute)
 
     def rms_norm(self, x: Handle, weight: FloatArray, eps: float) -> Handle:
-        scale = self._constant(weight)
+        scale = self._constants.put(weight)
 
         def compute(replay: Replay) -> Tensor:
             value, addend = replay.take(x)
@@ -144,7 +144,7 @@ class EagerRecorder:
         out_dtype: Literal["fp32", "act"],
     ) -> Handle:
         multiply = self._multiply(weight)
-        offset = None if bias is None else self._constant(bias)
+        offset = None if bias is None else self._constants.put(bias)
         is_act = activation != "" or out_dtype == "act"
 
         def product(replay: Replay) -> Tensor:
@@ -177,9 +177,9 @@ class EagerRecorder:
         norm_eps: float,
     ) -> Handle:
         store = self._cache(cache)
-        cos_table, sin_table = self._constant(cos), self._constant(sin)
-        q_scale = None if q_norm is None else self._constant(q_norm)
-        k_scale = None if k_norm is None else self._constant(k_norm)
+        cos_table, sin_table = self._constants.put(cos), self._constants.put(sin)
+        q_scale = None if q_norm is None else self._constants.put(q_norm)
+        k_scale = None if k_norm is None else self._constants.put(k_norm)
 
         def compute(replay: Replay) -> Tensor:
             keys, values, scales = store.layers[layer]
@@ -273,11 +273,3 @@ class EagerRecorder:
         if store not in self._caches:
             self._caches.append(store)
         return store
-
-    def _constant(self, values: FloatArray) -> Tensor:
-        """``values`` on the device, once for each array (every layer shares the rope tables)."""
-        entry = self._constants.get(id(values))
-        if entry is None:
-            entry = values, torch.from_numpy(values.copy()).to(self.device)
-            self._constants[id(values)] = entry
-        return entry[1]

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmi_core.ops.cuda.fallback import fallback, next_best
 from lmi_core.ops.device_step import DeviceStep
+from lmi_core.ops.fallback import fallback, next_best
 from lmi_core.ops.paged_cache import Scales
 from lmi_core.ops.step_arrays import IntArray
 

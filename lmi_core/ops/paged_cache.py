@@ -34,6 +34,11 @@ class FixedScales(NamedTuple):
 Scales = CacheScales | FixedScales | None
 
 
+def fixed_of(scales: Scales) -> FixedScales:
+    """The scales of all codes; 1 where there are none, or one per row."""
+    return scales if isinstance(scales, FixedScales) else FixedScales()
+
+
 class PagedCache:
     """Keys and values, each [layers, slots, kv heads, head_dim]; int8: with a scale per token and
     head; fp8: with one for all, ``fixed_scales`` of each layer."""

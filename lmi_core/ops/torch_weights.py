@@ -16,6 +16,7 @@ from lmi_core.ops.fp8_matrix import Fp8Matrix, Matrix, dense, packable
 from lmi_core.ops.fp8_panels import Fp8Rows, pack_fp8, quantize_fp8
 from lmi_core.ops.native import INT4_GROUP_SIZE
 from lmi_core.ops.packed_weight import PackedWeight
+from lmi_core.ops.recorder import FloatArray
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -27,6 +28,25 @@ class DeviceWeight:
         self.matrix = matrix
         self.num_outputs, self.num_inputs = matrix.shape
         self.num_bytes = matrix.numel() * matrix.element_size()
+
+
+class DeviceConstants:
+    """Arrays on a device, each once: every layer shares the rope tables."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._tensors: dict[int, tuple[FloatArray, Tensor]] = {}
+
+    def put(self, values: FloatArray) -> Tensor:
+        entry = self._tensors.get(id(values))
+        if entry is None:
+            entry = values, torch.from_numpy(values.copy()).to(self._device)
+            self._tensors[id(values)] = entry
+        return entry[1]
+
+    def clear(self) -> None:
+        """Forget the arrays; the tensors belong to who has them."""
+        self._tensors.clear()
 
 
 class DeviceWeights:

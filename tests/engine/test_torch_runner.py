@@ -66,7 +66,7 @@ def test_cuda_kernels_serve(
     use_cuda_kernels(torch.device("cpu"), monkeypatch)
     model = cached_checkpoint("llama2", dtype="bfloat16")
     config = config_of(model, "torch-cpu", dtype="auto", **changes)
-    fallback = importlib.import_module("lmi_core.ops.cuda.fallback")
+    fallback = importlib.import_module("lmi_core.ops.fallback")
     fallback._fallback.cache_clear()  # says it once
 
     async def generate(kernels: str) -> list[TokenEvent]:

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from lmi_core.ops.cuda import library
 from lmi_core.ops.cuda.attention_plan import plan_attention
-from lmi_core.ops.cuda.fallback import fallback
 from lmi_core.ops.device_step import DeviceStep
-from lmi_core.ops.paged_cache import CODE_DTYPES, CacheScales, FixedScales, Scales
+from lmi_core.ops.fallback import fallback
+from lmi_core.ops.paged_cache import CODE_DTYPES, CacheScales, Scales, fixed_of
 
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
@@ -58,7 +58,7 @@ def attention(
         window=window,
     )
     by_row = scales if isinstance(scales, CacheScales) else None
-    fixed = scales if isinstance(scales, FixedScales) else FixedScales()
+    fixed = fixed_of(scales)
     y = torch.empty_like(q)
     shape = (plan.num_partials, num_q_heads)
     partials = torch.empty(*shape, head_dim, dtype=torch.float32, device=q.device)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lmi_core.ops.cuda import cublaslt, library
-from lmi_core.ops.cuda.fallback import fallback
+from lmi_core.ops.fallback import fallback
 from lmi_core.ops.packed_weight import PackedWeight
 from lmi_core.ops.torch_ops.linear import linear as torch_linear
 

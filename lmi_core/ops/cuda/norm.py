@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lmi_core.ops.cuda import library
-from lmi_core.ops.cuda.fallback import fallback
+from lmi_core.ops.fallback import fallback
 
 MAX_COLUMNS = 16384
 """LMI_MAX_NORM_COLUMNS; a quarter of it for rows that are no multiple of 4."""

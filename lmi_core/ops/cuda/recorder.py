@@ -17,11 +17,11 @@ from lmi_core.ops.cuda.norm import most_columns
 from lmi_core.ops.cuda.recorded_steps import Node, RecordedSteps, Value
 from lmi_core.ops.cuda.step_list import StepListSizes
 from lmi_core.ops.packed_weight import PackedWeight
-from lmi_core.ops.paged_cache import CacheScales, FixedScales, PagedCache
+from lmi_core.ops.paged_cache import CacheScales, PagedCache, fixed_of
 from lmi_core.ops.quantized_rows import CODE_STRIDE, CODE_TYPES
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, RowSymbol
 from lmi_core.ops.torch_weights import DTYPES as TORCH_DTYPES
-from lmi_core.ops.torch_weights import DeviceWeight, as_tensor
+from lmi_core.ops.torch_weights import DeviceConstants, DeviceWeight, as_tensor
 
 
 class NotNativeError(Exception):
@@ -54,7 +54,7 @@ class StepRecorder:
         self._addends: dict[Value, Value] = {}
         self._caches: list[PagedCache] = []
         self._logits: Value | None = None
-        self._constants: dict[int, tuple[FloatArray, Tensor]] = {}
+        self._constants = DeviceConstants(device)
 
     def build(self, sizes: StepListSizes) -> RecordedSteps:
         """A list for steps of these sizes, with the caches as they are now."""
@@ -79,7 +79,7 @@ class StepRecorder:
             x.rows,
             x=value,
             addend=self._addends.pop(value, None),
-            weight=self._constant(weight),
+            weight=self._constants.put(weight),
             y=y,
             num_columns=x.columns,
             eps=eps,
@@ -97,7 +97,7 @@ class StepRecorder:
         residual: Handle | None,
         out_dtype: Literal["fp32", "act"],
     ) -> Handle:
-        y = self._product(x, weight, None if bias is None else self._constant(bias))
+        y = self._product(x, weight, None if bias is None else self._constants.put(bias))
         if activation:
             return self._gated(y, activation)
         if out_dtype == "act":
@@ -126,7 +126,7 @@ class StepRecorder:
         self._want_native("rope_cache_write")
         store = self._cache(cache)
         keys, _, scales = store.layers[layer]
-        fixed = scales if isinstance(scales, FixedScales) else FixedScales()
+        fixed = fixed_of(scales)
         q = self._value(self._act, num_q_heads * store.head_dim, "T")
         self._node(
             "rope_cache_write",
@@ -135,10 +135,10 @@ class StepRecorder:
             q=q,
             keys=lambda: store.layers[layer][0],
             values=lambda: store.layers[layer][1],
-            cos=self._constant(cos),
-            sin=self._constant(sin),
-            q_norm=None if q_norm is None else self._constant(q_norm),
-            k_norm=None if k_norm is None else self._constant(k_norm),
+            cos=self._constants.put(cos),
+            sin=self._constants.put(sin),
+            q_norm=None if q_norm is None else self._constants.put(q_norm),
+            k_norm=None if k_norm is None else self._constants.put(k_norm),
             num_q_heads=num_q_heads,
             num_kv_heads=keys.shape[1],
             head_dim=store.head_dim,
@@ -166,7 +166,7 @@ class StepRecorder:
         self._want_native("attention")
         store = self._cache(cache)
         keys, _, scales = store.layers[layer]
-        fixed = scales if isinstance(scales, FixedScales) else FixedScales()
+        fixed = fixed_of(scales)
         num_kv_heads = keys.shape[1]
         reason = not_covered(self._act, keys.dtype, num_q_heads // num_kv_heads, store.head_dim)
         if reason:
@@ -343,14 +343,6 @@ class StepRecorder:
         dtype = "fp32" if value.dtype == torch.float32 else self.act_dtype
         name = f"{op}{len(self._nodes)}"
         return Handle(self, name, dtype, value.columns, value.rows, value)
-
-    def _constant(self, values: FloatArray) -> Tensor:
-        """``values`` on the device, once for each array (every layer shares the rope tables)."""
-        entry = self._constants.get(id(values))
-        if entry is None:
-            entry = values, torch.from_numpy(values.copy()).to(self.device)
-            self._constants[id(values)] = entry
-        return entry[1]
 
 
 def _row_scales(store: PagedCache, layer: int) -> dict[str, object]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lmi_core.ops.cuda import library
-from lmi_core.ops.paged_cache import CacheScales, FixedScales, Scales
+from lmi_core.ops.paged_cache import CacheScales, Scales, fixed_of
 
 
 def rope_cache_write(
@@ -32,7 +32,7 @@ def rope_cache_write(
     values; those of rows are written.
     """
     by_row = scales if isinstance(scales, CacheScales) else None
-    fixed = scales if isinstance(scales, FixedScales) else FixedScales()
+    fixed = fixed_of(scales)
     num_tokens, (num_kv_heads, head_dim) = len(qkv), keys.shape[1:]
     q = qkv.new_empty(num_tokens, num_q_heads * head_dim, dtype=out_dtype)
     library.call(

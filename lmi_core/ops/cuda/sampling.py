@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmi_core.ops.cuda import library
 from lmi_core.ops.cuda.arguments import Edits
-from lmi_core.ops.cuda.fallback import fallback
+from lmi_core.ops.fallback import fallback
 from lmi_core.ops.pending_results import PendingResults
 from lmi_core.ops.sampling_inputs import Edits as EditArrays
 from lmi_core.ops.sampling_inputs import SamplingInputs, SamplingResults

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lmi_core.ops.paged_cache import CacheScales, FixedScales, Scales
+from lmi_core.ops.paged_cache import CacheScales, FixedScales, Scales, fixed_of
 
 _CODES = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
@@ -37,7 +37,7 @@ class StoredCache(NamedTuple):
         if code == "e4m3" and has_e4m3(keys.device):
             code = "e4nv"
         by_row = scales if isinstance(scales, CacheScales) else (keys, values)
-        fixed = scales if isinstance(scales, FixedScales) else FixedScales()
+        fixed = fixed_of(scales)
         return cls((keys, values, *by_row), fixed, code)
 
 

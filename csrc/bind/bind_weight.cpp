@@ -1,0 +1,172 @@
+// Weights and the KV cache.
+#include <pybind11/stl.h>
+
+#include <memory>
+
+#include "bind/arrays.h"
+#include "bind/bind.h"
+#include "common/checksum.h"
+#include "graph/linear_weight.h"
+#include "kv/kv_cache.h"
+
+namespace py = pybind11;
+
+namespace lmi {
+namespace {
+
+// A matrix, or e4m3 bytes of one (uint8) and their scales.
+cpu::LinearPart linear_part(const py::object& source, int64_t& num_inputs) {
+  const bool is_scaled = py::isinstance<py::tuple>(source);
+  const auto matrix = py::cast<py::array>(is_scaled ? py::cast<py::tuple>(source)[0] : source);
+  check_matrix(matrix, "a weight's part");
+  LMI_CHECK(num_inputs == 0 || matrix.shape(1) == num_inputs, "parts have ", num_inputs, " and ",
+            matrix.shape(1), " inputs");
+  num_inputs = matrix.shape(1);
+  if (!is_scaled) return {matrix.data(), array_dtype(matrix), matrix.shape(0)};
+  LMI_CHECK(matrix.dtype().kind() == 'u' && matrix.itemsize() == 1, "e4m3 weights are uint8");
+  const auto scales = py::cast<py::array>(py::cast<py::tuple>(source)[1]);
+  check_matrix(scales, "a part's scales");
+  const int64_t num_blocks = (num_inputs + cpu::kScaleInputs - 1) / cpu::kScaleInputs;
+  LMI_CHECK(array_dtype(scales) == DType::kF32 && scales.shape(0) == matrix.shape(0) &&
+                (scales.shape(1) == 1 || scales.shape(1) == num_blocks),
+            "scales are fp32 [", matrix.shape(0), ", 1 or ", num_blocks, "]");
+  return {matrix.data(), DType::kE4M3, matrix.shape(0), static_cast<const float*>(scales.data()),
+          scales.shape(1)};
+}
+
+std::unique_ptr<LinearWeight> pack(const std::vector<py::object>& parts, const std::string& format,
+                                   bool gated, int32_t group_size, const std::string& level,
+                                   int32_t num_threads) {
+  // Only checked: every level reads the same order.
+  if (!level.empty()) cpu::parse_instruction_set(level);
+  LMI_CHECK(!parts.empty(), "a weight needs at least one part");
+  std::vector<cpu::LinearPart> sources;
+  int64_t num_inputs = 0;
+  for (const py::object& part : parts) sources.push_back(linear_part(part, num_inputs));
+  const cpu::LinearFormat target{parse_dtype(format), group_size};
+  const py::gil_scoped_release release;
+  return std::make_unique<LinearWeight>(sources, num_inputs, gated, target, num_threads);
+}
+
+FloatArray unpack(const LinearWeight& weight) {
+  const cpu::PackedLinear& packed = weight.packed();
+  FloatArray result({packed.num_outputs, packed.num_inputs});
+  cpu::unpack_linear(packed, result.mutable_data());
+  return result;
+}
+
+std::unique_ptr<LinearWeight> read(std::shared_ptr<MappedFile> file, int64_t offset,
+                                   int64_t num_bytes, uint64_t checksum, int64_t num_outputs,
+                                   int64_t num_inputs, const std::string& format, bool gated,
+                                   int32_t group_size, int32_t num_threads) {
+  const LinearShape shape{num_outputs, num_inputs, gated, {parse_dtype(format), group_size}};
+  const py::gil_scoped_release release;
+  return std::make_unique<LinearWeight>(
+      shape, PackedSlice{std::move(file), offset, num_bytes, checksum}, num_threads);
+}
+
+py::array_t<uint8_t> packed_bytes(const py::object& self) {
+  const auto& weight = self.cast<const LinearWeight&>();
+  py::array_t<uint8_t> array = array_view<uint8_t>({weight.num_bytes()}, weight.data(), self);
+  array.attr("setflags")(py::arg("write") = false);
+  return array;
+}
+
+uint64_t packed_checksum(const LinearWeight& weight) {
+  const py::gil_scoped_release release;
+  return checksum(weight.data(), weight.num_bytes());
+}
+
+void bind_linear_weight(py::module_& m) {
+  py::class_<LinearWeight>(m, "LinearWeight")
+      .def_static("pack", &pack, py::arg("parts"), py::kw_only(), py::arg("format"),
+                  py::arg("gated") = false, py::arg("group_size") = 0,
+                  py::arg("instruction_set") = "", py::arg("num_threads") = 0)
+      .def_static("read", &read, py::kw_only(), py::arg("file"), py::arg("offset"),
+                  py::arg("num_bytes"), py::arg("checksum"), py::arg("num_outputs"),
+                  py::arg("num_inputs"), py::arg("format"), py::arg("gated") = false,
+                  py::arg("group_size") = 0, py::arg("num_threads") = 0)
+      .def_readonly_static("layout_version", &cpu::kPackedLayoutVersion)
+      .def_property_readonly("num_outputs",
+                             [](const LinearWeight& w) { return w.packed().num_outputs; })
+      .def_property_readonly("num_inputs",
+                             [](const LinearWeight& w) { return w.packed().num_inputs; })
+      .def_property_readonly("format",
+                             [](const LinearWeight& w) { return dtype_name(w.packed().dtype); })
+      .def_property_readonly("group_size",
+                             [](const LinearWeight& w) { return w.packed().group_size; })
+      .def_property_readonly("num_bytes", &LinearWeight::num_bytes)
+      .def("packed", &packed_bytes)
+      .def("checksum", &packed_checksum)
+      .def("unpack", &unpack);
+}
+
+KvCacheView cache_shape(int32_t num_layers, int32_t num_blocks, int32_t block_size,
+                        int32_t num_kv_heads, int32_t head_dim, const std::string& dtype) {
+  return {.base = nullptr,
+          .dtype = parse_dtype(dtype),
+          .num_layers = num_layers,
+          .num_blocks = num_blocks,
+          .block_size = block_size,
+          .num_kv_heads = num_kv_heads,
+          .head_dim = head_dim};
+}
+
+py::tuple read_block(const KvCache& cache, int32_t layer, int32_t block) {
+  const KvCacheView& view = cache.view();
+  LMI_CHECK(layer >= 0 && layer < view.num_layers, "layer ", layer);
+  LMI_CHECK(block >= 0 && block < view.num_blocks, "block ", block);
+  const std::vector<py::ssize_t> shape{view.block_size, view.num_kv_heads, view.head_dim};
+  FloatArray keys(shape);
+  FloatArray values(shape);
+  const auto element = [&](const uint8_t* base, int64_t index, int32_t token) {
+    if (view.dtype == DType::kF32) return reinterpret_cast<const float*>(base)[index];
+    if (view.dtype == DType::kBF16) {
+      return bf16_to_float(reinterpret_cast<const bf16_t*>(base)[index]);
+    }
+    const float* scales = reinterpret_cast<const float*>(base + view.scale_offset());
+    return scales[token] * static_cast<float>(reinterpret_cast<const int8_t*>(base)[index]);
+  };
+  for (int32_t token = 0; token < view.block_size; ++token) {
+    for (int32_t head = 0; head < view.num_kv_heads; ++head) {
+      for (int32_t dim = 0; dim < view.head_dim; ++dim) {
+        keys.mutable_at(token, head, dim) =
+            element(view.key(layer, block, head), view.key_element(token, dim), token);
+        values.mutable_at(token, head, dim) =
+            element(view.value(layer, block, head), view.value_element(token, dim), token);
+      }
+    }
+  }
+  return py::make_tuple(keys, values);
+}
+
+void bind_kv_cache(py::module_& m) {
+  py::class_<KvCache>(m, "KvCache")
+      .def(py::init([](int32_t num_layers, int32_t num_blocks, int32_t block_size,
+                       int32_t num_kv_heads, int32_t head_dim, const std::string& dtype) {
+             return std::make_unique<KvCache>(
+                 cache_shape(num_layers, num_blocks, block_size, num_kv_heads, head_dim, dtype));
+           }),
+           py::kw_only(), py::arg("num_layers"), py::arg("num_blocks"), py::arg("block_size"),
+           py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("dtype"))
+      .def_static(
+          "block_bytes",
+          [](int32_t num_layers, int32_t block_size, int32_t num_kv_heads, int32_t head_dim,
+             const std::string& dtype) {
+            return cache_shape(num_layers, 1, block_size, num_kv_heads, head_dim, dtype)
+                .total_bytes();
+          },
+          py::kw_only(), py::arg("num_layers"), py::arg("block_size"), py::arg("num_kv_heads"),
+          py::arg("head_dim"), py::arg("dtype"))
+      .def_property_readonly("num_bytes", &KvCache::num_bytes)
+      .def("read", &read_block, py::arg("layer"), py::arg("block_id"));
+}
+
+}  // namespace
+
+void bind_weight(py::module_& m) {
+  bind_linear_weight(m);
+  bind_kv_cache(m);
+}
+
+}  // namespace lmi
