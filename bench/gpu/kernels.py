@@ -8,16 +8,18 @@ prefill needs; a matrix product the bytes of its weight, or its operations.
 
 from __future__ import annotations
 
+import argparse
+import functools
 import importlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bench.gpu.measure import attempt, median_s, parse, read_roofs, write
+from bench.gpu.measure import Item, attempt_each, median_s, parse, read_roofs
 from bench.gpu.random_model import random_packed
 from lmi_core.ops import select
 from lmi_core.ops.device_step import DeviceStep
@@ -192,56 +194,70 @@ def flashinfer_decode(case: Attention, inputs: Inputs) -> Callable[[], object]:
     return lambda: wrapper.run(q, cache)
 
 
-def measure_attention(
-    case: Attention, device: str, roofs: dict[str, float]
-) -> list[dict[str, Any]]:
-    inputs = make_inputs(case, device)
+def attention_items(case: Attention, device: str, roofs: dict[str, float]) -> list[Item]:
     sides: dict[str, Callable[[], Callable[[], object]]] = {
-        name: partial(ours, case, inputs, name, device) for name in IMPLEMENTATIONS
+        name: lambda name=name: ours(case, _inputs_of(case, device), name, device)
+        for name in IMPLEMENTATIONS
     }
     if device == "cuda" and case.kv_dtype == "bf16":
         for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
             name = f"torch {backend.lower()}, contiguous"
             sides[name] = partial(torch_attention, case, backend, device)
         if case.num_rows == 1:
-            sides["flashinfer"] = partial(flashinfer_decode, case, inputs)
+            sides["flashinfer"] = lambda: flashinfer_decode(case, _inputs_of(case, device))
         else:
-            sides["flash-attn"] = partial(ours, case, inputs, "flash", device)
+            sides["flash-attn"] = lambda: ours(case, _inputs_of(case, device), "flash", device)
 
     def figures(make: Callable[[], Callable[[], object]]) -> dict[str, Any]:
         seconds = median_s(make(), device)
         return rates(seconds, case.num_bytes, case.num_operations, roofs)
 
-    return [attempt(f"{case.name}: {name}", partial(figures, make)) for name, make in sides.items()]
+    return [Item(f"{case.name}: {name}", partial(figures, make)) for name, make in sides.items()]
 
 
-def measure_linear(
+@functools.lru_cache(maxsize=1)
+def _inputs_of(case: Attention, device: str) -> Inputs:
+    return make_inputs(case, device)
+
+
+def linear_items(
     rows: int, inputs: int, outputs: int, device: str, roofs: dict[str, float]
-) -> list[dict[str, Any]]:
-    x = torch.randn(rows, inputs, dtype=torch.bfloat16, device=device)
-    dense = torch.randn(outputs, inputs, dtype=torch.bfloat16, device=device)
-    packed = {
-        format: random_packed(outputs, inputs, format, is_gated=False, device=torch.device(device))
-        for format in ("int4", "int8", "fp8")
-    }
-
-    def figures(op: str, name: str, weight: Any, num_bytes: int) -> dict[str, Any]:
+) -> list[Item]:
+    def figures(op: str, format: str, name: str) -> dict[str, Any]:
         multiply = _op(op, name, device)
+        x, weight, num_bytes = _operands(rows, inputs, outputs, format, device)
         seconds = median_s(lambda: multiply(x, weight, None), device)
         return rates(seconds, num_bytes, 2 * rows * inputs * outputs, roofs)
 
-    results = []
-    for op, format, weight, num_bytes in (
-        ("linear", "bf16", dense, 2 * dense.numel()),
-        ("linear_packed", "int4", packed["int4"], packed["int4"].num_bytes),
-        ("linear_quantized", "int8", packed["int8"], packed["int8"].num_bytes),
-        ("linear_quantized", "fp8", packed["fp8"], packed["fp8"].num_bytes),
+    items = []
+    for op, format in (
+        ("linear", "bf16"),
+        ("linear_packed", "int4"),
+        ("linear_quantized", "int8"),
+        ("linear_quantized", "fp8"),
     ):
         for name in IMPLEMENTATIONS:
             if name in select.IMPLEMENTATIONS[op]:
                 what = f"{op} {format} {rows}x{inputs}x{outputs}: {name}"
-                results.append(attempt(what, partial(figures, op, name, weight, num_bytes)))
-    return results
+                items.append(Item(what, partial(figures, op, format, name)))
+    return items
+
+
+@functools.lru_cache(maxsize=1)
+def _operands(
+    rows: int,
+    inputs: int,
+    outputs: int,
+    format: Literal["bf16", "int8", "int4", "fp8"],
+    device: str,
+) -> tuple[Tensor, Any, int]:
+    """Rows, a weight, and its bytes."""
+    x = torch.randn(rows, inputs, dtype=torch.bfloat16, device=device)
+    if format == "bf16":
+        dense = torch.randn(outputs, inputs, dtype=torch.bfloat16, device=device)
+        return x, dense, 2 * dense.numel()
+    packed = random_packed(outputs, inputs, format, is_gated=False, device=torch.device(device))
+    return x, packed, packed.num_bytes
 
 
 def rates(
@@ -272,17 +288,15 @@ def _op(op: str, name: str, device: str) -> Callable[..., Any]:
 
 
 def main() -> None:
-    arguments = parse(__doc__)
+    arguments = parse(__doc__, is_child={"action": "store_true", "help": argparse.SUPPRESS})
     device, roofs = arguments.device, read_roofs(arguments.json)
-    cases = TINY_CASES if arguments.tiny else DECODES + PREFILLS
-    rows = []
+    items = []
+    for case in TINY_CASES if arguments.tiny else DECODES + PREFILLS:
+        items += attention_items(case, device, roofs)
+    for shape in TINY_LINEARS if arguments.tiny else LINEARS:
+        items += linear_items(*shape, device, roofs)
     with torch.inference_mode():
-        for case in cases:
-            rows += measure_attention(case, device, roofs)
-            write(arguments.json, rows)
-        for shape in TINY_LINEARS if arguments.tiny else LINEARS:
-            rows += measure_linear(*shape, device, roofs)
-            write(arguments.json, rows)
+        attempt_each("bench.gpu.kernels", items, arguments)
 
 
 if __name__ == "__main__":

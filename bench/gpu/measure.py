@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-FLUSHED_BYTES = 256 << 20
-"""Written before each timed call on a GPU, beyond its caches."""
+FLUSHED_BYTES = 1 << 30
+"""Written before each timed call on a GPU: beyond its caches, and long enough for the host to have
+the call on the stream before the device gets there."""
+ITEM_LIMIT_S = 40
+LOST_DEVICE = 70
+"""Exit code."""
+
+
+class Item(NamedTuple):
+    """A row of results to be: ``measure`` gives what it has beside its name."""
+
+    what: str
+    measure: Callable[[], dict[str, Any]]
 
 
 def parse(description: str | None, **more: dict[str, Any]) -> argparse.Namespace:
@@ -61,10 +76,52 @@ def attempt(what: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         row = {"what": what, **run()}
     except ImportError as error:
         row = {"what": what, "skipped": str(error)}
-    except Exception as error:  # one figure less, the others are measured
+    except (Exception, SystemExit) as error:  # one figure less, the others are measured
         row = {"what": what, "error": f"{type(error).__name__}: {error}"[:500]}
     print(json.dumps(row), flush=True)
     return row
+
+
+def attempt_each(module: str, items: Sequence[Item], arguments: argparse.Namespace) -> None:
+    """Measure the items in a process that ends where the device is lost or hangs; another one goes
+    on behind. ``arguments`` have ``is_child`` of the module's own option --is-child."""
+    path: Path | None = arguments.json
+    if path is None or arguments.is_child:
+        _attempt_the_rest(items, path, arguments.device)
+        return
+    write(path, [])
+    while (num_done := len(_read(path))) < len(items):
+        child = subprocess.run([sys.executable, "-m", module, *sys.argv[1:], "--is-child"])
+        rows = _read(path)
+        if len(rows) == num_done or (len(rows) < len(items) and child.returncode != LOST_DEVICE):
+            error = f"its process ended with exit code {child.returncode}"
+            write(path, [*rows, {"what": items[len(rows)].what, "error": error}])
+
+
+def _attempt_the_rest(items: Sequence[Item], path: Path | None, device: str) -> None:
+    rows = [] if path is None else _read(path)
+    for item in items[len(rows) :]:
+        faulthandler.dump_traceback_later(ITEM_LIMIT_S, exit=True)
+        rows.append(attempt(item.what, item.measure))
+        write(path, rows)
+        if device == "cuda" and _is_device_lost():
+            sys.stdout.flush()
+            os._exit(LOST_DEVICE)
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _is_device_lost() -> bool:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        print(f"the device is lost: {error}")
+        return True
+    return False
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(path.read_text())
+    return rows
 
 
 def write(path: Path | None, rows: object) -> None:

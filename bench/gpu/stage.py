@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 TAIL_CHARS = 3000
+CUDA_DIRECTORY = "/usr/local/cuda/bin"
+"""Where nvcc is if PATH doesn't say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,7 @@ def run_stage(stage: Stage, out_dir: Path, left_s: float) -> dict[str, Any]:
             stage.command,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **stage.environment},
+            env={**os.environ, "PATH": _path(), **stage.environment},
             start_new_session=True,
         )
         try:
@@ -52,6 +55,12 @@ def run_stage(stage: Stage, out_dir: Path, left_s: float) -> dict[str, Any]:
         text = log.read_text(errors="replace")
         record |= {"exit_code": code, "output_tail": text[-TAIL_CHARS:]}
     return record
+
+
+def _path() -> str:
+    """Programs beside this interpreter first: an environment need not have been activated."""
+    own = os.environ.get("PATH", os.defpath)
+    return os.pathsep.join([str(Path(sys.executable).parent), own, CUDA_DIRECTORY])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 from bench.checkpoints import make_checkpoint  # noqa: E402
 from bench.gpu import __main__ as suite  # noqa: E402
 from bench.gpu import engine, kernels, random_model, ready  # noqa: E402
+from bench.gpu import tests as gpu_tests  # noqa: E402
 from lmi_core.models.loader import Quantization  # noqa: E402
 
 
@@ -128,14 +130,128 @@ def test_a_start_is_measured_beyond_reading(
     assert row["beyond_reading_s"] == pytest.approx(row["ready_s"] - row["read_s"], abs=0.02)
 
 
+def test_a_start_without_the_servers_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPTION_DEVICE", "torch-cpu")
+    monkeypatch.setattr(ready, "SERVER_PACKAGES", ("json", "nowhere"))
+    model = make_checkpoint(
+        random_model.GPU_SHAPES["near-zero"], tmp_path / "model", make=ready.make_tensor
+    )
+    row = ready.measure_start(model)
+    assert row["started"] == "engine: no server without nowhere"
+    assert row["ready_s"] > row["read_s"]
+
+
 def test_kernels_are_measured_where_they_run() -> None:
     roofs = {"copy_gb_per_s": 10.0, "read_gb_per_s": 5.0, "bf16_tflops": 0.01}
     for case in kernels.TINY_CASES:
-        rows = kernels.measure_attention(case, "cpu", roofs)
-        assert [row["what"].split(": ")[1] for row in rows] == ["native", "triton", "torch"]
-        assert rows[2]["share_of_roof"] > 0
-    rows = kernels.measure_linear(2, 128, 32, "cpu", {})
-    assert [row.get("us", 0) > 0 for row in rows if row["what"].endswith("torch")] == [True] * 4
+        items = kernels.attention_items(case, "cpu", roofs)
+        assert [item.what.split(": ")[1] for item in items] == ["native", "triton", "torch"]
+        assert items[2].measure()["share_of_roof"] > 0
+    items = kernels.linear_items(2, 128, 32, "cpu", {})
+    items = [item for item in items if item.what.endswith("torch")]
+    assert [item.measure()["us"] > 0 for item in items] == [True] * 4
+
+
+def test_a_process_that_ends_costs_one_row(tmp_path: Path) -> None:
+    """Whether it ends in the item, hangs there, or finds the device lost right after it."""
+    path = tmp_path / "rows.json"
+    script = tmp_path / "items.py"
+    script.write_text("""if True:
+        import os, sys, time
+        from types import SimpleNamespace
+        from bench.gpu import measure
+
+        lost = []
+        measure._is_device_lost = lambda: bool(lost)
+        measure.ITEM_LIMIT_S = 3
+
+        def lose():
+            lost.append(1)
+            raise RuntimeError("illegal address")
+
+        items = [
+            measure.Item("good", lambda: {"us": 1}),
+            measure.Item("ends", lambda: os._exit(3)),
+            measure.Item("hangs", lambda: time.sleep(100)),
+            measure.Item("loses", lose),
+            measure.Item("last", lambda: {"us": 2}),
+        ]
+        arguments = SimpleNamespace(
+            json=measure.Path(sys.argv[1]), device="cuda", is_child="--is-child" in sys.argv
+        )
+        measure.attempt_each("items", items, arguments)
+    """)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"}
+    subprocess.run(
+        [sys.executable, str(script), str(path)], env=environment, check=True, timeout=100
+    )
+    assert json.loads(path.read_text()) == [
+        {"what": "good", "us": 1},
+        {"what": "ends", "error": "its process ended with exit code 3"},
+        {"what": "hangs", "error": "its process ended with exit code 1"},
+        {"what": "loses", "error": "RuntimeError: illegal address"},
+        {"what": "last", "us": 2},
+    ]
+
+
+def test_tests_go_on_behind_one_that_ends_the_process(tmp_path: Path) -> None:
+    file = tmp_path / "test_some.py"
+    file.write_text("""if True:
+        import os, sys, time, types, warnings
+        import pytest
+
+        cuda = types.SimpleNamespace(is_initialized=lambda: True, synchronize=lambda: None)
+        sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+
+        def lost():
+            raise RuntimeError("illegal address")
+
+        @pytest.mark.parametrize("what", ["works", "fails", "ends", "hangs", "loses", "warns"])
+        def test_it(what):
+            assert what != "fails"
+            if what == "ends":
+                os._exit(0)
+            if what == "hangs":
+                time.sleep(100)
+            if what == "loses":
+                cuda.synchronize = lost
+            if what == "warns":
+                warnings.warn("of another version")
+
+        def test_skipped():
+            pytest.skip("no device")
+    """)
+    runs = gpu_tests.Runs("not gpu", timeout_s=2, limit_s=100.0)
+    missing = tmp_path / "test_none.py"
+    path = tmp_path / "tests.json"
+    results = runs.run_files([str(file), str(missing)], 2, path)
+    assert json.loads(path.read_text()) == results
+    first, second = sorted(results, key=lambda result: len(result["outcomes"]), reverse=True)
+    outcomes = {test.split("::")[1]: outcome for test, outcome in first["outcomes"].items()}
+    assert outcomes == {
+        "test_it[works]": "passed",
+        "test_it[fails]": "failed",
+        "test_it[ends]": "ended",
+        "test_it[hangs]": "ended",
+        "test_it[loses]": "ended",
+        "test_it[warns]": "passed",
+        "test_skipped": "skipped",
+    }
+    assert second["error"] == "not all tests ran: pytest's exit code 4"
+    assert gpu_tests.has_failed(results)
+    late = gpu_tests.Runs("not gpu", timeout_s=2, limit_s=0.0).run_file(str(file))
+    assert late == {"file": str(file), "outcomes": {}, "error": "not all tests ran: no time left"}
+
+
+def test_every_file_with_gpu_tests_is_in_the_suite() -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu"]
+    command += ["tests/ops", "tests/engine"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=100)
+    files = {line.split("::")[0] for line in found.stdout.splitlines() if "::" in line}
+    assert files == {*suite.OPS_TESTS, *suite.ENGINE_TESTS}
 
 
 def test_bytes_and_operations_of_attention() -> None:
