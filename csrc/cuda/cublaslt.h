@@ -29,6 +29,8 @@ constexpr int kEpilogue = 7;
 constexpr int kBiasPointer = 8;
 constexpr uint32_t kEpilogueBias = 4;  // cublasLtEpilogue_t
 constexpr int kMaxWorkspaceBytes = 1;  // cublasLtMatmulPreferenceAttributes_t
+constexpr int kMinAlignmentA = 5;      // and B, C, D: bytes, a uint32_t each; 256 if not set
+constexpr int kMinAlignmentD = 8;
 
 struct Algorithm {
   uint64_t data[8];
@@ -50,6 +52,10 @@ static_assert(kEpilogue == CUBLASLT_MATMUL_DESC_EPILOGUE);
 static_assert(kBiasPointer == CUBLASLT_MATMUL_DESC_BIAS_POINTER);
 static_assert(kEpilogueBias == CUBLASLT_EPILOGUE_BIAS);
 static_assert(kMaxWorkspaceBytes == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
+static_assert(kMinAlignmentA == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES);
+static_assert(kMinAlignmentA + 1 == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES);
+static_assert(kMinAlignmentA + 2 == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES);
+static_assert(kMinAlignmentD == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
 static_assert(sizeof(Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 static_assert(sizeof(Heuristic) == sizeof(cublasLtMatmulHeuristicResult_t));
 static_assert(offsetof(Heuristic, workspace_bytes) ==

@@ -14,8 +14,19 @@ namespace {
 
 constexpr size_t kMaxShapes = 4096;  // then the oldest knowledge is dropped, all of it
 
-// Rows, outputs, inputs, dtype, whether there is a bias, bytes of workspace.
-using Shape = std::tuple<int32_t, int32_t, int32_t, int32_t, bool, int64_t>;
+// Rows, outputs, inputs, dtype, whether there is a bias, bytes of workspace, alignment.
+using Shape = std::tuple<int32_t, int32_t, int32_t, int32_t, bool, int64_t, uint32_t>;
+
+// The bytes, a power of two up to 256, that the matrices and the bias all start on a multiple of:
+// some algorithms want so many.
+uint32_t alignment_of(const LmiLinearDense& args) {
+  uintptr_t bits = 256;
+  for (const void* start : {args.x, args.weight, static_cast<const void*>(args.bias),
+                            static_cast<const void*>(args.y)}) {
+    bits |= reinterpret_cast<uintptr_t>(start);
+  }
+  return static_cast<uint32_t>(bits & -bits);
+}
 
 int32_t fail_at(const char* what, int status) {
   return fail(std::string("linear_dense: ") + what + " of cuBLASLt returned status " +
@@ -96,6 +107,11 @@ class DensePlan {
     int num_found = 0;
     int status =
         functions_.set_preference(preference, cublaslt::kMaxWorkspaceBytes, &bytes, sizeof(bytes));
+    const uint32_t alignment = alignment_of(args);
+    for (int which = cublaslt::kMinAlignmentA; which <= cublaslt::kMinAlignmentD; ++which) {
+      if (status != 0) break;
+      status = functions_.set_preference(preference, which, &alignment, sizeof(alignment));
+    }
     if (status == 0) {
       status = functions_.find_algorithms(handle, description_, weight_, x_, y_, y_, preference, 1,
                                           &best_, &num_found);
@@ -158,8 +174,8 @@ class Cublaslt {
     if (handle_ == nullptr) {
       if (const int status = functions_.create(&handle_)) return fail_at("the handle", status);
     }
-    const Shape shape = {args.num_rows, args.num_outputs,     args.num_inputs,
-                         args.dtype,    args.bias != nullptr, args.workspace_bytes};
+    const Shape shape = {args.num_rows,        args.num_outputs,     args.num_inputs,   args.dtype,
+                         args.bias != nullptr, args.workspace_bytes, alignment_of(args)};
     auto found = plans_.find(shape);
     if (found == plans_.end()) {
       if (plans_.size() >= kMaxShapes) plans_.clear();
@@ -192,6 +208,7 @@ int32_t lmi_cuda_linear_dense(const LmiLinearDense* args, void* stream) {
     return fail("linear_dense: element type " + std::to_string(args->dtype) +
                 "; 1 (bf16) and 2 (fp16) can be had");
   }
+  if (!is_aligned(args->bias)) return fail("linear_dense: the bias must start on 16 bytes");
   if (args->num_rows == 0 || args->num_outputs == 0) return kOk;
   return Cublaslt::instance().multiply(*args, stream);
 }

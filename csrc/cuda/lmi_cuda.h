@@ -272,11 +272,11 @@ LMI_CUDA_API int32_t lmi_cuda_open_cublaslt(const char* path);
 
 /* The same by cuBLASLt, which must be open, for any number of rows. A shape's first product asks
  * for the best algorithm that the workspace allows, which the host waits for; how a row is summed
- * may depend on the number of rows. Calls take turns. */
+ * may depend on the number of rows, and on the alignment of x, weight and y. Calls take turns. */
 typedef struct {
   const void* x;
   const void* weight;
-  const float* bias;
+  const float* bias; /* on 16 bytes */
   float* y;
   void* workspace; /* on 256 bytes; for no other stream */
   int64_t workspace_bytes;

@@ -11,7 +11,7 @@ constexpr int kMaxThreads = 1024;
 constexpr int kSteps = 4;  // vectors that a thread keeps
 
 template <typename T, int kWidth>
-__global__ void rms_norm_kernel(const LmiRmsNorm args) {
+__global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const LmiRmsNorm args) {
   __shared__ float partials[kMaxThreads / kWarpSize];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * args.num_columns;
   float kept[kSteps][kWidth];

@@ -2,6 +2,7 @@
 // asks for: column-major matrices, A transposed or not, fp32 results, a bias per row of D.
 #include "cuda/cublaslt.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "common/dtype.h"
@@ -29,7 +30,12 @@ struct MatrixLayout {
 
 struct MatmulPreference {
   uint64_t max_workspace_bytes = 0;
+  uint32_t min_alignments[4] = {256, 256, 256, 256};
 };
+
+bool is_aligned(const void* pointer, uint64_t alignment) {
+  return reinterpret_cast<uintptr_t>(pointer) % alignment == 0;
+}
 
 float element(const MatrixLayout& layout, const void* data, uint64_t row, uint64_t column) {
   const uint64_t at = column * static_cast<uint64_t>(layout.stride) + row;
@@ -110,12 +116,15 @@ EXPORTED int cublasLtMatmulPreferenceDestroy(cublaslt::Preference preference) {
 
 EXPORTED int cublasLtMatmulPreferenceSetAttribute(cublaslt::Preference preference, int attribute,
                                                   const void* value, size_t num_bytes) {
+  auto& target = *static_cast<MatmulPreference*>(preference);
+  if (attribute >= cublaslt::kMinAlignmentA && attribute <= cublaslt::kMinAlignmentD) {
+    return set_value(target.min_alignments[attribute - cublaslt::kMinAlignmentA], value, num_bytes);
+  }
   if (attribute != cublaslt::kMaxWorkspaceBytes) return kInvalidValue;
-  return set_value(static_cast<MatmulPreference*>(preference)->max_workspace_bytes, value,
-                   num_bytes);
+  return set_value(target.max_workspace_bytes, value, num_bytes);
 }
 
-// Rows of more than 1000 inputs want a workspace.
+// Rows of more than 1000 inputs want a workspace; algorithms want all the alignment that there is.
 EXPORTED int cublasLtMatmulAlgoGetHeuristic(cublaslt::Handle, cublaslt::Description,
                                             cublaslt::Layout a, cublaslt::Layout, cublaslt::Layout,
                                             cublaslt::Layout, cublaslt::Preference preference,
@@ -125,20 +134,20 @@ EXPORTED int cublasLtMatmulAlgoGetHeuristic(cublaslt::Handle, cublaslt::Descript
   *num_found = 0;
   if (num_wanted < 1) return kInvalidValue;
   const auto& layout = *static_cast<const MatrixLayout*>(a);
+  const auto& preferred = *static_cast<const MatmulPreference*>(preference);
   const size_t wanted = layout.rows > 1000 ? 4096 : 0;
-  if (wanted > static_cast<const MatmulPreference*>(preference)->max_workspace_bytes) {
-    return kNotSupported;
-  }
+  if (wanted > preferred.max_workspace_bytes) return kNotSupported;
   *found = {};
   found->workspace_bytes = wanted;
   found->algorithm.data[0] = layout.columns;
+  std::copy_n(preferred.min_alignments, 4, found->algorithm.data + 1);
   *num_found = 1;
   return 0;
 }
 
 EXPORTED int cublasLtMatmul(cublaslt::Handle, cublaslt::Description description, const void* alpha,
                             const void* a, cublaslt::Layout a_layout, const void* b,
-                            cublaslt::Layout b_layout, const void* beta, const void*,
+                            cublaslt::Layout b_layout, const void* beta, const void* c,
                             cublaslt::Layout, void* d, cublaslt::Layout d_layout,
                             const cublaslt::Algorithm* algorithm, void*, size_t, void*) {
   const auto& how = *static_cast<const MatmulDescription*>(description);
@@ -151,6 +160,10 @@ EXPORTED int cublasLtMatmul(cublaslt::Handle, cublaslt::Description description,
       result.type != cublaslt::kFloat32 || algorithm->data[0] != left.columns ||
       *static_cast<const float*>(beta) != 0.0f) {
     return kInvalidValue;
+  }
+  const void* matrices[] = {a, b, c, d};
+  for (int i = 0; i < 4; ++i) {
+    if (!is_aligned(matrices[i], algorithm->data[1 + i])) return kInvalidValue;
   }
   for (uint64_t column = 0; column < result.columns; ++column) {
     for (uint64_t row = 0; row < rows; ++row) {

@@ -96,6 +96,24 @@ def test_linear_of_cublaslt(
         np.testing.assert_allclose(y.cpu().double(), expected + bias, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("offset", [1, 2, 8, 64])
+def test_cublaslt_of_matrices_that_start_anywhere(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, offset: int
+) -> None:
+    use_cuda_kernels(device, monkeypatch)
+    from lmi_core.ops.cuda.cublaslt import linear_dense, unusable_because
+
+    assert unusable_because() is None
+    for start in (0, offset):
+        buffer = random(start + 12 * 64 + 24 * 64).bfloat16().to(device)[start:]
+        x, weight = buffer[: 12 * 64].view(12, 64), buffer[12 * 64 :].view(24, 64)
+        y = linear_dense(x, weight, None)
+        expected = x.cpu().double() @ weight.cpu().double().T
+        np.testing.assert_allclose(y.cpu().double(), expected, atol=1e-4, rtol=1e-4)
+    with pytest.raises(RuntimeError, match="bias must start on 16 bytes"):
+        linear_dense(x, weight, torch.zeros(25, device=device)[1:])
+
+
 def test_cublaslt_is_asked_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     use_cuda_kernels(torch.device("cpu"), monkeypatch)
     from lmi_core.ops.cuda.cublaslt import linear_dense, unusable_because

@@ -183,7 +183,7 @@ def _linear_quantized_kernel(
         codes = tl.load(at, mask=is_input[:, None], other=128 if IS_INT8 else 0)
         if IS_INT8:
             weights = (codes ^ 128).to(tl.int8, bitcast=True)
-            sums = tl.dot(x.to(tl.int8, bitcast=True), weights, sums)
+            sums = tl.dot(x.to(tl.int8, bitcast=True), weights, sums, out_dtype=tl.int32)
         else:
             # Tensor cores may keep fewer bits of a sum than fp32 has: it leaves them here.
             product = _multiply_fp8(x, codes, IS_DECODED, IS_WIDENED)
