@@ -21,8 +21,9 @@ from torch import Tensor
 
 from bench.gpu.measure import Item, attempt_each, median_s, parse, read_roofs
 from bench.gpu.random_model import random_packed
-from lmi_core.ops import select
+from lmi_core.ops import packed_weight, select
 from lmi_core.ops.device_step import DeviceStep
+from lmi_core.ops.packed_weight import PackedWeight
 from lmi_core.ops.paged_cache import KV_DTYPES, CacheScales, PagedCache, Scales
 from lmi_core.ops.step_arrays import StepArrays
 
@@ -76,9 +77,13 @@ PREFILLS = [
 ]
 LINEARS = [(1, 4096, 6144), (16, 4096, 28672), (64, 14336, 4096), (2048, 4096, 28672)]
 """Rows, inputs, outputs."""
+UNPACKED = [(rows, 4096, 28672) for rows in (64, 128, 192, 256, 512)]
+UNPACKED += [(rows, 14336, 4096) for rows in (64, 128, 192, 256)]
+"""Where int4 weights, packed or unpacked first, may be faster."""
 TINY_CASES = [Attention(2, 33, 1, 4, 2, 16), Attention(1, 20, 20, 4, 2, 16)]
 TINY_CASES += [case._replace(kv_dtype=name) for case in TINY_CASES for name in ("int8", "fp8_e5m2")]
 TINY_LINEARS = [(2, 128, 32), (9, 128, 32)]
+TINY_UNPACKED = [(5, 128, 32)]
 
 
 class Inputs(NamedTuple):
@@ -226,7 +231,8 @@ def linear_items(
     def figures(op: str, format: str, name: str) -> dict[str, Any]:
         multiply = _op(op, name, device)
         x, weight, num_bytes = _operands(rows, inputs, outputs, format, device)
-        seconds = median_s(lambda: multiply(x, weight, None), device)
+        options = {"unpacked": _room_for(weight)} if op == "linear_packed" else {}
+        seconds = median_s(lambda: multiply(x, weight, None, **options), device)
         return rates(seconds, num_bytes, 2 * rows * inputs * outputs, roofs)
 
     items = []
@@ -258,6 +264,33 @@ def _operands(
         return x, dense, 2 * dense.numel()
     packed = random_packed(outputs, inputs, format, is_gated=False, device=torch.device(device))
     return x, packed, packed.num_bytes
+
+
+def _room_for(weight: PackedWeight) -> Tensor:
+    return torch.empty(weight.unpacked_bytes, dtype=torch.uint8, device=weight.panels.device)
+
+
+def unpacked_items(
+    rows: int, inputs: int, outputs: int, device: str, roofs: dict[str, float]
+) -> list[Item]:
+    """Both ways of one product: ``packed_weight.MAX_PACKED_ROWS`` belongs where they cross."""
+
+    def figures(max_packed_rows: int) -> dict[str, Any]:
+        multiply = _op("linear_packed", "native", device)
+        x, weight, num_bytes = _operands(rows, inputs, outputs, "int4", device)
+        room = _room_for(weight)
+        before, packed_weight.MAX_PACKED_ROWS = packed_weight.MAX_PACKED_ROWS, max_packed_rows
+        try:
+            seconds = median_s(lambda: multiply(x, weight, None, unpacked=room), device)
+        finally:
+            packed_weight.MAX_PACKED_ROWS = before
+        return rates(seconds, num_bytes, 2 * rows * inputs * outputs, roofs)
+
+    what = f"linear_packed int4 {rows}x{inputs}x{outputs}: native"
+    return [
+        Item(f"{what}, {way}", partial(figures, most))
+        for way, most in (("packed", rows), ("unpacked", 0))
+    ]
 
 
 def rates(
@@ -295,6 +328,8 @@ def main() -> None:
         items += attention_items(case, device, roofs)
     for shape in TINY_LINEARS if arguments.tiny else LINEARS:
         items += linear_items(*shape, device, roofs)
+    for shape in TINY_UNPACKED if arguments.tiny else UNPACKED:
+        items += unpacked_items(*shape, device, roofs)
     with torch.inference_mode():
         attempt_each("bench.gpu.kernels", items, arguments)
 

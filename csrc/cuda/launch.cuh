@@ -16,6 +16,9 @@ constexpr int32_t kBadArgument = -1;
 // Of the calling thread; lmi_cuda_error gives it out.
 std::string& error_text();
 
+// For lmi_cuda_notice.
+void add_notice(const std::string& text);
+
 inline int32_t fail(const std::string& text) {
   error_text() = text;
   return kBadArgument;

@@ -1,8 +1,11 @@
 // Dense matrix products of any number of rows: cuBLASLt's, found by its heuristic once per shape.
+#include "cuda/linear_dense.h"
+
 #include <dlfcn.h>
 
 #include <map>
 #include <mutex>
+#include <set>
 #include <tuple>
 
 #include "cuda/cublaslt.h"
@@ -14,8 +17,10 @@ namespace {
 
 constexpr size_t kMaxShapes = 4096;  // then the oldest knowledge is dropped, all of it
 
-// Rows, outputs, inputs, dtype, whether there is a bias, bytes of workspace, alignment.
-using Shape = std::tuple<int32_t, int32_t, int32_t, int32_t, bool, int64_t, uint32_t>;
+// Outputs, inputs, dtype, whether there is a bias.
+using WeightShape = std::tuple<int32_t, int32_t, int32_t, bool>;
+// And rows, the stride of results, bytes of workspace, alignment.
+using Shape = std::tuple<WeightShape, int32_t, int32_t, int64_t, uint32_t>;
 
 // The bytes, a power of two up to 256, that the matrices and the bias all start on a multiple of:
 // some algorithms want so many.
@@ -26,6 +31,15 @@ uint32_t alignment_of(const LmiLinearDense& args) {
     bits |= reinterpret_cast<uintptr_t>(start);
   }
   return static_cast<uint32_t>(bits & -bits);
+}
+
+WeightShape weight_shape_of(const LmiLinearDense& args) {
+  return {args.num_outputs, args.num_inputs, args.dtype, args.bias != nullptr};
+}
+
+Shape shape_of(const LmiLinearDense& args) {
+  return {weight_shape_of(args), args.num_rows, args.y_stride, args.workspace_bytes,
+          alignment_of(args)};
 }
 
 int32_t fail_at(const char* what, int status) {
@@ -48,6 +62,9 @@ class DensePlan {
     if (description_ != nullptr) (void)functions_.destroy_description(description_);
   }
 
+  // Whether it can be run.
+  bool has_algorithm() const { return has_algorithm_; }
+
   int32_t prepare(cublaslt::Handle handle, const LmiLinearDense& args) {
     const int type = args.dtype == LMI_BF16 ? cublaslt::kBFloat16 : cublaslt::kFloat16;
     const auto rows = static_cast<uint64_t>(args.num_rows);
@@ -68,7 +85,7 @@ class DensePlan {
     int status = functions_.create_layout(&weight_, type, inputs, outputs, args.num_inputs);
     if (status == 0) status = functions_.create_layout(&x_, type, inputs, rows, args.num_inputs);
     if (status == 0) {
-      status = functions_.create_layout(&y_, cublaslt::kFloat32, outputs, rows, args.num_outputs);
+      status = functions_.create_layout(&y_, cublaslt::kFloat32, outputs, rows, args.y_stride);
     }
     return status == 0 ? find_algorithm(handle, args) : fail_at("a layout", status);
   }
@@ -103,8 +120,20 @@ class DensePlan {
     if (const int status = functions_.create_preference(&preference)) {
       return fail_at("the preference", status);
     }
-    const auto bytes = static_cast<uint64_t>(args.workspace_bytes);
     int num_found = 0;
+    int status = set_preferences(preference, args);
+    if (status == 0) {
+      status = functions_.find_algorithms(handle, description_, weight_, x_, y_, y_, preference, 1,
+                                          &best_, &num_found);
+    }
+    (void)functions_.destroy_preference(preference);
+    has_algorithm_ = status == 0 && num_found > 0;
+    if (has_algorithm_) return kOk;
+    return fail_at("the heuristic", status == 0 ? best_.status : status);
+  }
+
+  int set_preferences(cublaslt::Preference preference, const LmiLinearDense& args) const {
+    const auto bytes = static_cast<uint64_t>(args.workspace_bytes);
     int status =
         functions_.set_preference(preference, cublaslt::kMaxWorkspaceBytes, &bytes, sizeof(bytes));
     const uint32_t alignment = alignment_of(args);
@@ -112,13 +141,7 @@ class DensePlan {
       if (status != 0) break;
       status = functions_.set_preference(preference, which, &alignment, sizeof(alignment));
     }
-    if (status == 0) {
-      status = functions_.find_algorithms(handle, description_, weight_, x_, y_, y_, preference, 1,
-                                          &best_, &num_found);
-    }
-    (void)functions_.destroy_preference(preference);
-    if (status == 0 && num_found > 0) return kOk;
-    return fail_at("the heuristic", status == 0 ? best_.status : status);
+    return status;
   }
 
   const cublaslt::Functions& functions_;
@@ -127,6 +150,7 @@ class DensePlan {
   cublaslt::Layout x_ = nullptr;
   cublaslt::Layout y_ = nullptr;
   cublaslt::Heuristic best_ = {};
+  bool has_algorithm_ = false;
 };
 
 // The opened library. Its handle belongs to the device that is current at the first product.
@@ -170,33 +194,57 @@ class Cublaslt {
 
   int32_t multiply(const LmiLinearDense& args, void* stream) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    DensePlan* plan = nullptr;
+    if (const int32_t status = find_plan(args, &plan)) return status;
+    return plan->has_algorithm() ? plan->run(handle_, args, stream)
+                                 : lmi_cuda_linear_tiled(&args, stream);
+  }
+
+  int32_t prepare(const LmiLinearDense& args) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    DensePlan* plan = nullptr;
+    return find_plan(args, &plan);
+  }
+
+ private:
+  // Of a shape without an algorithm too, so that it isn't asked for again.
+  int32_t find_plan(const LmiLinearDense& args, DensePlan** plan) {
     if (!is_open_) return fail("linear_dense: cuBLASLt has not been opened");
     if (handle_ == nullptr) {
       if (const int status = functions_.create(&handle_)) return fail_at("the handle", status);
     }
-    const Shape shape = {args.num_rows,        args.num_outputs,     args.num_inputs,   args.dtype,
-                         args.bias != nullptr, args.workspace_bytes, alignment_of(args)};
+    const Shape shape = shape_of(args);
     auto found = plans_.find(shape);
     if (found == plans_.end()) {
       if (plans_.size() >= kMaxShapes) plans_.clear();
       found = plans_.try_emplace(shape, functions_).first;
-      if (const int32_t status = found->second.prepare(handle_, args); status != kOk) {
-        plans_.erase(found);
-        return status;
-      }
+      if (found->second.prepare(handle_, args) != kOk) tell(args, error_text());
     }
-    return found->second.run(handle_, args, stream);
+    *plan = &found->second;
+    return kOk;
   }
 
- private:
+  void tell(const LmiLinearDense& args, const std::string& reason) {
+    if (!told_.insert(weight_shape_of(args)).second) return;
+    add_notice("products of " + std::to_string(args.num_rows) + " rows, " +
+               std::to_string(args.num_inputs) + " inputs and " + std::to_string(args.num_outputs) +
+               " outputs run in a plain kernel, and so may others of the same weight: " + reason);
+  }
+
   std::mutex mutex_;
   bool is_open_ = false;
   cublaslt::Functions functions_ = {};
   cublaslt::Handle handle_ = nullptr;
   std::map<Shape, DensePlan> plans_;
+  std::set<WeightShape> told_;  // to have no algorithm for some number of rows
 };
 
 }  // namespace
+
+int32_t prepare_linear_dense(const LmiLinearDense& args) {
+  return Cublaslt::instance().prepare(args);
+}
+
 }  // namespace lmi::cuda
 
 using namespace lmi::cuda;

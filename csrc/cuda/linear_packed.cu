@@ -1,5 +1,6 @@
 // Matrix products over int4 weights, activations in 16 bits (W4A16): few rows are bound by reading
-// the weight once, many by the tensor cores and the unpacking before them.
+// the weight once, more by the tensor cores and the unpacking before them. Many rows unpack the
+// weight for good: linear_unpacked.cu.
 //
 // A block takes two panels, 32 outputs, and up to 64 rows; its warps take every eighth group of
 // inputs. A thread reads eight inputs of four outputs, 16 bytes of a panel: with inputs and outputs
@@ -8,6 +9,7 @@
 // fp32.
 #include "cuda/fragment.h"
 #include "cuda/launch.cuh"
+#include "cuda/linear_unpacked.h"
 #include "cuda/weight_panel.h"
 
 namespace lmi::cuda {
@@ -220,6 +222,11 @@ int32_t lmi_cuda_linear_packed(const LmiLinearPacked* args, void* stream) {
   if (!is_aligned(args->x) || !is_aligned(args->panels)) {
     return fail("linear_packed: x and the panels must start on 16 bytes");
   }
+  if (args->dtype != LMI_BF16 && args->dtype != LMI_F16) {
+    return fail("linear_packed: element type " + std::to_string(args->dtype) +
+                "; 1 (bf16) and 2 (fp16) can be had");
+  }
+  if (is_unpacked(*args)) return launch_linear_unpacked(*args, stream);
   const auto run = [&](auto element, auto row_tiles) {
     constexpr int kRowTiles = decltype(row_tiles)::value;
     const int panels = num_panels(args->num_outputs, args->is_gated != 0);
@@ -232,8 +239,5 @@ int32_t lmi_cuda_linear_packed(const LmiLinearPacked* args, void* stream) {
     if (args->num_rows <= 32) return run(element, std::integral_constant<int, 2>{});
     return run(element, std::integral_constant<int, kMaxRowTiles>{});
   };
-  if (args->dtype == LMI_BF16) return with_rows(bf16{});
-  if (args->dtype == LMI_F16) return with_rows(f16{});
-  return fail("linear_packed: element type " + std::to_string(args->dtype) +
-              "; 1 (bf16) and 2 (fp16) can be had");
+  return args->dtype == LMI_BF16 ? with_rows(bf16{}) : with_rows(f16{});
 }

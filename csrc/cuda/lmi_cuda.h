@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define LMI_CUDA_VERSION 7 /* changes with any signature or struct here or in step_list.h */
+#define LMI_CUDA_VERSION 8 /* changes with any signature or struct here or in step_list.h */
 
 #if defined(__GNUC__)
 #define LMI_CUDA_API __attribute__((visibility("default")))
@@ -28,6 +28,9 @@ enum { LMI_SILU = 0, LMI_GELU_TANH = 1 };
 LMI_CUDA_API int32_t lmi_cuda_version(void);
 /* Of this thread's last call that failed. */
 LMI_CUDA_API const char* lmi_cuda_error(void);
+/* What a log should have, by its number from 0 on as it came up in this process; NULL: nothing so
+ * far. From any thread; texts stay. */
+LMI_CUDA_API const char* lmi_cuda_notice(int32_t number);
 /* 0 if the current device can run the kernels: it exists, the driver is new enough, and there is
  * machine code for its architecture. */
 LMI_CUDA_API int32_t lmi_cuda_check_device(void);
@@ -272,7 +275,8 @@ LMI_CUDA_API int32_t lmi_cuda_open_cublaslt(const char* path);
 
 /* The same by cuBLASLt, which must be open, for any number of rows. A shape's first product asks
  * for the best algorithm that the workspace allows, which the host waits for; how a row is summed
- * may depend on the number of rows, and on the alignment of x, weight and y. Calls take turns. */
+ * may depend on the number of rows, and on the alignment of x, weight and y. Shapes without an
+ * algorithm are linear_tiled's, which a notice says once per weight's shape. Calls take turns. */
 typedef struct {
   const void* x;
   const void* weight;
@@ -283,18 +287,29 @@ typedef struct {
   int32_t num_rows;
   int32_t num_outputs;
   int32_t num_inputs;
+  int32_t y_stride; /* numbers between rows of y, at least num_outputs */
   int32_t dtype;
 } LmiLinearDense;
 LMI_CUDA_API int32_t lmi_cuda_linear_dense(const LmiLinearDense* args, void* stream);
+/* The same by a plain kernel of any shape; without a workspace. */
+LMI_CUDA_API int32_t lmi_cuda_linear_tiled(const LmiLinearDense* args, void* stream);
 
 /* As linear_few_rows for any number of rows and a weight in int4 panels (csrc/cpu/kernels.h).
- * Outputs of a gated one come out as gate before up; num_outputs counts both.
+ * Outputs of a gated one come out as gate before up; num_outputs counts both. More rows than
+ * max_packed_rows, with room to unpack the weight into, take linear_dense's way: weights are
+ * rounded to dtype, once, and how a row is summed depends on the number of rows. Fewer rows'
+ * results depend on nothing but the row.
  */
 typedef struct {
   const void* x;
   const void* panels; /* on 16 bytes */
   const float* bias;
   float* y;
+  void* unpacked;         /* on 256 bytes; for no other stream; NULL: no room */
+  int64_t unpacked_bytes; /* at least 64 outputs' 16-bit weights */
+  void* workspace;        /* linear_dense's */
+  int64_t workspace_bytes;
+  int32_t max_packed_rows;
   int32_t num_rows;
   int32_t num_outputs;
   int32_t num_inputs; /* a multiple of 8 */

@@ -1,4 +1,7 @@
-// The library's version, its last error, and whether it can run here.
+// The library's version, its last error, its notices, and whether it can run here.
+#include <deque>
+#include <mutex>
+
 #include "cuda/launch.cuh"
 
 namespace lmi::cuda {
@@ -10,11 +13,29 @@ std::string& error_text() {
 
 namespace {
 
+// Texts stay where they are when others follow.
+struct Notices {
+  std::mutex mutex;
+  std::deque<std::string> texts;
+};
+
+// Never destroyed: other threads may still ask when the process ends.
+Notices& notices() {
+  static auto* all = new Notices;
+  return *all;
+}
+
 struct NoArgs {};
 
 __global__ void probe_kernel(NoArgs) {}
 
 }  // namespace
+
+void add_notice(const std::string& text) {
+  const std::lock_guard<std::mutex> lock(notices().mutex);
+  notices().texts.push_back(text);
+}
+
 }  // namespace lmi::cuda
 
 using namespace lmi::cuda;
@@ -22,6 +43,12 @@ using namespace lmi::cuda;
 int32_t lmi_cuda_version(void) { return LMI_CUDA_VERSION; }
 
 const char* lmi_cuda_error(void) { return error_text().c_str(); }
+
+const char* lmi_cuda_notice(int32_t number) {
+  const std::lock_guard<std::mutex> lock(notices().mutex);
+  const auto at = static_cast<size_t>(number);
+  return at < notices().texts.size() ? notices().texts[at].c_str() : nullptr;
+}
 
 int32_t lmi_cuda_check_device(void) {
   return launch("probe", probe_kernel, {}, kWarpSize, 0, nullptr, NoArgs{});

@@ -49,6 +49,8 @@ class StepLauncher {
 
  private:
   int32_t add_attention(const LmiAttention& args);
+  template <typename Args>
+  int32_t prepare(const Args& args, int32_t rows, int32_t (*prepare_rows)(const Args&, int32_t));
   int32_t upload(const LmiStep& step, const PlannedStep& planned, Slot& slot);
   int32_t forward(const StepCounts& counts);
   int32_t run_empty(StepShape shape);

@@ -35,6 +35,18 @@ int32_t StepLauncher::add_attention(const LmiAttention& args) {
   return kOk;
 }
 
+// For the most rows, and those of captured steps: what is known of steps before there are any.
+template <typename Args>
+int32_t StepLauncher::prepare(const Args& args, int32_t rows,
+                              int32_t (*prepare_rows)(const Args&, int32_t)) {
+  const LmiStepSizes& sizes = packer_.sizes();
+  if (const int32_t status = runtime::use_device(sizes.device)) return status;
+  for (const int32_t num_rows : captured_.row_counts()) {
+    if (const int32_t status = prepare_rows(args, num_rows)) return status;
+  }
+  return prepare_rows(args, rows == LMI_TOKEN_ROWS ? sizes.max_tokens : sizes.max_logit_rows);
+}
+
 int32_t StepLauncher::add(int32_t node, int32_t rows, const void* args) {
   if (stream_ != nullptr) return fail("the step list was started: nothing can be added");
   if (rows != LMI_TOKEN_ROWS && rows != LMI_LOGIT_ROWS) {
@@ -64,11 +76,11 @@ int32_t StepLauncher::add(int32_t node, int32_t rows, const void* args) {
       return add_attention(*static_cast<const LmiAttention*>(args));
     case LMI_NODE_LINEAR:
       nodes_.push_back(linear_node(*static_cast<const LmiLinearDense*>(args), rows));
-      return kOk;
+      return prepare(*static_cast<const LmiLinearDense*>(args), rows, prepare_linear);
     case LMI_NODE_LINEAR_PACKED:
       nodes_.push_back(
           row_node(*static_cast<const LmiLinearPacked*>(args), rows, lmi_cuda_linear_packed));
-      return kOk;
+      return prepare(*static_cast<const LmiLinearPacked*>(args), rows, prepare_linear_packed);
     case LMI_NODE_QUANTIZE_ROWS:
       nodes_.push_back(
           row_node(*static_cast<const LmiQuantizeRows*>(args), rows, lmi_cuda_quantize_rows));

@@ -58,7 +58,8 @@ enum {
   LMI_NODE_LINEAR_QUANTIZED = 11, /* LmiLinearQuantized */
 };
 enum { LMI_TOKEN_ROWS = 0, LMI_LOGIT_ROWS = 1 };
-/* The arguments are copied; what they point to must outlive the list. */
+/* The arguments are copied; what they point to must outlive the list. The algorithms of dense
+ * products of the most rows, and of those that decode steps are captured for, are chosen here. */
 LMI_CUDA_API int32_t lmi_cuda_step_list_add(LmiStepList* list, int32_t node, int32_t rows,
                                             const void* args);
 

@@ -2,8 +2,17 @@
 #include "cuda/step_nodes.h"
 
 #include "cuda/launch.cuh"
+#include "cuda/linear_dense.h"
+#include "cuda/linear_unpacked.h"
 
 namespace lmi::cuda {
+namespace {
+
+bool has_few_rows(const LmiLinearDense& args) {
+  return args.num_rows <= LMI_MAX_FEW_ROWS && args.num_inputs % 8 == 0;
+}
+
+}  // namespace
 
 Launch copy_blocks_node(const LmiCopyBlocks& given) {
   return [given](const StepContext& step, void* stream) {
@@ -66,13 +75,23 @@ Launch linear_node(const LmiLinearDense& given, int32_t rows) {
   return [given, rows](const StepContext& step, void* stream) {
     LmiLinearDense args = given;
     args.num_rows = step.num_rows(rows);
-    if (args.num_rows > LMI_MAX_FEW_ROWS || args.num_inputs % 8 != 0) {
-      return lmi_cuda_linear_dense(&args, stream);
-    }
+    if (!has_few_rows(args)) return lmi_cuda_linear_dense(&args, stream);
     const LmiLinear few = {args.x,        args.weight,      args.bias,       args.y,
                            args.num_rows, args.num_outputs, args.num_inputs, args.dtype};
     return lmi_cuda_linear_few_rows(&few, stream);
   };
+}
+
+int32_t prepare_linear(const LmiLinearDense& given, int32_t num_rows) {
+  LmiLinearDense args = given;
+  args.num_rows = num_rows;
+  return has_few_rows(args) ? kOk : prepare_linear_dense(args);
+}
+
+int32_t prepare_linear_packed(const LmiLinearPacked& given, int32_t num_rows) {
+  LmiLinearPacked args = given;
+  args.num_rows = num_rows;
+  return is_unpacked(args) ? prepare_linear_unpacked(args) : kOk;
 }
 
 }  // namespace lmi::cuda

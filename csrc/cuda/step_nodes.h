@@ -41,4 +41,8 @@ Launch rope_cache_write_node(const LmiRopeCacheWrite& given);
 Launch attention_node(const LmiAttention& given, size_t shape_id);
 Launch linear_node(const LmiLinearDense& given, int32_t rows);
 
+// Choose how so many rows are multiplied, where that is a choice.
+int32_t prepare_linear(const LmiLinearDense& given, int32_t num_rows);
+int32_t prepare_linear_packed(const LmiLinearPacked& given, int32_t num_rows);
+
 }  // namespace lmi::cuda

@@ -71,6 +71,7 @@ class CudaRunner:
         assert self._worker is not None, "submit after close"
         self._worker.submit(step, self.completion_fd)
         self._last_step = step
+        self._steps.list.library.log_notices()
         if not self._has_warned and self._worker.capture_error:
             self._has_warned = True
             _log.warning(

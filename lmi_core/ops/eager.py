@@ -75,14 +75,21 @@ class EagerRecorder:
         self._caches: list[PagedCache] = []
         self._logits: Handle | None = None
         self._constants = DeviceConstants(device)
+        self._unpacked_bytes = 0
+        self._unpacked: Tensor | None = None
 
     def finish(self) -> None:
-        """Find out where every value is used last; nothing can be recorded afterwards."""
+        """Find out where every value is used last, and allocate what ops share; nothing can be
+        recorded afterwards."""
         seen: set[Handle] = set()
         for node in reversed(self._nodes):
             node.last_used = tuple(h for h in dict.fromkeys(node.inputs) if h not in seen)
             seen.update(node.inputs)
         self._constants.clear()
+        if self._unpacked_bytes:
+            self._unpacked = torch.empty(
+                self._unpacked_bytes, dtype=torch.uint8, device=self.device
+            )
 
     @torch.inference_mode()
     def forward(self, step: DeviceStep) -> Tensor:
@@ -265,8 +272,13 @@ class EagerRecorder:
             matrix = weight.matrix
             return lambda x, bias: cast(Tensor, self.kernels.linear(x, matrix, bias))
         kernels, packed = self.kernels, cast(PackedWeight, weight)
-        multiply = kernels.linear_quantized if packed.quantizes_inputs else kernels.linear_packed
-        return lambda x, bias: cast(Tensor, multiply(x, packed, bias))
+        if packed.quantizes_inputs:
+            return lambda x, bias: cast(Tensor, kernels.linear_quantized(x, packed, bias))
+        if kernels.unpacks_weights:
+            self._unpacked_bytes = max(self._unpacked_bytes, packed.unpacked_bytes)
+        return lambda x, bias: cast(
+            Tensor, kernels.linear_packed(x, packed, bias, unpacked=self._unpacked)
+        )
 
     def _cache(self, cache: KvCache) -> PagedCache:
         store = cast(PagedCache, cache)

@@ -16,6 +16,15 @@ PANEL_OUTPUTS = 16
 HEADER_BYTES = 64
 STEP_BYTES = 64
 """Of the 16 outputs' next 8 inputs (int4) or 4."""
+MAX_PACKED_ROWS = 128
+"""More rows unpack an int4 weight into 16 bits first, for a dense product.
+
+By estimate, until the GPU suite measures it: unpacking writes and reads 4.5 bytes a weight, about
+1 ps at 4 TB/s. In that time a kernel that unpacks anew for every 64 rows, at a fifth of the tensor
+cores' rate, does some 100 rows."""
+MAX_UNPACKED_BYTES = 256 << 20
+"""Of a weight at a time; larger ones in slices of outputs. Those of layers up to 4096 x 32768 are
+whole, and a slice is still wide enough for a product that keeps the device busy."""
 _INT8_ZERO = 128
 
 
@@ -46,6 +55,11 @@ class PackedWeight:
     def quantizes_inputs(self) -> bool:
         """Whether products are of codes on both sides (``linear_quantized``)."""
         return self.format != "int4"
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """That a product of many rows wants for unpacked weights."""
+        return min(2 * self.num_outputs * self.num_inputs, MAX_UNPACKED_BYTES)
 
     def unpack(self) -> Tensor:
         """The matrix in fp32, gate above up."""

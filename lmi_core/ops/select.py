@@ -65,6 +65,11 @@ class Kernels:
     sample: Callable[..., Any]
 
     @property
+    def unpacks_weights(self) -> bool:
+        """Whether ``linear_packed`` takes room to unpack weights into."""
+        return self.chosen["linear_packed"] == "native"
+
+    @property
     def is_row_by_row(self) -> bool:
         """Whether forward passes run a token row at a time."""
         return self.chosen["linear"] == "by row"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,9 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.engine import cuda_runner, decode_graphs, torch_runner  # noqa: E402
 from lmi_core.engine.cuda_runner import CudaRunner  # noqa: E402
+from lmi_core.ops import packed_weight  # noqa: E402
 from lmi_core.ops.cuda import cublaslt  # noqa: E402
-from lmi_core.ops.cuda.step_list import StepListState  # noqa: E402
+from lmi_core.ops.cuda.step_list import StepListSizes, StepListState  # noqa: E402
 from tests.engine.torch_harness import config_of, requests  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import DEVICES  # noqa: E402
@@ -132,6 +134,20 @@ def test_quantized_weights(quantize: str, monkeypatch: pytest.MonkeyPatch) -> No
     params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
     wanted = [(prompt, params) for prompt in prompts(3, 20)]
     assert_same(configured(quantize=quantize, overlap=False), wanted, monkeypatch)
+
+
+def test_unpacked_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of prompts and of captured decode steps; some steps have few rows."""
+    monkeypatch.setattr(packed_weight, "MAX_PACKED_ROWS", 2)
+    monkeypatch.setattr(torch_runner, "make_capture", lambda *_: Rerun())
+    monkeypatch.setattr(decode_graphs, "NUM_MISSES", 1)
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True, logprobs=2)
+    wanted = [(prompt, params) for prompt in prompts(3, 20, 2, 5)]
+    config = configured(quantize="int4", overlap=False, enforce_eager=False)
+    unpacked = assert_same(config, wanted, monkeypatch)
+    assert STATES[-1].num_captured >= 1
+    monkeypatch.setattr(packed_weight, "MAX_PACKED_ROWS", 128)
+    assert run(outcomes(config, wanted), 110) != unpacked
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3fn"])
@@ -238,26 +254,26 @@ def test_what_is_idle_captures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_shape_that_cannot_be_captured(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Steps go on kernel by kernel, and the log says why."""
-    config = unsupported_by_cublaslt(tmp_path, monkeypatch, enforce_eager=False)
-    monkeypatch.setattr(cuda_runner, "row_counts", lambda most: [12])
+    shrink_lists(monkeypatch, max_tokens=2, max_seqs=1)
+    monkeypatch.setattr(cuda_runner, "row_counts", lambda most: [200])
     monkeypatch.setattr(decode_graphs, "NUM_MISSES", 1)
     params = SamplingParams(max_new_tokens=4, ignore_eos=True)
-    assert len(run(outcomes(config, [((5, 6), params)]))[0]) == 4
-    assert "kernel by kernel: capturing them failed: linear_dense: the heuristic" in caplog.text
+    assert len(run(outcomes(configured(enforce_eager=False), [((5, 6), params)]))[0]) == 4
+    assert "kernel by kernel: capturing them failed: a step's inputs take" in caplog.text
     assert STATES[-1].num_captured == 0
 
 
-def test_a_failed_step_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config = unsupported_by_cublaslt(tmp_path, monkeypatch)
+def test_a_failed_step_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    shrink_lists(monkeypatch, max_tokens=16)
     params = SamplingParams(max_new_tokens=4, ignore_eos=True)
 
     async def main() -> None:
-        async with Engine(config, check_integrity=True) as engine:
+        async with Engine(configured(), check_integrity=True) as engine:
             before = await collect(engine, [5, 6], params)
-            with pytest.raises(EngineError, match="linear_dense: the heuristic of cuBLASLt"):
+            with pytest.raises(EngineError, match="a step of 20 tokens, 1 sequences"):
                 await collect(engine, list(range(9, 29)), params)
             after = await collect(engine, [5, 6], params)
             assert [e.token_id for e in after] == [e.token_id for e in before]
@@ -267,22 +283,35 @@ def test_a_failed_step_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     run(main())
 
 
-def unsupported_by_cublaslt(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, **changes: object
-) -> EngineConfig:
-    """A model whose products of more than 8 rows find no algorithm, in the stand-in of cuBLASLt."""
+def shrink_lists(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
+    """Launched from C++, by lists for smaller steps than there will be."""
+
+    def shrunk(**wanted: Any) -> StepListSizes:
+        return StepListSizes(**{**wanted, **sizes})
+
+    monkeypatch.setenv("LMI_OPS", CPP)
+    monkeypatch.setattr(cuda_runner, "StepListSizes", shrunk)
+
+
+def test_shapes_that_cublaslt_has_no_algorithm_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """The stand-in of cuBLASLt has none for so many inputs without a workspace."""
     if CONFIG.device == "cuda":
         pytest.skip("the library itself has an algorithm")
-    monkeypatch.setenv("LMI_OPS", CPP)
     monkeypatch.setattr(cublaslt, "WORKSPACE_BYTES", 256)
     model = make_checkpoint(
-        directory / "model",
+        tmp_path / "model",
         "llama2",
         dtype="bfloat16",
         num_hidden_layers=1,
         intermediate_size=1008,
     )
-    return replace(configured(**changes), model=model)
+    config = replace(configured(overlap=False), model=model)
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
+    assert_same(config, [(prompt, params) for prompt in prompts(3, 20)], monkeypatch)
+    assert "1008 inputs" in caplog.text
+    assert "run in a plain kernel" in caplog.text
 
 
 class FakeMemory:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -29,6 +30,9 @@ from tests.ops.device_ops import (  # noqa: E402
     packed_weight,
     random,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["device", "one_thread", "ops"]  # fixtures
 
@@ -114,19 +118,89 @@ def test_cublaslt_of_matrices_that_start_anywhere(
         linear_dense(x, weight, torch.zeros(25, device=device)[1:])
 
 
+def dense_product(name: str, x: Tensor, weight: Tensor, y: Tensor, bias: Tensor | None) -> None:
+    """``y``: [R, any], whose first columns are written."""
+    from lmi_core.ops.cuda import library
+
+    workspace = torch.empty(4096, dtype=torch.uint8, device=x.device)
+    library.call(
+        name,
+        x,
+        x=x,
+        weight=weight,
+        bias=bias,
+        y=y,
+        workspace=workspace,
+        workspace_bytes=0,
+        num_rows=len(x),
+        num_outputs=len(weight),
+        num_inputs=x.shape[1],
+        y_stride=y.shape[1],
+        dtype=x.dtype,
+    )
+
+
 def test_cublaslt_is_asked_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where operands lie, to 256 bytes, is part of it."""
     use_cuda_kernels(torch.device("cpu"), monkeypatch)
-    from lmi_core.ops.cuda.cublaslt import linear_dense, unusable_because
+    from lmi_core.ops.cuda.cublaslt import unusable_because
 
     assert unusable_because() is None
     num_heuristics = ctypes.CDLL(str(CUBLASLT_EMULATOR)).cublaslt_num_heuristics
     x, weight, bias = random(12, 8).half(), random(5, 8).half(), random(5)
+    y = torch.empty(12, 5)
     before = num_heuristics()
     for _ in range(3):
-        linear_dense(x, weight, None)
-        linear_dense(x, weight, bias)
-        linear_dense(x[:11], weight, None)
+        dense_product("linear_dense", x, weight, y, None)
+        dense_product("linear_dense", x, weight, y, bias)
+        dense_product("linear_dense", x[:11], weight, y, None)
     assert num_heuristics() == before + 3
+    dense_product("linear_dense", x, weight, y.flatten()[1:].view(-1, 1)[:55].view(11, 5), None)
+    assert num_heuristics() == before + 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"),
+    [(1, 8, 1), (70, 40, 130), (64, 64, 64), (9, 37, 66), (130, 3, 5)],
+)
+def test_native_linear_in_tiles(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    rows: int,
+    inputs: int,
+    outputs: int,
+) -> None:
+    use_cuda_kernels(device, monkeypatch)
+    x, weight, bias = random(rows, inputs), random(outputs, inputs, seed=1), random(outputs)
+    x, weight = x.to(dtype), weight.to(dtype)
+    expected = x.double() @ weight.double().T
+    y = torch.full((rows, outputs + 3), 7.0, device=device)
+    dense_product("linear_tiled", x.to(device), weight.to(device), y, None)
+    assert_close(y[:, :outputs], expected, "fp32")
+    dense_product("linear_tiled", x.to(device), weight.to(device), y, bias.to(device))
+    assert_close(y[:, :outputs], expected + bias.double(), "fp32")
+    assert y[:, outputs:].eq(7.0).all()
+
+
+def test_shapes_without_an_algorithm_run_in_tiles(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stand-in of cuBLASLt wants a workspace for so many inputs."""
+    use_cuda_kernels(torch.device("cpu"), monkeypatch)
+    from lmi_core.ops.cuda import cublaslt, linear
+
+    monkeypatch.setattr(cublaslt, "WORKSPACE_BYTES", 256)
+    x, weight = random(12, 1096).half(), random(5, 1096, seed=1).half()
+    in_tiles = torch.empty(12, 5)
+    dense_product("linear_tiled", x, weight, in_tiles, None)
+    for rows in (12, 11, 12):
+        assert torch.equal(linear(x[:rows], weight, None), in_tiles[:rows])
+    message = "products of 12 rows, 1096 inputs and 5 outputs run in a plain kernel, and so may"
+    assert caplog.text.count(message) == 1
+    assert "the heuristic of cuBLASLt returned status 15" in caplog.text
+    assert "11 rows" not in caplog.text
 
 
 def test_without_cublaslt_torch_multiplies(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core import _native  # noqa: E402
+from lmi_core.ops import packed_weight as limits  # noqa: E402
 from lmi_core.ops import select  # noqa: E402
 from lmi_core.ops.cuda.arguments import RmsNorm  # noqa: E402
 from lmi_core.ops.cuda.recorded_steps import RecordedSteps, Value, assign_offsets  # noqa: E402
@@ -17,7 +19,8 @@ from lmi_core.ops.cuda.recorder import NotNativeError, StepRecorder  # noqa: E40
 from lmi_core.ops.cuda.step_list import StepList, StepListSizes  # noqa: E402
 from lmi_core.ops.recorder import Handle  # noqa: E402
 from lmi_core.ops.torch_weights import DeviceWeight  # noqa: E402
-from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
+from tests.ops.cuda_kernels import CUBLASLT_EMULATOR, use_cuda_kernels  # noqa: E402
+from tests.ops.device_ops import packed_weight  # noqa: E402
 
 CPU = torch.device("cpu")
 COLUMNS, VOCAB_SIZE = 16, 40
@@ -170,3 +173,38 @@ def test_activations_share_memory_unless_they_live_together() -> None:
             begins, ends = one.offset, one.offset + one.num_bytes(2)
             overlaps = begins < other.offset + other.num_bytes(2) and other.offset < ends
             assert not (lives_with and overlaps)
+
+
+def test_room_for_unpacked_weights_where_steps_have_rows_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the arena, which the memory plan measures, and shared by all weights."""
+
+    def arena_bytes(max_packed_rows: int, num_weights: int) -> int:
+        monkeypatch.setattr(limits, "MAX_PACKED_ROWS", max_packed_rows)
+        steps = recorder()
+        x = embed(steps)
+        for _ in range(num_weights):
+            packed, _ = packed_weight(4096, COLUMNS, 32, False)
+            linear = steps.linear(
+                norm(steps, x), packed, bias=None, activation="", residual=None, out_dtype="fp32"
+            )
+        steps.sample(linear)
+        built = steps.build(SIZES)
+        num_bytes = built._arena.numel()
+        built.close()
+        return num_bytes
+
+    assert arena_bytes(7, 1) == arena_bytes(8, 1) + 2 * 4096 * COLUMNS
+    assert arena_bytes(7, 3) - arena_bytes(7, 1) < 1024  # what else there is grows a little
+
+
+def test_algorithms_are_chosen_while_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the most rows; captured steps have few."""
+    num_heuristics = ctypes.CDLL(str(CUBLASLT_EMULATOR)).cublaslt_num_heuristics
+    steps = recorder()
+    steps.sample(linear(steps, norm(steps, embed(steps)), 23))
+    before = num_heuristics()
+    built = steps.build(replace(SIZES, max_tokens=29, row_counts=(2, 13)))
+    assert num_heuristics() == before + 2
+    built.close()

@@ -186,6 +186,7 @@ class LinearDense(ctypes.Structure):
         ("num_rows", c_int32),
         ("num_outputs", c_int32),
         ("num_inputs", c_int32),
+        ("y_stride", c_int32),
         ("dtype", c_int32),
     ]
 
@@ -196,6 +197,11 @@ class LinearPacked(ctypes.Structure):
         ("panels", c_void_p),
         ("bias", c_void_p),
         ("y", c_void_p),
+        ("unpacked", c_void_p),
+        ("unpacked_bytes", c_int64),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_int64),
+        ("max_packed_rows", c_int32),
         ("num_rows", c_int32),
         ("num_outputs", c_int32),
         ("num_inputs", c_int32),
@@ -247,6 +253,7 @@ ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "sample": Sample,
     "linear_few_rows": Linear,
     "linear_dense": LinearDense,
+    "linear_tiled": LinearDense,
     "linear_packed": LinearPacked,
     "quantize_rows": QuantizeRows,
     "linear_quantized": LinearQuantized,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 
 import torch
 from torch import Tensor
 
 from lmi_core.ops.cuda import library
+
+_log = logging.getLogger(__name__)
 
 VARIABLE = "LMI_CUBLASLT_LIBRARY"
 """Names another file than the cuBLASLt that torch has loaded, or that the loader finds."""
@@ -24,10 +27,15 @@ def unusable_because() -> str | None:
     return _open(library.load(), os.environ.get(VARIABLE, ""))
 
 
+def can_unpack() -> bool:
+    """Whether int4 weights may be unpacked for it; where not, the log says so once."""
+    return _can_unpack(unusable_because())
+
+
 def linear_dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x @ weight^T + bias: [R, k], [n, k] in bf16 or fp16 -> fp32 [R, n]; bias is fp32.
 
-    Raises RuntimeError where cuBLASLt has no algorithm for the shape."""
+    Where cuBLASLt has no algorithm for the shape a kernel of our own runs, which the log says."""
     y = torch.empty(len(x), len(weight), dtype=torch.float32, device=x.device)
     library.call(
         "linear_dense",
@@ -36,14 +44,23 @@ def linear_dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         weight=weight,
         bias=bias,
         y=y,
-        workspace=_workspace(x.device),
+        workspace=workspace_of(x.device),
         workspace_bytes=WORKSPACE_BYTES,
         num_rows=len(x),
         num_outputs=len(weight),
         num_inputs=x.shape[1],
+        y_stride=len(weight),
         dtype=x.dtype,
     )
+    library.load().log_notices()
     return y
+
+
+@functools.cache
+def _can_unpack(reason: str | None) -> bool:
+    if reason is not None:
+        _log.warning("linear_packed has one kernel for few and many rows: no cuBLASLt (%s)", reason)
+    return reason is None
 
 
 @functools.cache
@@ -60,7 +77,8 @@ def _open(kernels: library.Library, named: str) -> str | None:
     return "; ".join(reasons)
 
 
-def _workspace(device: torch.device) -> Tensor:
+def workspace_of(device: torch.device) -> Tensor:
+    """[WORKSPACE_BYTES] of the current stream."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     workspace = _workspaces.get((device, stream))
     if workspace is None:

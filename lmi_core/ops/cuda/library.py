@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,10 @@ import lmi_core
 from lmi_core.errors import UserError
 from lmi_core.ops.cuda.arguments import ARGUMENTS
 
+_log = logging.getLogger(__name__)
+
 VARIABLE = "LMI_CUDA_LIBRARY"
-VERSION = 7
+VERSION = 8
 """LMI_CUDA_VERSION of csrc/cuda/lmi_cuda.h, whose structs are mirrored here."""
 DTYPES = {
     torch.float32: 0,
@@ -49,6 +53,9 @@ class Library:
                 "build it again with: make cuda-all"
             )
         self._functions.lmi_cuda_error.restype = ctypes.c_char_p
+        self._functions.lmi_cuda_notice.restype = ctypes.c_char_p
+        self._num_notices = 0
+        self._noticing = threading.Lock()
         self.is_emulator = bool(self._functions.lmi_cuda_is_emulator())
         for name, struct in ARGUMENTS.items():
             function = getattr(self._functions, f"lmi_cuda_{name}")
@@ -100,6 +107,15 @@ class Library:
         if device_type != "cuda":
             return f"they run on CUDA devices, not on {device_type}"
         return None if self._functions.lmi_cuda_check_device() == 0 else self.error()
+
+    def log_notices(self) -> None:
+        """Log what the kernels had to say since the last time."""
+        while self._functions.lmi_cuda_notice(self._num_notices) is not None:
+            with self._noticing:
+                text: bytes | None = self._functions.lmi_cuda_notice(self._num_notices)
+                if text is not None:
+                    self._num_notices += 1
+                    _log.warning("%s", text.decode())
 
     def error(self) -> str:
         """What the last call in this thread that failed says."""

@@ -1,10 +1,11 @@
-"""Matrix products with few rows, or with int4 weights; the others are cuBLASLt's."""
+"""Matrix products with few rows, or with int4 weights; those of many rows are cuBLASLt's."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from lmi_core.ops import packed_weight
 from lmi_core.ops.cuda import cublaslt, library
 from lmi_core.ops.fallback import fallback
 from lmi_core.ops.packed_weight import PackedWeight
@@ -41,21 +42,32 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _linear_of_many_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     reason = cublaslt.unusable_because()
     if reason is None:
-        try:
-            return cublaslt.linear_dense(x, weight, bias)
-        except RuntimeError as error:
-            reason = str(error)
+        return cublaslt.linear_dense(x, weight, bias)
     result: Tensor = fallback("linear", x.device, f"cuBLASLt here ({reason})")(x, weight, bias)
     return result
 
 
-def linear_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32."""
+def linear_packed(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, *, unpacked: Tensor | None = None
+) -> Tensor:
+    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32.
+
+    ``unpacked``: at least ``weight.unpacked_bytes`` to unpack the weight into for many rows, which
+    are multiplied by cuBLASLt, where it can be had."""
     num_rows, num_inputs = x.shape
     if x.dtype not in DTYPES or num_inputs % 8 != 0:
         reason = f"{str(x.dtype)[6:]} rows of {num_inputs} inputs"
         result: Tensor = fallback("linear_packed", x.device, reason)(x, weight, bias)
         return result
+    room: dict[str, object] = {}
+    if unpacked is not None and num_rows > packed_weight.MAX_PACKED_ROWS and cublaslt.can_unpack():
+        room = {
+            "unpacked": unpacked,
+            "unpacked_bytes": weight.unpacked_bytes,
+            "workspace": cublaslt.workspace_of(x.device),
+            "workspace_bytes": cublaslt.WORKSPACE_BYTES,
+            "max_packed_rows": packed_weight.MAX_PACKED_ROWS,
+        }
     y = torch.empty(num_rows, weight.num_outputs, dtype=torch.float32, device=x.device)
     library.call(
         "linear_packed",
@@ -64,6 +76,7 @@ def linear_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tenso
         panels=weight.panels,
         bias=bias,
         y=y,
+        **room,
         num_rows=num_rows,
         num_outputs=weight.num_outputs,
         num_inputs=num_inputs,
@@ -71,4 +84,6 @@ def linear_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tenso
         is_gated=weight.is_gated,
         dtype=x.dtype,
     )
+    if room:
+        library.load().log_notices()
     return y

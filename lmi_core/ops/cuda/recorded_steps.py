@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from lmi_core.ops import packed_weight
 from lmi_core.ops.cuda import cublaslt
 from lmi_core.ops.cuda.arguments import ARGUMENTS
 from lmi_core.ops.cuda.library import DTYPES
@@ -47,6 +48,15 @@ class Value:
         return part.view(self.dtype).view(num_rows, self.columns)
 
 
+@dataclass(slots=True, eq=False)
+class UnpackedWeight(Value):
+    """Room for an unpacked weight of as many bytes as ``columns``, for one node: none where no step
+    has rows enough."""
+
+    def num_bytes(self, num_rows: int) -> int:
+        return Value.num_bytes(self, 1) if num_rows > packed_weight.MAX_PACKED_ROWS else 0
+
+
 @dataclass(slots=True)
 class Node:
     """A kernel and what it is given, by the names of its arguments but for what a step says."""
@@ -82,6 +92,7 @@ class RecordedSteps:
             for node in nodes:
                 self._add(node)
             self.list.start()
+            self.list.library.log_notices()
         except BaseException:
             self.list.close()
             raise
@@ -93,7 +104,7 @@ class RecordedSteps:
 
     def _add(self, node: Node) -> None:
         arguments = {name: self._plain(value) for name, value in node.arguments.items()}
-        if node.name == "linear":
+        if node.name in ("linear", "linear_packed"):
             arguments["workspace"] = self._workspace.data_ptr()
             arguments["workspace_bytes"] = self._workspace.numel()
         elif node.name == "sample":

@@ -10,11 +10,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lmi_core.ops import packed_weight
 from lmi_core.ops.cuda import cublaslt
 from lmi_core.ops.cuda.activation import ACTIVATIONS
 from lmi_core.ops.cuda.attention import DTYPES, not_covered
 from lmi_core.ops.cuda.norm import most_columns
-from lmi_core.ops.cuda.recorded_steps import Node, RecordedSteps, Value
+from lmi_core.ops.cuda.recorded_steps import Node, RecordedSteps, UnpackedWeight, Value
 from lmi_core.ops.cuda.step_list import StepListSizes
 from lmi_core.ops.packed_weight import PackedWeight
 from lmi_core.ops.paged_cache import CacheScales, PagedCache, fixed_of
@@ -214,39 +215,65 @@ class StepRecorder:
     def _product(self, x: Handle, weight: LinearWeight, bias: Tensor | None) -> Value:
         value = cast(Value, x.value)
         y = self._value(torch.float32, weight.num_outputs, x.rows)
-        sizes = {"num_outputs": weight.num_outputs, "num_inputs": weight.num_inputs}
-        if isinstance(weight, PackedWeight) and weight.quantizes_inputs:
+        if not isinstance(weight, PackedWeight):
+            self._dense_product(value, cast(DeviceWeight, weight), bias, y)
+        elif weight.quantizes_inputs:
             self._quantized_product(value, weight, bias, y)
-        elif isinstance(weight, PackedWeight):
-            self._want_multiplied("linear_packed", value)
-            if weight.num_inputs % 8 != 0:
-                reason = f"the CUDA kernel has no rows of {weight.num_inputs} inputs"
-                raise NotNativeError("linear_packed", reason)
-            self._node(
-                "linear_packed",
-                x.rows,
-                x=value,
-                panels=weight.panels,
-                bias=bias,
-                y=y,
-                **sizes,
-                group_size=weight.group_size,
-                is_gated=weight.is_gated,
-                dtype=value.dtype,
-            )
         else:
-            matrix = cast(DeviceWeight, weight).matrix
-            self._want_multiplied("linear", value)
-            if matrix.dtype != value.dtype:
-                names = f"{str(matrix.dtype)[6:]} weights for {str(value.dtype)[6:]} rows"
-                raise NotNativeError("linear", f"the CUDA kernel has no {names}")
-            missing = cublaslt.unusable_because()
-            if missing is not None:
-                raise NotNativeError("linear", f"no cuBLASLt ({missing})")
-            self._node(
-                "linear", x.rows, x=value, weight=matrix, bias=bias, y=y, **sizes, dtype=value.dtype
-            )
+            self._packed_product(value, weight, bias, y)
         return y
+
+    def _dense_product(self, x: Value, weight: DeviceWeight, bias: Tensor | None, y: Value) -> None:
+        self._want_multiplied("linear", x)
+        matrix = weight.matrix
+        if matrix.dtype != x.dtype:
+            names = f"{str(matrix.dtype)[6:]} weights for {str(x.dtype)[6:]} rows"
+            raise NotNativeError("linear", f"the CUDA kernel has no {names}")
+        missing = cublaslt.unusable_because()
+        if missing is not None:
+            raise NotNativeError("linear", f"no cuBLASLt ({missing})")
+        self._node(
+            "linear",
+            x.rows,
+            x=x,
+            weight=matrix,
+            bias=bias,
+            y=y,
+            num_outputs=weight.num_outputs,
+            num_inputs=weight.num_inputs,
+            y_stride=weight.num_outputs,
+            dtype=x.dtype,
+        )
+
+    def _packed_product(
+        self, x: Value, weight: PackedWeight, bias: Tensor | None, y: Value
+    ) -> None:
+        self._want_multiplied("linear_packed", x)
+        if weight.num_inputs % 8 != 0:
+            reason = f"the CUDA kernel has no rows of {weight.num_inputs} inputs"
+            raise NotNativeError("linear_packed", reason)
+        unpacked = None
+        if cublaslt.can_unpack():
+            node_id = len(self._nodes)
+            num_bytes = weight.unpacked_bytes
+            unpacked = UnpackedWeight(torch.uint8, num_bytes, x.rows, node_id, node_id)
+            self._values.append(unpacked)
+        self._node(
+            "linear_packed",
+            x.rows,
+            x=x,
+            panels=weight.panels,
+            bias=bias,
+            y=y,
+            unpacked=unpacked,
+            unpacked_bytes=weight.unpacked_bytes,
+            max_packed_rows=packed_weight.MAX_PACKED_ROWS,
+            num_outputs=weight.num_outputs,
+            num_inputs=weight.num_inputs,
+            group_size=weight.group_size,
+            is_gated=weight.is_gated,
+            dtype=x.dtype,
+        )
 
     def _quantized_product(
         self, x: Value, weight: PackedWeight, bias: Tensor | None, y: Value

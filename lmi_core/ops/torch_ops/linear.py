@@ -18,8 +18,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.nn.functional.linear(x.float(), weight.float(), bias)
 
 
-def linear_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+def linear_packed(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, *, unpacked: Tensor | None = None
+) -> Tensor:
     """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32.
 
-    The weight is unpacked anew at every call: correct everywhere, fast nowhere."""
+    The weight is unpacked anew at every call, not into ``unpacked``: correct everywhere, fast
+    nowhere."""
     return torch.nn.functional.linear(x.float(), weight.unpack(), bias)

@@ -13,11 +13,16 @@ BLOCK_PANELS = 2
 
 
 def linear_packed(
-    x: Tensor, weight: PackedWeight, bias: Tensor | None, *, block_rows: int = 0
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    *,
+    unpacked: Tensor | None = None,
+    block_rows: int = 0,
 ) -> Tensor:
     """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32.
 
-    ``block_rows``: that a program takes; 0: by the number of rows.
+    ``unpacked`` is of no use here. ``block_rows``: that a program takes; 0: by the number of rows.
     """
     num_rows, num_inputs = x.shape
     y = torch.empty(num_rows, weight.num_outputs, dtype=torch.float32, device=x.device)

@@ -41,8 +41,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y
 
 
-def linear_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32."""
+def linear_packed(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, *, unpacked: Tensor | None = None
+) -> Tensor:
+    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32. Never by way of
+    ``unpacked``, whatever the number of rows."""
     return linear_packed_in_tiles(x, weight, bias, block_rows=PACKED_BLOCK_ROWS)
 
 

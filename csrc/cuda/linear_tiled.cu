@@ -1,0 +1,125 @@
+// Dense matrix products of any number of rows and inputs by a plain kernel: for shapes that
+// cuBLASLt has no algorithm for.
+//
+// A block takes 64 rows and 64 outputs, a warp a quarter of them; 32 inputs of both are in shared
+// memory at a time, in rows padded so that the threads of a read find theirs in different banks.
+#include "cuda/fragment.h"
+#include "cuda/launch.cuh"
+
+namespace lmi::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kTile = 64;   // rows, and outputs
+constexpr int kPieces = 4;  // of a row in shared memory
+constexpr int kPieceInputs = 8;
+constexpr int kStageInputs = kPieces * kPieceInputs;
+constexpr int kWarpTile = 32;
+constexpr int kRowTiles = kWarpTile / 16;
+constexpr int kOutputTiles = kWarpTile / 8;
+constexpr int kSharedBytes = 2 * kTile * (kPieces + 1) * 16;
+
+template <typename T>
+using Piece = Vector<T, kPieceInputs>;
+
+// Zeros where there is nothing. kIsWide: rows start on 16 bytes, and end there.
+template <bool kIsWide, typename T>
+__device__ Piece<T> load_piece(const T* matrix, int row, int num_rows, int input, int num_inputs) {
+  Piece<T> piece = {};
+  if (row >= num_rows || input >= num_inputs) return piece;
+  const T* source = matrix + int64_t{row} * num_inputs + input;
+  if constexpr (kIsWide) {
+    piece = *reinterpret_cast<const Piece<T>*>(source);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPieceInputs; ++i) {
+      if (input + i < num_inputs) piece.at[i] = source[i];
+    }
+  }
+  return piece;
+}
+
+template <typename T, bool kIsWide>
+__global__ void __launch_bounds__(kThreads) linear_tiled_kernel(const LmiLinearDense args) {
+  using Row = Piece<T>[kPieces + 1];
+  Row* x = reinterpret_cast<Row*>(shared_memory());
+  Row* weight = x + kTile;
+  const int first_output = static_cast<int>(blockIdx.x) * kTile;
+  const int first_row = static_cast<int>(blockIdx.y) * kTile;
+  const int lane = lane_id();
+  const int warp_row = warp_id() / 2 * kWarpTile;
+  const int warp_output = warp_id() % 2 * kWarpTile;
+  float sums[kRowTiles][kOutputTiles][4] = {};
+
+  for (int first = 0; first < args.num_inputs; first += kStageInputs) {
+    block_barrier();  // the inputs before are no longer read
+#pragma unroll
+    for (int index = static_cast<int>(threadIdx.x); index < kTile * kPieces; index += kThreads) {
+      const int row = index / kPieces;
+      const int piece = index % kPieces;
+      const int input = first + piece * kPieceInputs;
+      x[row][piece] = load_piece<kIsWide>(static_cast<const T*>(args.x), first_row + row,
+                                          args.num_rows, input, args.num_inputs);
+      weight[row][piece] =
+          load_piece<kIsWide>(static_cast<const T*>(args.weight), first_output + row,
+                              args.num_outputs, input, args.num_inputs);
+    }
+    block_barrier();
+#pragma unroll
+    for (int piece = 0; piece < kPieces; piece += 2) {  // 16 inputs
+      uint32_t rows[kRowTiles][4];
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        load_matrices(rows[m], &x[warp_row + m * 16 + lane % 16][piece + lane / 16]);
+      }
+#pragma unroll
+      for (int tile = 0; tile < kOutputTiles; ++tile) {
+        const auto* words = reinterpret_cast<const uint32_t*>(
+            &weight[warp_output + tile * 8 + fragment_group(lane)][piece]);
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          multiply_add<T>(sums[m][tile], rows[m], words[lane % 4], words[4 + lane % 4]);
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int tile = 0; tile < kOutputTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const Element at = fragment_c(lane, i);
+        const int row = first_row + warp_row + m * 16 + at.row;
+        const int output = first_output + warp_output + tile * 8 + at.column;
+        if (row >= args.num_rows || output >= args.num_outputs) continue;
+        const float bias = args.bias == nullptr ? 0.0f : args.bias[output];
+        args.y[int64_t{row} * args.y_stride + output] = sums[m][tile][i] + bias;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lmi::cuda
+
+using namespace lmi::cuda;
+
+int32_t lmi_cuda_linear_tiled(const LmiLinearDense* args, void* stream) {
+  const bool is_wide =
+      args->num_inputs % kPieceInputs == 0 && is_aligned(args->x) && is_aligned(args->weight);
+  const Grid grid = {ceil_div(args->num_outputs, kTile), ceil_div(args->num_rows, kTile)};
+  const auto run = [&](auto element) {
+    return with_bool(is_wide, [&](auto is_wide_type) {
+      constexpr bool kIsWide = decltype(is_wide_type)::value;
+      return launch("linear_tiled", linear_tiled_kernel<decltype(element), kIsWide>, grid, kThreads,
+                    kSharedBytes, stream, *args);
+    });
+  };
+  if (args->dtype == LMI_BF16) return run(bf16{});
+  if (args->dtype == LMI_F16) return run(f16{});
+  return fail("linear_tiled: element type " + std::to_string(args->dtype) +
+              "; 1 (bf16) and 2 (fp16) can be had");
+}

@@ -1,0 +1,179 @@
+// Products of many rows with int4 panels: the weight is unpacked into 16-bit elements, once for all
+// rows, and multiplied as a dense one.
+//
+// A slice of outputs at a time, all of them where they fit: slices bound the memory, but none is so
+// small that its product leaves parts of the device idle. Unpacking is bound by memory. A thread
+// reads eight inputs of four outputs, 16 bytes of a panel, and a warp what lies side by side; each
+// of the four becomes 16 bytes of an output's row, and eight threads write 128 bytes of a row.
+#include "cuda/linear_unpacked.h"
+
+#include "cuda/launch.cuh"
+#include "cuda/linear_dense.h"
+#include "cuda/weight_panel.h"
+
+namespace lmi::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kQuads = 4;  // of outputs in a panel
+constexpr int kStepInputs = 8;
+constexpr int kUnroll = 4;
+constexpr int kBlockSteps = kThreads / kQuads * kUnroll;
+constexpr int kSliceAlignment = 4;  // panels: results of a slice start on 256 bytes
+
+// A run of panels in the order of their outputs, gate before up.
+struct Slice {
+  const uint8_t* panels;  // of the whole weight
+  void* weight;           // [outputs of the slice, num_inputs]
+  int32_t first_place;
+  int32_t num_places;
+  int32_t first_output;
+  int32_t num_outputs;  // of the whole weight, as the following
+  int32_t num_inputs;
+  int32_t group_size;
+  int32_t is_gated;
+};
+
+// The number of the panel that comes at this place in the order of outputs.
+LMI_HOST_DEVICE constexpr int panel_at_place(int place, int num_places, bool is_gated) {
+  if (!is_gated) return place;
+  const int num_half = num_places / 2;
+  return place < num_half ? 2 * place : 2 * (place - num_half) + 1;
+}
+
+// The first output at a place, or the number of outputs past the last.
+int first_output_at(const LmiLinearPacked& args, int place) {
+  const int num_places = num_panels(args.num_outputs, args.is_gated != 0);
+  if (place == num_places) return args.num_outputs;
+  const int panel = panel_at_place(place, num_places, args.is_gated != 0);
+  return panel_output(panel, 0, args.num_outputs, args.is_gated != 0);
+}
+
+// An input's code less its zero point, exactly: a float of this exponent counts in ones.
+__device__ inline float weight_of(uint32_t word, int input, float zero) {
+  constexpr uint32_t kCountingBits = 0x4b000000;
+  constexpr float kCounting = 8388608.0f;
+  const uint32_t code = word >> (input % 4 * 8 + input / 4 * 4) & 0xfu;
+  return float_of_bits(kCountingBits | code) - kCounting - zero;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) unpack_kernel(const Slice args) {
+  const int place = args.first_place + static_cast<int>(blockIdx.x);
+  const bool is_gated = args.is_gated != 0;
+  const int num_places = num_panels(args.num_outputs, is_gated);
+  const int panel = panel_at_place(place, num_places, is_gated);
+  const uint8_t* source = args.panels + panel * panel_bytes(args.num_inputs, args.group_size);
+  const int quad = static_cast<int>(threadIdx.x) % kQuads;
+  const int first_step =
+      static_cast<int>(blockIdx.y) * kBlockSteps + static_cast<int>(threadIdx.x) / kQuads;
+  const int num_steps = args.num_inputs / kStepInputs;
+  const int group_steps = args.group_size / kStepInputs;
+  Word4 words[kUnroll] = {};
+  Vector<f16, kQuads> scales[kUnroll] = {};
+  Vector<f16, kQuads> zeros[kUnroll] = {};
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    const int step = first_step + i * (kBlockSteps / kUnroll);
+    if (step >= num_steps) break;
+    const uint8_t* group = source + step / group_steps * panel_group_bytes(args.group_size);
+    words[i] = *reinterpret_cast<const Word4*>(
+        group + kPanelHeaderBytes + step % group_steps * kPanelStepBytes + quad * sizeof(Word4));
+    const auto* header = reinterpret_cast<const Vector<f16, kQuads>*>(group) + quad;
+    scales[i] = header[0];
+    zeros[i] = header[kPanelZerosOffset / static_cast<int>(sizeof(*header))];
+  }
+  T* target = static_cast<T*>(args.weight);
+#pragma unroll
+  for (int lane = 0; lane < kQuads; ++lane) {
+    const int output = panel_output(panel, quad * kQuads + lane, args.num_outputs, is_gated);
+    if (output < 0) continue;
+    T* row = target + int64_t{output - args.first_output} * args.num_inputs;
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const int step = first_step + i * (kBlockSteps / kUnroll);
+      if (step >= num_steps) break;
+      const float scale = to_float(scales[i].at[lane]);
+      const float zero = to_float(zeros[i].at[lane]);
+      float weights[kStepInputs];
+#pragma unroll
+      for (int input = 0; input < kStepInputs; ++input) {
+        weights[input] = weight_of(words[i].at[lane], input, zero) * scale;
+      }
+      store_as(row + step * kStepInputs, weights);
+    }
+  }
+}
+
+int32_t unpack(const Slice& slice, int32_t dtype, void* stream) {
+  const Grid grid = {slice.num_places, ceil_div(slice.num_inputs / kStepInputs, kBlockSteps)};
+  const auto run = [&](auto element) {
+    return launch("unpack", unpack_kernel<decltype(element)>, grid, kThreads, 0, stream, slice);
+  };
+  return dtype == LMI_BF16 ? run(bf16{}) : run(f16{});
+}
+
+// Calls action(slice, product) for slices of about the same size, in order.
+template <typename Action>
+int32_t for_slices(const LmiLinearPacked& args, const Action& action) {
+  const int num_places = num_panels(args.num_outputs, args.is_gated != 0);
+  const int64_t row_bytes = int64_t{args.num_inputs} * 2;
+  int64_t num_fitting = args.unpacked_bytes / row_bytes / kPanelOutputs;
+  num_fitting = num_fitting / kSliceAlignment * kSliceAlignment;
+  if (args.unpacked_bytes >= args.num_outputs * row_bytes) num_fitting = num_places;
+  if (num_fitting == 0) {
+    return fail("linear_packed: no " + std::to_string(kSliceAlignment * kPanelOutputs) +
+                " outputs of " + std::to_string(args.num_inputs) + " inputs fit into " +
+                std::to_string(args.unpacked_bytes) + " bytes");
+  }
+  const int64_t num_slices = ceil_div<int64_t>(num_places, num_fitting);
+  int num_in_slice = num_places;
+  if (num_slices > 1) {
+    num_in_slice =
+        round_up(static_cast<int>(ceil_div<int64_t>(num_places, num_slices)), kSliceAlignment);
+  }
+  for (int place = 0; place < num_places; place += num_in_slice) {
+    const int end = lower_of(place + num_in_slice, num_places);
+    const int first = first_output_at(args, place);
+    const Slice slice = {static_cast<const uint8_t*>(args.panels),
+                         args.unpacked,
+                         place,
+                         end - place,
+                         first,
+                         args.num_outputs,
+                         args.num_inputs,
+                         args.group_size,
+                         args.is_gated};
+    LmiLinearDense product = {};
+    product.x = args.x;
+    product.weight = args.unpacked;
+    product.bias = args.bias == nullptr ? nullptr : args.bias + first;
+    product.y = args.y + first;
+    product.workspace = args.workspace;
+    product.workspace_bytes = args.workspace_bytes;
+    product.num_rows = args.num_rows;
+    product.num_outputs = first_output_at(args, end) - first;
+    product.num_inputs = args.num_inputs;
+    product.y_stride = args.num_outputs;
+    product.dtype = args.dtype;
+    if (const int32_t status = action(slice, product)) return status;
+  }
+  return kOk;
+}
+
+}  // namespace
+
+int32_t prepare_linear_unpacked(const LmiLinearPacked& args) {
+  return for_slices(args, [](const Slice&, const LmiLinearDense& product) {
+    return prepare_linear_dense(product);
+  });
+}
+
+int32_t launch_linear_unpacked(const LmiLinearPacked& args, void* stream) {
+  return for_slices(args, [&](const Slice& slice, const LmiLinearDense& product) {
+    const int32_t status = unpack(slice, args.dtype, stream);
+    return status == kOk ? lmi_cuda_linear_dense(&product, stream) : status;
+  });
+}
+
+}  // namespace lmi::cuda
