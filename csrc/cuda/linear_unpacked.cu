@@ -19,34 +19,32 @@ constexpr int kQuads = 4;  // of outputs in a panel
 constexpr int kStepInputs = 8;
 constexpr int kUnroll = 4;
 constexpr int kBlockSteps = kThreads / kQuads * kUnroll;
-constexpr int kSliceAlignment = 4;  // panels: results of a slice start on 256 bytes
+constexpr int kSliceOutputs = 64;  // or a multiple: results and biases start on 256 bytes
 
-// A run of panels in the order of their outputs, gate before up.
+// Outputs and the panels that have them, in the order of outputs, gate before up.
 struct Slice {
   const uint8_t* panels;  // of the whole weight
   void* weight;           // [outputs of the slice, num_inputs]
   int32_t first_place;
   int32_t num_places;
   int32_t first_output;
+  int32_t end_output;
   int32_t num_outputs;  // of the whole weight, as the following
   int32_t num_inputs;
   int32_t group_size;
   int32_t is_gated;
 };
 
-// The number of the panel that comes at this place in the order of outputs.
+// The number of the panel at a place in the order of outputs, and where that order has an output.
 LMI_HOST_DEVICE constexpr int panel_at_place(int place, int num_places, bool is_gated) {
   if (!is_gated) return place;
   const int num_half = num_places / 2;
   return place < num_half ? 2 * place : 2 * (place - num_half) + 1;
 }
-
-// The first output at a place, or the number of outputs past the last.
-int first_output_at(const LmiLinearPacked& args, int place) {
-  const int num_places = num_panels(args.num_outputs, args.is_gated != 0);
-  if (place == num_places) return args.num_outputs;
-  const int panel = panel_at_place(place, num_places, args.is_gated != 0);
-  return panel_output(panel, 0, args.num_outputs, args.is_gated != 0);
+constexpr int place_of_output(int output, int num_outputs, bool is_gated) {
+  const int num_half = num_outputs / 2;
+  if (!is_gated || output < num_half) return output / kPanelOutputs;
+  return ceil_div(num_half, kPanelOutputs) + (output - num_half) / kPanelOutputs;
 }
 
 // An input's code less its zero point, exactly: a float of this exponent counts in ones.
@@ -87,7 +85,7 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const Slice args) {
 #pragma unroll
   for (int lane = 0; lane < kQuads; ++lane) {
     const int output = panel_output(panel, quad * kQuads + lane, args.num_outputs, is_gated);
-    if (output < 0) continue;
+    if (output < args.first_output || output >= args.end_output) continue;  // padding is -1
     T* row = target + int64_t{output - args.first_output} * args.num_inputs;
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
@@ -113,50 +111,56 @@ int32_t unpack(const Slice& slice, int32_t dtype, void* stream) {
   return dtype == LMI_BF16 ? run(bf16{}) : run(f16{});
 }
 
-// Calls action(slice, product) for slices of about the same size, in order.
+Slice slice_of(const LmiLinearPacked& args, int first, int end) {
+  const auto place_of = [&](int output) {
+    return place_of_output(output, args.num_outputs, args.is_gated != 0);
+  };
+  return {static_cast<const uint8_t*>(args.panels),
+          args.unpacked,
+          place_of(first),
+          place_of(end - 1) - place_of(first) + 1,
+          first,
+          end,
+          args.num_outputs,
+          args.num_inputs,
+          args.group_size,
+          args.is_gated};
+}
+
+LmiLinearDense product_of(const LmiLinearPacked& args, int first, int end) {
+  LmiLinearDense product = {};
+  product.x = args.x;
+  product.weight = args.unpacked;
+  product.bias = args.bias == nullptr ? nullptr : args.bias + first;
+  product.y = args.y + first;
+  product.workspace = args.workspace;
+  product.workspace_bytes = args.workspace_bytes;
+  product.num_rows = args.num_rows;
+  product.num_outputs = end - first;
+  product.num_inputs = args.num_inputs;
+  product.y_stride = args.num_outputs;
+  product.dtype = args.dtype;
+  return product;
+}
+
+// Calls action(first, end) with the outputs of slices of about the same size.
 template <typename Action>
 int32_t for_slices(const LmiLinearPacked& args, const Action& action) {
-  const int num_places = num_panels(args.num_outputs, args.is_gated != 0);
-  const int64_t row_bytes = int64_t{args.num_inputs} * 2;
-  int64_t num_fitting = args.unpacked_bytes / row_bytes / kPanelOutputs;
-  num_fitting = num_fitting / kSliceAlignment * kSliceAlignment;
-  if (args.unpacked_bytes >= args.num_outputs * row_bytes) num_fitting = num_places;
-  if (num_fitting == 0) {
-    return fail("linear_packed: no " + std::to_string(kSliceAlignment * kPanelOutputs) +
-                " outputs of " + std::to_string(args.num_inputs) + " inputs fit into " +
-                std::to_string(args.unpacked_bytes) + " bytes");
+  const int64_t num_fitting = args.unpacked_bytes / (int64_t{args.num_inputs} * 2);
+  int num_in_slice = args.num_outputs;
+  if (num_fitting < args.num_outputs) {
+    const int most = static_cast<int>(num_fitting) / kSliceOutputs * kSliceOutputs;
+    if (most == 0) {
+      return fail("linear_packed: no " + std::to_string(kSliceOutputs) + " outputs of " +
+                  std::to_string(args.num_inputs) + " inputs fit into " +
+                  std::to_string(args.unpacked_bytes) + " bytes");
+    }
+    const int num_slices = ceil_div(args.num_outputs, most);
+    num_in_slice = round_up(ceil_div(args.num_outputs, num_slices), kSliceOutputs);
   }
-  const int64_t num_slices = ceil_div<int64_t>(num_places, num_fitting);
-  int num_in_slice = num_places;
-  if (num_slices > 1) {
-    num_in_slice =
-        round_up(static_cast<int>(ceil_div<int64_t>(num_places, num_slices)), kSliceAlignment);
-  }
-  for (int place = 0; place < num_places; place += num_in_slice) {
-    const int end = lower_of(place + num_in_slice, num_places);
-    const int first = first_output_at(args, place);
-    const Slice slice = {static_cast<const uint8_t*>(args.panels),
-                         args.unpacked,
-                         place,
-                         end - place,
-                         first,
-                         args.num_outputs,
-                         args.num_inputs,
-                         args.group_size,
-                         args.is_gated};
-    LmiLinearDense product = {};
-    product.x = args.x;
-    product.weight = args.unpacked;
-    product.bias = args.bias == nullptr ? nullptr : args.bias + first;
-    product.y = args.y + first;
-    product.workspace = args.workspace;
-    product.workspace_bytes = args.workspace_bytes;
-    product.num_rows = args.num_rows;
-    product.num_outputs = first_output_at(args, end) - first;
-    product.num_inputs = args.num_inputs;
-    product.y_stride = args.num_outputs;
-    product.dtype = args.dtype;
-    if (const int32_t status = action(slice, product)) return status;
+  for (int first = 0; first < args.num_outputs; first += num_in_slice) {
+    const int end = lower_of(first + num_in_slice, args.num_outputs);
+    if (const int32_t status = action(first, end)) return status;
   }
   return kOk;
 }
@@ -164,15 +168,16 @@ int32_t for_slices(const LmiLinearPacked& args, const Action& action) {
 }  // namespace
 
 int32_t prepare_linear_unpacked(const LmiLinearPacked& args) {
-  return for_slices(args, [](const Slice&, const LmiLinearDense& product) {
-    return prepare_linear_dense(product);
-  });
+  return for_slices(
+      args, [&](int first, int end) { return prepare_linear_dense(product_of(args, first, end)); });
 }
 
 int32_t launch_linear_unpacked(const LmiLinearPacked& args, void* stream) {
-  return for_slices(args, [&](const Slice& slice, const LmiLinearDense& product) {
-    const int32_t status = unpack(slice, args.dtype, stream);
-    return status == kOk ? lmi_cuda_linear_dense(&product, stream) : status;
+  return for_slices(args, [&](int first, int end) {
+    const int32_t status = unpack(slice_of(args, first, end), args.dtype, stream);
+    if (status != kOk) return status;
+    const LmiLinearDense product = product_of(args, first, end);
+    return lmi_cuda_linear_dense(&product, stream);
   });
 }
 
