@@ -32,6 +32,7 @@ OPS_TESTS = tuple(
     for name in (
         "coded_caches",
         "linear_quantized",
+        "linear_unpacked",
         "device_ops",
         "device_attention",
         "device_linear",
