@@ -68,8 +68,10 @@ class RotatedHead {
         float sin[kWidth];
         load_floats(cos_ + lower_of(dim, other), cos);
         load_floats(sin_ + lower_of(dim, other), sin);
+        // Nothing fused: every instance of the kernel shall round alike.
         for (int i = 0; i < kWidth; ++i) {
-          x[i] = x[i] * cos[i] + partner[i] * (dim < other ? -sin[i] : sin[i]);
+          const float turned = product_of(partner[i], sin[i]);
+          x[i] = product_of(x[i], cos[i]) + (dim < other ? -turned : turned);
         }
       }
       action(dim, x);

@@ -90,8 +90,21 @@ def assert_same(
     expected = run(outcomes(config, wanted), 110)
     monkeypatch.setenv("LMI_OPS", CPP)
     results = run(outcomes(config, wanted), 110)
-    assert results == expected
+    assert_alike(results, expected)
     return results
+
+
+def assert_alike(results: list[list[TokenEvent]], expected: list[list[TokenEvent]]) -> None:
+    """To the bit; on a GPU only nearly so, since the library for products of many rows rounds by
+    their number, which requests' arrival decides."""
+    if CONFIG.device != "cuda":
+        assert results == expected
+        return
+    for events, others in zip(results, expected, strict=True):
+        assert [event.token_id for event in events] == [event.token_id for event in others]
+        assert [event.logprob for event in events] == pytest.approx(
+            [event.logprob for event in others], abs=0.02
+        )
 
 
 def prompts(*lengths: int) -> list[tuple[int, ...]]:
@@ -196,7 +209,7 @@ def test_steps_run_ahead_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [0, 1, 2] in rows
     assert [1, 2] in rows
     num_ahead = len(rows)
-    assert ahead == run(outcomes(configured(overlap=False), wanted), 110)
+    assert_alike(ahead, run(outcomes(configured(overlap=False), wanted), 110))
     assert len(rows) == num_ahead
 
 

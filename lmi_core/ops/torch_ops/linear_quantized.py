@@ -38,7 +38,9 @@ def quantize_rows(x: Tensor, format: Literal["int8", "fp8"]) -> QuantizedRows:
     most = MOST[rows.codes.dtype]
     values = x.float()
     largest = values.abs().amax(1)
-    scales = torch.where(largest < LEAST_MAGNITUDE, 0.0, largest / most)
+    # On a GPU, torch multiplies by the reciprocal of a plain number.
+    scales = largest / torch.full_like(largest, most)
+    scales = torch.where(largest < LEAST_MAGNITUDE, 0.0, scales)
     rows.scales.copy_(torch.where(values.isfinite().all(1), scales, torch.nan))
     inverse = torch.where(rows.scales > 0, 1 / rows.scales, 0.0).unsqueeze(1)
     codes = torch.where(inverse > 0, values * inverse, 0.0).clamp(-most, most)
