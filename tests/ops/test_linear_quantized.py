@@ -227,8 +227,8 @@ def test_products_of_fp8(
     rounded = torch_quantize_rows(x, "fp8")
     values = rounded.codes[:, :inputs].double() * rounded.scales.double().unsqueeze(1)
     expected = values @ exact.T
-    # Triton takes Hopper's own instructions for 64 rows, whose sums of 128 inputs keep some 14 bits.
-    part = 2e-3 if device.type == "cuda" else 1e-5
+    # For 64 rows Triton takes Hopper's own instructions, whose sums keep some 14 bits.
+    part = 2e-3 if device.type == "cuda" and ops.__name__.endswith("triton") else 1e-5
     tolerance = {"rtol": part, "atol": part * expected.abs().max().item()}
     y = ops.linear_quantized(x.to(device), on(device, weight), None)
     assert y.dtype == torch.float32

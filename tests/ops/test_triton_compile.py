@@ -44,6 +44,7 @@ FLOATS = {"eps", "norm_eps", "scale", "soft_cap", "key_scale", "value_scale"}
 PLAIN = {**TILE, "HAS_WINDOW": False, "HAS_SOFT_CAP": False}
 ROPE = {"HEAD_DIM": 128, "BLOCK": 128, "CODE": ""}
 ODD_HEAD = {**HEAD, "GROUP": 3, "HEAD_DIM": 80}
+WIDE_HEAD = {**HEAD, "GROUP": 6}
 PACKED = {
     "HAS_BIAS": True,
     "IS_GATED": True,
@@ -66,6 +67,7 @@ QUANTIZED = {
     "IS_DECODED": False,
     "IS_WIDENED": False,
 }
+FEW_ROWS = {"BLOCK_ROWS": 16, "BLOCK_PANELS": 2}
 ROWS = {"LEAST": 2.0**-100, "BLOCK": 4096}
 PARTITION = {"BLOCK_GROUP": 4, "QUERY_TILE": 16, "PARTITION_KEYS": 256}
 LINEAR = {
@@ -75,6 +77,9 @@ LINEAR = {
     "BLOCK_INPUTS": 64,
     "IS_WIDENED": False,
 }
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
+"""That a block can have."""
+UNSPECIALISED = ("num_rows",)
 KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("norm", "_rms_norm_kernel", {"HAS_ADDEND": True, "BLOCK": 4096}),
     ("norm", "_rms_norm_kernel", {"HAS_ADDEND": False, "BLOCK": 4096}),
@@ -100,12 +105,20 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **E4M3}),
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **E5M2}),
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **ODD_HEAD, **PLAIN}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 8, "QUERY_TILE": 16, **WIDE_HEAD, **PLAIN}),
     ("linear_packed", "_linear_packed_kernel", PACKED),
+    ("linear_packed", "_linear_packed_kernel", {**PACKED, "BLOCK_ROWS": 64}),
     ("linear_quantized", "_quantize_rows_kernel", {**ROWS, "IS_INT8": True, "MOST": 127.0}),
     ("linear_quantized", "_quantize_rows_kernel", {**ROWS, "IS_INT8": False, "MOST": 448.0}),
     ("linear_quantized", "_linear_quantized_kernel", {**QUANTIZED, "IS_INT8": True}),
     ("linear_quantized", "_linear_quantized_kernel", QUANTIZED),
     ("linear_quantized", "_linear_quantized_kernel", {**QUANTIZED, "IS_GROUPED": True}),
+    (
+        "linear_quantized",
+        "_linear_quantized_kernel",
+        {**QUANTIZED, **FEW_ROWS, "IS_INT8": True, "IS_GATED": False},
+    ),
+    ("linear_quantized", "_linear_quantized_kernel", {**QUANTIZED, **FEW_ROWS}),
     ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **TILE}),
     ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **INT8}),
     ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **E4M3}),
@@ -149,8 +162,9 @@ def kernels_for(architecture: int) -> list[tuple[str, str, dict[str, Any]]]:
     return [k for k in KERNELS if architecture >= 89 or k[2].get("CODE") != "e4nv"]
 
 
-def compile_kernel(module: str, name: str, constants: dict[str, Any], architecture: int) -> str:
-    """The kernel's PTX."""
+def compile_kernel(module: str, name: str, constants: dict[str, Any], architecture: int) -> Any:
+    """As Triton does it for tensors on 16 bytes and for numbers that are multiples of 16, where it
+    copies in the background, and needs the most shared memory."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -162,9 +176,13 @@ def compile_kernel(module: str, name: str, constants: dict[str, Any], architectu
         parameter: "constexpr" if parameter in constants else _type_of(module, parameter, constants)
         for parameter in function.arg_names
     }
-    source = ASTSource(function, signature, constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
-    return str(compiled.asm["ptx"])
+    attributes = {
+        (index,): [["tt.divisibility", 16]]
+        for index, (parameter, kind) in enumerate(signature.items())
+        if kind.startswith("*") or (kind == "i32" and parameter not in UNSPECIALISED)
+    }
+    source = ASTSource(function, signature, constants, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32))
 
 
 def _type_of(module: str, parameter: str, constants: dict[str, Any]) -> str:
@@ -175,7 +193,14 @@ def _type_of(module: str, parameter: str, constants: dict[str, Any]) -> str:
     return "fp32" if parameter in FLOATS else "i32"
 
 
-if __name__ == "__main__":
-    for module, name, constants in kernels_for(int(sys.argv[1])):
-        assert f".entry {name}(" in compile_kernel(module, name, constants, int(sys.argv[1]))
+def main(architecture: int) -> None:
+    for module, name, constants in kernels_for(architecture):
+        compiled = compile_kernel(module, name, constants, architecture)
+        assert f".entry {name}(" in compiled.asm["ptx"]
+        num_bytes = compiled.metadata.shared
+        assert num_bytes <= SHARED_BYTES[architecture], (name, constants, num_bytes)
         print(name)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
