@@ -274,7 +274,7 @@ class EagerRecorder:
         kernels, packed = self.kernels, cast(PackedWeight, weight)
         if packed.quantizes_inputs:
             return lambda x, bias: cast(Tensor, kernels.linear_quantized(x, packed, bias))
-        if kernels.unpacks_weights:
+        if kernels.unpacks_weights and self._act != torch.float32:
             self._unpacked_bytes = max(self._unpacked_bytes, packed.unpacked_bytes)
         return lambda x, bias: cast(
             Tensor, kernels.linear_packed(x, packed, bias, unpacked=self._unpacked)

@@ -67,7 +67,7 @@ class Kernels:
     @property
     def unpacks_weights(self) -> bool:
         """Whether ``linear_packed`` takes room to unpack weights into."""
-        return self.chosen["linear_packed"] == "native"
+        return self.chosen["linear_packed"] in ("native", "triton")
 
     @property
     def is_row_by_row(self) -> bool:

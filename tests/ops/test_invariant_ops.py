@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
+from lmi_core.ops import packed_weight as limits  # noqa: E402
 from lmi_core.ops.device_step import DeviceStep  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
     DEVICES,
@@ -53,16 +54,21 @@ def test_linear(ops: ModuleType, device: torch.device, dtype: str, has_bias: boo
     assert ops.linear(x[:0], weight, offset).shape == (0, 40)
 
 
-def test_linear_packed(ops: ModuleType, device: torch.device) -> None:
+def test_linear_packed(
+    ops: ModuleType, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of more rows than weights stay packed for elsewhere."""
+    monkeypatch.setattr(limits, "MAX_PACKED_ROWS", 16)
     weight, unpacked = packed_weight(40, 200, 32, False)
     weight = replace(weight, panels=weight.panels.to(device))
     x = random(20, 200).to(device, torch.bfloat16)
-    y = ops.linear_packed(x, weight, None)
+    room = torch.empty(weight.unpacked_bytes, dtype=torch.uint8, device=device)
+    y = ops.linear_packed(x, weight, None, unpacked=room)
     np.testing.assert_allclose(
         y.cpu().double(), x.double().cpu() @ unpacked.T, atol=1e-3, rtol=1e-3
     )
     for first, count in ((0, 1), (15, 2), (3, 17)):
-        part = ops.linear_packed(x[first : first + count], weight, None)
+        part = ops.linear_packed(x[first : first + count], weight, None, unpacked=room)
         assert torch.equal(part, y[first:][:count])
 
 

@@ -36,6 +36,7 @@ POINTERS = {
 }
 POINTERS_OF = {
     "linear_packed": {"x_ptr": "*bf16"},
+    "linear_unpacked": {"words_ptr": "*i32", "y_ptr": "*bf16"},
     "linear_quantized": {"x_ptr": "*bf16"},
     "invariant.linear": {"x_ptr": "*bf16", "weight_ptr": "*bf16", "y_ptr": "*fp32"},
 }
@@ -55,6 +56,7 @@ PACKED = {
     "BLOCK_PANELS": 2,
     "IS_WIDENED": False,
 }
+UNPACKED = {"GROUP_STEPS": 16, "HEADER": 64, "STEP": 64, "BLOCK_OUTPUTS": 16, "BLOCK_STEPS": 32}
 QUANTIZED = {
     "HAS_BIAS": True,
     "IS_GATED": True,
@@ -108,6 +110,8 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 8, "QUERY_TILE": 16, **WIDE_HEAD, **PLAIN}),
     ("linear_packed", "_linear_packed_kernel", PACKED),
     ("linear_packed", "_linear_packed_kernel", {**PACKED, "BLOCK_ROWS": 64}),
+    ("linear_unpacked", "_unpack_kernel", {**UNPACKED, "IS_GATED": True}),
+    ("linear_unpacked", "_unpack_kernel", {**UNPACKED, "IS_GATED": False}),
     ("linear_quantized", "_quantize_rows_kernel", {**ROWS, "IS_INT8": True, "MOST": 127.0}),
     ("linear_quantized", "_quantize_rows_kernel", {**ROWS, "IS_INT8": False, "MOST": 448.0}),
     ("linear_quantized", "_linear_quantized_kernel", {**QUANTIZED, "IS_INT8": True}),

@@ -7,7 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lmi_core.ops import packed_weight
 from lmi_core.ops.packed_weight import HEADER_BYTES, PackedWeight
+from lmi_core.ops.triton.linear_unpacked import STEP_INPUTS, linear_unpacked
 
 BLOCK_PANELS = 2
 
@@ -22,9 +24,13 @@ def linear_packed(
 ) -> Tensor:
     """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32.
 
-    ``unpacked`` is of no use here. ``block_rows``: that a program takes; 0: by the number of rows.
+    ``unpacked``: at least ``weight.unpacked_bytes`` to unpack the weight into for many rows of 16
+    bits. ``block_rows``: that a program takes; 0: by the number of rows.
     """
     num_rows, num_inputs = x.shape
+    is_many = num_rows > packed_weight.MAX_PACKED_ROWS and num_inputs % STEP_INPUTS == 0
+    if unpacked is not None and is_many and x.dtype.itemsize == 2:
+        return linear_unpacked(x, weight, bias, unpacked)
     y = torch.empty(num_rows, weight.num_outputs, dtype=torch.float32, device=x.device)
     if num_rows == 0:
         return y
