@@ -320,6 +320,12 @@ def _op(op: str, name: str, device: str) -> Callable[..., Any]:
     return function
 
 
+def _rank(item: Item) -> int:
+    """Native kernels first, then what they are compared with, then those that run instead."""
+    name = item.what.split(": ")[1]
+    return 0 if name.startswith("native") else 2 if name in IMPLEMENTATIONS else 1
+
+
 def main() -> None:
     arguments = parse(__doc__, is_child={"action": "store_true", "help": argparse.SUPPRESS})
     device, roofs = arguments.device, read_roofs(arguments.json)
@@ -330,6 +336,7 @@ def main() -> None:
         items += linear_items(*shape, device, roofs)
     for shape in TINY_UNPACKED if arguments.tiny else UNPACKED:
         items += unpacked_items(*shape, device, roofs)
+    items.sort(key=_rank)
     with torch.inference_mode():
         attempt_each("bench.gpu.kernels", items, arguments)
 

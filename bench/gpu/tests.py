@@ -1,10 +1,11 @@
-"""Tests on a GPU, some files at a time, each in processes of its own.
+"""Tests on a GPU, several files at a time, each in processes of its own.
 
     python -m bench.gpu.tests --json tests.json --select gpu tests/ops/test_device_linear.py ...
 
-A kernel that fails may leave a device that answers every further call with the same error, and one
-that hangs can't be stopped from within. Either ends the process after that test, and another one
-goes on with the tests behind it. Warnings are no errors: other versions of torch may have others.
+Native kernels' tests come first, and Triton's, whose kernels take long to compile, last. A kernel
+that fails may leave a device that answers every further call with the same error, and one that
+hangs can't be stopped from within. Either ends the process after that test, and another one goes on
+with the tests behind it. Warnings are no errors: other versions of torch may have others.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ MAX_PROCESSES = 8
 """For a file, until those of its tests that were not reached are given up."""
 _FINISHED = (0, 1, 5)  # pytest's exit codes for passed, failed, nothing selected
 _printing = Lock()
+PARTS = ("native", "not native and not triton", "triton and not native")
+"""Of a file's tests, for pytest's -k: what matters most first."""
 
 
 class Runs:
@@ -42,39 +45,42 @@ class Runs:
         self, files: Sequence[str], num_workers: int, json: Path | None
     ) -> list[dict[str, Any]]:
         results = []
+        parts = [(file, part) for part in PARTS for file in files]
         with ThreadPoolExecutor(num_workers) as pool:
-            for future in as_completed([pool.submit(self.run_file, file) for file in files]):
+            for future in as_completed([pool.submit(self.run_part, *part) for part in parts]):
                 result = future.result()
                 results.append(result)
                 write(json, results)
                 counts = dict(Counter(result["outcomes"].values()))
+                named = f"{result['file']} ({result['part']})"
                 with _printing:
-                    print(f"{result['file']}: {counts} {result.get('error', '')}", flush=True)
+                    print(f"{named}: {counts} {result.get('error', '')}", flush=True)
         return results
 
-    def run_file(self, file: str) -> dict[str, Any]:
-        """The outcome of each of a file's tests: passed, failed, skipped, or ended, if the process
+    def run_part(self, file: str, part: str) -> dict[str, Any]:
+        """The outcome of each of the tests: passed, failed, skipped, or ended, if the process
         did."""
         outcomes: dict[str, str] = {}
+        result: dict[str, Any] = {"file": file, "part": part, "outcomes": outcomes}
         reason = f"{MAX_PROCESSES} processes"
         for _ in range(MAX_PROCESSES):
-            code, seen, is_finished = self._run_pytest(file, outcomes)
+            code, seen, is_finished = self._run_pytest(file, part, outcomes)
             outcomes |= seen
             if is_finished and code in _FINISHED:
-                return {"file": file, "outcomes": outcomes}
+                return result
             if not seen or code is None:
                 reason = "no time left" if code is None else f"pytest's exit code {code}"
                 break
-        return {"file": file, "outcomes": outcomes, "error": f"not all tests ran: {reason}"}
+        return {**result, "error": f"not all tests ran: {reason}"}
 
     def _run_pytest(
-        self, file: str, done: Iterable[str]
+        self, file: str, part: str, done: Iterable[str]
     ) -> tuple[int | None, dict[str, str], bool]:
         """The exit code, None if the time was over, and what ``outcome_notes.read`` gives."""
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         command += ["-p", outcome_notes.__name__, "-o", "filterwarnings=default"]
         command += ["--timeout", str(self._timeout_s), "--timeout-method=thread"]
-        command += ["-m", self._select, file]
+        command += ["-m", self._select, "-k", part, file]
         with tempfile.TemporaryDirectory() as directory:
             notes, listed = Path(directory, "notes"), Path(directory, "done")
             notes.touch()
@@ -108,7 +114,9 @@ def main() -> int:
     parser.add_argument("files", nargs="+")
     parser.add_argument("--select", default="gpu", help="pytest's -m")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--workers", type=int, default=max(1, min(6, (os.cpu_count() or 1) // 2)))
+    parser.add_argument(
+        "--workers", type=int, default=max(1, min(10, (os.cpu_count() or 1) * 5 // 8))
+    )
     parser.add_argument("--timeout", type=int, default=60, help="seconds for a test")
     parser.add_argument("--limit", type=float, default=600, help="seconds for all tests")
     arguments = parser.parse_args()

@@ -209,7 +209,7 @@ def test_tests_go_on_behind_one_that_ends_the_process(tmp_path: Path) -> None:
             raise RuntimeError("illegal address")
 
         @pytest.mark.parametrize("what", ["works", "fails", "ends", "hangs", "loses", "warns"])
-        def test_it(what):
+        def test_native(what):
             assert what != "fails"
             if what == "ends":
                 os._exit(0)
@@ -228,21 +228,25 @@ def test_tests_go_on_behind_one_that_ends_the_process(tmp_path: Path) -> None:
     path = tmp_path / "tests.json"
     results = runs.run_files([str(file), str(missing)], 2, path)
     assert json.loads(path.read_text()) == results
-    first, second = sorted(results, key=lambda result: len(result["outcomes"]), reverse=True)
-    outcomes = {test.split("::")[1]: outcome for test, outcome in first["outcomes"].items()}
-    assert outcomes == {
-        "test_it[works]": "passed",
-        "test_it[fails]": "failed",
-        "test_it[ends]": "ended",
-        "test_it[hangs]": "ended",
-        "test_it[loses]": "ended",
-        "test_it[warns]": "passed",
+    found = {
+        test.split("::")[1]: outcome
+        for result in results
+        for test, outcome in result["outcomes"].items()
+    }
+    assert found == {
+        "test_native[works]": "passed",
+        "test_native[fails]": "failed",
+        "test_native[ends]": "ended",
+        "test_native[hangs]": "ended",
+        "test_native[loses]": "ended",
+        "test_native[warns]": "passed",
         "test_skipped": "skipped",
     }
-    assert second["error"] == "not all tests ran: pytest's exit code 4"
+    errors = [result.get("error") for result in results if result["file"] == str(missing)]
+    assert errors == ["not all tests ran: pytest's exit code 4"] * 3
     assert gpu_tests.has_failed(results)
-    late = gpu_tests.Runs("not gpu", timeout_s=2, limit_s=0.0).run_file(str(file))
-    assert late == {"file": str(file), "outcomes": {}, "error": "not all tests ran: no time left"}
+    late = gpu_tests.Runs("not gpu", timeout_s=2, limit_s=0.0).run_part(str(file), "native")
+    assert late["error"] == "not all tests ran: no time left"
 
 
 def test_every_file_with_gpu_tests_is_in_the_suite() -> None:
