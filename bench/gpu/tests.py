@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument(
         "--workers", type=int, default=max(1, min(10, (os.cpu_count() or 1) * 5 // 8))
     )
-    parser.add_argument("--timeout", type=int, default=60, help="seconds for a test")
+    parser.add_argument("--timeout", type=int, default=90, help="seconds for a test")
     parser.add_argument("--limit", type=float, default=600, help="seconds for all tests")
     arguments = parser.parse_args()
     runs = Runs(arguments.select, timeout_s=arguments.timeout, limit_s=arguments.limit)

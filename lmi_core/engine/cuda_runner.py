@@ -96,7 +96,7 @@ class CudaRunner:
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()
 
     @staticmethod
     def _start(steps: RecordedSteps) -> _native.DeviceWorker:

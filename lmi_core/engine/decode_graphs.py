@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +16,7 @@ from lmi_core.ops.device_step import DeviceStep
 from lmi_core.ops.step_arrays import StepArrays
 
 _log = logging.getLogger(__name__)
+_capturing = threading.Lock()
 
 MAX_GRAPH_ROWS = 256
 FIRST_NUM_KEYS = 1024
@@ -45,9 +47,13 @@ class CudaCapture:
         run()
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads may wait for their results meanwhile.
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+        # Other threads may wait for their results meanwhile, but not begin a capture, which waits
+        # for the whole device.
+        with (
+            _capturing,
+            torch.cuda.graph(
+                graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+            ),
         ):
             run()
         return graph.replay

@@ -66,12 +66,17 @@ class CudaMemory:
         self._reserved_bytes = torch.cuda.memory_reserved(self._device)
 
     def peak_bytes(self) -> int:
-        torch.cuda.synchronize(self._device)
+        self._synchronize()
         return torch.cuda.max_memory_reserved(self._device) - self._reserved_bytes
 
     def _settle(self) -> None:
-        torch.cuda.synchronize(self._device)
+        self._synchronize()
         torch.cuda.empty_cache()
+
+    def _synchronize(self) -> None:
+        """The stream alone: a device can't be waited for while another model's steps are
+        captured."""
+        torch.cuda.current_stream(self._device).synchronize()
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:

@@ -136,7 +136,8 @@ class TorchRunner:
             return 0 if graphs is None else graphs.measure(memory.free_bytes)
 
         if self._stream is not None:
-            torch.cuda.synchronize(self.device)  # weights come from another stream
+            # Weights come from another stream.
+            torch.cuda.current_stream(self.device).synchronize()
         with torch.cuda.stream(self._stream):  # which does nothing for None
             if graphs is not None:
                 graphs.warm_up()

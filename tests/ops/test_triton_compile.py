@@ -81,7 +81,6 @@ LINEAR = {
 }
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """That a block can have."""
-UNSPECIALISED = ("num_rows",)
 KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("norm", "_rms_norm_kernel", {"HAS_ADDEND": True, "BLOCK": 4096}),
     ("norm", "_rms_norm_kernel", {"HAS_ADDEND": False, "BLOCK": 4096}),
@@ -180,10 +179,11 @@ def compile_kernel(module: str, name: str, constants: dict[str, Any], architectu
         parameter: "constexpr" if parameter in constants else _type_of(module, parameter, constants)
         for parameter in function.arg_names
     }
+    unspecialised = function.do_not_specialize or ()
     attributes = {
         (index,): [["tt.divisibility", 16]]
         for index, (parameter, kind) in enumerate(signature.items())
-        if kind.startswith("*") or (kind == "i32" and parameter not in UNSPECIALISED)
+        if kind.startswith("*") or (kind == "i32" and parameter not in unspecialised)
     }
     source = ASTSource(function, signature, constants, attributes)
     return triton.compile(source, target=GPUTarget("cuda", architecture, 32))

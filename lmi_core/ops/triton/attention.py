@@ -145,7 +145,8 @@ def plan_splits(num_keys: int, num_programs: int) -> tuple[int, int]:
     return split_size, triton.cdiv(num_keys, split_size)
 
 
-@triton.jit
+# Another step's lengths shall not compile another kernel.
+@triton.jit(do_not_specialize=["table_stride", "split_size", "num_splits"])
 def _decode_kernel(
     q_ptr,
     keys_ptr,
@@ -221,7 +222,7 @@ def _decode_kernel(
     tl.store(log_masses_ptr + result, log_mass, mask=group < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _merge_kernel(
     partials_ptr,
     log_masses_ptr,
@@ -254,7 +255,7 @@ def _merge_kernel(
     tl.store(target, y.to(y_ptr.dtype.element_ty), mask=is_dim)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _prefill_kernel(
     q_ptr,
     keys_ptr,
