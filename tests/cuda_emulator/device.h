@@ -17,6 +17,8 @@
 // One block runs at a time, so its shared variables can be the program's.
 #define __shared__ static
 #define __launch_bounds__(...)
+// What is no access of a thread's own (races.h).
+#define LMI_UNWATCHED __attribute__((no_sanitize("thread")))
 
 namespace lmi::cuda {
 
@@ -145,10 +147,17 @@ T shuffle_xor(T value, int distance) {
 }
 
 template <typename T>
-void atomic_add(T* target, T value) {
-  *target += value;
+LMI_UNWATCHED T fetch_add(T* target, T value) {
+  emulator::note_atomic(target, sizeof(T));
+  const T before = *target;
+  *target = before + value;
+  return before;
 }
-inline int atomic_next(int* counter) { return (*counter)++; }
+template <typename T>
+void atomic_add(T* target, T value) {
+  (void)fetch_add(target, value);
+}
+inline int atomic_next(int* counter) { return fetch_add(counter, 1); }
 
 // ---- copies from global to shared memory
 
@@ -214,7 +223,7 @@ struct Places {
   Place right[kDepth][8];
 
   template <typename FragmentA, typename FragmentB>
-  Places(const FragmentA& fragment_of_a, const FragmentB& fragment_of_b) {
+  LMI_UNWATCHED Places(const FragmentA& fragment_of_a, const FragmentB& fragment_of_b) {
     for (int lane = 0; lane < kWarpSize; ++lane) {
       for (int part = 0; part < kParts; ++part) {
         for (int index = 0; index < 4; ++index) {

@@ -2,10 +2,12 @@
 
 #include <cstring>
 #include <deque>
-#include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
+
+#include "cuda_emulator/races.h"
 
 #if !defined(__x86_64__)
 #error "the emulator switches fibers on x86-64 only"
@@ -47,6 +49,8 @@ namespace {
 constexpr int kWarpSize = 32;
 constexpr size_t kStackBytes = 48 << 10;
 constexpr size_t kNumSavedRegisters = 6;
+constexpr size_t kUntouchableBytes = 64 << 10;
+constexpr uintptr_t kSharedAlignment = 128;
 
 struct Copy {
   void* target;
@@ -67,7 +71,7 @@ struct Warp {
 };
 
 struct Fiber {
-  std::unique_ptr<uint8_t[]> stack{new uint8_t[kStackBytes]};
+  uint8_t* stack = nullptr;
   void* stack_pointer = nullptr;
   bool is_done = false;
   const char* waits_for = nullptr;
@@ -77,10 +81,13 @@ struct Fiber {
 };
 
 struct Block {
+  std::vector<uint8_t> stacks;
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   Barrier barrier;
-  std::vector<uint8_t> shared;
+  std::vector<uint8_t> reserved;  // shared memory, and before and behind it what nobody may touch
+  uint8_t* shared = nullptr;
+  size_t num_shared_bytes = 0;
   const std::function<void()>* body = nullptr;
   void* scheduler = nullptr;
   size_t current = 0;
@@ -89,6 +96,12 @@ struct Block {
 
 Block block;
 std::mutex running;  // one grid at a time
+
+// While the emulator works for a thread, and not the thread itself.
+struct OwnWork {
+  OwnWork() { races::pause(); }
+  ~OwnWork() { races::resume(block.current); }
+};
 
 Fiber& current() { return block.fibers[block.current]; }
 Warp& current_warp() { return block.warps[block.current / kWarpSize]; }
@@ -101,30 +114,37 @@ void release(Barrier& barrier) {
   block.has_progressed = true;
 }
 
-void wait(Barrier& barrier, const char* what) {
+// Whether the caller came last.
+bool wait(Barrier& barrier, const char* what) {
   const uint64_t generation = barrier.generation;
   if (++barrier.num_arrived == barrier.num_members) {
     release(barrier);
-    return;
+    return true;
   }
   current().waits_for = what;
   while (barrier.generation == generation) yield();
   current().waits_for = nullptr;
+  return false;
 }
 
 [[noreturn]] void fiber_main() {
+  races::resume(block.current);
   (*block.body)();
+  races::pause();
   current().is_done = true;
   block.has_progressed = true;
   // As on the device, the barrier is for the threads that are left; a warp's operations are not.
   Barrier& barrier = block.barrier;
-  if (--barrier.num_members > 0 && barrier.num_arrived == barrier.num_members) release(barrier);
+  if (--barrier.num_members > 0 && barrier.num_arrived == barrier.num_members) {
+    release(barrier);
+    races::pass_block_barrier();
+  }
   yield();
   __builtin_unreachable();
 }
 
 void prepare(Fiber& fiber) {
-  auto top = reinterpret_cast<uintptr_t>(fiber.stack.get() + kStackBytes) & ~uintptr_t{15};
+  auto top = reinterpret_cast<uintptr_t>(fiber.stack + kStackBytes) & ~uintptr_t{15};
   // Entered by a return, so the address above counts as the caller's.
   auto* slots = reinterpret_cast<void**>(top) - 2;
   slots[0] = reinterpret_cast<void*>(&fiber_main);
@@ -141,7 +161,9 @@ void run_block() {
   for (Fiber& fiber : block.fibers) prepare(fiber);
   block.barrier = {static_cast<int>(block.fibers.size()), 0, 0};
   for (Warp& warp : block.warps) warp.barrier = {kWarpSize, 0, 0};
-  std::memset(block.shared.data(), 0xff, block.shared.size());
+  std::memset(block.shared, 0xff, block.num_shared_bytes);
+  races::begin_block(block.reserved.data(), block.reserved.size(), block.shared,
+                     block.num_shared_bytes);
   const size_t num_fibers = block.fibers.size();
   bool is_reversed = true;
   for (size_t num_left = num_fibers; num_left > 0;) {
@@ -152,6 +174,7 @@ void run_block() {
       if (current().is_done) continue;
       thread_index.x = static_cast<unsigned>(block.current);
       lmi_switch_fiber(&block.scheduler, current().stack_pointer);
+      races::pause();
       if (current().is_done) --num_left;
     }
     if (num_left == 0 || block.has_progressed) continue;
@@ -162,14 +185,29 @@ void run_block() {
   }
 }
 
+void reserve(unsigned num_threads, size_t shared_bytes) {
+  block.stacks.resize(num_threads * kStackBytes);
+  block.fibers.resize(num_threads);
+  for (size_t i = 0; i < num_threads; ++i) {
+    block.fibers[i].stack = block.stacks.data() + i * kStackBytes;
+  }
+  block.warps.resize(num_threads / kWarpSize);
+  block.reserved.resize(2 * kUntouchableBytes + kSharedAlignment + shared_bytes);
+  const auto first = reinterpret_cast<uintptr_t>(block.reserved.data()) + kUntouchableBytes;
+  block.shared =
+      reinterpret_cast<uint8_t*>((first + kSharedAlignment - 1) & ~(kSharedAlignment - 1));
+  block.num_shared_bytes = shared_bytes;
+  races::begin_grid();
+  races::ignore(block.stacks.data(), block.stacks.size());
+  races::ignore(block.warps.data(), block.warps.size() * sizeof(Warp));
+}
+
 }  // namespace
 
 void run(Dim3 grid, unsigned num_threads, size_t shared_bytes, const std::function<void()>& body) {
   LMI_CHECK(num_threads % kWarpSize == 0 && num_threads <= 1024, num_threads, " threads");
   const std::lock_guard lock(running);
-  block.fibers.resize(num_threads);
-  block.warps.resize(num_threads / kWarpSize);
-  block.shared.assign(shared_bytes + 128, 0);
+  reserve(num_threads, shared_bytes);
   block.body = &body;
   block_size = {num_threads, 1, 1};
   grid_size = grid;
@@ -178,41 +216,62 @@ void run(Dim3 grid, unsigned num_threads, size_t shared_bytes, const std::functi
       for (block_index.x = 0; block_index.x < grid.x; ++block_index.x) run_block();
     }
   }
+  const std::string races = races::end_grid();
+  LMI_CHECK(races.empty(), races);
 }
 
-uint8_t* shared_memory() {
-  const auto address = reinterpret_cast<uintptr_t>(block.shared.data());
-  return reinterpret_cast<uint8_t*>((address + 127) & ~uintptr_t{127});
+uint8_t* shared_memory() { return block.shared; }
+
+void block_barrier() {
+  const OwnWork own;
+  if (wait(block.barrier, "a block's barrier")) races::pass_block_barrier();
 }
 
-void block_barrier() { wait(block.barrier, "a block's barrier"); }
-
-void warp_barrier() { wait(current_warp().barrier, "a warp's operation"); }
+void warp_barrier() {
+  const OwnWork own;
+  if (wait(current_warp().barrier, "a warp's barrier")) {
+    races::pass_warp_barrier(block.current / kWarpSize);
+  }
+}
 
 const uint32_t* exchange(const uint32_t* words, int count) {
+  const OwnWork own;
   uint32_t* buffer = current_warp().words[current().phase];
   current().phase ^= 1;
   const size_t lane = block.current % kWarpSize;
   std::memcpy(buffer + lane * static_cast<size_t>(count), words,
               static_cast<size_t>(count) * sizeof(uint32_t));
-  warp_barrier();
+  wait(current_warp().barrier, "a warp's operation");
   return buffer;
 }
 
-void copy_later(void* target, const void* source, int copied_bytes, int num_bytes) {
-  current().open_group.push_back({target, source, copied_bytes, num_bytes});
+void note_atomic(const void* target, size_t num_bytes) {
+  races::add_atomically(target, num_bytes, __builtin_return_address(0));
 }
 
-void end_copy_group() { current().groups.push_back(std::exchange(current().open_group, {})); }
+void copy_later(void* target, const void* source, int copied_bytes, int num_bytes) {
+  const OwnWork own;
+  current().open_group.push_back({target, source, copied_bytes, num_bytes});
+  races::begin_copy(target, static_cast<size_t>(num_bytes), source,
+                    static_cast<size_t>(copied_bytes), __builtin_return_address(0));
+}
+
+void end_copy_group() {
+  const OwnWork own;
+  current().groups.push_back(std::exchange(current().open_group, {}));
+}
 
 void wait_for_copies(int num_pending_groups) {
+  const OwnWork own;
   auto& groups = current().groups;
   while (groups.size() > static_cast<size_t>(num_pending_groups)) {
     for (const Copy& copy : groups.front()) {
       auto* target = static_cast<uint8_t*>(copy.target);
       const auto copied_bytes = static_cast<size_t>(copy.copied_bytes);
+      const auto num_bytes = static_cast<size_t>(copy.num_bytes);
       std::memcpy(target, copy.source, copied_bytes);
-      std::memset(target + copied_bytes, 0, static_cast<size_t>(copy.num_bytes) - copied_bytes);
+      std::memset(target + copied_bytes, 0, num_bytes - copied_bytes);
+      races::end_copy(target, num_bytes, __builtin_return_address(0));
     }
     groups.pop_front();
   }

@@ -3,8 +3,8 @@
 // What it checks beyond results: threads of a warp must meet in every warp-wide operation, those of
 // a block in every barrier (else Error, which names who waits where); shared memory starts as NaN;
 // asynchronous copies arrive when they are waited for and not before; threads run in ascending and
-// descending order by turns, so that some of the missing barriers show. What it can't know: races
-// that both orders hide, time, registers.
+// descending order by turns, so that some of the missing barriers show; races.h finds the others.
+// What it can't know: time, registers.
 #pragma once
 
 #include <cstddef>
@@ -37,6 +37,9 @@ void warp_barrier();
 // may read until their next call.
 constexpr int kMaxWords = 16;
 const uint32_t* exchange(const uint32_t* words, int count);
+
+// Said before an atomic operation.
+void note_atomic(const void* target, size_t num_bytes);
 
 // Queued, then done by the wait that completes its group. num_bytes past the copied are zeroed.
 void copy_later(void* target, const void* source, int copied_bytes, int num_bytes);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 
 from lmi_core.ops.cuda import cublaslt, library
 
-EMULATOR = Path(__file__).parents[2] / "build/native/liblmi_cuda_emulator.so"
+EMULATOR = Path(__file__).parents[2] / "build/native" / (
+    "liblmi_cuda_races.so" if os.environ.get("LMI_TEST_RACES") else "liblmi_cuda_emulator.so"
+)
 CUBLASLT_EMULATOR = EMULATOR.with_name("liblmi_cublaslt_emulator.so")
 
 

@@ -1,0 +1,350 @@
+#include "cuda_emulator/races.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <sstream>
+#include <unordered_map>
+#include <vector>
+
+#include "common/check.h"
+
+// Where the library's own variables lie, those that kernels share in a block among them.
+extern "C" {
+extern char __bss_start __attribute__((visibility("hidden")));
+extern char _end __attribute__((visibility("hidden")));
+}
+
+namespace lmi::cuda::emulator::races {
+namespace {
+
+constexpr size_t kWarpSize = 32;
+constexpr size_t kPageBytes = 4096;
+constexpr size_t kMaxPages = 2048;  // that are kept from grid to grid
+constexpr size_t kMaxReports = 4;
+constexpr uint16_t kMany = 0xffff;
+
+// Accesses of one kind to a byte. Intervals count barriers of all blocks of all grids, so that a
+// number tells the grid and the block too; steps count a warp's barriers.
+struct Accesses {
+  uint32_t interval = 0;
+  uint32_t step = 0;
+  uint32_t site = 0;
+  uint16_t thread = 0;  // or kMany, of this step
+  uint16_t warp = 0;    // or kMany, of this interval
+};
+
+struct Byte {
+  Accesses writes;
+  Accesses reads;
+  uint32_t foreign_read = 0;  // the last interval in which a block before this one read it
+  uint32_t copied_in = 0;     // the block's first interval if a copy to here is under way
+  bool is_atomic = false;     // the last write
+};
+
+using Page = std::array<Byte, kPageBytes>;
+
+struct Range {
+  uintptr_t first = 0;
+  uintptr_t end = 0;
+  bool has(uintptr_t address) const { return address >= first && address < end; }
+};
+
+enum class Kind : uint8_t { kRead, kWrite, kAtomic };
+
+struct Grid {
+  std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages;
+  uintptr_t last_number = 0;
+  Page* last_page = nullptr;
+  std::vector<Range> ignored;
+  Range reserved;
+  Range shared;
+  uint32_t interval = 1;
+  uint32_t first_interval = 1;  // of the grid
+  uint32_t block_interval = 1;  // the block's first
+  std::vector<uint32_t> steps;  // by warp
+  uint16_t thread = 0;
+  std::vector<std::string> reports;
+  size_t num_races = 0;
+};
+
+Grid grid;
+bool is_instrumented = false;
+thread_local bool is_watching = false;
+
+const uint8_t* image() {
+  static const uint8_t* const base = [] {
+    Dl_info info;
+    LMI_CHECK(dladdr(reinterpret_cast<void*>(&begin_grid), &info) != 0, "no image");
+    return static_cast<const uint8_t*>(info.dli_fbase);
+  }();
+  return base;
+}
+
+uint32_t site_of(const void* address) {
+  return static_cast<uint32_t>(static_cast<const uint8_t*>(address) - image());
+}
+
+// file:line, as far as binutils can tell.
+std::string place_of(uint32_t site) {
+  Dl_info info;
+  dladdr(reinterpret_cast<void*>(&begin_grid), &info);
+  std::ostringstream command;
+  command << "addr2line -e '" << info.dli_fname << "' 0x" << std::hex << site - 1;
+  std::string place;
+  if (FILE* output = popen(command.str().c_str(), "r")) {
+    for (int c = fgetc(output); c != EOF && c != '\n'; c = fgetc(output)) {
+      place.push_back(static_cast<char>(c));
+    }
+    pclose(output);
+  }
+  return place;
+}
+
+bool is_shared(uintptr_t address) {
+  const Range variables{reinterpret_cast<uintptr_t>(&__bss_start),
+                        reinterpret_cast<uintptr_t>(&_end)};
+  return grid.shared.has(address) || variables.has(address);
+}
+
+Byte& byte_at(uintptr_t address) {
+  const uintptr_t number = address / kPageBytes;
+  if (number != grid.last_number) {
+    std::unique_ptr<Page>& page = grid.pages[number];
+    if (page == nullptr) page = std::make_unique<Page>();
+    grid.last_number = number;
+    grid.last_page = page.get();
+  }
+  return (*grid.last_page)[address % kPageBytes];
+}
+
+uint16_t own_warp() { return static_cast<uint16_t>(grid.thread / kWarpSize); }
+
+// Whether one of the accesses is another thread's, with nothing between it and now.
+bool are_unordered(const Accesses& accesses, uintptr_t address) {
+  if (accesses.interval < grid.first_interval) return false;
+  if (accesses.interval < grid.block_interval) return !is_shared(address);
+  if (accesses.interval < grid.interval) return false;
+  if (accesses.warp != own_warp()) return true;
+  return accesses.step == grid.steps[own_warp()] && accesses.thread != grid.thread;
+}
+
+void report(const char* what, const Accesses& before, const char* now, uint32_t site,
+            uintptr_t address) {
+  ++grid.num_races;
+  if (grid.reports.size() == kMaxReports) return;
+  std::ostringstream text;
+  text << what << " at " << place_of(before.site) << " (thread ";
+  if (before.thread == kMany || before.warp == kMany) {
+    text << "several";
+  } else {
+    text << before.thread;
+  }
+  text << ") and " << now << " at " << place_of(site) << " (thread " << grid.thread << "), "
+       << (is_shared(address) ? "shared" : "global") << " memory";
+  if (grid.shared.has(address)) text << " byte " << address - grid.shared.first;
+  if (std::find(grid.reports.begin(), grid.reports.end(), text.str()) == grid.reports.end()) {
+    grid.reports.push_back(text.str());
+  }
+}
+
+void note(Accesses& accesses, uint32_t site) {
+  const uint16_t warp = own_warp();
+  const uint32_t step = grid.steps[warp];
+  if (accesses.interval != grid.interval) {
+    accesses = {grid.interval, step, site, grid.thread, warp};
+  } else if (accesses.warp != warp) {
+    accesses.warp = kMany;
+  } else if (accesses.step != step) {
+    accesses.step = step;
+    accesses.thread = grid.thread;
+    accesses.site = site;
+  } else if (accesses.thread != grid.thread) {
+    accesses.thread = kMany;
+  }
+}
+
+void note_read(Byte& byte, uint32_t site) {
+  if (byte.reads.interval < grid.block_interval && byte.reads.interval >= grid.first_interval) {
+    byte.foreign_read = byte.reads.interval;
+  }
+  note(byte.reads, site);
+}
+
+void touch_byte(uintptr_t address, Kind kind, uint32_t site) {
+  Byte& byte = byte_at(address);
+  const char* const name = kind == Kind::kRead ? "a read" : "a write";
+  if (byte.copied_in == grid.block_interval)
+    report("a copy under way", byte.writes, name, site, address);
+  const bool are_atomic = kind == Kind::kAtomic && byte.is_atomic;
+  if (!are_atomic && are_unordered(byte.writes, address)) {
+    report("a write", byte.writes, name, site, address);
+  }
+  if (kind == Kind::kRead) return note_read(byte, site);
+  const bool is_read_elsewhere = byte.foreign_read >= grid.first_interval && !is_shared(address);
+  if (is_read_elsewhere || are_unordered(byte.reads, address)) {
+    report("a read", byte.reads, name, site, address);
+  }
+  byte.writes = {grid.interval, grid.steps[own_warp()], site, grid.thread, own_warp()};
+  byte.is_atomic = kind == Kind::kAtomic;
+}
+
+bool is_ignored(uintptr_t address) {
+  return std::any_of(grid.ignored.begin(), grid.ignored.end(),
+                     [&](const Range& range) { return range.has(address); });
+}
+
+void touch(const void* first, size_t num_bytes, Kind kind, const void* caller) {
+  const auto address = reinterpret_cast<uintptr_t>(first);
+  if (!is_instrumented || is_ignored(address)) return;
+  const uint32_t site = site_of(caller);
+  if (grid.reserved.has(address) &&
+      (address < grid.shared.first || address + num_bytes > grid.shared.end)) {
+    report("shared memory's end", {}, "an access beyond it", site, address);
+    return;
+  }
+  for (size_t i = 0; i < num_bytes; ++i) touch_byte(address + i, kind, site);
+}
+
+}  // namespace
+
+void ignore(const void* first, size_t num_bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(first);
+  grid.ignored.push_back({address, address + num_bytes});
+}
+
+void begin_grid() {
+  grid.first_interval = ++grid.interval;
+  grid.reports.clear();
+  grid.num_races = 0;
+  if (grid.pages.size() < kMaxPages) return;
+  grid.pages.clear();
+  grid.last_number = 0;
+}
+
+void begin_block(const uint8_t* reserved, size_t num_reserved, const uint8_t* shared,
+                 size_t num_bytes) {
+  LMI_CHECK(grid.interval < UINT32_MAX / 2, "too many barriers in one process");
+  grid.block_interval = ++grid.interval;
+  grid.steps.assign(1024 / kWarpSize, 0);
+  const auto outer = reinterpret_cast<uintptr_t>(reserved);
+  const auto inner = reinterpret_cast<uintptr_t>(shared);
+  grid.reserved = {outer, outer + num_reserved};
+  grid.shared = {inner, inner + num_bytes};
+}
+
+void resume(size_t thread) {
+  grid.thread = static_cast<uint16_t>(thread);
+  is_watching = true;
+}
+
+void pause() { is_watching = false; }
+
+void pass_block_barrier() { ++grid.interval; }
+
+void pass_warp_barrier(size_t warp) { ++grid.steps[warp]; }
+
+void add_atomically(const void* target, size_t num_bytes, const void* site) {
+  touch(target, num_bytes, Kind::kAtomic, site);
+}
+
+void begin_copy(const void* target, size_t num_bytes, const void* source, size_t num_source_bytes,
+                const void* site) {
+  if (!is_instrumented) return;
+  touch(source, num_source_bytes, Kind::kRead, site);
+  touch(target, num_bytes, Kind::kWrite, site);
+  const auto address = reinterpret_cast<uintptr_t>(target);
+  for (size_t i = 0; i < num_bytes; ++i) byte_at(address + i).copied_in = grid.block_interval;
+}
+
+void end_copy(const void* target, size_t num_bytes, const void* site) {
+  if (!is_instrumented) return;
+  const auto address = reinterpret_cast<uintptr_t>(target);
+  for (size_t i = 0; i < num_bytes; ++i) byte_at(address + i).copied_in = 0;
+  touch(target, num_bytes, Kind::kWrite, site);
+}
+
+std::string end_grid() {
+  std::ostringstream text;
+  if (grid.num_races > 0) text << "races over " << grid.num_races << " bytes: ";
+  for (const std::string& found : grid.reports) text << "\n  " << found;
+  grid.ignored.clear();
+  return text.str();
+}
+
+}  // namespace lmi::cuda::emulator::races
+
+// ---- what instrumented code calls
+
+namespace {
+
+namespace races = lmi::cuda::emulator::races;
+
+void watch(const void* first, size_t num_bytes, races::Kind kind, const void* caller) {
+  if (races::is_watching) races::touch(first, num_bytes, kind, caller);
+}
+
+}  // namespace
+
+extern "C" {
+
+void __tsan_init() { races::is_instrumented = true; }
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_read(void**) {}
+
+#define LMI_ACCESS(name, bytes, kind)                                      \
+  void __tsan_##name(void* address) {                                      \
+    watch(address, bytes, races::Kind::kind, __builtin_return_address(0)); \
+  }
+#define LMI_ACCESSES(bytes)                       \
+  LMI_ACCESS(read##bytes, bytes, kRead)           \
+  LMI_ACCESS(write##bytes, bytes, kWrite)         \
+  LMI_ACCESS(unaligned_read##bytes, bytes, kRead) \
+  LMI_ACCESS(unaligned_write##bytes, bytes, kWrite)
+LMI_ACCESSES(1)
+LMI_ACCESSES(2)
+LMI_ACCESSES(4)
+LMI_ACCESSES(8)
+LMI_ACCESSES(16)
+#undef LMI_ACCESSES
+#undef LMI_ACCESS
+
+void __tsan_read_range(void* address, size_t num_bytes) {
+  watch(address, num_bytes, races::Kind::kRead, __builtin_return_address(0));
+}
+void __tsan_write_range(void* address, size_t num_bytes) {
+  watch(address, num_bytes, races::Kind::kWrite, __builtin_return_address(0));
+}
+
+// Those of kernels are atomic additions; the rest is the host's.
+#define LMI_ATOMICS(bits, type)                                                              \
+  type __tsan_atomic##bits##_load(const volatile type* address, int) {                       \
+    return __atomic_load_n(address, __ATOMIC_SEQ_CST);                                       \
+  }                                                                                          \
+  void __tsan_atomic##bits##_store(volatile type* address, type value, int) {                \
+    __atomic_store_n(address, value, __ATOMIC_SEQ_CST);                                      \
+  }                                                                                          \
+  type __tsan_atomic##bits##_exchange(volatile type* address, type value, int) {             \
+    return __atomic_exchange_n(address, value, __ATOMIC_SEQ_CST);                            \
+  }                                                                                          \
+  type __tsan_atomic##bits##_fetch_add(volatile type* address, type value, int) {            \
+    return __atomic_fetch_add(address, value, __ATOMIC_SEQ_CST);                             \
+  }                                                                                          \
+  type __tsan_atomic##bits##_fetch_sub(volatile type* address, type value, int) {            \
+    return __atomic_fetch_sub(address, value, __ATOMIC_SEQ_CST);                             \
+  }                                                                                          \
+  bool __tsan_atomic##bits##_compare_exchange_strong(volatile type* address, type* expected, \
+                                                     type desired, int, int) {               \
+    return __atomic_compare_exchange_n(address, expected, desired, false, __ATOMIC_SEQ_CST,  \
+                                       __ATOMIC_SEQ_CST);                                    \
+  }
+LMI_ATOMICS(8, uint8_t)
+LMI_ATOMICS(32, uint32_t)
+LMI_ATOMICS(64, uint64_t)
+#undef LMI_ATOMICS
+}

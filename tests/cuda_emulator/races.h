@@ -1,0 +1,42 @@
+// Finds races in the kernels that the emulator runs, as the compute sanitizer's racecheck does, and
+// over global memory too: two threads touch a byte, one of them writes, and no barrier lies
+// between.
+//
+// Kernels compiled with -fsanitize=thread call a function before every access; races.cpp is what
+// they call, in place of the sanitizer's library, whose threads would be too dear for a grid's. It
+// knows how threads of a grid are ordered: those of a block by its barriers, those of a warp by the
+// warp's, those of two blocks not at all. Shuffles and products order nothing, as PTX says. An
+// asynchronous copy may write from its start until its wait.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace lmi::cuda::emulator::races {
+
+// Memory of fibers and the emulator's own, which no thread shares.
+void ignore(const void* first, size_t num_bytes);
+
+void begin_grid();
+// Its dynamic shared memory, in the middle of `num_reserved` bytes that no thread may touch.
+void begin_block(const uint8_t* reserved, size_t num_reserved, const uint8_t* shared,
+                 size_t num_bytes);
+// From here until pause() accesses are those of that thread of the block.
+void resume(size_t thread);
+void pause();
+void pass_block_barrier();
+void pass_warp_barrier(size_t warp);
+
+// The thread that runs adds to it; two that do don't race.
+void add_atomically(const void* target, size_t num_bytes, const void* site);
+
+// The thread that runs starts and completes a copy to there; the site is the caller's.
+void begin_copy(const void* target, size_t num_bytes, const void* source, size_t num_source_bytes,
+                const void* site);
+void end_copy(const void* target, size_t num_bytes, const void* site);
+
+// What was found in the grid, for a reader; empty if nothing.
+std::string end_grid();
+
+}  // namespace lmi::cuda::emulator::races
