@@ -6,8 +6,11 @@
 #include <array>
 #include <cstdio>
 #include <memory>
+#include <set>
 #include <sstream>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "common/check.h"
@@ -68,6 +71,7 @@ struct Grid {
   std::vector<uint32_t> steps;  // by warp
   uint16_t thread = 0;
   std::vector<std::string> reports;
+  std::set<std::pair<uint32_t, uint32_t>> reported;  // sites
   size_t num_races = 0;
 };
 
@@ -88,26 +92,26 @@ uint32_t site_of(const void* address) {
   return static_cast<uint32_t>(static_cast<const uint8_t*>(address) - image());
 }
 
-// file:line, as far as binutils can tell.
+// file:line, and where that was inlined, as far as binutils can tell.
 std::string place_of(uint32_t site) {
   Dl_info info;
   dladdr(reinterpret_cast<void*>(&begin_grid), &info);
   std::ostringstream command;
-  command << "addr2line -e '" << info.dli_fname << "' 0x" << std::hex << site - 1;
+  command << "addr2line -i -e '" << info.dli_fname << "' 0x" << std::hex << site - 1;
   std::string place;
   if (FILE* output = popen(command.str().c_str(), "r")) {
-    for (int c = fgetc(output); c != EOF && c != '\n'; c = fgetc(output)) {
-      place.push_back(static_cast<char>(c));
+    for (int c = fgetc(output); c != EOF; c = fgetc(output)) {
+      place += c == '\n' ? std::string(" in ") : std::string(1, static_cast<char>(c));
     }
     pclose(output);
   }
-  return place;
+  return place.substr(0, place.rfind(" in "));
 }
 
 bool is_shared(uintptr_t address) {
   const Range variables{reinterpret_cast<uintptr_t>(&__bss_start),
                         reinterpret_cast<uintptr_t>(&_end)};
-  return grid.shared.has(address) || variables.has(address);
+  return grid.reserved.has(address) || variables.has(address);
 }
 
 Byte& byte_at(uintptr_t address) {
@@ -135,20 +139,17 @@ bool are_unordered(const Accesses& accesses, uintptr_t address) {
 void report(const char* what, const Accesses& before, const char* now, uint32_t site,
             uintptr_t address) {
   ++grid.num_races;
-  if (grid.reports.size() == kMaxReports) return;
-  std::ostringstream text;
-  text << what << " at " << place_of(before.site) << " (thread ";
-  if (before.thread == kMany || before.warp == kMany) {
-    text << "several";
-  } else {
-    text << before.thread;
+  if (grid.reports.size() == kMaxReports || !grid.reported.insert({before.site, site}).second) {
+    return;
   }
-  text << ") and " << now << " at " << place_of(site) << " (thread " << grid.thread << "), "
+  const bool are_many = before.thread == kMany || before.warp == kMany;
+  std::ostringstream text;
+  text << what << " at " << place_of(before.site) << " (thread "
+       << (are_many ? "several" : std::to_string(before.thread)) << ") and " << now << " at "
+       << place_of(site) << " (thread " << grid.thread << "), "
        << (is_shared(address) ? "shared" : "global") << " memory";
   if (grid.shared.has(address)) text << " byte " << address - grid.shared.first;
-  if (std::find(grid.reports.begin(), grid.reports.end(), text.str()) == grid.reports.end()) {
-    grid.reports.push_back(text.str());
-  }
+  grid.reports.push_back(text.str());
 }
 
 void note(Accesses& accesses, uint32_t site) {
@@ -219,6 +220,7 @@ void ignore(const void* first, size_t num_bytes) {
 void begin_grid() {
   grid.first_interval = ++grid.interval;
   grid.reports.clear();
+  grid.reported.clear();
   grid.num_races = 0;
   if (grid.pages.size() < kMaxPages) return;
   grid.pages.clear();

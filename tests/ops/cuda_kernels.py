@@ -1,4 +1,7 @@
-"""The CUDA kernels for a test: on a GPU, or in the emulator of one that ``make build`` builds."""
+"""The CUDA kernels for a test: on a GPU, or in the emulator of one that ``make build`` builds.
+
+``LMI_TEST_RACES=1`` takes the emulator that finds races (``make test-races``).
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ import torch
 
 from lmi_core.ops.cuda import cublaslt, library
 
-EMULATOR = Path(__file__).parents[2] / "build/native" / (
-    "liblmi_cuda_races.so" if os.environ.get("LMI_TEST_RACES") else "liblmi_cuda_emulator.so"
-)
+_BUILT = Path(__file__).parents[2] / "build/native"
+RACES = _BUILT / "liblmi_cuda_races.so"
+EMULATOR = RACES if os.environ.get("LMI_TEST_RACES") else _BUILT / "liblmi_cuda_emulator.so"
 CUBLASLT_EMULATOR = EMULATOR.with_name("liblmi_cublaslt_emulator.so")
 
 

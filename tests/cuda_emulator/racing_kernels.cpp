@@ -1,0 +1,121 @@
+// Kernels with known races, and without, for the test of what finds them (races.h).
+#include <cstdint>
+
+#include "cuda/launch.cuh"
+
+namespace lmi::cuda {
+namespace {
+
+constexpr int kThreads = 64;
+
+struct Args {
+  int32_t* global;  // [2 kThreads]
+};
+
+int32_t* shared() { return reinterpret_cast<int32_t*>(shared_memory()); }
+int own() { return static_cast<int>(threadIdx.x); }
+
+// Of the other warp.
+int other() { return (own() + kWarpSize) % kThreads; }
+
+void block_ordered(Args args) {
+  shared()[own()] = own();
+  block_barrier();
+  args.global[own()] = shared()[other()];
+}
+
+void block_unordered(Args args) {
+  shared()[own()] = own();
+  warp_barrier();
+  args.global[own()] = shared()[other()];
+}
+
+void warp_ordered(Args args) {
+  shared()[own()] = own();
+  warp_barrier();
+  args.global[own()] = shared()[own() ^ 1];
+}
+
+void warp_unordered(Args args) {
+  shared()[own()] = own();
+  args.global[own()] = shared()[own() ^ 1] + shuffle(own(), 0);
+}
+
+// Written again while a neighbour may still be reading.
+void overwritten(Args args) {
+  shared()[own()] = own();
+  block_barrier();
+  args.global[own()] = shared()[other()];
+  shared()[own()] = 0;
+}
+
+void in_variables(Args args) {
+  __shared__ int32_t values[kThreads];
+  values[own()] = own();
+  warp_barrier();
+  args.global[own()] = values[other()];
+}
+
+void copied(Args args) {
+  copy_async<4>(shared() + own(), args.global + own(), true);
+  end_copy_group();
+  wait_for_copies<0>();
+  block_barrier();
+  args.global[kThreads + own()] = shared()[other()];
+}
+
+// Each waits for its own copy only.
+void copied_unordered(Args args) {
+  copy_async<4>(shared() + own(), args.global + own(), true);
+  end_copy_group();
+  wait_for_copies<0>();
+  args.global[kThreads + own()] = shared()[other()];
+}
+
+void copied_too_late(Args args) {
+  copy_async<4>(shared() + own(), args.global + own(), true);
+  end_copy_group();
+  block_barrier();
+  args.global[kThreads + own()] = shared()[own()];
+  wait_for_copies<0>();
+}
+
+void beyond_the_end(Args) { shared()[kThreads + own()] = 0; }
+
+void blocks_of_their_own(Args args) { args.global[blockIdx.x * kThreads + threadIdx.x] = own(); }
+
+void blocks_together(Args args) { args.global[own()] = own(); }
+
+void blocks_read_and_write(Args args) {
+  if (blockIdx.x == 0) shared()[own()] = args.global[own()];
+  if (blockIdx.x == 1) args.global[own()] = own();
+}
+
+void sums(Args args) { atomic_add(args.global, 1); }
+
+}  // namespace
+}  // namespace lmi::cuda
+
+using namespace lmi::cuda;
+
+// 0, or -1 and lmi_cuda_error says what was found.
+#define LMI_RACE(kernel, num_blocks)                                                             \
+  extern "C" __attribute__((visibility("default"))) int32_t lmi_race_##kernel(int32_t* global) { \
+    return launch(#kernel, kernel, {num_blocks, 1, 1}, kThreads, kThreads * sizeof(int32_t),     \
+                  nullptr, Args{global});                                                        \
+  }
+
+LMI_RACE(block_ordered, 1)
+LMI_RACE(block_unordered, 1)
+LMI_RACE(warp_ordered, 1)
+LMI_RACE(warp_unordered, 1)
+LMI_RACE(overwritten, 1)
+LMI_RACE(in_variables, 1)
+LMI_RACE(copied, 1)
+LMI_RACE(copied_unordered, 1)
+LMI_RACE(copied_too_late, 1)
+LMI_RACE(beyond_the_end, 1)
+LMI_RACE(blocks_of_their_own, 2)
+LMI_RACE(blocks_together, 2)
+LMI_RACE(blocks_read_and_write, 2)
+LMI_RACE(sums, 2)
