@@ -22,8 +22,11 @@ struct Memory {
   static constexpr int kStageBytes = kScalesOffset + kNumScales * static_cast<int>(sizeof(float));
   static constexpr int kWarpBytes = kStages * kStageBytes;
   static constexpr int kSharedBytes = kWarps * kWarpBytes;
-  // After the keys, it holds the warps' results, maxima and masses.
-  static_assert(kSharedBytes >= 4 * kWarps * kRows * (kDim + 2));
+  // After the keys, it holds the warps' results, maxima and masses. Results of a thread are stored
+  // as one; with rows so far apart the threads that are served together use different banks.
+  static constexpr int kResultWidth = 2 * Tile::kResultTiles;
+  static constexpr int kResultStride = round_up(kDim, 32) + 4 * kResultWidth;
+  static_assert(kSharedBytes >= 4 * kWarps * kRows * (kResultStride + 2));
 };
 
 template <typename T, typename Store, int kDim>
@@ -64,27 +67,30 @@ class DecodeWarp {
       attend_tile(tile);
       warp_barrier();  // before its stage is written again
     }
-    wait_for_copies<0>();
   }
 
-  // results [16][kDim], maxima [16], masses [16]
-  __device__ void store(float* results, float* maxima, float* masses) {
+  // results [num_heads][kResultStride], maxima and masses [num_heads]
+  __device__ void store(int num_heads, float* results, float* maxima, float* masses) {
     const int lane = lane_id();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = fragment_group(lane) + 8 * half;
       const float mass = group_sum(masses_[half]);
+      if (row >= num_heads) continue;
       if (lane % 4 == 0) {
         maxima[row] = maxima_[half];
         masses[row] = mass;
       }
 #pragma unroll
-      for (int tile = 0; tile < kDim / 8; ++tile) {
+      for (int tile = 0; tile < kDim / 8; tile += Tile::kResultTiles) {
+        float own[Layout::kResultWidth];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int dim = Tile::result_dim(tile, fragment_pair(lane) + i);
-          results[row * kDim + dim] = results_[tile][2 * half + i];
+        for (int i = 0; i < Layout::kResultWidth; ++i) {
+          own[i] = results_[tile + i % Tile::kResultTiles][2 * half + i / Tile::kResultTiles];
         }
+        store_floats(
+            results + row * Layout::kResultStride + Tile::result_dim(tile, fragment_pair(lane)),
+            own);
       }
     }
   }
@@ -187,14 +193,15 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   const int num_heads = lower_of(group - first_in_group, kRows);
   const int first_head = kv_head * group + first_in_group;
 
+  constexpr int kStride = Memory<T, Store, kDim>::kResultStride;
   float* results = reinterpret_cast<float*>(shared_memory());
-  float* maxima = results + kWarps * kRows * kDim;
+  float* maxima = results + kWarps * kRows * kStride;
   float* masses = maxima + kWarps * kRows;
   {
     DecodeWarp<T, Store, kDim> warp(args, work, kv_head, first_head, num_heads);
     warp.attend();
     block_barrier();  // every warp is done with its keys
-    warp.store(results + warp_id() * kRows * kDim, maxima + warp_id() * kRows,
+    warp.store(num_heads, results + warp_id() * kRows * kStride, maxima + warp_id() * kRows,
                masses + warp_id() * kRows);
   }
   block_barrier();
@@ -209,7 +216,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
     for (int w = 0; w < kWarps; ++w) {
       const float weight = exp2_of(maxima[w * kRows + row] - maximum);
       mass += weight * masses[w * kRows + row];
-      result += weight * results[(w * kRows + row) * kDim + dim];
+      result += weight * results[(w * kRows + row) * kStride + dim];
     }
     result *= args.value_scale / mass;
     const int head = first_head + row;

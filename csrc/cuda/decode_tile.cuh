@@ -19,6 +19,8 @@ struct DecodeTile {
   LMI_HOST_DEVICE static constexpr int result_dim(int tile, int column) {
     return tile * 8 + column;
   }
+  // How many tiles have neighbours for a thread, in turns.
+  static constexpr int kResultTiles = 1;
 
   __device__ static void load_queries(const T* q, int head_dim, int num_heads,
                                       uint32_t (&queries)[kDim / 16][4]) {
@@ -70,6 +72,7 @@ struct CodeTile {
   LMI_HOST_DEVICE static constexpr int result_dim(int tile, int column) {
     return tile / 2 * 16 + 2 * column + tile % 2;
   }
+  static constexpr int kResultTiles = 2;
 
   __device__ static void load_queries(const T* q, int head_dim, int num_heads,
                                       uint32_t (&queries)[kDim / 16][4]) {

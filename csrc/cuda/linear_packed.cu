@@ -10,7 +10,7 @@
 #include "cuda/fragment.h"
 #include "cuda/launch.cuh"
 #include "cuda/linear_unpacked.h"
-#include "cuda/weight_panel.h"
+#include "cuda/panel_sums.cuh"
 
 namespace lmi::cuda {
 namespace {
@@ -18,9 +18,9 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kPanels = 2;
-constexpr int kOutputs = kPanels * kPanelOutputs;
-constexpr int kTiles = 4;        // of 8 outputs
-constexpr int kStepInputs = 32;  // of which each lane of a group of four has eight
+constexpr int kOutputs = kSumOutputs;
+constexpr int kTiles = kSumTiles;  // of 8 outputs
+constexpr int kStepInputs = 32;    // of which each lane of a group of four has eight
 constexpr int kMaxRowTiles = 4;
 constexpr int kScales = 8;  // of the outputs of a thread's sums
 
@@ -88,20 +88,8 @@ class PackedWarp {
     for (int group = warp_id(); group < num_groups; group += kWarps) multiply_group(group);
   }
 
-  // [16 rows kRowTiles][32 outputs, by panel and lane]
   __device__ void store(float* target) const {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const Element at = fragment_c(lane_id(), i);
-          const int output = panel_of(at.column) * kPanelOutputs + panel_lane_of(at.column, tile);
-          target[(m * 16 + at.row) * kOutputs + output] = sums_[m][tile][i];
-        }
-      }
-    }
+    store_sums<kRowTiles>(target, [&](int m, int tile, int i) { return sums_[m][tile][i]; });
   }
 
  private:
@@ -181,7 +169,7 @@ class PackedWarp {
 };
 
 template <int kRowTiles>
-constexpr int kSharedBytes = kWarps * 16 * kRowTiles * kOutputs * static_cast<int>(sizeof(float));
+constexpr int kSharedBytes = kWarps * 16 * kRowTiles * kSumStride * static_cast<int>(sizeof(float));
 
 template <typename T, int kRowTiles>
 __global__ void __launch_bounds__(kThreads) linear_packed_kernel(const LmiLinearPacked args) {
@@ -189,7 +177,7 @@ __global__ void __launch_bounds__(kThreads) linear_packed_kernel(const LmiLinear
   float* partials = reinterpret_cast<float*>(shared_memory());
   PackedWarp<T, kRowTiles> warp(args);
   warp.multiply();
-  warp.store(partials + warp_id() * kRows * kOutputs);
+  warp.store(partials + warp_id() * kRows * kSumStride);
   block_barrier();
   for (int index = static_cast<int>(threadIdx.x); index < kRows * kOutputs; index += kThreads) {
     const int row = static_cast<int>(blockIdx.y) * kRows + index / kOutputs;
@@ -198,9 +186,9 @@ __global__ void __launch_bounds__(kThreads) linear_packed_kernel(const LmiLinear
     const int output =
         panel_output(panel, lane % kPanelOutputs, args.num_outputs, args.is_gated != 0);
     if (row >= args.num_rows || output < 0) continue;
-    float sum = args.bias == nullptr ? 0.0f : args.bias[output];
-    for (int w = 0; w < kWarps; ++w) sum += partials[w * kRows * kOutputs + index];
-    args.y[static_cast<int64_t>(row) * args.num_outputs + output] = sum;
+    const float bias = args.bias == nullptr ? 0.0f : args.bias[output];
+    args.y[static_cast<int64_t>(row) * args.num_outputs + output] =
+        sum_of_warps<kWarps>(partials, kRows, sum_offset(index / kOutputs, lane), bias);
   }
 }
 

@@ -6,6 +6,7 @@
 // outputs, 16 bytes, which are its words of four tiles. Both operands may take K in any common
 // order: a thread of a group of four takes 16 neighbouring inputs of 64, so that it reads rows 16
 // bytes at a time.
+#include "cuda/panel_sums.cuh"
 #include "cuda/quantized_codes.cuh"
 
 namespace lmi::cuda {
@@ -13,7 +14,8 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kOutputs = kWarpPanels * kPanelOutputs;
+constexpr int kOutputs = kSumOutputs;
+static_assert(kWarpPanels * kPanelOutputs == kSumOutputs && kColumnTiles == kSumTiles);
 constexpr int kStepInputs = 64;  // of which each lane of a group of four has 16
 constexpr int kMaxRowTiles = 4;
 
@@ -38,20 +40,8 @@ class QuantizedWarp {
     }
   }
 
-  // [16 rows kRowTiles][32 outputs, by panel and lane]
   __device__ void store(typename Codes::Sum* target) const {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int tile = 0; tile < kColumnTiles; ++tile) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const Element at = fragment_c(lane_id(), i);
-          const int output = panel_of(at.column) * kPanelOutputs + panel_lane_of(at.column, tile);
-          target[(m * 16 + at.row) * kOutputs + output] = sums_.at(m, tile, i);
-        }
-      }
-    }
+    store_sums<kRowTiles>(target, [&](int m, int tile, int i) { return sums_.at(m, tile, i); });
   }
 
  private:
@@ -112,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) linear_quantized_kernel(const LmiLin
   Sum* partials = reinterpret_cast<Sum*>(shared_memory());
   QuantizedWarp<Codes, kRowTiles> warp(args);
   warp.multiply();
-  warp.store(partials + warp_id() * kRows * kOutputs);
+  warp.store(partials + warp_id() * kRows * kSumStride);
   block_barrier();
   for (int index = static_cast<int>(threadIdx.x); index < args.num_rows * kOutputs;
        index += kThreads) {
@@ -120,9 +110,9 @@ __global__ void __launch_bounds__(kThreads) linear_quantized_kernel(const LmiLin
     const int panel = static_cast<int>(blockIdx.x) * kWarpPanels + index % kOutputs / kPanelOutputs;
     const int output = panel_output(panel, lane, args.num_outputs, args.is_gated != 0);
     if (output < 0 || panel >= num_panels(args.num_outputs, args.is_gated != 0)) continue;
-    Sum sum = 0;
-    for (int w = 0; w < kWarps; ++w) sum += partials[w * kRows * kOutputs + index];
     const int row = index / kOutputs;
+    const Sum sum =
+        sum_of_warps<kWarps>(partials, kRows, sum_offset(row, index % kOutputs), Sum{0});
     const float scale = weight_scale_of<Codes>(args, panel, lane);
     args.y[int64_t{row} * args.num_outputs + output] =
         finish_sum(args, static_cast<float>(sum), scale, row, output);
@@ -134,7 +124,7 @@ int32_t launch_few_rows(const LmiLinearQuantized& args, void* stream) {
   const auto run = [&](auto row_tiles) {
     constexpr int kRowTiles = decltype(row_tiles)::value;
     const Grid grid = {ceil_div(num_panels(args.num_outputs, args.is_gated != 0), kWarpPanels)};
-    const int shared_bytes = kWarps * 16 * kRowTiles * kOutputs * static_cast<int>(sizeof(float));
+    const int shared_bytes = kWarps * 16 * kRowTiles * kSumStride * static_cast<int>(sizeof(float));
     return launch("linear_quantized", linear_quantized_kernel<Codes, kRowTiles>, grid, kThreads,
                   shared_bytes, stream, args);
   };
