@@ -3,6 +3,7 @@
 # make test-triton Triton kernels in Triton's interpreter
 # make text-generation-client   an environment for that client, which its test then uses
 # make test-browser  a headless Chromium reads streams (BROWSER names one; else npm fetches it)
+# make test-races  CUDA kernels in the emulator, watched for races between their threads
 # make lint        ruff, mypy, clang-format
 # make test-asan   C++ tests under the address and undefined-behaviour sanitizers
 # make test-tsan   C++ tests under the thread sanitizer
@@ -37,7 +38,7 @@ FUZZ_SECONDS ?= 600
 FUZZ_CASES ?= 200000
 FUZZ_REQUESTS ?= 100000
 
-.PHONY: run test test-triton test-browser text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
+.PHONY: run test test-triton test-races test-browser text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
 	cuda cuda-all cuda-resources build clean check-tools
 .DELETE_ON_ERROR:
 
@@ -52,6 +53,10 @@ test-triton: build
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -k 'triton and not cuda' tests/ops \
 	  tests/engine/test_torch_runner.py tests/engine/test_device_dtypes.py \
 	  tests/engine/test_torch_invariance.py
+
+test-races: build
+	cmake --build build/native --target lmi_cuda_races
+	LMI_TEST_RACES=1 $(BIN)/python -m pytest -k '(native and cpu) or races' tests/ops
 
 text-generation-client:
 	$(PYTHON) -m venv build/$@

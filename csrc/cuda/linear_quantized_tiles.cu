@@ -66,15 +66,10 @@ class QuantizedBlock {
       const int panel = first_panel_ + warp_panel() + panel_of(at.column);
       if (panel >= num_panels_) continue;
       const int lane = panel_lane_of(at.column, 0);
-      float scales[kColumnTiles];
-#pragma unroll
-      for (int tile = 0; tile < kColumnTiles; ++tile) {
-        scales[tile] = weight_scale_of<Codes>(args_, panel, lane + tile);
-      }
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
         const int row = first_row_ + warp_row() + m * 16 + at.row;
-        if (row < args_.num_rows) store_neighbours(m, i, row, panel, lane, scales);
+        if (row < args_.num_rows) store_neighbours(m, i, row, panel, lane);
       }
     }
   }
@@ -84,27 +79,25 @@ class QuantizedBlock {
   __device__ static int warp_panel() { return warp_id() % 4 * kWarpPanels; }
 
   // Four outputs of a row, at once where all are there and start on 16 bytes.
-  __device__ void store_neighbours(int m, int i, int row, int panel, int lane,
-                                   const float (&scales)[kColumnTiles]) const {
+  __device__ void store_neighbours(int m, int i, int row, int panel, int lane) const {
     float* target = args_.y + int64_t{row} * args_.num_outputs;
     const int output = panel_output(panel, lane, args_.num_outputs, args_.is_gated != 0);
     if (output < 0) return;
+    const auto finished = [&](int tile, int own) {
+      const float scale = weight_scale_of<Codes>(args_, panel, lane + tile);
+      return finish_sum(args_, static_cast<float>(sums_.at(m, tile, i)), scale, row, own);
+    };
     if (args_.num_outputs % (kColumnTiles << (args_.is_gated != 0)) == 0) {
       float y[kColumnTiles];
 #pragma unroll
-      for (int tile = 0; tile < kColumnTiles; ++tile) {
-        y[tile] = finish_sum(args_, static_cast<float>(sums_.at(m, tile, i)), scales[tile], row,
-                             output + tile);
-      }
+      for (int tile = 0; tile < kColumnTiles; ++tile) y[tile] = finished(tile, output + tile);
       store_floats(target + output, y);
       return;
     }
 #pragma unroll
     for (int tile = 0; tile < kColumnTiles; ++tile) {
       const int own = panel_output(panel, lane + tile, args_.num_outputs, args_.is_gated != 0);
-      if (own < 0) continue;
-      target[own] =
-          finish_sum(args_, static_cast<float>(sums_.at(m, tile, i)), scales[tile], row, own);
+      if (own >= 0) target[own] = finished(tile, own);
     }
   }
 
@@ -173,7 +166,8 @@ class QuantizedBlock {
 };
 
 template <typename Codes>
-__global__ void __launch_bounds__(kThreads) quantized_tiles_kernel(const LmiLinearQuantized args) {
+__global__ void __launch_bounds__(kThreads, Codes::kIsSummedInGroups ? 1 : 2)
+    quantized_tiles_kernel(const LmiLinearQuantized args) {
   QuantizedBlock<Codes> block(args);
   block.multiply();
   block.store();

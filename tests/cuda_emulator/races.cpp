@@ -114,7 +114,7 @@ bool is_shared(uintptr_t address) {
   return grid.reserved.has(address) || variables.has(address);
 }
 
-Byte& byte_at(uintptr_t address) {
+Page& page_of(uintptr_t address) {
   const uintptr_t number = address / kPageBytes;
   if (number != grid.last_number) {
     std::unique_ptr<Page>& page = grid.pages[number];
@@ -122,7 +122,17 @@ Byte& byte_at(uintptr_t address) {
     grid.last_number = number;
     grid.last_page = page.get();
   }
-  return (*grid.last_page)[address % kPageBytes];
+  return *grid.last_page;
+}
+
+// Calls action(byte, address) for every one of them.
+template <typename Action>
+void for_bytes(uintptr_t first, size_t num_bytes, const Action& action) {
+  for (uintptr_t address = first; address < first + num_bytes;) {
+    Page& page = page_of(address);
+    const uintptr_t end = std::min(first + num_bytes, (address / kPageBytes + 1) * kPageBytes);
+    for (; address < end; ++address) action(page[address % kPageBytes], address);
+  }
 }
 
 uint16_t own_warp() { return static_cast<uint16_t>(grid.thread / kWarpSize); }
@@ -175,8 +185,7 @@ void note_read(Byte& byte, uint32_t site) {
   note(byte.reads, site);
 }
 
-void touch_byte(uintptr_t address, Kind kind, uint32_t site) {
-  Byte& byte = byte_at(address);
+void touch_byte(Byte& byte, uintptr_t address, Kind kind, uint32_t site) {
   const char* const name = kind == Kind::kRead ? "a read" : "a write";
   if (byte.copied_in == grid.block_interval)
     report("a copy under way", byte.writes, name, site, address);
@@ -207,7 +216,8 @@ void touch(const void* first, size_t num_bytes, Kind kind, const void* caller) {
     report("shared memory's end", {}, "an access beyond it", site, address);
     return;
   }
-  for (size_t i = 0; i < num_bytes; ++i) touch_byte(address + i, kind, site);
+  for_bytes(address, num_bytes,
+            [&](Byte& byte, uintptr_t at) { touch_byte(byte, at, kind, site); });
 }
 
 }  // namespace
@@ -259,13 +269,14 @@ void begin_copy(const void* target, size_t num_bytes, const void* source, size_t
   touch(source, num_source_bytes, Kind::kRead, site);
   touch(target, num_bytes, Kind::kWrite, site);
   const auto address = reinterpret_cast<uintptr_t>(target);
-  for (size_t i = 0; i < num_bytes; ++i) byte_at(address + i).copied_in = grid.block_interval;
+  for_bytes(address, num_bytes,
+            [](Byte& byte, uintptr_t) { byte.copied_in = grid.block_interval; });
 }
 
 void end_copy(const void* target, size_t num_bytes, const void* site) {
   if (!is_instrumented) return;
   const auto address = reinterpret_cast<uintptr_t>(target);
-  for (size_t i = 0; i < num_bytes; ++i) byte_at(address + i).copied_in = 0;
+  for_bytes(address, num_bytes, [](Byte& byte, uintptr_t) { byte.copied_in = 0; });
   touch(target, num_bytes, Kind::kWrite, site);
 }
 
