@@ -275,8 +275,8 @@ def unpacked_items(
 ) -> list[Item]:
     """Both ways of one product: ``packed_weight.MAX_PACKED_ROWS`` belongs where they cross."""
 
-    def figures(max_packed_rows: int) -> dict[str, Any]:
-        multiply = _op("linear_packed", "native", device)
+    def figures(name: str, max_packed_rows: int) -> dict[str, Any]:
+        multiply = _op("linear_packed", name, device)
         x, weight, num_bytes = _operands(rows, inputs, outputs, "int4", device)
         room = _room_for(weight)
         before, packed_weight.MAX_PACKED_ROWS = packed_weight.MAX_PACKED_ROWS, max_packed_rows
@@ -286,9 +286,10 @@ def unpacked_items(
             packed_weight.MAX_PACKED_ROWS = before
         return rates(seconds, num_bytes, 2 * rows * inputs * outputs, roofs)
 
-    what = f"linear_packed int4 {rows}x{inputs}x{outputs}: native"
+    what = f"linear_packed int4 {rows}x{inputs}x{outputs}"
     return [
-        Item(f"{what}, {way}", partial(figures, most))
+        Item(f"{what}: {name}, {way}", partial(figures, name, most))
+        for name in ("native", "triton")
         for way, most in (("packed", rows), ("unpacked", 0))
     ]
 

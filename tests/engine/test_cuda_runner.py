@@ -31,7 +31,7 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 from lmi_core.engine import cuda_runner, decode_graphs, torch_runner  # noqa: E402
 from lmi_core.engine.cuda_runner import CudaRunner  # noqa: E402
 from lmi_core.ops import packed_weight  # noqa: E402
-from lmi_core.ops.cuda import cublaslt  # noqa: E402
+from lmi_core.ops.cuda import cublaslt, library  # noqa: E402
 from lmi_core.ops.cuda.step_list import StepListSizes, StepListState  # noqa: E402
 from tests.engine.torch_harness import config_of, requests  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
@@ -325,6 +325,36 @@ def test_shapes_that_cublaslt_has_no_algorithm_for(
     assert_same(config, [(prompt, params) for prompt in prompts(3, 20)], monkeypatch)
     assert "1008 inputs" in caplog.text
     assert "run in a plain kernel" in caplog.text
+
+
+def test_notices_of_steps_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the kernels have to say of a shape may come up in any step."""
+    if CONFIG.device == "cuda":
+        pytest.skip("the library itself has an algorithm")
+    monkeypatch.setenv("LMI_OPS", CPP)
+    x, weight = torch.zeros(9, 1064).bfloat16(), torch.zeros(4, 1064).bfloat16()
+
+    async def main() -> None:
+        async with Engine(configured(), check_integrity=True) as engine:
+            library.call(
+                "linear_dense",
+                x,
+                x=x,
+                weight=weight,
+                y=torch.empty(9, 4),
+                num_rows=9,
+                num_outputs=4,
+                num_inputs=1064,
+                y_stride=4,
+                dtype=x.dtype,
+            )
+            assert "1064 inputs" not in caplog.text
+            await collect(engine, [5, 6], SamplingParams(max_new_tokens=2, ignore_eos=True))
+            assert "products of 9 rows, 1064 inputs and 4 outputs run in a plain" in caplog.text
+
+    run(main())
 
 
 class FakeMemory:
