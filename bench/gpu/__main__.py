@@ -13,6 +13,9 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +70,12 @@ def stages(device: str, out_dir: Path, *, tiny: bool) -> list[Stage]:
             command=(python, "setup.py", "--quiet", "build_ext", "--inplace"),
             limit_s=150,
             environment={"CMAKE_ARGS": "-DLMI_WERROR=OFF"},
+            is_concurrent=True,
         )
     ]
     if device == "cuda":
         command = ("bash", "-c", _build_kernels())
-        result.append(Stage(name="build_kernels", command=command, limit_s=150))
+        result.append(Stage(name="build_kernels", command=command, limit_s=150, is_concurrent=True))
         result += [_tests(out_dir, "tests", 110, *OPS_TESTS, *ENGINE_TESTS)]
     else:
         command = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "test_select")
@@ -166,6 +170,17 @@ _DESCRIBE = """if True:
 """
 
 
+def groups(planned: Sequence[Stage]) -> list[list[Stage]]:
+    """Stages that run at the same time."""
+    result: list[list[Stage]] = []
+    for stage in planned:
+        if result and stage.is_concurrent and result[-1][-1].is_concurrent:
+            result[-1].append(stage)
+        else:
+            result.append([stage])
+    return result
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path, help="directory for the results, made if it isn't there")
@@ -190,13 +205,14 @@ def main() -> int:
         parser.error(f"no stage is called {sorted(unknown)[0]}; there are {', '.join(names)}")
     started_s = time.monotonic()
     suite: dict[str, Any] = {"machine": machine(arguments.device), "stages": []}
-    for stage in planned:
-        if arguments.only and stage.name not in arguments.only:
-            continue
+    wanted = [s for s in planned if not arguments.only or s.name in arguments.only]
+    for group in groups(wanted):
         left_s = arguments.limit - (time.monotonic() - started_s)
-        record = run_stage(stage, out_dir, left_s)
-        suite["stages"].append(record)
-        print(f"{record['name']:<28} {record['status']:<8} {record.get('seconds', 0):6.1f} s")
+        with ThreadPoolExecutor(len(group)) as pool:
+            for record in pool.map(partial(run_stage, out_dir=out_dir, left_s=left_s), group):
+                suite["stages"].append(record)
+                seconds = record.get("seconds", 0)
+                print(f"{record['name']:<28} {record['status']:<8} {seconds:6.1f} s", flush=True)
         (out_dir / "suite.json").write_text(json.dumps(suite, indent=2) + "\n")
     return int(any(record["status"] != "ok" for record in suite["stages"]))
 

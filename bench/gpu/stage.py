@@ -24,6 +24,8 @@ class Stage:
     command: tuple[str, ...]
     limit_s: float
     environment: Mapping[str, str] = field(default_factory=dict)
+    is_concurrent: bool = False
+    """It runs at the same time as its neighbours of which this is true too."""
 
 
 def run_stage(stage: Stage, out_dir: Path, left_s: float) -> dict[str, Any]:

@@ -100,12 +100,40 @@ def test_all_stages_fit_into_the_time_and_say_where_they_write(tmp_path: Path) -
     assert os.access(Path(suite.__file__).parents[1] / "gpu_suite.sh", os.X_OK)
 
 
+def test_the_builds_run_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the other."""
+    cuda_stages = suite.stages("cuda", tmp_path, tiny=False)
+    script = """if True:
+        import pathlib, sys, time
+        own, other = (pathlib.Path(name) for name in sys.argv[1:])
+        own.touch()
+        while not other.exists():
+            time.sleep(0.02)
+    """
+    names = [str(tmp_path / name) for name in ("first", "second")]
+    planned = [
+        Stage(
+            name=Path(own).name,
+            command=(sys.executable, "-c", script, own, other),
+            limit_s=20.0,
+            is_concurrent=True,
+        )
+        for own, other in (names, names[::-1])
+    ]
+    monkeypatch.setattr(suite, "stages", lambda *args, **options: planned)
+    monkeypatch.setattr(sys, "argv", ["suite", str(tmp_path / "out"), "--device", "cpu"])
+    assert suite.main() == 0
+    kinds = [[stage.name for stage in group] for group in suite.groups(cuda_stages)]
+    assert kinds[0] == ["build_engine", "build_kernels"]
+    assert all(len(group) == 1 for group in kinds[1:])
+
+
 def test_the_sanitizer_runs_only_where_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
 
-    def run(stage: Stage, *_: object) -> dict[str, object]:
+    def run(stage: Stage, **_: object) -> dict[str, object]:
         ran.append(stage.name)
         return {"name": stage.name, "status": "ok"}
 
