@@ -14,6 +14,11 @@ constexpr int kMinSplitTokens = 256;
 constexpr int kSplitUnit = 64;  // keys that the decode kernel takes at once
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxGroup = 64;  // query heads of a KV head
+constexpr int kNarrowHeadDim = 64;
+
+// Shared memory that a block takes at most, for narrow heads, as every GPU has it, and for others.
+constexpr int kNarrowHeadBytes = 99 << 10;
+constexpr int kWideHeadBytes = 132 << 10;
 
 // Rows (tokens times query heads of a group) of a prefill tile: narrow heads leave the registers
 // for more.

@@ -26,6 +26,7 @@ struct Tile {
       kScalesOffset + (kHasCodes ? 2 * kKeys * static_cast<int>(sizeof(float)) : 0);
   static constexpr int kSharedBytes =
       kRows * kRowBytes + 2 * kStageBytes + (kHasCodes ? kWideBytes : 0);
+  static_assert(kSharedBytes <= (kDim <= kNarrowHeadDim ? kNarrowHeadBytes : kWideHeadBytes));
 };
 
 template <typename T, int kDim, bool kHasCodes>

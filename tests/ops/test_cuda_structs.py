@@ -15,7 +15,12 @@ pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.ops.cuda import arguments, library, sampling, step_list
 from lmi_core.ops.cuda.activation import ACTIVATIONS
-from lmi_core.ops.cuda.attention import MAX_GROUP, MAX_HEAD_DIM
+from lmi_core.ops.cuda.attention import (
+    MAX_GROUP,
+    MAX_HEAD_DIM,
+    NARROW_HEAD_DIM,
+    WIDE_HEAD_BYTES,
+)
 from lmi_core.ops.cuda.linear import MAX_FEW_ROWS
 from lmi_core.ops.cuda.norm import MAX_COLUMNS
 from lmi_core.ops.quantized_rows import CODE_STRIDE
@@ -67,6 +72,8 @@ def expected() -> Iterator[tuple[str, int]]:
     yield "LMI_CODE_STRIDE", CODE_STRIDE
     yield "cuda::kMaxHeadDim", MAX_HEAD_DIM
     yield "cuda::kMaxGroup", MAX_GROUP
+    yield "cuda::kNarrowHeadDim", NARROW_HEAD_DIM
+    yield "cuda::kWideHeadBytes", WIDE_HEAD_BYTES
 
 
 def test_structs_and_numbers_are_those_of_the_headers(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ tests/cuda_emulator.
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -116,3 +116,20 @@ def test_native_attention_leaves_what_it_has_not(
     y = ops.attention(q, keys, values, case.step(device), num_q_heads=2, **settings)
     assert_close(y, case.expected_attention(q, keys, values, **settings), "bf16")
     assert "the CUDA kernel has no heads of 20" in caplog.text
+
+
+def test_wide_heads_want_a_gpu_with_much_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("lmi_core.ops.cuda.attention")
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(shared_memory_per_block_optin=(99, 227)[device.index] << 10),
+    )
+
+    def reason(head_dim: int, device: str) -> str:
+        bf16 = torch.bfloat16
+        return str(module.not_covered(bf16, bf16, 4, head_dim, torch.device(device)))
+
+    assert reason(128, "cuda:0") == "heads of 128 in this GPU's shared memory"
+    assert reason(64, "cuda:0") == reason(256, "cuda:1") == reason(256, "cpu") == ""
+    module._has_much_shared_memory.cache_clear()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,6 +16,9 @@ from lmi_core.ops.paged_cache import CODE_DTYPES, CacheScales, Scales, fixed_of
 
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
+NARROW_HEAD_DIM = 64
+WIDE_HEAD_BYTES = 132 << 10
+"""kWideHeadBytes of csrc/cuda/attention_plan.h: GPUs of sm_86 and sm_89 have less."""
 MAX_GROUP = 64
 """Query heads of a KV head."""
 
@@ -35,7 +41,8 @@ def attention(
     all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
     """
     num_kv_heads, head_dim = keys.shape[1:]
-    reason = not_covered(q.dtype, keys.dtype, num_q_heads // num_kv_heads, head_dim)
+    group = num_q_heads // num_kv_heads
+    reason = not_covered(q.dtype, keys.dtype, group, head_dim, q.device)
     if reason:
         other = fallback("attention", q.device, reason)
         result: Tensor = other(
@@ -109,10 +116,26 @@ def attention(
     return y
 
 
-def not_covered(q_dtype: torch.dtype, kv_dtype: torch.dtype, group: int, head_dim: int) -> str:
+def not_covered(
+    q_dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    group: int,
+    head_dim: int,
+    device: torch.device,
+) -> str:
     """What of these the kernels have not; "": they have it all."""
     if q_dtype not in DTYPES or kv_dtype not in (q_dtype, *CODE_DTYPES):
         return f"{str(q_dtype)[6:]} queries over a cache of {str(kv_dtype)[6:]}"
     if head_dim > MAX_HEAD_DIM or head_dim % 8 != 0:
         return f"heads of {head_dim}"
+    if head_dim > NARROW_HEAD_DIM and not _has_much_shared_memory(device):
+        return f"heads of {head_dim} in this GPU's shared memory"
     return "" if group <= MAX_GROUP else f"groups of {group} query heads"
+
+
+@functools.cache
+def _has_much_shared_memory(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin) >= WIDE_HEAD_BYTES

@@ -169,7 +169,8 @@ class StepRecorder:
         keys, _, scales = store.layers[layer]
         fixed = fixed_of(scales)
         num_kv_heads = keys.shape[1]
-        reason = not_covered(self._act, keys.dtype, num_q_heads // num_kv_heads, store.head_dim)
+        group = num_q_heads // num_kv_heads
+        reason = not_covered(self._act, keys.dtype, group, store.head_dim, self.device)
         if reason:
             raise NotNativeError("attention", f"the CUDA kernel has no {reason}")
         y = self._value(self._act, q.columns, "T")
