@@ -241,8 +241,9 @@ struct Places {
 
 // c += a b, where number(word, part) is what the bits stand for.
 template <int kDepth, int kParts, typename Sum, typename Number>
-void add_products(const Places<kDepth, kParts>& places, Sum (&c)[4], const uint32_t (&a)[4],
-                  uint32_t b0, uint32_t b1, const Number& number) {
+LMI_UNWATCHED void add_products(const Places<kDepth, kParts>& places, Sum (&c)[4],
+                                const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                const Number& number) {
   const uint32_t own[kOperandWords] = {a[0], a[1], a[2], a[3], b0, b1};
   const uint32_t* given = emulator::exchange(own, kOperandWords);
   for (int index = 0; index < 4; ++index) {
@@ -258,21 +259,21 @@ void add_products(const Places<kDepth, kParts>& places, Sum (&c)[4], const uint3
 template <typename T>
 void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   static const Places<16, 2> places(fragment_a, fragment_b);
-  add_products(places, c, a, b0, b1, [](uint32_t word, int half) {
+  add_products(places, c, a, b0, b1, [](uint32_t word, int half) LMI_UNWATCHED {
     return to_float(T{static_cast<uint16_t>(word >> (16 * half))});
   });
 }
 
 inline void multiply_add_bytes(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   static const Places<32, 4> places(byte_fragment_a, byte_fragment_b);
-  add_products(places, c, a, b0, b1, [](uint32_t word, int byte) {
+  add_products(places, c, a, b0, b1, [](uint32_t word, int byte) LMI_UNWATCHED {
     return static_cast<int32_t>(static_cast<int8_t>(word >> (8 * byte)));
   });
 }
 
 inline void multiply_add_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   static const Places<32, 4> places(byte_fragment_a, byte_fragment_b);
-  add_products(places, c, a, b0, b1, [](uint32_t word, int byte) {
+  add_products(places, c, a, b0, b1, [](uint32_t word, int byte) LMI_UNWATCHED {
     return float8_value<3>(static_cast<uint8_t>(word >> (8 * byte)));
   });
 }

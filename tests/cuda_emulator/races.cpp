@@ -1,10 +1,7 @@
 #include "cuda_emulator/races.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -14,6 +11,8 @@
 #include <vector>
 
 #include "common/check.h"
+#include "cuda_emulator/site.h"
+#include "cuda_emulator/traffic.h"
 
 // Where the library's own variables lie, those that kernels share in a block among them.
 extern "C" {
@@ -78,35 +77,6 @@ struct Grid {
 Grid grid;
 bool is_instrumented = false;
 thread_local bool is_watching = false;
-
-const uint8_t* image() {
-  static const uint8_t* const base = [] {
-    Dl_info info;
-    LMI_CHECK(dladdr(reinterpret_cast<void*>(&begin_grid), &info) != 0, "no image");
-    return static_cast<const uint8_t*>(info.dli_fbase);
-  }();
-  return base;
-}
-
-uint32_t site_of(const void* address) {
-  return static_cast<uint32_t>(static_cast<const uint8_t*>(address) - image());
-}
-
-// file:line, and where that was inlined, as far as binutils can tell.
-std::string place_of(uint32_t site) {
-  Dl_info info;
-  dladdr(reinterpret_cast<void*>(&begin_grid), &info);
-  std::ostringstream command;
-  command << "addr2line -i -e '" << info.dli_fname << "' 0x" << std::hex << site - 1;
-  std::string place;
-  if (FILE* output = popen(command.str().c_str(), "r")) {
-    for (int c = fgetc(output); c != EOF; c = fgetc(output)) {
-      place += c == '\n' ? std::string(" in ") : std::string(1, static_cast<char>(c));
-    }
-    pclose(output);
-  }
-  return place.substr(0, place.rfind(" in "));
-}
 
 bool is_shared(uintptr_t address) {
   const Range variables{reinterpret_cast<uintptr_t>(&__bss_start),
@@ -202,6 +172,11 @@ void touch_byte(Byte& byte, uintptr_t address, Kind kind, uint32_t site) {
   byte.is_atomic = kind == Kind::kAtomic;
 }
 
+void watch_bytes(uintptr_t address, size_t num_bytes, Kind kind, uint32_t site) {
+  for_bytes(address, num_bytes,
+            [&](Byte& byte, uintptr_t at) { touch_byte(byte, at, kind, site); });
+}
+
 bool is_ignored(uintptr_t address) {
   return std::any_of(grid.ignored.begin(), grid.ignored.end(),
                      [&](const Range& range) { return range.has(address); });
@@ -211,13 +186,16 @@ void touch(const void* first, size_t num_bytes, Kind kind, const void* caller) {
   const auto address = reinterpret_cast<uintptr_t>(first);
   if (!is_instrumented || is_ignored(address)) return;
   const uint32_t site = site_of(caller);
+  if (kind != Kind::kAtomic) {
+    const auto memory = is_shared(address) ? traffic::Memory::kShared : traffic::Memory::kGlobal;
+    traffic::note(memory, kind == Kind::kWrite, address, num_bytes, site, grid.thread);
+  }
   if (grid.reserved.has(address) &&
       (address < grid.shared.first || address + num_bytes > grid.shared.end)) {
     report("shared memory's end", {}, "an access beyond it", site, address);
     return;
   }
-  for_bytes(address, num_bytes,
-            [&](Byte& byte, uintptr_t at) { touch_byte(byte, at, kind, site); });
+  watch_bytes(address, num_bytes, kind, site);
 }
 
 }  // namespace
@@ -240,6 +218,7 @@ void begin_grid() {
 void begin_block(const uint8_t* reserved, size_t num_reserved, const uint8_t* shared,
                  size_t num_bytes) {
   LMI_CHECK(grid.interval < UINT32_MAX / 2, "too many barriers in one process");
+  traffic::end_block();
   grid.block_interval = ++grid.interval;
   grid.steps.assign(1024 / kWarpSize, 0);
   const auto outer = reinterpret_cast<uintptr_t>(reserved);
@@ -277,10 +256,11 @@ void end_copy(const void* target, size_t num_bytes, const void* site) {
   if (!is_instrumented) return;
   const auto address = reinterpret_cast<uintptr_t>(target);
   for_bytes(address, num_bytes, [](Byte& byte, uintptr_t) { byte.copied_in = 0; });
-  touch(target, num_bytes, Kind::kWrite, site);
+  watch_bytes(address, num_bytes, Kind::kWrite, site_of(site));
 }
 
 std::string end_grid() {
+  traffic::end_block();
   std::ostringstream text;
   if (grid.num_races > 0) text << "races over " << grid.num_races << " bytes: ";
   for (const std::string& found : grid.reports) text << "\n  " << found;
