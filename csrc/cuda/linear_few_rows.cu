@@ -23,7 +23,7 @@ __device__ Word4 load_words(const T* source, bool is_there) {
 
 template <typename T>
 __global__ void __launch_bounds__(kWarps* kWarpSize) linear_few_rows_kernel(const LmiLinear args) {
-  __shared__ float partials[kWarps][kOutputs][kRows];
+  __shared__ Vector<float, 2> partials[kWarps][kOutputs][kRows / 2];  // of neighbouring rows
   const int64_t num_inputs = args.num_inputs;
   const int first_output = static_cast<int>(blockIdx.x) * kOutputs;
   const int group = fragment_group(lane_id());
@@ -50,17 +50,24 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) linear_few_rows_kernel(cons
     }
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const Element at = fragment_c(lane_id(), i);
-    partials[warp_id()][at.row][at.column] = sums[i];
+  for (int half = 0; half < 2; ++half) {
+    const Element at = fragment_c(lane_id(), 2 * half);
+    const float own[2] = {sums[2 * half], sums[2 * half + 1]};
+    store_floats(partials[warp_id()][at.row][at.column / 2].at, own);
   }
   block_barrier();
-  const int row = static_cast<int>(threadIdx.x) / kOutputs;
-  const int output = static_cast<int>(threadIdx.x) % kOutputs;
-  if (row >= args.num_rows || first_output + output >= args.num_outputs) return;
-  float sum = args.bias == nullptr ? 0.0f : args.bias[first_output + output];
-  for (int warp = 0; warp < kWarps; ++warp) sum += partials[warp][output][row];
-  args.y[static_cast<int64_t>(row) * args.num_outputs + first_output + output] = sum;
+  const int output = static_cast<int>(threadIdx.x) / (kRows / 2);
+  const int pair = static_cast<int>(threadIdx.x) % (kRows / 2);
+  if (output >= kOutputs || first_output + output >= args.num_outputs) return;
+  const float bias = args.bias == nullptr ? 0.0f : args.bias[first_output + output];
+  float totals[2] = {bias, bias};
+  for (int warp = 0; warp < kWarps; ++warp) {
+    const Vector<float, 2> own = partials[warp][output][pair];
+    for (int i = 0; i < 2; ++i) totals[i] += own.at[i];
+  }
+  for (int i = 0; i < 2 && 2 * pair + i < args.num_rows; ++i) {
+    args.y[int64_t{2 * pair + i} * args.num_outputs + first_output + output] = totals[i];
+  }
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Kernels with known races, and without, for the test of what finds them (races.h).
+// Kernels with known races, and without, for the tests of what finds them (races.h) and counts
+// their accesses (traffic.h).
 #include <cstdint>
 
 #include "cuda/launch.cuh"
@@ -9,7 +10,7 @@ namespace {
 constexpr int kThreads = 64;
 
 struct Args {
-  int32_t* global;  // [2 kThreads]
+  int32_t* global;  // [2 kThreads], [kThreads][kWarpSize] of columns
 };
 
 int32_t* shared() { return reinterpret_cast<int32_t*>(shared_memory()); }
@@ -91,6 +92,14 @@ void blocks_read_and_write(Args args) {
   if (blockIdx.x == 1) args.global[own()] = own();
 }
 
+// Each thread a row of 32 words of shared memory, then of global memory a sector of its own.
+void columns(Args args) {
+  __shared__ int32_t values[kThreads * kWarpSize];
+  values[own() * kWarpSize] = own();
+  block_barrier();
+  args.global[own() * kWarpSize] = values[own()];
+}
+
 void sums(Args args) { atomic_add(args.global, 1); }
 
 }  // namespace
@@ -119,3 +128,4 @@ LMI_RACE(blocks_of_their_own, 2)
 LMI_RACE(blocks_together, 2)
 LMI_RACE(blocks_read_and_write, 2)
 LMI_RACE(sums, 2)
+LMI_RACE(columns, 1)
