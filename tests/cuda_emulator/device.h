@@ -13,7 +13,7 @@
 #define __global__
 #define __device__
 #define __host__
-#define __forceinline__ inline
+#define __forceinline__ inline __attribute__((always_inline))
 // One block runs at a time, so its shared variables can be the program's.
 #define __shared__ static
 #define __launch_bounds__(...)
@@ -162,7 +162,7 @@ inline int atomic_next(int* counter) { return fetch_add(counter, 1); }
 // ---- copies from global to shared memory
 
 template <int kBytes = 16>
-void copy_async(void* target, const void* source, bool is_valid) {
+__forceinline__ void copy_async(void* target, const void* source, bool is_valid) {
   LMI_CHECK(reinterpret_cast<uintptr_t>(target) % kBytes == 0, "an unaligned copy");
   LMI_CHECK(!is_valid || reinterpret_cast<uintptr_t>(source) % kBytes == 0, "an unaligned copy");
   emulator::copy_later(target, source, is_valid ? kBytes : 0, kBytes);
@@ -182,7 +182,7 @@ inline const uint16_t* row_of(const uint32_t* given, int matrix, int row) {
   return reinterpret_cast<const uint16_t*>(address);
 }
 
-inline void load_matrices(uint32_t (&words)[4], const void* row) {
+__forceinline__ void load_matrices(uint32_t (&words)[4], const void* row) {
   const auto address = reinterpret_cast<uint64_t>(row);
   LMI_CHECK(address % 16 == 0, "an unaligned matrix row");
   uint32_t own[2];
@@ -194,7 +194,7 @@ inline void load_matrices(uint32_t (&words)[4], const void* row) {
   }
 }
 
-inline void load_transposed(uint32_t (&words)[4], const void* row) {
+__forceinline__ void load_transposed(uint32_t (&words)[4], const void* row) {
   const auto address = reinterpret_cast<uint64_t>(row);
   LMI_CHECK(address % 16 == 0, "an unaligned matrix row");
   uint32_t own[2];
