@@ -56,7 +56,8 @@ test-triton: build
 
 test-races: build
 	cmake --build build/native --target lmi_cuda_races
-	LMI_TEST_RACES=1 $(BIN)/python -m pytest -k '(native and cpu) or races' tests/ops
+	LMI_TEST_RACES=1 $(BIN)/python -m pytest tests/engine/test_cuda_runner.py tests/ops \
+	  -k '(native and cpu) or races or traffic or cuda_runner'
 
 text-generation-client:
 	$(PYTHON) -m venv build/$@

@@ -45,7 +45,8 @@ OPS_TESTS = tuple(
     )
 )
 ENGINE_TESTS = tuple(
-    f"tests/engine/test_{name}.py" for name in ("cuda_runner", "torch_runner", "torch_invariance")
+    f"tests/engine/test_{name}.py"
+    for name in ("cuda_runner", "captured_steps", "torch_runner", "torch_invariance")
 )
 """Those with tests for GPUs, the longest first."""
 

@@ -4,113 +4,43 @@ GPU, or in the emulator of one."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from lmi_core import _native
-from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine import loop
 from lmi_core.engine.engine import Engine
-from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.engine.stats import EngineTotals
 from lmi_core.errors import EngineError
 from lmi_core.structured.grammar import Grammar
-from tests.checkpoints import cached_checkpoint, make_checkpoint
+from tests.checkpoints import make_checkpoint
 from tests.engine.harness import assert_nothing_leaked, collect, run, until
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.engine import cuda_runner, decode_graphs, torch_runner  # noqa: E402
 from lmi_core.engine.cuda_runner import CudaRunner  # noqa: E402
-from lmi_core.ops import packed_weight  # noqa: E402
 from lmi_core.ops.cuda import cublaslt, library  # noqa: E402
-from lmi_core.ops.cuda.step_list import StepListSizes, StepListState  # noqa: E402
-from tests.engine.torch_harness import config_of, requests  # noqa: E402
-from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
-from tests.ops.device_ops import DEVICES  # noqa: E402
+from tests.engine.cuda_harness import (  # noqa: E402
+    CONFIG,
+    CPP,
+    PYTHON,
+    STATES,
+    TOTALS,
+    assert_alike,
+    assert_same,
+    configured,
+    device,
+    outcomes,
+    prompts,
+    shrink_lists,
+)
+from tests.engine.torch_harness import requests  # noqa: E402
 
-CPP, PYTHON = "native", "native,launch:torch"
-Request = tuple[tuple[int, ...], SamplingParams]
-CONFIG = SimpleNamespace(device="torch-cpu")
-"""Where the present test runs."""
-STATES: list[StepListState] = []
-"""Of the step lists that were closed."""
-TOTALS: list[EngineTotals] = []
-"""Of the engines that were stopped."""
-
-
-@pytest.fixture(autouse=True, params=DEVICES)
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    torch.set_num_threads(1)
-    chosen = torch.device(request.param)
-    use_cuda_kernels(chosen, monkeypatch)
-    monkeypatch.setattr(CONFIG, "device", "cuda" if request.param == "cuda" else "torch-cpu")
-    STATES.clear()
-    close = CudaRunner.close
-
-    def note_and_close(self: CudaRunner) -> None:
-        if self._worker is not None:
-            self._worker.drain()
-            STATES.append(self._steps.list.state())
-        close(self)
-
-    monkeypatch.setattr(CudaRunner, "close", note_and_close)
-    return chosen
-
-
-def configured(variant: str = "llama2", **changes: object) -> EngineConfig:
-    model = cached_checkpoint(variant, dtype="bfloat16")
-    settings = {"dtype": "auto", "enforce_eager": True, **changes}
-    return config_of(model, CONFIG.device, **settings)
-
-
-async def outcomes(config: EngineConfig, wanted: list[Request]) -> list[list[TokenEvent]]:
-    async with Engine(config, check_integrity=True) as engine:
-        results = await asyncio.gather(*(collect(engine, list(p), params) for p, params in wanted))
-        await assert_nothing_leaked(engine)
-        TOTALS.append(engine.stats().totals)
-    return [
-        [replace(event, queue_seconds=0.0) for event in sorted(events, key=lambda e: e.choice)]
-        for events in results
-    ]
-
-
-def assert_same(
-    config: EngineConfig, wanted: list[Request], monkeypatch: pytest.MonkeyPatch
-) -> list[list[TokenEvent]]:
-    monkeypatch.setenv("LMI_OPS", PYTHON)
-    expected = run(outcomes(config, wanted), 110)
-    monkeypatch.setenv("LMI_OPS", CPP)
-    results = run(outcomes(config, wanted), 110)
-    assert_alike(results, expected)
-    return results
-
-
-def assert_alike(results: list[list[TokenEvent]], expected: list[list[TokenEvent]]) -> None:
-    """To the bit; on a GPU only nearly so, since the library for products of many rows rounds by
-    their number, which requests' arrival decides."""
-    if CONFIG.device != "cuda":
-        assert results == expected
-        return
-    for events, others in zip(results, expected, strict=True):
-        assert [event.token_id for event in events] == [event.token_id for event in others]
-        assert [event.logprob for event in events] == pytest.approx(
-            [event.logprob for event in others], abs=0.02
-        )
-
-
-def prompts(*lengths: int) -> list[tuple[int, ...]]:
-    return [
-        tuple(range(30 + number, 30 + number + length)) for number, length in enumerate(lengths)
-    ]
+__all__ = ["device"]  # a fixture
+pytestmark = pytest.mark.usefixtures("device")
 
 
 @pytest.mark.parametrize("variant", ["llama2", "qwen3_window", "qwen2"])
@@ -147,20 +77,6 @@ def test_quantized_weights(quantize: str, monkeypatch: pytest.MonkeyPatch) -> No
     params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
     wanted = [(prompt, params) for prompt in prompts(3, 20)]
     assert_same(configured(quantize=quantize, overlap=False), wanted, monkeypatch)
-
-
-def test_unpacked_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of prompts and of captured decode steps; some steps have few rows."""
-    monkeypatch.setattr(packed_weight, "MAX_PACKED_ROWS", 2)
-    monkeypatch.setattr(torch_runner, "make_capture", lambda *_: Rerun())
-    monkeypatch.setattr(decode_graphs, "NUM_MISSES", 1)
-    params = SamplingParams(max_new_tokens=4, ignore_eos=True, logprobs=2)
-    wanted = [(prompt, params) for prompt in prompts(3, 20, 2, 5)]
-    config = configured(quantize="int4", overlap=False, enforce_eager=False)
-    unpacked = assert_same(config, wanted, monkeypatch)
-    assert STATES[-1].num_captured >= 1
-    monkeypatch.setattr(packed_weight, "MAX_PACKED_ROWS", 128)
-    assert run(outcomes(config, wanted), 110) != unpacked
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3fn"])
@@ -224,61 +140,6 @@ def test_masks_of_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
         assert re.fullmatch(pattern, "".join(event.text for event in events))
 
 
-class Rerun:
-    """Captures by keeping the function, as a stand-in for ``CudaCapture``."""
-
-    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
-        run()
-        return run
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_captured_decode_steps(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Padded to the same shapes from the first step on, both launchers give the same bits."""
-    monkeypatch.setattr(torch_runner, "make_capture", lambda *_: Rerun())
-    monkeypatch.setattr(decode_graphs, "NUM_MISSES", 1)
-    monkeypatch.setattr(decode_graphs, "FIRST_NUM_KEYS", 32)
-    monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)
-    wanted = [(prompt, replace(params, max_new_tokens=6)) for prompt, params in requests()[1:7]]
-    assert_same(configured(enforce_eager=False, overlap=overlap), wanted, monkeypatch)
-    state = STATES[-1]
-    assert state.num_captured >= 2
-    assert state.num_replayed > state.num_captured
-    assert state.capture_error == ""
-
-
-def test_what_is_idle_captures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shape that was missed is captured while nothing runs, without a request that waits."""
-    monkeypatch.setenv("LMI_OPS", CPP)
-    params = SamplingParams(max_new_tokens=3, ignore_eos=True)
-
-    async def main() -> None:
-        async with Engine(configured(enforce_eager=False)) as engine:
-            runner = engine._core._runner  # type: ignore[union-attr]
-            assert isinstance(runner, CudaRunner)
-            first = await collect(engine, [5, 6], params)
-            await until(lambda: runner._steps.list.state().num_captured == 1)
-            before = runner._steps.list.state().num_replayed
-            again = await collect(engine, [5, 6], params)
-            assert [event.token_id for event in again] == [event.token_id for event in first]
-            assert runner._steps.list.state().num_replayed == before + 2
-
-    run(main())
-
-
-def test_a_shape_that_cannot_be_captured(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Steps go on kernel by kernel, and the log says why."""
-    shrink_lists(monkeypatch, max_tokens=2, max_seqs=1)
-    monkeypatch.setattr(cuda_runner, "row_counts", lambda most: [200])
-    monkeypatch.setattr(decode_graphs, "NUM_MISSES", 1)
-    params = SamplingParams(max_new_tokens=4, ignore_eos=True)
-    assert len(run(outcomes(configured(enforce_eager=False), [((5, 6), params)]))[0]) == 4
-    assert "kernel by kernel: capturing them failed: a step's inputs take" in caplog.text
-    assert STATES[-1].num_captured == 0
-
-
 def test_a_failed_step_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     shrink_lists(monkeypatch, max_tokens=16)
     params = SamplingParams(max_new_tokens=4, ignore_eos=True)
@@ -294,16 +155,6 @@ def test_a_failed_step_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
             await assert_nothing_leaked(engine)
 
     run(main())
-
-
-def shrink_lists(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
-    """Launched from C++, by lists for smaller steps than there will be."""
-
-    def shrunk(**wanted: Any) -> StepListSizes:
-        return StepListSizes(**{**wanted, **sizes})
-
-    monkeypatch.setenv("LMI_OPS", CPP)
-    monkeypatch.setattr(cuda_runner, "StepListSizes", shrunk)
 
 
 def test_shapes_that_cublaslt_has_no_algorithm_for(
@@ -355,48 +206,6 @@ def test_notices_of_steps_are_logged(
             assert "products of 9 rows, 1064 inputs and 4 outputs run in a plain" in caplog.text
 
     run(main())
-
-
-class FakeMemory:
-    """Steps take 1 GiB of 80, and so does the first graph; the second takes 8 MiB."""
-
-    total_bytes = 80 << 30
-
-    def __init__(self) -> None:
-        self.free = [60 << 30, 59 << 30, (59 << 30) - (8 << 20), 60 << 30]
-
-    def free_bytes(self) -> int:
-        return self.free.pop(0)
-
-    def allocated_bytes(self) -> int:
-        return 15 << 30
-
-    def start_peak(self) -> None:
-        pass
-
-    def peak_bytes(self) -> int:
-        return 1 << 30
-
-
-@pytest.mark.parametrize("enforce_eager", [False, True])
-def test_what_is_measured_is_reported(
-    enforce_eager: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Rows 1, 2, 4 and keys 32, 100: six graphs."""
-    monkeypatch.setenv("LMI_OPS", CPP)
-    monkeypatch.setattr(cuda_runner, "memory_of", lambda device: FakeMemory())
-    monkeypatch.setattr(decode_graphs, "FIRST_NUM_KEYS", 32)
-    config = configured(enforce_eager=enforce_eager, max_num_seqs=4, max_model_len=100)
-
-    async def main() -> int:
-        async with Engine(config, check_integrity=True) as engine:
-            assert await collect(engine, [5, 6, 7], SamplingParams(max_new_tokens=2))
-            return engine.info.runner.arena_bytes
-
-    with caplog.at_level(logging.INFO):
-        assert run(main()) == 1 << 30
-    graphs = "0.00" if enforce_eager else "1.04"
-    assert f"workspace 1.00 GiB, graphs {graphs} GiB, KV cache 0.00 GiB" in caplog.text
 
 
 def test_closing_while_busy(monkeypatch: pytest.MonkeyPatch) -> None:
