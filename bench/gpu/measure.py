@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bench.gpu import lost_device
+
 FLUSHED_BYTES = 1 << 30
 """Written before each timed call on a GPU: beyond its caches, and long enough for the host to have
 the call on the stream before the device gets there."""
 ITEM_LIMIT_S = 40
-LOST_DEVICE = 70
-"""Exit code."""
 
 
 class Item(NamedTuple):
@@ -87,36 +87,28 @@ def attempt_each(module: str, items: Sequence[Item], arguments: argparse.Namespa
     on behind. ``arguments`` have ``is_child`` of the module's own option --is-child."""
     path: Path | None = arguments.json
     if path is None or arguments.is_child:
-        _attempt_the_rest(items, path, arguments.device)
+        _attempt_the_rest(items, path)
         return
     write(path, [])
     while (num_done := len(_read(path))) < len(items):
         child = subprocess.run([sys.executable, "-m", module, *sys.argv[1:], "--is-child"])
         rows = _read(path)
-        if len(rows) == num_done or (len(rows) < len(items) and child.returncode != LOST_DEVICE):
+        is_lost = child.returncode == lost_device.EXIT_CODE
+        if len(rows) == num_done or (len(rows) < len(items) and not is_lost):
             error = f"its process ended with exit code {child.returncode}"
             write(path, [*rows, {"what": items[len(rows)].what, "error": error}])
 
 
-def _attempt_the_rest(items: Sequence[Item], path: Path | None, device: str) -> None:
+def _attempt_the_rest(items: Sequence[Item], path: Path | None) -> None:
     rows = [] if path is None else _read(path)
     for item in items[len(rows) :]:
         faulthandler.dump_traceback_later(ITEM_LIMIT_S, exit=True)
         rows.append(attempt(item.what, item.measure))
         write(path, rows)
-        if device == "cuda" and _is_device_lost():
+        if lost_device.is_lost():
             sys.stdout.flush()
-            os._exit(LOST_DEVICE)
+            os._exit(lost_device.EXIT_CODE)
     faulthandler.cancel_dump_traceback_later()
-
-
-def _is_device_lost() -> bool:
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        print(f"the device is lost: {error}")
-        return True
-    return False
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.gpu import lost_device
+
 NOTES, DONE = "GPU_TESTS_NOTES", "GPU_TESTS_DONE"
-LOST_DEVICE = 70
-"""Exit code."""
 
 
 def read(notes: Path) -> tuple[dict[str, str], bool]:
@@ -40,26 +40,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:
-    if _is_device_lost():
+    if lost_device.is_lost():
         _note("ended", nodeid)
         sys.stdout.flush()
-        os._exit(LOST_DEVICE)
+        os._exit(lost_device.EXIT_CODE)
 
 
 def pytest_sessionfinish() -> None:
     _note("finished", "")
-
-
-def _is_device_lost() -> bool:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return False
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        print(f"the device is lost: {error}")
-        return True
-    return False
 
 
 def _note(outcome: str, nodeid: str) -> None:

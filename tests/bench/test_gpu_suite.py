@@ -189,10 +189,10 @@ def test_a_process_that_ends_costs_one_row(tmp_path: Path) -> None:
     script.write_text("""if True:
         import os, sys, time
         from types import SimpleNamespace
-        from bench.gpu import measure
+        from bench.gpu import lost_device, measure
 
         lost = []
-        measure._is_device_lost = lambda: bool(lost)
+        lost_device.is_lost = lambda: bool(lost)
         measure.ITEM_LIMIT_S = 3
 
         def lose():
