@@ -37,6 +37,14 @@ if TYPE_CHECKING:
 __all__ = ["device", "one_thread", "ops"]  # fixtures
 
 
+def operands(
+    rows: int, inputs: int, outputs: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows, weight and bias of a dense product, and the rows times the weight in float64."""
+    x, weight = random(rows, inputs).to(dtype), random(outputs, inputs, seed=1).to(dtype)
+    return x, weight, random(outputs), x.double() @ weight.double().T
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_linear(device: torch.device, dtype: str, has_bias: bool) -> None:
@@ -64,9 +72,7 @@ def test_native_linear_of_few_rows(
     use_cuda_kernels(device, monkeypatch)
     from lmi_core.ops.cuda import linear
 
-    x, weight, bias = random(rows, inputs), random(outputs, inputs, seed=1), random(outputs)
-    x, weight = x.to(dtype), weight.to(dtype)
-    expected = x.double() @ weight.double().T
+    x, weight, bias, expected = operands(rows, inputs, outputs, dtype)
     y = linear(x.to(device), weight.to(device), None)
     assert_close(y, expected, "fp32")
     y = linear(x.to(device), weight.to(device), bias.to(device))
@@ -174,9 +180,7 @@ def test_native_linear_in_tiles(
     outputs: int,
 ) -> None:
     use_cuda_kernels(device, monkeypatch)
-    x, weight, bias = random(rows, inputs), random(outputs, inputs, seed=1), random(outputs)
-    x, weight = x.to(dtype), weight.to(dtype)
-    expected = x.double() @ weight.double().T
+    x, weight, bias, expected = operands(rows, inputs, outputs, dtype)
     y = torch.full((rows, outputs + 3), 7.0, device=device)
     dense_product("linear_tiled", x.to(device), weight.to(device), y, None)
     assert_close(y[:, :outputs], expected, "fp32")
