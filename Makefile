@@ -16,6 +16,7 @@
 # make cuda        compile the CUDA kernels for sm_90a, check their registers (needs nvcc)
 # make cuda-all    the same for every GPU from sm_80 on, into lmi_core/
 # make cuda-resources   after a change that is meant: csrc/cuda/resources.txt anew
+# make cuda-loops  what the kernels' loops issue (KERNEL=linear_packed: those with that name)
 # make clean       remove what was built, but not the virtual environment
 PORT ?= 8080
 PYTHON ?= python3
@@ -39,7 +40,7 @@ FUZZ_CASES ?= 200000
 FUZZ_REQUESTS ?= 100000
 
 .PHONY: run test test-triton test-races test-browser text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
-	cuda cuda-all cuda-resources build clean check-tools
+	cuda cuda-all cuda-resources cuda-loops build clean check-tools
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -115,6 +116,9 @@ cuda-resources: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda -DLMI_CUDA=ON
 	cmake --build build/cuda --target lmi_cuda
 	csrc/cuda/resources.py write build/cuda
+
+cuda-loops: cuda
+	$(BIN)/python csrc/cuda/loops.py build/cuda '$(KERNEL)'
 
 cuda-all: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda-all -DLMI_CUDA=ON \

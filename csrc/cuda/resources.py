@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,18 +56,16 @@ def read_build(build_dir: Path) -> dict[str, Resources]:
             elif match := _USED.search(line):
                 shared = _SHARED.search(line)
                 found[name] = Resources(int(match[1]), spilled, int(shared[1]) if shared else 0)
-    return _readable(found)
+    return dict(zip(readable_names(found), found.values(), strict=True))
 
 
-def _readable(found: dict[str, Resources]) -> dict[str, Resources]:
-    names = "\n".join(found)
+def readable_names(symbols: Iterable[str]) -> list[str]:
+    """What kernels are called in resources.txt."""
+    names = "\n".join(symbols)
     plain = subprocess.run(["c++filt"], input=names, capture_output=True, text=True, check=True)
     short = (re.sub(r"lmi::cuda::|\(anonymous namespace\)::|^void ", "", name)
              for name in plain.stdout.splitlines())  # fmt: skip
-    return {
-        re.sub(r"\([^)]*\)$", "", name).replace(" ", ""): resources
-        for name, resources in zip(short, found.values(), strict=True)
-    }
+    return [re.sub(r"\([^)]*\)$", "", name).replace(" ", "") for name in short]
 
 
 def read_ceilings() -> dict[str, Resources]:
