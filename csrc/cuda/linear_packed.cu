@@ -2,11 +2,13 @@
 // the weight once, more by the tensor cores and the unpacking before them. Many rows unpack the
 // weight for good: linear_unpacked.cu.
 //
-// A block takes two panels, 32 outputs, and up to 64 rows; its warps take every eighth group of
-// inputs. A thread reads eight inputs of four outputs, 16 bytes of a panel: with inputs and outputs
-// both in an order of the kernel's own they are its right operands of eight products. Codes less
-// their zero point are small integers, exact in either type; scales come in once per group, in
-// fp32.
+// A block takes two panels, 32 outputs, and up to 64 rows; its warps take every eighth stretch of
+// 128 inputs, each with copies of its own in flight. Outputs are the left side of the tensor cores'
+// products: a thread reads eight inputs of four outputs, 16 bytes of a panel, and with inputs and
+// outputs both in an order of the kernel's own they are its part of four left operands, as 16 bytes
+// of a row are its part of two right ones. Codes less their zero point are small integers, exact in
+// either type; scales come in once per group, in fp32. What bounds the kernel beside memory is the
+// number of its instructions, of which unpacking takes most.
 #include "cuda/fragment.h"
 #include "cuda/launch.cuh"
 #include "cuda/linear_unpacked.h"
@@ -19,164 +21,247 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kPanels = 2;
 constexpr int kOutputs = kSumOutputs;
-constexpr int kTiles = kSumTiles;  // of 8 outputs
-constexpr int kStepInputs = 32;    // of which each lane of a group of four has eight
-constexpr int kMaxRowTiles = 4;
-constexpr int kScales = 8;  // of the outputs of a thread's sums
+constexpr int kStepInputs = 32;  // of which each lane of a group of four has eight
+constexpr int kSteps = 4;        // of a stretch
+constexpr int kStretchInputs = kSteps * kStepInputs;
+constexpr int kMaxRowTiles = 8;
+constexpr int kMinGroup = 32;
 
+// A stretch of a panel in shared memory: lines of 64 bytes, which are headers of groups or eight
+// inputs. Four lines, of four lanes each, are read at once; lines two apart would meet in the same
+// banks.
+constexpr int kLineBytes = 64;
+constexpr int kChunkBytes = 16;
+constexpr int kStages = 3;
+constexpr int kStretchBytes =
+    kStretchInputs / kMinGroup * static_cast<int>(panel_group_bytes(kMinGroup));
+constexpr int kStageBytes = kPanels * kStretchBytes;
+constexpr int kWarpBytes = kStages * kStageBytes;
+
+LMI_HOST_DEVICE constexpr int staged_chunk(int line, int chunk) {
+  return line * kLineBytes + (chunk ^ (line & 2)) * kChunkBytes;
+}
+
+// A number to whose bits a code may be added, 128 or 1024, twice: its upper bytes stay as they are.
 template <typename T>
 constexpr uint32_t kCodeBase = 0;
 template <>
-constexpr uint32_t kCodeBase<bf16> = 0x4300;  // 128
+constexpr uint32_t kCodeBase<bf16> = 0x43004300;
 template <>
-constexpr uint32_t kCodeBase<f16> = 0x6400;  // 1024
+constexpr uint32_t kCodeBase<f16> = 0x64006400;
 
-// A group of inputs of four neighbouring outputs of an int4 panel.
-template <typename T>
-class Int4Group {
- public:
-  __device__ Int4Group(const uint8_t* panel, int lane, const LmiLinearPacked& args, int group)
-      : group_(panel + group * panel_group_bytes(args.group_size)), lane_(lane) {
-    const auto zeros =
-        *reinterpret_cast<const Vector<f16, kTiles>*>(group_ + kPanelZerosOffset + lane * 2);
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const float zero = to_float(zeros.at[tile]);
-      zeros_[tile] = pack_pair<T>(zero, zero);
-    }
-  }
-
-  // Inputs first .. first + 7 of the group, which is padded to its end.
-  __device__ Word4 load(int first) const {
-    return *reinterpret_cast<const Word4*>(group_ + kPanelHeaderBytes +
-                                           first / 8 * kPanelStepBytes + lane_ * 4);
-  }
-
-  // Inputs i and i + 1 of the step, i even.
-  __device__ uint32_t pair(const Word4& words, int tile, int i) const {
-    constexpr uint32_t kBase = kCodeBase<T>;
-    const uint32_t codes = code_pair(words.at[tile], i, kBase);
-    return subtract_pairs<T>(subtract_pairs<T>(codes, kBase | kBase << 16), zeros_[tile]);
-  }
-
-  __device__ static void load_scales(const uint8_t* panel, int lane, const LmiLinearPacked& args,
-                                     int group, float (&scales)[kScales]) {
-    const auto halves = *reinterpret_cast<const Vector<f16, kScales>*>(
-        panel + group * panel_group_bytes(args.group_size) + lane * 2);
-#pragma unroll
-    for (int i = 0; i < kScales; ++i) scales[i] = to_float(halves.at[i]);
-  }
-
- private:
-  const uint8_t* group_;
-  int lane_;
-  uint32_t zeros_[kTiles];
-};
-
+// kRowTiles: of 8 rows.
 template <typename T, int kRowTiles>
 class PackedWarp {
  public:
   __device__ explicit PackedWarp(const LmiLinearPacked& args)
       : args_(args),
-        first_row_(static_cast<int>(blockIdx.y) * 16 * kRowTiles),
-        panel_bytes_(panel_bytes(args.num_inputs, args.group_size)),
-        first_panel_(static_cast<int>(blockIdx.x) * kPanels),
-        num_panels_(num_panels(args.num_outputs, args.is_gated)) {}
-
-  __device__ void multiply() {
-    const int num_groups = ceil_div(args_.num_inputs, args_.group_size);
-    for (int group = warp_id(); group < num_groups; group += kWarps) multiply_group(group);
+        group_lines_(args.group_size / 8 + 1),
+        stretch_bytes_(kStretchInputs / args.group_size * group_lines_ * kLineBytes),
+        panel_bytes_(ceil_div(args.num_inputs, args.group_size) * group_lines_ * kLineBytes),
+        stages_(shared_memory() + warp_id() * kWarpBytes) {
+    // Lanes 0 .. 15 copy the first panel. A panel past the last copies the last one's bytes; its
+    // outputs are not stored.
+    const int panel = static_cast<int>(blockIdx.x) * kPanels + lane_id() / kCopyLanes;
+    const int64_t index = lower_of(panel, num_panels(args.num_outputs, args.is_gated != 0) - 1);
+    source_ = static_cast<const uint8_t*>(args.panels) + index * panel_bytes_ + copied_byte();
+    // A row past the last is the last one again.
+    const int first_row = static_cast<int>(blockIdx.y) * 8 * kRowTiles + fragment_group(lane_id());
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+      const int64_t row = lower_of(first_row + 8 * n, args.num_rows - 1);
+      rows_[n] = static_cast<const T*>(args.x) + row * args.num_inputs +
+                 stretch_of(0) * kStretchInputs + lane_id() % 4 * 8;
+    }
   }
 
+  __device__ void multiply() {
+    const int num_stretches = ceil_div(args_.num_inputs, kStretchInputs);
+    for (int turn = 0; turn < kStages - 1; ++turn) start_copies(turn);
+    for (int turn = 0; stretch_of(turn) < num_stretches; ++turn) {
+      start_copies(turn + kStages - 1);
+      wait_for_copies<kStages - 1>();
+      warp_barrier();
+      const int first_input = stretch_of(turn) * kStretchInputs;
+      if (first_input + kStretchInputs <= args_.num_inputs) {
+        multiply_stretch<true>(stage(turn), first_input);
+      } else {
+        multiply_stretch<false>(stage(turn), first_input);
+      }
+#pragma unroll
+      for (const T*& row : rows_) row += kWarps * kStretchInputs;
+      warp_barrier();  // before its stage is written again
+    }
+  }
+
+  // target: [8 rows kRowTiles][kSumStride]. A thread's four outputs are neighbours.
   __device__ void store(float* target) const {
-    store_sums<kRowTiles>(target, [&](int m, int tile, int i) { return sums_[m][tile][i]; });
+    const int lane = lane_id();
+    const int output =
+        panel_of(fragment_group(lane)) * kPanelOutputs + panel_lane_of(fragment_group(lane), 0);
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float own[kQuad];
+#pragma unroll
+        for (int j = 0; j < kQuad; ++j) own[j] = sums_[n][j / 2][j % 2 * 2 + i];
+        store_floats(target + sum_offset(n * 8 + fragment_pair(lane) + i, output), own);
+      }
+    }
   }
 
  private:
-  // A panel past the last reads the last one's bytes; its outputs are not stored.
-  __device__ const uint8_t* panel_at(int panel) const {
-    const int64_t index = lower_of(first_panel_ + panel, num_panels_ - 1);
-    return static_cast<const uint8_t*>(args_.panels) + index * panel_bytes_;
-  }
+  static constexpr int kCopyLanes = kWarpSize / kPanels;
+  static constexpr int kQuad = 4;  // outputs of a thread, the rows of two products
+  using Products = float[kRowTiles][kQuad / 2][4];
 
-  __device__ void multiply_group(int index) {
-    const int column = fragment_group(lane_id());
-    const Int4Group<T> group(panel_at(panel_of(column)), panel_lane_of(column, 0), args_, index);
-    float products[kRowTiles][kTiles][4] = {};
-    const int own = lane_id() % 4 * 8;
-    const int first_input = index * args_.group_size + own;
-#pragma unroll 4
-    for (int first = 0; first < args_.group_size; first += kStepInputs) {
-      multiply_step(group, group.load(own + first), first_input + first, products);
-    }
-    add_scaled(index, products);
-  }
+  __device__ static int stretch_of(int turn) { return turn * kWarps + warp_id(); }
+  __device__ static int copied_byte() { return lane_id() % kCopyLanes * kChunkBytes; }
+  __device__ uint8_t* stage(int turn) const { return stages_ + turn % kStages * kStageBytes; }
 
-  __device__ void multiply_step(const Int4Group<T>& group, const Word4& words, int input,
-                                float (&products)[kRowTiles][kTiles][4]) const {
-    Word4 rows[kRowTiles][2];
+  __device__ void start_copies(int turn) const {
+    const int begin = stretch_of(turn) * stretch_bytes_;
+    const int num_bytes = lower_of(stretch_bytes_, panel_bytes_ - begin);
+    if (num_bytes > 0) {
+      const int lane = lane_id() % kCopyLanes;
+      uint8_t* target =
+          stage(turn) + lane_id() / kCopyLanes * kStretchBytes + staged_chunk(lane / 4, lane % 4);
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        rows[m][half] = load_x(first_row_ + m * 16 + half * 8 + fragment_group(lane_id()), input);
+      for (int at = 0; at < kStretchBytes; at += kCopyLanes * kChunkBytes) {
+        copy_async(target + at, source_ + begin + at, at + copied_byte() < num_bytes);
       }
     }
+    end_copy_group();
+  }
+
+  // kIsWhole: none of its inputs is past the last.
+  template <bool kIsWhole>
+  __device__ void multiply_stretch(const uint8_t* stage, int first_input) {
+    const int quad = fragment_group(lane_id()) % kQuad;
+    const uint8_t* panel = stage + panel_of(fragment_group(lane_id())) * kStretchBytes;
+    Products products = {};
+    uint32_t zeros[kQuad] = {};
+    int header = 0;
+    int line = 1;  // of the step's first inputs
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int input = first_input + step * kStepInputs;
+      if (!kIsWhole && input >= args_.num_inputs) break;
+      if (line == header + 1) {
+        load_zeros(panel, header, quad, zeros);
+        clear(products);
+      }
+      const auto words =
+          *reinterpret_cast<const Word4*>(panel + staged_chunk(line + lane_id() % 4, quad));
+      multiply_step<kIsWhole>(words, zeros, step * kStepInputs, input, products);
+      line += kStepInputs / 8;
+      if (line == header + group_lines_ || (!kIsWhole && input + kStepInputs >= args_.num_inputs)) {
+        add_scaled(panel, header, quad, products);
+        header = line;
+        ++line;
+      }
+    }
+  }
+
+  template <bool kIsWhole>
+  __device__ void multiply_step(const Word4& words, const uint32_t (&zeros)[kQuad], int at,
+                                int input, Products& products) const {
+    Word4 rows[kRowTiles];
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) rows[n] = load_x<kIsWhole>(rows_[n] + at, input);
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
+      uint32_t weights[kQuad][2];
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        const uint32_t weights[2] = {group.pair(words, tile, part * 4),
-                                     group.pair(words, tile, part * 4 + 2)};
+      for (int j = 0; j < kQuad; ++j) {
+        const uint32_t codes = half_codes(words.at[j], part);
 #pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-          const uint32_t own[4] = {rows[m][0].at[2 * part], rows[m][1].at[2 * part],
-                                   rows[m][0].at[2 * part + 1], rows[m][1].at[2 * part + 1]};
-          multiply_add<T>(products[m][tile], own, weights[0], weights[1]);
+        for (int pair = 0; pair < 2; ++pair) {
+          const uint32_t raised = permute_bytes(codes, kCodeBase<T> >> 8, code_pair_selector(pair));
+          weights[j][pair] = subtract_pairs<T>(raised, zeros[j]);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kQuad; j += 2) {
+        const uint32_t own[4] = {weights[j][0], weights[j + 1][0], weights[j][1],
+                                 weights[j + 1][1]};
+#pragma unroll
+        for (int n = 0; n < kRowTiles; ++n) {
+          multiply_add<T>(products[n][j / 2], own, rows[n].at[2 * part], rows[n].at[2 * part + 1]);
         }
       }
     }
   }
 
-  __device__ Word4 load_x(int row, int input) const {
-    if (row >= args_.num_rows || input >= args_.num_inputs) return {};
-    const int64_t at = static_cast<int64_t>(row) * args_.num_inputs + input;
-    return *reinterpret_cast<const Word4*>(static_cast<const T*>(args_.x) + at);
+  template <bool kIsWhole>
+  __device__ Word4 load_x(const T* source, int input) const {
+    if (!kIsWhole && input + lane_id() % 4 * 8 >= args_.num_inputs) return {};
+    return *reinterpret_cast<const Word4*>(source);
   }
 
-  __device__ void add_scaled(int group, const float (&products)[kRowTiles][kTiles][4]) {
-    const int column = fragment_pair(lane_id());  // and its neighbour, which is in the same panel
-    float scales[kScales];
-    Int4Group<T>::load_scales(panel_at(panel_of(column)), panel_lane_of(column, 0), args_, group,
-                              scales);
+  // Four halves of a group's header.
+  __device__ static void load_header(const uint8_t* panel, int header, int chunk, int quad,
+                                     float (&values)[kQuad]) {
+    const auto halves = *reinterpret_cast<const Vector<f16, kQuad>*>(
+        panel + staged_chunk(header, chunk + quad / 2) + quad % 2 * (kChunkBytes / 2));
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
+    for (int j = 0; j < kQuad; ++j) values[j] = to_float(halves.at[j]);
+  }
+
+  // Zero points, each twice, over the number that codes are added to.
+  __device__ static void load_zeros(const uint8_t* panel, int header, int quad,
+                                    uint32_t (&zeros)[kQuad]) {
+    const float base = to_float(T{static_cast<uint16_t>(kCodeBase<T>)});
+    float values[kQuad];
+    load_header(panel, header, kPanelZerosOffset / kChunkBytes, quad, values);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float scale = scales[i % 2 * kTiles + tile];
+    for (int j = 0; j < kQuad; ++j) zeros[j] = pack_pair<T>(base + values[j], base + values[j]);
+  }
+
+  __device__ static void clear(Products& products) {
 #pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) sums_[m][tile][i] += scale * products[m][tile][i];
+    for (int i = 0; i < kRowTiles * kQuad * 2; ++i) products[i / 8][i / 4 % 2][i % 4] = 0.0f;
+  }
+
+  __device__ void add_scaled(const uint8_t* panel, int header, int quad, const Products& products) {
+    float scales[kQuad];
+    load_header(panel, header, 0, quad, scales);
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+      for (int j = 0; j < kQuad; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int at = j % 2 * 2 + i;
+          sums_[n][j / 2][at] += scales[j] * products[n][j / 2][at];
+        }
       }
     }
   }
 
   const LmiLinearPacked& args_;
-  int first_row_;
-  int64_t panel_bytes_;
-  int first_panel_;
-  int num_panels_;
-  float sums_[kRowTiles][kTiles][4] = {};
+  int group_lines_;  // with its header
+  int stretch_bytes_;
+  int panel_bytes_;
+  uint8_t* stages_;
+  const uint8_t* source_;
+  const T* rows_[kRowTiles];
+  float sums_[kRowTiles][kQuad / 2][4] = {};
 };
 
+// Copies of the weight, then sums.
 template <int kRowTiles>
-constexpr int kSharedBytes = kWarps * 16 * kRowTiles * kSumStride * static_cast<int>(sizeof(float));
+constexpr int kSharedBytes = greater_of(
+    kWarps * kWarpBytes, kWarps * 8 * kRowTiles * kSumStride * static_cast<int>(sizeof(float)));
 
 template <typename T, int kRowTiles>
 __global__ void __launch_bounds__(kThreads) linear_packed_kernel(const LmiLinearPacked args) {
-  constexpr int kRows = 16 * kRowTiles;
+  constexpr int kRows = 8 * kRowTiles;
   float* partials = reinterpret_cast<float*>(shared_memory());
   PackedWarp<T, kRowTiles> warp(args);
   warp.multiply();
+  block_barrier();  // every warp is done with its copies
   warp.store(partials + warp_id() * kRows * kSumStride);
   block_barrier();
   for (int index = static_cast<int>(threadIdx.x); index < kRows * kOutputs; index += kThreads) {
@@ -218,13 +303,14 @@ int32_t lmi_cuda_linear_packed(const LmiLinearPacked* args, void* stream) {
   const auto run = [&](auto element, auto row_tiles) {
     constexpr int kRowTiles = decltype(row_tiles)::value;
     const int panels = num_panels(args->num_outputs, args->is_gated != 0);
-    const Grid grid = {ceil_div(panels, kPanels), ceil_div(args->num_rows, 16 * kRowTiles)};
+    const Grid grid = {ceil_div(panels, kPanels), ceil_div(args->num_rows, 8 * kRowTiles)};
     return launch("linear_packed", linear_packed_kernel<decltype(element), kRowTiles>, grid,
                   kThreads, kSharedBytes<kRowTiles>, stream, *args);
   };
   const auto with_rows = [&](auto element) {
-    if (args->num_rows <= 16) return run(element, std::integral_constant<int, 1>{});
-    if (args->num_rows <= 32) return run(element, std::integral_constant<int, 2>{});
+    if (args->num_rows <= 8) return run(element, std::integral_constant<int, 1>{});
+    if (args->num_rows <= 16) return run(element, std::integral_constant<int, 2>{});
+    if (args->num_rows <= 32) return run(element, std::integral_constant<int, 4>{});
     return run(element, std::integral_constant<int, kMaxRowTiles>{});
   };
   return args->dtype == LMI_BF16 ? with_rows(bf16{}) : with_rows(f16{});

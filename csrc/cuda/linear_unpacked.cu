@@ -47,12 +47,14 @@ constexpr int place_of_output(int output, int num_outputs, bool is_gated) {
   return ceil_div(num_half, kPanelOutputs) + (output - num_half) / kPanelOutputs;
 }
 
-// An input's code less its zero point, exactly: a float of this exponent counts in ones.
-__device__ inline float weight_of(uint32_t word, int input, float zero) {
-  constexpr uint32_t kCountingBits = 0x4b000000;
-  constexpr float kCounting = 8388608.0f;
-  const uint32_t code = word >> (input % 4 * 8 + input / 4 * 4) & 0xfu;
-  return float_of_bits(kCountingBits | code) - kCounting - zero;
+// A float whose last bits count in ones, and the upper bytes of all those.
+constexpr float kCounting = 8388608.0f;
+constexpr uint32_t kCountingBits = 0x4b000000;
+
+// Of a half of a word's codes, one less its zero point, which comes with kCounting added: exact.
+__device__ inline float weight_of(uint32_t codes, int at, float raised_zero) {
+  const uint32_t selector = 0x7650u + static_cast<uint32_t>(at);
+  return float_of_bits(permute_bytes(codes, kCountingBits, selector)) - raised_zero;
 }
 
 template <typename T>
@@ -92,11 +94,12 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const Slice args) {
       const int step = first_step + i * (kBlockSteps / kUnroll);
       if (step >= num_steps) break;
       const float scale = to_float(scales[i].at[lane]);
-      const float zero = to_float(zeros[i].at[lane]);
+      const float zero = kCounting + to_float(zeros[i].at[lane]);
       float weights[kStepInputs];
 #pragma unroll
       for (int input = 0; input < kStepInputs; ++input) {
-        weights[input] = weight_of(words[i].at[lane], input, zero) * scale;
+        const uint32_t codes = half_codes(words[i].at[lane], input / 4);
+        weights[input] = weight_of(codes, input % 4, zero) * scale;
       }
       store_as(row + step * kStepInputs, weights);
     }

@@ -231,23 +231,42 @@ __device__ inline void multiply_add_bytes(int32_t (&c)[4], const uint32_t (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// c += a b of e4m3: m16n8k32. Before sm_89 the same numbers are multiplied as fp16, exactly: both
-// operands may take K in any common order, so a word's lower and upper halves are two products'.
+// The lower two and the upper two of four e4m3 codes as pairs of fp16.
+__device__ inline void widen_e4m3(uint32_t codes, uint32_t& low, uint32_t& high) {
+#if __CUDA_ARCH__ >= 890
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(codes));
+#else
+  low = widen_pair<f16, e4m3>(codes & 0xffffu);
+  high = widen_pair<f16, e4m3>(codes >> 16);
+#endif
+}
+
+// c += a b of e4m3: m16n8k32. Where mma.sync has no such product, before sm_89 and on sm_90, the
+// same numbers are multiplied as fp16, exactly: both operands may take K in any common order, so a
+// word's lower and upper halves are two products'. (For sm_90 the compiler would do so too, but sum
+// up outside of the tensor cores.)
 __device__ inline void multiply_add_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {
-#if __CUDA_ARCH__ >= 890
+#if __CUDA_ARCH__ >= 890 && __CUDA_ARCH__ != 900
   asm volatile(
       "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-  const auto low = [](uint32_t word) { return widen_pair<f16, e4m3>(word & 0xffffu); };
-  const auto high = [](uint32_t word) { return widen_pair<f16, e4m3>(word >> 16); };
-  const uint32_t first[4] = {low(a[0]), low(a[1]), high(a[0]), high(a[1])};
-  const uint32_t second[4] = {low(a[2]), low(a[3]), high(a[2]), high(a[3])};
-  multiply_add<f16>(c, first, low(b0), high(b0));
-  multiply_add<f16>(c, second, low(b1), high(b1));
+  uint32_t rows[2][4];
+  uint32_t columns[2][2];
+  widen_e4m3(b0, columns[0][0], columns[1][0]);
+  widen_e4m3(b1, columns[0][1], columns[1][1]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) widen_e4m3(a[i], rows[0][i], rows[1][i]);
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    multiply_add<f16>(c, rows[part], columns[part][0], columns[part][1]);
+  }
 #endif
 }
 

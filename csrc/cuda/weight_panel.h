@@ -59,15 +59,16 @@ LMI_HOST_DEVICE constexpr int num_panels(int num_outputs, bool is_gated) {
 LMI_HOST_DEVICE constexpr int panel_of(int column) { return column / 4; }
 LMI_HOST_DEVICE constexpr int panel_lane_of(int column, int tile) { return column % 4 * 4 + tile; }
 
-// Codes of inputs first and first + 1 of a word's eight, first even, as 16-bit numbers: bits that
-// stand for `base` plus the code, where adding a code to the bits adds it to the number (0x4300 is
-// bf16 128, 0x6400 fp16 1024).
-LMI_HOST_DEVICE constexpr uint32_t code_pair(uint32_t word, int first, uint32_t base_bits) {
-  const uint32_t codes = first < 4 ? word : word >> 4;
-  const int byte = first % 4;
-  const uint32_t low = codes >> (8 * byte) & 0xfu;
-  const uint32_t high = codes >> (8 * byte + 8) & 0xfu;
-  return (base_bits | low) | (base_bits | high) << 16;
+// A word of eight codes becomes pairs of 16-bit numbers in two turns: its lower (half 0) or upper
+// codes alone in their bytes, then two bytes, each under the other byte of a number whose last bits
+// count in ones.
+constexpr uint32_t kCodesMask = 0x0f0f0f0f;
+LMI_HOST_DEVICE constexpr uint32_t half_codes(uint32_t word, int half) {
+  return word >> (4 * half) & kCodesMask;
+}
+// For permute_bytes(codes, upper bytes, ...): inputs 0 and 1 of a half, or 2 and 3.
+LMI_HOST_DEVICE constexpr uint32_t code_pair_selector(int pair) {
+  return pair == 0 ? 0x4140 : 0x4342;
 }
 
 }  // namespace lmi::cuda
