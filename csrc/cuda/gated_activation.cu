@@ -1,10 +1,14 @@
-// Gated activations: elementwise, bound by memory.
-#include "cuda/launch.cuh"
+// Gated activations: elementwise, bound by memory; with their results quantised, one block per row.
+#include "cuda/row_codes.cuh"
 
 namespace lmi::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kMaxThreads = 1024;  // of a row that is quantised
+constexpr int kMaxSteps = 8;       // vectors that a thread keeps of it
+constexpr int kSteps = 4;          // the same where more threads can be had
+constexpr int kLoadSteps = 2;      // vectors whose loads are under way at a time
 
 // x / (1 + exp(-x)); of a large negative x, where exp overflows, 0.
 __device__ inline float silu(float x) { return x / (1.0f + exp_of(-x)); }
@@ -12,6 +16,14 @@ __device__ inline float silu(float x) { return x / (1.0f + exp_of(-x)); }
 __device__ inline float gelu_tanh(float x) {
   constexpr float kSqrt2OverPi = 0.7978845608028654f;
   return 0.5f * x * (1.0f + tanh_of(kSqrt2OverPi * (x + 0.044715f * x * x * x)));
+}
+
+// gate becomes act(gate) * up.
+template <bool kIsSilu, int kWidth>
+__device__ inline void activate(float (&gate)[kWidth], const float (&up)[kWidth]) {
+  for (int i = 0; i < kWidth; ++i) {
+    gate[i] = (kIsSilu ? silu(gate[i]) : gelu_tanh(gate[i])) * up[i];
+  }
 }
 
 template <typename T, int kWidth, bool kIsSilu>
@@ -24,10 +36,72 @@ __global__ void gated_activation_kernel(const LmiGatedActivation args) {
   float up[kWidth];
   load_floats(source, gate);
   load_floats(source + args.num_columns, up);
-  for (int i = 0; i < kWidth; ++i) {
-    gate[i] = (kIsSilu ? silu(gate[i]) : gelu_tanh(gate[i])) * up[i];
-  }
+  activate<kIsSilu>(gate, up);
   store_as(static_cast<T*>(args.y) + row * args.num_columns + column, gate);
+}
+
+template <typename T, int kWidth, bool kIsSilu, typename Code>
+__global__ void __launch_bounds__(kMaxThreads) gated_codes_kernel(const LmiGatedActivation args) {
+  const int64_t row = blockIdx.x;
+  const float* source = args.gate_up + row * 2 * args.num_columns;
+  const auto column_of = [](int step) {
+    return static_cast<int>(step * blockDim.x + threadIdx.x) * kWidth;
+  };
+  Vector<T, kWidth> kept[kMaxSteps];
+  Magnitude magnitude;
+#pragma unroll
+  for (int first = 0; first < kMaxSteps; first += kLoadSteps) {
+    if (column_of(first) >= args.num_columns) break;
+    float gate[kLoadSteps][kWidth] = {};
+    float up[kLoadSteps][kWidth] = {};
+#pragma unroll
+    for (int i = 0; i < kLoadSteps; ++i) {
+      const int column = column_of(first + i);
+      if (column >= args.num_columns) continue;
+      load_floats(source + column, gate[i]);
+      load_floats(source + args.num_columns + column, up[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kLoadSteps; ++i) {
+      activate<kIsSilu>(gate[i], up[i]);
+      kept[first + i] = rounded<T>(gate[i]);
+      magnitude.add(kept[first + i]);
+    }
+  }
+  const RowCodes<Code> codes(args, magnitude);
+#pragma unroll
+  for (int step = 0; step < kMaxSteps; ++step) {
+    const int column = column_of(step);
+    if (column >= args.num_columns) continue;
+    codes.store(column, kept[step]);
+    if (args.y != nullptr) {
+      store_vector(static_cast<T*>(args.y) + row * args.num_columns + column, kept[step]);
+    }
+  }
+  codes.template pad<kWidth>(args.num_columns, args.stride);
+}
+
+template <typename T, int kWidth, bool kIsSilu>
+int32_t launch_plain(const LmiGatedActivation& args, void* stream) {
+  const Grid grid = {args.num_rows, ceil_div(args.num_columns, kThreads * kWidth)};
+  return launch("gated_activation", gated_activation_kernel<T, kWidth, kIsSilu>, grid, kThreads, 0,
+                stream, args);
+}
+
+template <typename T, int kWidth, bool kIsSilu>
+int32_t launch_coded(const LmiGatedActivation& args, void* stream) {
+  constexpr int kMost = kMaxSteps * kMaxThreads * kWidth;
+  if (args.num_columns < 1 || args.num_columns > kMost) {
+    return fail("gated_activation: codes of " + std::to_string(args.num_columns) +
+                " columns, 1 to " + std::to_string(kMost) + " can be had");
+  }
+  const int wanted = round_up(ceil_div(ceil_div(args.num_columns, kWidth), kSteps), kWarpSize);
+  const int num_threads = wanted < kMaxThreads ? wanted : kMaxThreads;
+  return with_row_codes("gated_activation", args, [&](auto code) {
+    using Code = decltype(code);
+    return launch("gated_activation", gated_codes_kernel<T, kWidth, kIsSilu, Code>, {args.num_rows},
+                  num_threads, 0, stream, args);
+  });
 }
 
 }  // namespace
@@ -42,15 +116,16 @@ int32_t lmi_cuda_gated_activation(const LmiGatedActivation* args, void* stream) 
   }
   const bool is_wide =
       args->num_columns % 4 == 0 && is_aligned(args->gate_up) && is_aligned(args->y);
-  const int width = is_wide ? 4 : 1;
-  const Grid grid = {args->num_rows, ceil_div(args->num_columns, kThreads * width)};
   return with_dtype("gated_activation", args->y_dtype, [&](auto element) {
     return with_bool(args->activation == LMI_SILU, [&](auto is_silu) {
       using T = decltype(element);
       constexpr bool kIsSilu = decltype(is_silu)::value;
-      const auto kernel =
-          is_wide ? gated_activation_kernel<T, 4, kIsSilu> : gated_activation_kernel<T, 1, kIsSilu>;
-      return launch("gated_activation", kernel, grid, kThreads, 0, stream, *args);
+      if (args->codes == nullptr) {
+        return is_wide ? launch_plain<T, 4, kIsSilu>(*args, stream)
+                       : launch_plain<T, 1, kIsSilu>(*args, stream);
+      }
+      return is_wide ? launch_coded<T, 4, kIsSilu>(*args, stream)
+                     : launch_coded<T, 1, kIsSilu>(*args, stream);
     });
   });
 }

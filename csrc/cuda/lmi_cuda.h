@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define LMI_CUDA_VERSION 8 /* changes with any signature or struct here or in step_list.h */
+#define LMI_CUDA_VERSION 9 /* changes with any signature or struct here or in step_list.h */
 
 #if defined(__GNUC__)
 #define LMI_CUDA_API __attribute__((visibility("default")))
@@ -38,30 +38,41 @@ LMI_CUDA_API int32_t lmi_cuda_check_device(void);
 LMI_CUDA_API int32_t lmi_cuda_is_emulator(void);
 
 /* y = x / sqrt(mean(x^2) + eps) * weight over each row; `addend`, unless NULL, is added to x first,
- * in place. fp32 x, addend [num_rows, num_columns], weight [num_columns]; y in y_dtype. */
+ * in place. fp32 x, addend [num_rows, num_columns], weight [num_columns]; y in y_dtype. With codes,
+ * y is quantised too, as quantize_rows does it, and needn't be stored. */
 typedef struct {
   float* x;
   const float* addend;
   const float* weight;
-  void* y;
+  void* y; /* NULL: not stored */
   int32_t num_rows;
   int32_t num_columns; /* at most LMI_MAX_NORM_COLUMNS, a quarter where not a multiple of 4 */
   float eps;
   int32_t y_dtype;
+  uint8_t* codes; /* this and what follows: of LmiQuantizeRows; NULL: none */
+  float* scales;
+  int32_t stride;
+  int32_t code_type;
 } LmiRmsNorm;
 #define LMI_MAX_NORM_COLUMNS 16384
 LMI_CUDA_API int32_t lmi_cuda_rms_norm(const LmiRmsNorm* args, void* stream);
 
 /* y = act(gate) * up: fp32 gate_up [num_rows, 2 num_columns], gate before up; y
- * [num_rows, num_columns] in y_dtype. */
+ * [num_rows, num_columns] in y_dtype. With codes as rms_norm, of at most LMI_MAX_CODED_COLUMNS, a
+ * quarter where not a multiple of 4. */
 typedef struct {
   const float* gate_up;
-  void* y;
+  void* y; /* NULL: not stored */
   int32_t num_rows;
   int32_t num_columns;
   int32_t activation;
   int32_t y_dtype;
+  uint8_t* codes; /* this and what follows: of LmiQuantizeRows; NULL: none */
+  float* scales;
+  int32_t stride;
+  int32_t code_type;
 } LmiGatedActivation;
+#define LMI_MAX_CODED_COLUMNS 32768
 LMI_CUDA_API int32_t lmi_cuda_gated_activation(const LmiGatedActivation* args, void* stream);
 
 /* Norm (where q_norm, k_norm [head_dim] aren't NULL) and rotate query and key heads; queries go to

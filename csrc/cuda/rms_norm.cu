@@ -1,8 +1,9 @@
-// RMS norm with a residual added on the way: one block per row, bound by memory.
+// RMS norm with a residual added on the way, and with its results quantised: one block per row,
+// bound by memory.
 //
-// A row's values stay in registers between the sum of squares and the scaling, so that x is read
-// once. The order of additions depends on num_columns only.
-#include "cuda/launch.cuh"
+// A row's values stay in registers between the sum of squares and the scaling, and between that and
+// their codes, so that x is read once. The order of additions depends on num_columns only.
+#include "cuda/row_codes.cuh"
 
 namespace lmi::cuda {
 namespace {
@@ -10,36 +11,64 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr int kSteps = 4;  // vectors that a thread keeps
 
-template <typename T, int kWidth>
-__global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const LmiRmsNorm args) {
-  __shared__ float partials[kMaxThreads / kWarpSize];
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * args.num_columns;
-  float kept[kSteps][kWidth];
-  float squares = 0.0f;
+// This thread's vectors of a row; columns past the last are left as they are.
+template <int kWidth>
+__device__ inline void load_row(const float* row, int num_columns,
+                                float (&values)[kSteps][kWidth]) {
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int column = static_cast<int>(step * blockDim.x + threadIdx.x) * kWidth;
-    if (column >= args.num_columns) continue;
-    float* x = args.x + first + column;
-    load_floats(x, kept[step]);
-    if (args.addend != nullptr) {
-      float addend[kWidth];
-      load_floats(args.addend + first + column, addend);
-      for (int i = 0; i < kWidth; ++i) kept[step][i] += addend[i];
-      store_floats(x, kept[step]);
+    if (column < num_columns) load_floats(row + column, values[step]);
+  }
+}
+
+// Loads come before anything that waits for one of them, so that a row takes one latency.
+template <typename T, int kWidth, typename Code>
+__global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const LmiRmsNorm args) {
+  constexpr bool kIsCoded = !std::is_same_v<Code, NoCode>;
+  __shared__ float partials[kMaxThreads / kWarpSize];
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * args.num_columns;
+  float kept[kSteps][kWidth] = {};
+  float weight[kSteps][kWidth] = {};
+  load_row(args.x + first, args.num_columns, kept);
+  if (args.addend != nullptr) {
+    float addend[kSteps][kWidth] = {};
+    load_row(args.addend + first, args.num_columns, addend);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int column = static_cast<int>(step * blockDim.x + threadIdx.x) * kWidth;
+      for (int i = 0; i < kWidth; ++i) kept[step][i] += addend[step][i];
+      if (column < args.num_columns) store_floats(args.x + first + column, kept[step]);
     }
+  }
+  load_row(args.weight, args.num_columns, weight);
+  float squares = 0.0f;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
     for (int i = 0; i < kWidth; ++i) squares += kept[step][i] * kept[step][i];
   }
   const float mean = block_sum(squares, partials) / static_cast<float>(args.num_columns);
   const float scale = inverse_sqrt(mean + args.eps);
+  Vector<T, kWidth> results[kSteps];
+  Magnitude magnitude;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int column = static_cast<int>(step * blockDim.x + threadIdx.x) * kWidth;
-    if (column >= args.num_columns) continue;
-    float weight[kWidth];
-    load_floats(args.weight + column, weight);
-    for (int i = 0; i < kWidth; ++i) kept[step][i] *= scale * weight[i];
-    store_as(static_cast<T*>(args.y) + first + column, kept[step]);
+    for (int i = 0; i < kWidth; ++i) kept[step][i] *= scale * weight[step][i];
+    results[step] = rounded<T>(kept[step]);
+    if constexpr (kIsCoded) magnitude.add(results[step]);
+    if (column < args.num_columns && (!kIsCoded || args.y != nullptr)) {
+      store_vector(static_cast<T*>(args.y) + first + column, results[step]);
+    }
+  }
+  if constexpr (kIsCoded) {
+    const RowCodes<Code> codes(args, magnitude);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int column = static_cast<int>(step * blockDim.x + threadIdx.x) * kWidth;
+      if (column < args.num_columns) codes.store(column, results[step]);
+    }
+    codes.template pad<kWidth>(args.num_columns, args.stride);
   }
 }
 
@@ -59,8 +88,12 @@ int32_t lmi_cuda_rms_norm(const LmiRmsNorm* args, void* stream) {
   const int vectors = is_wide ? args->num_columns / 4 : args->num_columns;
   const int num_threads = round_up(ceil_div(vectors, kSteps), kWarpSize);
   return with_dtype("rms_norm", args->y_dtype, [&](auto element) {
-    using T = decltype(element);
-    const auto kernel = is_wide ? rms_norm_kernel<T, 4> : rms_norm_kernel<T, 1>;
-    return launch("rms_norm", kernel, {args->num_rows}, num_threads, 0, stream, *args);
+    const auto run = [&](auto code) {
+      using T = decltype(element);
+      using Code = decltype(code);
+      const auto kernel = is_wide ? rms_norm_kernel<T, 4, Code> : rms_norm_kernel<T, 1, Code>;
+      return launch("rms_norm", kernel, {args->num_rows}, num_threads, 0, stream, *args);
+    };
+    return args->codes == nullptr ? run(NoCode{}) : with_row_codes("rms_norm", *args, run);
   });
 }

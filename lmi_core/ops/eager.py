@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -15,6 +15,7 @@ from lmi_core.ops.device_step import DeviceStep
 from lmi_core.ops.packed_weight import PackedWeight
 from lmi_core.ops.paged_cache import PagedCache
 from lmi_core.ops.pending_results import PendingResults
+from lmi_core.ops.quantized_rows import QuantizedRows, RowFormat
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, RowSymbol
 from lmi_core.ops.sampling_inputs import SamplingInputs
 from lmi_core.ops.select import Kernels
@@ -26,15 +27,20 @@ class Replay:
 
     def __init__(self, step: DeviceStep) -> None:
         self.step = step
-        self._values: dict[Handle, Tensor] = {}
+        self._values: dict[Handle, Tensor | QuantizedRows] = {}
         self._addends: dict[Handle, Tensor] = {}
 
     def __getitem__(self, handle: Handle) -> Tensor:
-        value = self._values[handle]
+        value = cast(Tensor, self._values[handle])
         addend = self.take_addend(handle)
         return value if addend is None else value.add_(addend)
 
-    def __setitem__(self, handle: Handle, value: Tensor) -> None:
+    def operand(self, handle: Handle) -> Tensor | QuantizedRows:
+        """The value, which may be quantised already, for a product with quantised weights."""
+        value = self._values[handle]
+        return value if isinstance(value, QuantizedRows) else self[handle]
+
+    def __setitem__(self, handle: Handle, value: Tensor | QuantizedRows) -> None:
         self._values[handle] = value
 
     def add_later(self, handle: Handle, addend: Tensor) -> None:
@@ -44,7 +50,7 @@ class Replay:
 
     def take(self, handle: Handle) -> tuple[Tensor, Tensor | None]:
         """The value, and what the caller must add to it in place."""
-        return self._values[handle], self.take_addend(handle)
+        return cast(Tensor, self._values[handle]), self.take_addend(handle)
 
     def take_addend(self, handle: Handle) -> Tensor | None:
         return self._addends.pop(handle, None)
@@ -58,6 +64,8 @@ class Replay:
 class _Node:
     inputs: tuple[Handle, ...]
     run: Callable[[Replay], None]
+    row_format: RowFormat | None = None
+    """That the first input may come in, quantised."""
     last_used: tuple[Handle, ...] = ()
 
 
@@ -75,12 +83,14 @@ class EagerRecorder:
         self._caches: list[PagedCache] = []
         self._logits: Handle | None = None
         self._constants = DeviceConstants(device)
+        self._row_formats: dict[Handle, RowFormat] = {}
         self._unpacked_bytes = 0
         self._unpacked: Tensor | None = None
 
     def finish(self) -> None:
-        """Find out where every value is used last, and allocate what ops share; nothing can be
-        recorded afterwards."""
+        """Find out where every value is used last and which are wanted as codes only, and allocate
+        what ops share; nothing can be recorded afterwards."""
+        self._row_formats = _row_formats(self._nodes)
         seen: set[Handle] = set()
         for node in reversed(self._nodes):
             node.last_used = tuple(h for h in dict.fromkeys(node.inputs) if h not in seen)
@@ -131,14 +141,20 @@ class EagerRecorder:
     def rms_norm(self, x: Handle, weight: FloatArray, eps: float) -> Handle:
         scale = self._constants.put(weight)
 
-        def compute(replay: Replay) -> Tensor:
+        def compute(replay: Replay) -> Tensor | QuantizedRows:
             value, addend = replay.take(x)
-            return cast(
-                Tensor,
-                self.kernels.rms_norm(value, scale, eps, out_dtype=self._act, addend=addend),
+            result: Tensor | QuantizedRows = self.kernels.rms_norm(
+                value,
+                scale,
+                eps,
+                out_dtype=self._act,
+                addend=addend,
+                codes=self._row_formats.get(y),
             )
+            return result
 
-        return self._record("rms_norm", self.act_dtype, x.columns, x.rows, (x,), compute)
+        y = self._record("rms_norm", self.act_dtype, x.columns, x.rows, (x,), compute)
+        return y
 
     def linear(
         self,
@@ -154,21 +170,28 @@ class EagerRecorder:
         offset = None if bias is None else self._constants.put(bias)
         is_act = activation != "" or out_dtype == "act"
 
-        def product(replay: Replay) -> Tensor:
-            y = multiply(replay[x], offset)
+        row_format = weight.row_format if isinstance(weight, PackedWeight) else None
+
+        def product(replay: Replay) -> Tensor | QuantizedRows:
+            y: Tensor | QuantizedRows = multiply(replay.operand(x), offset)
             if activation:
-                y = self.kernels.gated_activation(y, activation, out_dtype=self._act)
-            return y.to(self._act) if is_act else y
+                y = self.kernels.gated_activation(
+                    y, activation, out_dtype=self._act, codes=self._row_formats.get(result)
+                )
+            return y.to(self._act) if is_act and isinstance(y, Tensor) else y
 
         if residual is not None:
-            target = residual
-            self._nodes.append(
-                _Node((x, target), lambda replay: replay.add_later(target, product(replay)))
-            )
+            result = residual
+
+            def add(replay: Replay) -> None:
+                replay.add_later(result, cast(Tensor, product(replay)))
+
+            self._nodes.append(_Node((x, residual), add, row_format))
             return residual
         columns = weight.num_outputs // 2 if activation else weight.num_outputs
         dtype = self.act_dtype if is_act else "fp32"
-        return self._record("linear", dtype, columns, x.rows, (x,), product)
+        result = self._record("linear", dtype, columns, x.rows, (x,), product, row_format)
+        return result
 
     def rope_cache_write(
         self,
@@ -256,23 +279,26 @@ class EagerRecorder:
         columns: int,
         rows: RowSymbol,
         inputs: tuple[Handle, ...],
-        compute: Callable[[Replay], Tensor],
+        compute: Callable[[Replay], Tensor | QuantizedRows],
+        row_format: RowFormat | None = None,
     ) -> Handle:
         handle = Handle(self, f"{op}{len(self._nodes)}", dtype, columns, rows, None)
 
         def run(replay: Replay) -> None:
             replay[handle] = compute(replay)
 
-        self._nodes.append(_Node(inputs, run))
+        self._nodes.append(_Node(inputs, run, row_format))
         return handle
 
-    def _multiply(self, weight: LinearWeight) -> Callable[[Tensor, Tensor | None], Tensor]:
+    def _multiply(
+        self, weight: LinearWeight
+    ) -> Callable[[Tensor | QuantizedRows, Tensor | None], Tensor]:
         """The product with ``weight`` and the sum with a bias."""
         if isinstance(weight, DeviceWeight):
             matrix = weight.matrix
             return lambda x, bias: cast(Tensor, self.kernels.linear(x, matrix, bias))
         kernels, packed = self.kernels, cast(PackedWeight, weight)
-        if packed.quantizes_inputs:
+        if packed.row_format:
             return lambda x, bias: cast(Tensor, kernels.linear_quantized(x, packed, bias))
         if kernels.unpacks_weights and self._act != torch.float32:
             self._unpacked_bytes = max(self._unpacked_bytes, packed.unpacked_bytes)
@@ -285,3 +311,14 @@ class EagerRecorder:
         if store not in self._caches:
             self._caches.append(store)
         return store
+
+
+def _row_formats(nodes: Sequence[_Node]) -> dict[Handle, RowFormat]:
+    """Of the values that nobody reads but products with weights of one such format."""
+    wanted: dict[Handle, set[RowFormat | None]] = {}
+    for node in nodes:
+        for position, handle in enumerate(node.inputs):
+            row_format = node.row_format if position == 0 else None
+            wanted.setdefault(handle, set()).add(row_format)
+    single = {handle: formats.pop() for handle, formats in wanted.items() if len(formats) == 1}
+    return {handle: row_format for handle, row_format in single.items() if row_format}

@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lmi_core.ops.quantized_rows import RowFormat
+
 PANEL_OUTPUTS = 16
 HEADER_BYTES = 64
 STEP_BYTES = 64
@@ -52,9 +54,9 @@ class PackedWeight:
         return num_parts * -(-self.num_outputs // num_parts // PANEL_OUTPUTS)
 
     @property
-    def quantizes_inputs(self) -> bool:
-        """Whether products are of codes on both sides (``linear_quantized``)."""
-        return self.format != "int4"
+    def row_format(self) -> RowFormat | None:
+        """That rows are rounded to before products (``linear_quantized``); None: as they are."""
+        return None if self.format == "int4" else self.format
 
     @property
     def unpacked_bytes(self) -> int:

@@ -13,7 +13,8 @@ LEAST_MAGNITUDE = 2.0**-100
 """Rows of less count as zeros, whose inverse would overflow."""
 MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The largest code of each type, and what a row's largest magnitude becomes."""
-CODE_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+RowFormat = Literal["int8", "fp8"]
+CODE_TYPES: dict[RowFormat, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 """Of rows, by the format of the weights that they meet."""
 
 
@@ -27,10 +28,22 @@ class QuantizedRows(NamedTuple):
     finite, and codes are 0 in both."""
 
     @staticmethod
-    def empty_for(x: Tensor, format: Literal["int8", "fp8"]) -> QuantizedRows:
-        """Room for rows of x [R, columns], which are to meet weights of ``format``."""
-        stride = -(-x.shape[1] // CODE_STRIDE) * CODE_STRIDE
+    def empty(
+        num_rows: int, num_columns: int, format: RowFormat, device: torch.device
+    ) -> QuantizedRows:
+        """Room for rows that are to meet weights of ``format``."""
+        stride = stride_of(num_columns)
         return QuantizedRows(
-            codes=torch.empty(len(x), stride, dtype=CODE_TYPES[format], device=x.device),
-            scales=torch.empty(len(x), dtype=torch.float32, device=x.device),
+            codes=torch.empty(num_rows, stride, dtype=CODE_TYPES[format], device=device),
+            scales=torch.empty(num_rows, dtype=torch.float32, device=device),
         )
+
+    @staticmethod
+    def empty_for(x: Tensor, format: RowFormat) -> QuantizedRows:
+        """The same for rows of x [R, columns]."""
+        return QuantizedRows.empty(len(x), x.shape[1], format, x.device)
+
+
+def stride_of(num_columns: int) -> int:
+    """Codes in a row, with those that pad it."""
+    return -(-num_columns // CODE_STRIDE) * CODE_STRIDE

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,9 @@ from tests.engine.harness import assert_nothing_leaked, collect, run, until
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.engine.cuda_runner import CudaRunner  # noqa: E402
-from lmi_core.ops.cuda import cublaslt, library  # noqa: E402
+from lmi_core.ops import eager  # noqa: E402
+from lmi_core.ops.cuda import cublaslt, library, recorder  # noqa: E402
+from lmi_core.ops.cuda.recorded_steps import Node, RecordedSteps  # noqa: E402
 from tests.engine.cuda_harness import (  # noqa: E402
     CONFIG,
     CPP,
@@ -77,6 +81,28 @@ def test_quantized_weights(quantize: str, monkeypatch: pytest.MonkeyPatch) -> No
     params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
     wanted = [(prompt, params) for prompt in prompts(3, 20)]
     assert_same(configured(quantize=quantize, overlap=False), wanted, monkeypatch)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "fp8"])
+def test_rows_quantized_on_the_way(quantize: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By norms and activations: what kernels of their own give, in three nodes a layer less."""
+    counts: list[Counter[str]] = []
+
+    def note(nodes: list[Node], *others: Any) -> RecordedSteps:
+        counts.append(Counter(node.name for node in nodes))
+        return RecordedSteps(nodes, *others)
+
+    monkeypatch.setattr(recorder, "RecordedSteps", note)
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
+    wanted = [(prompt, params) for prompt in prompts(3, 20)]
+    config = configured(quantize=quantize, overlap=False)
+    fused = assert_same(config, wanted, monkeypatch)
+    monkeypatch.setattr(recorder, "fuse_quantization", lambda nodes, values: None)
+    monkeypatch.setattr(eager, "_row_formats", lambda nodes: {})
+    assert_alike(fused, assert_same(config, wanted, monkeypatch))
+    assert counts[-1] - counts[0] == {"quantize_rows": 3 * 3 + 1}  # of layers and the head
+    assert counts[0] - counts[-1] == {}
+    assert counts[0]["quantize_rows"] == 3  # of attention's results
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3fn"])

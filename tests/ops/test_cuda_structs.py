@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.ops.cuda import arguments, library, sampling, step_list
-from lmi_core.ops.cuda.activation import ACTIVATIONS
+from lmi_core.ops.cuda.activation import ACTIVATIONS, MAX_CODED_COLUMNS
 from lmi_core.ops.cuda.attention import (
     MAX_GROUP,
     MAX_HEAD_DIM,
@@ -67,6 +67,7 @@ def expected() -> Iterator[tuple[str, int]]:
         yield f"LMI_{name.upper()}", number
     yield "LMI_CUDA_VERSION", library.VERSION
     yield "LMI_MAX_NORM_COLUMNS", MAX_COLUMNS
+    yield "LMI_MAX_CODED_COLUMNS", MAX_CODED_COLUMNS
     yield "LMI_MAX_TOP", sampling.MAX_TOP
     yield "LMI_MAX_FEW_ROWS", MAX_FEW_ROWS
     yield "LMI_CODE_STRIDE", CODE_STRIDE

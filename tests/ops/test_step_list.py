@@ -199,6 +199,54 @@ def test_room_for_unpacked_weights_where_steps_have_rows_enough(
     assert arena_bytes(7, 3) - arena_bytes(7, 1) < 1024  # what else there is grows a little
 
 
+def product(recorder: StepRecorder, x: Handle, num_outputs: int) -> Handle:
+    """With int8 weights."""
+    packed, _ = packed_weight(num_outputs, COLUMNS, 0, False)
+    return recorder.linear(x, packed, bias=None, activation="", residual=None, out_dtype="fp32")
+
+
+def test_norms_quantize_their_rows_where_products_want_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And are stored as well where something else reads them."""
+
+    def built(reads_too: bool) -> tuple[list[str], bool]:
+        steps = recorder()
+        h = norm(steps, embed(steps))
+        y = product(steps, h, COLUMNS)
+        if reads_too:
+            linear(steps, h, VOCAB_SIZE)
+            product(steps, h, COLUMNS)
+        steps.sample(product(steps, norm(steps, y), VOCAB_SIZE))
+        recorded = steps.build(SIZES)
+        is_stored = recorded._nodes[1].arguments["y"] is not None
+        names = [node.name for node in recorded._nodes]
+        recorded.close()
+        return names, is_stored
+
+    first, second = ["embed", "rms_norm", "linear_quantized"], ["rms_norm", "linear_quantized"]
+    assert built(False) == ([*first, *second, "sample"], False)
+    between = ["linear", "quantize_rows", "linear_quantized"]
+    assert built(True) == ([*first, *between, *second, "sample"], True)
+
+
+def test_wide_activations_are_quantized_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def names(columns: int) -> list[str]:
+        steps = recorder()
+        gate_up = steps.embed(np.zeros((2, 2 * columns), np.float32), 1.0)
+        y = steps._gated(gate_up.value, "silu")  # type: ignore[arg-type]
+        packed, _ = packed_weight(4, columns, 0, False)
+        steps.sample(
+            steps.linear(y, packed, bias=None, activation="", residual=None, out_dtype="fp32")
+        )
+        built = steps.build(SIZES)
+        built.close()
+        return [node.name for node in steps._nodes]
+
+    assert "quantize_rows" not in names(8192)
+    assert "quantize_rows" in names(8193)
+
+
 def test_algorithms_are_chosen_while_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the most rows; captured steps have few."""
     num_heuristics = ctypes.CDLL(str(CUBLASLT_EMULATOR)).cublaslt_num_heuristics

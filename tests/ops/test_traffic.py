@@ -150,6 +150,14 @@ def test_norm_and_activation(ops: ModuleType) -> None:
     assert_cheap(lambda: ops.gated_activation(x, "silu", out_dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("codes", ["int8", "fp8"])
+def test_norm_and_activation_that_quantize(ops: ModuleType, codes: str) -> None:
+    x, weight = aligned(random(4, 4096)), aligned(random(4096))
+    settings = {"out_dtype": torch.bfloat16, "codes": codes}
+    assert_cheap(lambda: ops.rms_norm(x, weight, 1e-6, **settings))
+    assert_cheap(lambda: ops.gated_activation(x, "silu", **settings))
+
+
 def test_conflicts_are_seen() -> None:
     """A column of a matrix whose rows are 32 words: all of it in one bank."""
     room = (ctypes.c_int32 * 2048)()

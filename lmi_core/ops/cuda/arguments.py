@@ -16,6 +16,10 @@ class RmsNorm(ctypes.Structure):
         ("num_columns", c_int32),
         ("eps", c_float),
         ("y_dtype", c_int32),
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("stride", c_int32),
+        ("code_type", c_int32),
     ]
 
 
@@ -27,6 +31,10 @@ class GatedActivation(ctypes.Structure):
         ("num_columns", c_int32),
         ("activation", c_int32),
         ("y_dtype", c_int32),
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("stride", c_int32),
+        ("code_type", c_int32),
     ]
 
 

@@ -25,7 +25,7 @@ from lmi_core.ops.cuda.arguments import ARGUMENTS
 _log = logging.getLogger(__name__)
 
 VARIABLE = "LMI_CUDA_LIBRARY"
-VERSION = 8
+VERSION = 9
 """LMI_CUDA_VERSION of csrc/cuda/lmi_cuda.h, whose structs are mirrored here."""
 DTYPES = {
     torch.float32: 0,

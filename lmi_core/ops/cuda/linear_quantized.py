@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import torch
 from torch import Tensor
 
 from lmi_core.ops.cuda import library
 from lmi_core.ops.packed_weight import PackedWeight
-from lmi_core.ops.quantized_rows import QuantizedRows
+from lmi_core.ops.quantized_rows import QuantizedRows, RowFormat
 
 
-def linear_quantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+def linear_quantized(
+    x: Tensor | QuantizedRows, weight: PackedWeight, bias: Tensor | None
+) -> Tensor:
     """x @ weight^T + bias, x rounded row by row to the weight's type: [R, k] -> fp32 [R, n]; bias
-    is fp32."""
+    is fp32. Rows may come quantised."""
     assert weight.format != "int4"
-    rows = quantize_rows(x, weight.format)
-    y = torch.empty(len(x), weight.num_outputs, dtype=torch.float32, device=x.device)
+    rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, weight.format)
+    num_rows = len(rows.scales)
+    y = rows.scales.new_empty(num_rows, weight.num_outputs)
     library.call(
         "linear_quantized",
-        x,
+        y,
         codes=rows.codes,
         row_scales=rows.scales,
         panels=weight.panels,
         bias=bias,
         y=y,
-        num_rows=len(x),
+        num_rows=num_rows,
         num_outputs=weight.num_outputs,
         num_inputs=weight.num_inputs,
         stride=rows.codes.shape[1],
@@ -37,7 +37,7 @@ def linear_quantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Te
     return y
 
 
-def quantize_rows(x: Tensor, format: Literal["int8", "fp8"]) -> QuantizedRows:
+def quantize_rows(x: Tensor, format: RowFormat) -> QuantizedRows:
     """x [R, n] in fp32, bf16 or fp16."""
     rows = QuantizedRows.empty_for(x, format)
     library.call(

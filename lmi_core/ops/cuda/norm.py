@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from lmi_core.ops.cuda import library
+from lmi_core.ops.cuda.results import results_like
 from lmi_core.ops.fallback import fallback
+from lmi_core.ops.quantized_rows import QuantizedRows, RowFormat
 
 MAX_COLUMNS = 16384
 """LMI_MAX_NORM_COLUMNS; a quarter of it for rows that are no multiple of 4."""
@@ -24,25 +26,28 @@ def rms_norm(
     *,
     out_dtype: torch.dtype,
     addend: Tensor | None = None,
-) -> Tensor:
+    codes: RowFormat | None = None,
+) -> Tensor | QuantizedRows:
     """x / sqrt(mean(x^2) + eps) * weight, fp32 [R, n] -> [R, n]; ``addend`` is added to x first,
-    in place."""
+    in place. ``codes``: the result, rounded to ``out_dtype``, quantised for such weights."""
     num_rows, num_columns = x.shape
     if num_columns > most_columns(num_columns):
         other = fallback("rms_norm", x.device, f"rows of {num_columns} columns")
-        y: Tensor = other(x, weight, eps, out_dtype=out_dtype, addend=addend)
-        return y
-    y = torch.empty_like(x, dtype=out_dtype)
+        result: Tensor | QuantizedRows = other(
+            x, weight, eps, out_dtype=out_dtype, addend=addend, codes=codes
+        )
+        return result
+    y, named = results_like(x, num_columns, out_dtype, codes)
     library.call(
         "rms_norm",
         x,
         x=x,
         addend=addend,
         weight=weight,
-        y=y,
         num_rows=num_rows,
         num_columns=num_columns,
         eps=eps,
         y_dtype=out_dtype,
+        **named,
     )
     return y

@@ -57,13 +57,13 @@ class UnpackedWeight(Value):
         return Value.num_bytes(self, 1) if num_rows > packed_weight.MAX_PACKED_ROWS else 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Node:
     """A kernel and what it is given, by the names of its arguments but for what a step says."""
 
     name: str
     rows: RowSymbol
-    arguments: Mapping[str, object]
+    arguments: dict[str, object]
     """Numbers, dtypes, tensors, activations, and functions that give tensors: what is only known
     when the list is built."""
 

@@ -14,12 +14,13 @@ from lmi_core.ops import packed_weight
 from lmi_core.ops.cuda import cublaslt
 from lmi_core.ops.cuda.activation import ACTIVATIONS
 from lmi_core.ops.cuda.attention import DTYPES, not_covered
+from lmi_core.ops.cuda.fusion import fuse_quantization
 from lmi_core.ops.cuda.norm import most_columns
 from lmi_core.ops.cuda.recorded_steps import Node, RecordedSteps, UnpackedWeight, Value
 from lmi_core.ops.cuda.step_list import StepListSizes
 from lmi_core.ops.packed_weight import PackedWeight
 from lmi_core.ops.paged_cache import CacheScales, PagedCache, fixed_of
-from lmi_core.ops.quantized_rows import CODE_STRIDE, CODE_TYPES
+from lmi_core.ops.quantized_rows import CODE_TYPES, stride_of
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, RowSymbol
 from lmi_core.ops.torch_weights import DTYPES as TORCH_DTYPES
 from lmi_core.ops.torch_weights import DeviceConstants, DeviceWeight, as_tensor
@@ -60,6 +61,7 @@ class StepRecorder:
     def build(self, sizes: StepListSizes) -> RecordedSteps:
         """A list for steps of these sizes, with the caches as they are now."""
         assert self._logits is not None, "nothing was sampled"
+        fuse_quantization(self._nodes, self._values)
         nodes = [*self._copies(sizes.block_size), *self._nodes]
         return RecordedSteps(nodes, self._values, self._logits, sizes, self.device)
 
@@ -218,8 +220,8 @@ class StepRecorder:
         y = self._value(torch.float32, weight.num_outputs, x.rows)
         if not isinstance(weight, PackedWeight):
             self._dense_product(value, cast(DeviceWeight, weight), bias, y)
-        elif weight.quantizes_inputs:
-            self._quantized_product(value, weight, bias, y)
+        elif weight.row_format:
+            self._quantized_product(value, weight, CODE_TYPES[weight.row_format], bias, y)
         else:
             self._packed_product(value, weight, bias, y)
         return y
@@ -277,11 +279,15 @@ class StepRecorder:
         )
 
     def _quantized_product(
-        self, x: Value, weight: PackedWeight, bias: Tensor | None, y: Value
+        self,
+        x: Value,
+        weight: PackedWeight,
+        code_type: torch.dtype,
+        bias: Tensor | None,
+        y: Value,
     ) -> None:
         self._want_native("linear_quantized")
-        stride = -(-x.columns // CODE_STRIDE) * CODE_STRIDE
-        code_type = CODE_TYPES[weight.format]
+        stride = stride_of(x.columns)
         codes = self._value(code_type, stride, x.rows)
         scales = self._value(torch.float32, 1, x.rows)
         self._node(

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from lmi_core.ops.packed_weight import PackedWeight
-from lmi_core.ops.quantized_rows import LEAST_MAGNITUDE, MOST, QuantizedRows
+from lmi_core.ops.quantized_rows import LEAST_MAGNITUDE, MOST, QuantizedRows, RowFormat
 
 EXACT_INPUTS = 1024
 """So many products of int8 codes sum to less than 2^24, exact in fp32 whatever the order."""
 
 
-def linear_quantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+def linear_quantized(
+    x: Tensor | QuantizedRows, weight: PackedWeight, bias: Tensor | None
+) -> Tensor:
     """x @ weight^T + bias, x rounded row by row to the weight's type: [R, k] -> fp32 [R, n]; bias
-    is fp32.
+    is fp32. Rows may come quantised.
 
     int8: to the bit what the CPU engine computes. Weights are unpacked anew at every call."""
     assert weight.format != "int4"
-    rows = quantize_rows(x, weight.format)
+    rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, weight.format)
+    num_rows = len(rows.scales)
     is_int8 = weight.format == "int8"
-    sums = torch.zeros(
-        len(x), weight.num_outputs, dtype=torch.int32 if is_int8 else torch.float32, device=x.device
-    )
+    dtype = torch.int32 if is_int8 else torch.float32
+    sums = torch.zeros(num_rows, weight.num_outputs, dtype=dtype, device=rows.scales.device)
     for first in range(0, weight.num_inputs, EXACT_INPUTS):
         end = min(first + EXACT_INPUTS, weight.num_inputs)
         sums += (rows.codes[:, first:end].float() @ weight.codes(first, end).T).to(sums.dtype)
@@ -32,7 +32,7 @@ def linear_quantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Te
     return y if bias is None else y + bias
 
 
-def quantize_rows(x: Tensor, format: Literal["int8", "fp8"]) -> QuantizedRows:
+def quantize_rows(x: Tensor, format: RowFormat) -> QuantizedRows:
     """Each row's nearest codes, ties to even, its largest magnitude the largest."""
     rows = QuantizedRows.empty_for(x, format)
     most = MOST[rows.codes.dtype]

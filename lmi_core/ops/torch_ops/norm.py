@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lmi_core.ops.quantized_rows import QuantizedRows, RowFormat
+from lmi_core.ops.torch_ops.linear_quantized import quantize_rows
+
 
 def rms_norm(
     x: Tensor,
@@ -13,12 +16,14 @@ def rms_norm(
     *,
     out_dtype: torch.dtype,
     addend: Tensor | None = None,
-) -> Tensor:
+    codes: RowFormat | None = None,
+) -> Tensor | QuantizedRows:
     """x / sqrt(mean(x^2) + eps) * weight, fp32 [R, n] -> [R, n]; ``addend`` is added to x first,
-    in place."""
+    in place. ``codes``: the result, rounded to ``out_dtype``, quantised for such weights."""
     if addend is not None:
         x.add_(addend)
-    return normalized(x, weight, eps).to(out_dtype)
+    y = normalized(x, weight, eps).to(out_dtype)
+    return y if codes is None else quantize_rows(y, codes)
 
 
 def normalized(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -7,11 +7,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lmi_core.ops.quantized_rows import QuantizedRows, RowFormat
+from lmi_core.ops.triton.linear_quantized import quantize_rows
+
 _BLOCK = 1024
 
 
-def gated_activation(gate_up: Tensor, activation: str, *, out_dtype: torch.dtype) -> Tensor:
-    """act(gate) * up: fp32 [R, 2 n], gate before up -> [R, n]. ``activation``: silu, gelu_tanh."""
+def gated_activation(
+    gate_up: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
+) -> Tensor | QuantizedRows:
+    """act(gate) * up: fp32 [R, 2 n], gate before up -> [R, n]. ``activation``: silu, gelu_tanh.
+    ``codes``: the result, rounded to ``out_dtype``, quantised for such weights."""
     num_rows, num_columns = gate_up.shape[0], gate_up.shape[1] // 2
     y = gate_up.new_empty(num_rows, num_columns, dtype=out_dtype)
     if num_rows:
@@ -19,7 +25,7 @@ def gated_activation(gate_up: Tensor, activation: str, *, out_dtype: torch.dtype
         _gated_activation_kernel[(num_rows, triton.cdiv(num_columns, block))](
             gate_up, y, num_columns, IS_SILU=activation == "silu", BLOCK=block
         )
-    return y
+    return y if codes is None else quantize_rows(y, codes)
 
 
 @triton.jit

@@ -6,7 +6,6 @@ Sums of int8 are exact, so that no tile shape changes a result.
 from __future__ import annotations
 
 import functools
-from typing import Literal
 
 import torch
 import triton
@@ -14,26 +13,26 @@ import triton.language as tl
 from torch import Tensor
 
 from lmi_core.ops.packed_weight import HEADER_BYTES, PackedWeight
-from lmi_core.ops.quantized_rows import LEAST_MAGNITUDE, MOST, QuantizedRows
+from lmi_core.ops.quantized_rows import LEAST_MAGNITUDE, MOST, QuantizedRows, RowFormat
 from lmi_core.ops.triton.codes import float8_codes, widened
 
 BLOCK_INPUTS = 128
 
 
 def linear_quantized(
-    x: Tensor, weight: PackedWeight, bias: Tensor | None, *, block_rows: int = 0
+    x: Tensor | QuantizedRows, weight: PackedWeight, bias: Tensor | None, *, block_rows: int = 0
 ) -> Tensor:
     """x @ weight^T + bias, x rounded row by row to the weight's type: [R, k] -> fp32 [R, n]; bias
-    is fp32.
+    is fp32. Rows may come quantised.
 
     ``block_rows``: that a program takes; 0: by the number of rows.
     """
     assert weight.format != "int4"
-    num_rows, num_inputs = x.shape
-    y = torch.empty(num_rows, weight.num_outputs, dtype=torch.float32, device=x.device)
+    rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, weight.format)
+    num_rows = len(rows.scales)
+    y = rows.scales.new_empty(num_rows, weight.num_outputs)
     if num_rows == 0:
         return y
-    rows = quantize_rows(x, weight.format)
     block_rows = block_rows or (16 if num_rows <= 16 else 64)
     block_panels = 2 if block_rows == 16 else 4
     grid = (triton.cdiv(weight.num_panels, block_panels), triton.cdiv(num_rows, block_rows))
@@ -45,7 +44,7 @@ def linear_quantized(
         y if bias is None else bias,
         y,
         num_rows,
-        num_inputs,
+        weight.num_inputs,
         rows.codes.shape[1],
         weight.num_outputs,
         weight.num_panels,
@@ -58,13 +57,13 @@ def linear_quantized(
         BLOCK_ROWS=block_rows,
         BLOCK_PANELS=block_panels,
         BLOCK_INPUTS=BLOCK_INPUTS,
-        IS_DECODED=not _has_fp8(x.device),
-        IS_WIDENED=x.device.type != "cuda",
+        IS_DECODED=not _has_fp8(y.device),
+        IS_WIDENED=y.device.type != "cuda",
     )
     return y
 
 
-def quantize_rows(x: Tensor, format: Literal["int8", "fp8"]) -> QuantizedRows:
+def quantize_rows(x: Tensor, format: RowFormat) -> QuantizedRows:
     """x [R, n] in fp32, bf16 or fp16."""
     rows = QuantizedRows.empty_for(x, format)
     stride = rows.codes.shape[1]

@@ -7,6 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lmi_core.ops.quantized_rows import QuantizedRows, RowFormat
+from lmi_core.ops.triton.linear_quantized import quantize_rows
+
 
 def rms_norm(
     x: Tensor,
@@ -15,9 +18,10 @@ def rms_norm(
     *,
     out_dtype: torch.dtype,
     addend: Tensor | None = None,
-) -> Tensor:
+    codes: RowFormat | None = None,
+) -> Tensor | QuantizedRows:
     """x / sqrt(mean(x^2) + eps) * weight, fp32 [R, n] -> [R, n]; ``addend`` is added to x first,
-    in place."""
+    in place. ``codes``: the result, rounded to ``out_dtype``, quantised for such weights."""
     num_rows, num_columns = x.shape
     y = torch.empty_like(x, dtype=out_dtype)
     if num_rows:
@@ -31,7 +35,7 @@ def rms_norm(
             HAS_ADDEND=addend is not None,
             BLOCK=triton.next_power_of_2(num_columns),
         )
-    return y
+    return y if codes is None else quantize_rows(y, codes)
 
 
 @triton.jit

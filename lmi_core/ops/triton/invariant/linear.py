@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lmi_core.ops.packed_weight import PackedWeight
+from lmi_core.ops.quantized_rows import QuantizedRows
 from lmi_core.ops.triton import linear_packed as linear_packed_in_tiles
 from lmi_core.ops.triton import linear_quantized as linear_quantized_in_tiles
 
@@ -49,7 +50,9 @@ def linear_packed(
     return linear_packed_in_tiles(x, weight, bias, block_rows=PACKED_BLOCK_ROWS)
 
 
-def linear_quantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+def linear_quantized(
+    x: Tensor | QuantizedRows, weight: PackedWeight, bias: Tensor | None
+) -> Tensor:
     """x @ weight^T + bias, x rounded row by row to the weight's type, int8 or fp8: [R, k] -> fp32
     [R, n]; bias is fp32. Sums of int8 are exact in any tile."""
     block_rows = 0 if weight.format == "int8" else PACKED_BLOCK_ROWS
