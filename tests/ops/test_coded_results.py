@@ -22,6 +22,8 @@ from tests.ops.device_ops import (  # noqa: E402
 )
 
 __all__ = ["device", "one_thread", "ops"]  # fixtures
+# Of NumPy, in which Triton's interpreter computes, about rows that aren't finite.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 formats = pytest.mark.parametrize("codes", ["int8", "fp8"])
