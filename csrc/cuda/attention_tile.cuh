@@ -1,4 +1,4 @@
-// What both attention kernels share: finding slots, scores, and the running softmax of Milakov and
+// What both attention kernels share: scores and the running softmax of Milakov and
 // Gimelshein, "Online normalizer calculation for softmax", 2018.
 #pragma once
 
@@ -16,28 +16,28 @@ constexpr float kLog2E = 1.4426950408889634f;
 // matrix lie in different banks.
 LMI_HOST_DEVICE constexpr int padded_row_bytes(int dim) { return 2 * dim + 16; }
 
-__device__ inline int64_t slot_of(const int32_t* table, int block_size, int key) {
-  return static_cast<int64_t>(table[key / block_size]) * block_size + key % block_size;
-}
-
-// Products become scores to base 2, capped.
+// Caps products, of rows g and g + 8 of a lane's group in multiples of `units`, if asked to.
+// Factors make scores to base 2 of them; they are above 0, so that the largest product has the
+// largest score.
 template <int kTiles>
-__device__ inline void scale_scores(const LmiAttention& args, float (&scores)[kTiles][4]) {
-  if (args.soft_cap > 0.0f) {
-    const float steepness = args.scale / args.soft_cap;
-    const float most = args.soft_cap * kLog2E;
+__device__ inline void cap_scores(const LmiAttention& args, const float (&units)[2],
+                                  float (&products)[kTiles][4], float (&factors)[2]) {
+  if (args.soft_cap <= 0.0f) {
 #pragma unroll
-    for (auto& tile : scores) {
-#pragma unroll
-      for (float& score : tile) score = most * tanh_of(score * steepness);
-    }
+    for (int half = 0; half < 2; ++half) factors[half] = units[half] * (args.scale * kLog2E);
     return;
   }
-  const float factor = args.scale * kLog2E;
+  const float steepness = args.scale / args.soft_cap;
 #pragma unroll
-  for (auto& tile : scores) {
+  for (int half = 0; half < 2; ++half) {
+    factors[half] = args.soft_cap * kLog2E;
 #pragma unroll
-    for (float& score : tile) score *= factor;
+    for (auto& tile : products) {
+#pragma unroll
+      for (int i = 2 * half; i < 2 * half + 2; ++i) {
+        tile[i] = tanh_of(tile[i] * (units[half] * steepness));
+      }
+    }
   }
 }
 
@@ -46,43 +46,71 @@ __device__ inline float group_max(float value) {
   return max_of(value, shuffle_xor(value, 2));
 }
 
+// Of a row's powers; of one that has seen no key yet, 0: that keeps -inf - -inf out of them.
+__device__ inline float origin_of(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
+
 __device__ inline float group_sum(float value) {
   value += shuffle_xor(value, 1);
   return value + shuffle_xor(value, 2);
 }
 
-// Scores [16 rows, 8 kTiles keys] become weights relative to the new maxima; results so far fade.
-// A lane has rows g and g + 8 of its group; masses are of its own columns only.
+// Products [16 rows, 8 kTiles keys], scores over `factors`, become weights relative to the new
+// maxima; results so far fade. A lane has rows g and g + 8 of its group; maxima are of products,
+// masses of its own columns only.
 template <int kTiles, int kDimTiles>
-__device__ inline void update_softmax(float (&scores)[kTiles][4], float (&maxima)[2],
-                                      float (&masses)[2], float (&results)[kDimTiles][4]) {
+__device__ inline void update_softmax(const float (&factors)[2], float (&products)[kTiles][4],
+                                      float (&maxima)[2], float (&masses)[2],
+                                      float (&results)[kDimTiles][4]) {
+  float highest[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float maximum = maxima[half];
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      maximum = max_of(maximum, max_of(scores[tile][2 * half], scores[tile][2 * half + 1]));
+      maximum = max_of(maximum, max_of(products[tile][2 * half], products[tile][2 * half + 1]));
     }
-    maximum = group_max(maximum);
-    // A row that has seen no key yet: keep -inf - -inf out of the powers.
-    const float origin = maximum == -INFINITY ? 0.0f : maximum;
-    const float fading = exp2_of(maxima[half] - origin);
-    maxima[half] = maximum;
+    highest[half] = group_max(maximum);
+  }
+  // Mostly none, once some keys are seen: others would fade by 1.
+  if (any_of_warp(highest[0] > maxima[0] || highest[1] > maxima[1])) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float fading = exp2_of((maxima[half] - origin_of(highest[half])) * factors[half]);
+      maxima[half] = highest[half];
+      masses[half] *= fading;
+#pragma unroll
+      for (int tile = 0; tile < kDimTiles; ++tile) {
+        results[tile][2 * half] *= fading;
+        results[tile][2 * half + 1] *= fading;
+      }
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float origin = origin_of(maxima[half]) * factors[half];
     float mass = 0.0f;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int i = 2 * half; i < 2 * half + 2; ++i) {
-        scores[tile][i] = exp2_of(scores[tile][i] - origin);
-        mass += scores[tile][i];
+        products[tile][i] = exp2_of(products[tile][i] * factors[half] - origin);
+        mass += products[tile][i];
       }
     }
-    masses[half] = masses[half] * fading + mass;
+    masses[half] += mass;
+  }
+}
+
+// Of the keys of a tile, or its values, in shared memory.
+template <int kTiles>
+__device__ inline void multiply_by_scales(const float* scales, float unit,
+                                          float (&products)[kTiles][4]) {
 #pragma unroll
-    for (int tile = 0; tile < kDimTiles; ++tile) {
-      results[tile][2 * half] *= fading;
-      results[tile][2 * half + 1] *= fading;
-    }
+  for (int tile = 0; tile < kTiles; ++tile) {
+    float pair[2];
+    load_floats(scales + tile * 8 + fragment_pair(lane_id()), pair);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) products[tile][i] *= unit * pair[i % 2];
   }
 }
 
@@ -134,6 +162,10 @@ inline int32_t check_attention(const char* name, const LmiAttention& args) {
   }
   if (args.kv_dtype == LMI_I8 && (args.key_scales == nullptr || args.value_scales == nullptr)) {
     return fail(std::string(name) + ": an int8 cache without scales");
+  }
+  if (!(args.scale > 0.0f)) {
+    return fail(std::string(name) + ": scores scaled by " + std::to_string(args.scale) +
+                "; numbers above 0 can be had");
   }
   if (!is_aligned(args.q) || !is_aligned(args.keys) || !is_aligned(args.values)) {
     return fail(std::string(name) + ": q, keys and values must start on 16 bytes");

@@ -5,6 +5,7 @@
 // of its own in flight, and put their results together at the end. Pieces of one sequence meet in
 // the merge kernel, in order of position.
 #include "cuda/decode_tile.cuh"
+#include "cuda/tile_copies.cuh"
 
 namespace lmi::cuda {
 namespace {
@@ -38,33 +39,30 @@ class DecodeWarp {
   __device__ DecodeWarp(const LmiAttention& args, const LmiAttentionWork& work, int kv_head,
                         int first_head, int num_heads)
       : args_(args),
-        table_(args.block_tables + static_cast<int64_t>(work.seq) * args.table_stride),
         begin_(work.begin + warp_id() * kWarpKeys),
         end_(work.end),
-        kv_head_(kv_head),
+        copies_(args, work.seq, kv_head, begin_, kSplitUnit, work.end),
         stages_(shared_memory() + warp_id() * Layout::kWarpBytes) {
     const int64_t first_row =
         static_cast<int64_t>(args.first_rows[work.seq]) * args.num_q_heads + first_head;
     Tile::load_queries(static_cast<const T*>(args.q) + first_row * args.head_dim, args.head_dim,
-                       num_heads, queries_);
+                       num_heads, queries_, units_);
   }
 
   __device__ void attend() {
-    const int num_tiles = end_ > begin_ ? ceil_div(end_ - begin_, kSplitUnit) : 0;
-    int64_t slot = lane_slot(0);
+    int num_keys = end_ - begin_;  // from the present tile on
+    int next = 0;
     for (int tile = 0; tile < Layout::kStages - 1; ++tile) {
-      if (tile < num_tiles) start_copies(tile, slot);
-      end_copy_group();
-      slot = lane_slot(tile + 1);
+      start_copies(next, num_keys - tile * kSplitUnit);
+      next = stage_after(next);
     }
-    for (int tile = 0; tile < num_tiles; ++tile) {
-      const int next = tile + Layout::kStages - 1;
-      if (next < num_tiles) start_copies(next, slot);
-      end_copy_group();
-      slot = lane_slot(next + 1);
+    for (int stage = 0; num_keys > 0; num_keys -= kSplitUnit) {
+      start_copies(next, num_keys - (Layout::kStages - 1) * kSplitUnit);
+      next = stage_after(next);
       wait_for_copies<Layout::kStages - 1>();
       warp_barrier();
-      attend_tile(tile);
+      attend_tile(stages_ + stage, num_keys);
+      stage = stage_after(stage);
       warp_barrier();  // before its stage is written again
     }
   }
@@ -78,7 +76,7 @@ class DecodeWarp {
       const float mass = group_sum(masses_[half]);
       if (row >= num_heads) continue;
       if (lane % 4 == 0) {
-        maxima[row] = maxima_[half];
+        maxima[row] = maxima_[half] == -INFINITY ? -INFINITY : maxima_[half] * factors_[half];
         masses[row] = mass;
       }
 #pragma unroll
@@ -96,89 +94,64 @@ class DecodeWarp {
   }
 
  private:
-  // Of the key that this lane finds the slot of; lanes 16 .. 31 repeat the first 16.
-  __device__ int64_t lane_slot(int tile) const {
-    const int key = begin_ + tile * kSplitUnit + lane_id() % kWarpKeys;
-    return key < end_ ? slot_of(table_, args_.block_size, key) : 0;
+  // Where the next stage starts, from the warp's first.
+  __device__ static int stage_after(int stage) {
+    const int next = stage + Layout::kStageBytes;
+    return next == Layout::kWarpBytes ? 0 : next;
   }
 
-  __device__ uint8_t* stage(int tile) const {
-    return stages_ + tile % Layout::kStages * Layout::kStageBytes;
-  }
-
-  __device__ void start_copies(int tile, int64_t slot) const {
-    constexpr int kChunkDims = 16 / static_cast<int>(sizeof(Store));
-    constexpr int kChunks = kDim / kChunkDims;
-    uint8_t* keys = stage(tile);
-    const int first_key = begin_ + tile * kSplitUnit;
-#pragma unroll
-    for (int i = 0; i < kWarpKeys * kChunks / kWarpSize; ++i) {
-      const int index = i * kWarpSize + lane_id();
-      const int row = index / kChunks;
-      const int dim = index % kChunks * kChunkDims;
-      const int64_t head =
-          (shuffle(slot, row) * args_.num_kv_heads + kv_head_) * int64_t{args_.head_dim};
-      uint8_t* target = keys + row * Tile::kRowBytes + dim * static_cast<int>(sizeof(Store));
-      copy_chunk(target, static_cast<const Store*>(args_.keys) + head, dim, args_.head_dim,
-                 first_key + row < end_);
-      copy_chunk(target + Layout::kValuesOffset, static_cast<const Store*>(args_.values) + head,
-                 dim, args_.head_dim, first_key + row < end_);
+  // Of the next tile, which has so many keys.
+  __device__ void start_copies(int stage, int num_keys) {
+    if (num_keys > 0) {
+      copies_.start(stages_ + stage, Layout::kValuesOffset);
+      if constexpr (Layout::kNumScales > 0) {
+        copies_.start_scales(scales_of(stages_ + stage), kWarpKeys);
+      }
+      copies_.advance();
     }
-    if constexpr (Layout::kNumScales > 0) {
-      const bool is_there = first_key + lane_id() % kWarpKeys < end_;
-      const float* scales = lane_id() < kWarpKeys ? args_.key_scales : args_.value_scales;
-      copy_async<sizeof(float)>(stage_scales(tile) + lane_id(),
-                                scales + slot * args_.num_kv_heads + kv_head_, is_there);
-    }
+    end_copy_group();
   }
 
   // Of the stage's keys, then of its values.
-  __device__ float* stage_scales(int tile) const {
-    return reinterpret_cast<float*>(stage(tile) + Layout::kScalesOffset);
+  __device__ static float* scales_of(uint8_t* stage) {
+    return reinterpret_cast<float*>(stage + Layout::kScalesOffset);
   }
 
-  __device__ void multiply_by_scales(const float* scales, float (&products)[2][4]) const {
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        products[part][i] *= kInt8Unit * scales[part * 8 + fragment_c(lane_id(), i).column];
-      }
-    }
-  }
-
-  __device__ void attend_tile(int tile) {
+  __device__ void attend_tile(uint8_t* stage, int num_keys) {
     float scores[2][4] = {};
-    Tile::multiply_keys(queries_, stage(tile), scores);
-    if constexpr (Layout::kNumScales > 0) multiply_by_scales(stage_scales(tile), scores);
-    scale_scores(args_, scores);
-    const int first_key = begin_ + tile * kSplitUnit;
+    Tile::multiply_keys(queries_, stage, scores);
+    if constexpr (Layout::kNumScales > 0) multiply_by_scales(scales_of(stage), 1.0f, scores);
+    cap_scores(args_, units_, scores, factors_);
+    if (num_keys < kWarpKeys) {
 #pragma unroll
-    for (int part = 0; part < 2; ++part) {
+      for (int part = 0; part < 2; ++part) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int key = first_key + part * 8 + fragment_c(lane_id(), i).column;
-        scores[part][i] = key < end_ ? scores[part][i] : -INFINITY;
+        for (int i = 0; i < 4; ++i) {
+          const int key = part * 8 + fragment_c(lane_id(), i).column;
+          scores[part][i] = key < num_keys ? scores[part][i] : -INFINITY;
+        }
       }
     }
-    update_softmax(scores, maxima_, masses_, results_);
-    if constexpr (Layout::kNumScales > 0)
-      multiply_by_scales(stage_scales(tile) + kWarpKeys, scores);
+    update_softmax(factors_, scores, maxima_, masses_, results_);
+    if constexpr (Layout::kNumScales > 0) {
+      multiply_by_scales(scales_of(stage) + kWarpKeys, kInt8Unit, scores);
+    }
     uint32_t weights[4];
-    pack_weights<T>(scores[0], scores[1], weights);
-    Tile::multiply_values(weights, stage(tile) + Layout::kValuesOffset, results_);
+    pack_weights<typename Tile::Operand>(scores[0], scores[1], weights);
+    Tile::multiply_values(weights, stage + Layout::kValuesOffset, results_);
   }
 
   const LmiAttention& args_;
-  const int32_t* table_;
   int begin_;
   int end_;
-  int kv_head_;
+  TileCopies<Store, kDim, kWarpKeys, Tile::kRowBytes> copies_;
   uint8_t* stages_;
   uint32_t queries_[kDim / 16][4];
   float results_[kDim / 8][4] = {};
   float maxima_[2] = {-INFINITY, -INFINITY};
   float masses_[2] = {};
+  float units_[2];    // of products
+  float factors_[2];  // of maxima, for scores
 };
 
 template <typename T, typename Store, int kDim>

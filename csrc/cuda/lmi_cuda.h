@@ -178,10 +178,10 @@ LMI_CUDA_API int32_t lmi_cuda_plan_attention(LmiAttentionPlan* plan, void* strea
 
 /* Causal attention over one layer of the paged cache, y = softmax(scale q k^T) v with grouped
  * queries: q, y [tokens, num_q_heads, head_dim] in dtype, bf16 or fp16, keys, values [slots,
- * num_kv_heads, head_dim] in kv_dtype, which is dtype or one of 8 bits; all on 16 bytes. soft_cap,
- * unless 0: scores become soft_cap tanh(score / soft_cap). int8: keys and values are multiples of
- * key_scales and value_scales [slots, num_kv_heads]. Results are multiples of value_scale, which is
- * 1 but for e4m3 and e5m2; the one of keys is to be part of scale. */
+ * num_kv_heads, head_dim] in kv_dtype, which is dtype or one of 8 bits; all on 16 bytes; scale
+ * above 0. soft_cap, unless 0: scores become soft_cap tanh(score / soft_cap). int8: keys and values
+ * are multiples of key_scales and value_scales [slots, num_kv_heads]. Results are multiples of
+ * value_scale, which is 1 but for e4m3 and e5m2; the one of keys is to be part of scale. */
 typedef struct {
   const void* q;
   const void* keys;

@@ -97,9 +97,22 @@ __device__ inline uint32_t widen_pair(uint32_t codes) {
   }
 }
 
+// value & mask | bits, by one instruction: compilers take two where both are constants.
+__device__ inline uint32_t masked_or(uint32_t value, uint32_t mask, uint32_t bits) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(value), "r"(mask), "r"(bits));
+  return result;
+}
+
 // Bytes of a (0 .. 3) and b (4 .. 7), as the selector's lowest four digits say.
 __device__ inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
   return __byte_perm(a, b, selector);
+}
+
+// The same pointer, as one number: compilers would add the terms of its sum where it is used.
+__device__ inline const uint8_t* summed(const uint8_t* pointer) {
+  asm("" : "+l"(pointer));
+  return pointer;
 }
 
 __device__ inline float max_of(float a, float b) { return fmaxf(a, b); }
@@ -135,6 +148,14 @@ template <typename T>
 __device__ inline T shuffle(T value, int lane) {
   return __shfl_sync(0xffffffffu, value, lane);
 }
+
+// From that lane of each group of kWidth neighbours, for the group.
+template <int kWidth, typename T>
+__device__ inline T shuffle_among(T value, int lane) {
+  return __shfl_sync(0xffffffffu, value, lane, kWidth);
+}
+
+__device__ inline bool any_of_warp(bool is_so) { return __any_sync(0xffffffffu, is_so) != 0; }
 
 template <typename T>
 __device__ inline void atomic_add(T* target, T value) {

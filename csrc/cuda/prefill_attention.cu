@@ -5,6 +5,7 @@
 // copied while the present one is multiplied. 8-bit codes of a tile are widened once for all warps.
 #include "cuda/attention_tile.cuh"
 #include "cuda/kv_codes.cuh"
+#include "cuda/tile_copies.cuh"
 
 namespace lmi::cuda {
 namespace {
@@ -33,19 +34,20 @@ template <typename T, int kDim, bool kHasCodes>
 class PrefillBlock {
   using Shape = Tile<kDim, kHasCodes>;
   using Store = std::conditional_t<kHasCodes, uint8_t, T>;
+  static constexpr int kWarpKeys = Shape::kKeys / kWarps;  // that a warp copies
 
  public:
   __device__ PrefillBlock(const LmiAttention& args, const LmiAttentionWork& work, int kv_head)
       : args_(args),
-        table_(args.block_tables + static_cast<int64_t>(work.seq) * args.table_stride),
         group_(args.num_q_heads / args.num_kv_heads),
         kv_head_(kv_head),
         first_token_(static_cast<int64_t>(args.first_rows[work.seq]) + work.begin),
         num_tokens_(work.end - work.begin),
-        first_position_(args.kv_lengths[work.seq] - args.num_rows[work.seq] + work.begin) {
-    num_keys_ = first_position_ + num_tokens_;
-    const int first_seen = args.window > 0 ? greater_of(first_position_ + 1 - args.window, 0) : 0;
-    first_key_ = first_seen / Shape::kKeys * Shape::kKeys;
+        first_position_(args.kv_lengths[work.seq] - args.num_rows[work.seq] + work.begin),
+        num_keys_(first_position_ + num_tokens_),
+        first_key_(first_key_of(args.window, first_position_)),
+        copies_(args, work.seq, kv_head, first_key_ + warp_id() * kWarpKeys, Shape::kKeys,
+                num_keys_) {
     for (auto& maxima : maxima_) maxima[0] = maxima[1] = -INFINITY;
   }
 
@@ -90,6 +92,12 @@ class PrefillBlock {
   }
 
  private:
+  // Of the tile that the first key in a row's window lies in.
+  __device__ static int first_key_of(int window, int first_position) {
+    const int first_seen = window > 0 ? greater_of(first_position + 1 - window, 0) : 0;
+    return first_seen / Shape::kKeys * Shape::kKeys;
+  }
+
   // Row of the tile: token by token the heads of the group.
   __device__ int row_of(int m, int half) const {
     return (warp_id() * Shape::kRowTiles + m) * 16 + fragment_group(lane_id()) + 8 * half;
@@ -127,41 +135,16 @@ class PrefillBlock {
     }
   }
 
-  __device__ void start_copies(int tile) const {
-    constexpr int kChunkDims = 16 / static_cast<int>(sizeof(Store));
-    constexpr int kChunks = kDim / kChunkDims;
-    const int first_key = first_key_ + tile * Shape::kKeys;
-#pragma unroll 4
-    for (int i = 0; i < Shape::kKeys * kChunks / kThreads; ++i) {
-      const int index = i * kThreads + static_cast<int>(threadIdx.x);
-      const int row = index / kChunks;
-      const int dim = index % kChunks * kChunkDims;
-      const bool is_there = first_key + row < num_keys_;
-      const int64_t head = is_there ? cached_head(first_key + row) * args_.head_dim : 0;
-      uint8_t* target =
-          stage(tile) + row * Shape::kStageRowBytes + dim * static_cast<int>(sizeof(Store));
-      copy_chunk(target, static_cast<const Store*>(args_.keys) + head, dim, args_.head_dim,
-                 is_there);
-      copy_chunk(target + Shape::kKeys * Shape::kStageRowBytes,
-                 static_cast<const Store*>(args_.values) + head, dim, args_.head_dim, is_there);
+  // Of the next tile.
+  __device__ void start_copies(int tile) {
+    copies_.start(stage(tile) + warp_id() * kWarpKeys * Shape::kStageRowBytes,
+                  Shape::kKeys * Shape::kStageRowBytes);
+    if constexpr (kHasCodes) {
+      if (args_.key_scales != nullptr) {
+        copies_.start_scales(stage_scales(tile) + warp_id() * kWarpKeys, Shape::kKeys);
+      }
     }
-    if constexpr (kHasCodes) start_scale_copies(tile);
-  }
-
-  __device__ void start_scale_copies(int tile) const {
-    if (args_.key_scales == nullptr) return;
-    static_assert(2 * Shape::kKeys <= kThreads);
-    const int index = static_cast<int>(threadIdx.x);
-    if (index >= 2 * Shape::kKeys) return;
-    const int key = first_key_ + tile * Shape::kKeys + index % Shape::kKeys;
-    const bool is_there = key < num_keys_;
-    const float* scales = index < Shape::kKeys ? args_.key_scales : args_.value_scales;
-    copy_async<sizeof(float)>(stage_scales(tile) + index,
-                              scales + (is_there ? cached_head(key) : 0), is_there);
-  }
-
-  __device__ int64_t cached_head(int key) const {
-    return slot_of(table_, args_.block_size, key) * args_.num_kv_heads + kv_head_;
+    copies_.advance();
   }
 
   __device__ void widen_tile(int tile) const {
@@ -200,19 +183,6 @@ class PrefillBlock {
     }
   }
 
-  // Of the keys of a tile, or its values; fp8 codes have none.
-  __device__ void multiply_by_scales(const float* scales,
-                                     float (&products)[Shape::kKeys / 8][4]) const {
-    if (args_.key_scales == nullptr) return;
-#pragma unroll
-    for (int n = 0; n < Shape::kKeys / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        products[n][i] *= kInt8Unit * scales[n * 8 + fragment_c(lane_id(), i).column];
-      }
-    }
-  }
-
   __device__ void attend_tile(int tile) {
     const uint8_t* keys = wide_tile(tile);
     const uint8_t* values = keys + Shape::kKeys * Shape::kRowBytes;
@@ -237,41 +207,43 @@ class PrefillBlock {
         }
       }
     }
+    uint32_t weights[Shape::kRowTiles][Shape::kKeys / 16][4];
     const int first_key = first_key_ + tile * Shape::kKeys;
+    const bool is_scaled = kHasCodes && args_.key_scales != nullptr;  // fp8 codes are not
+    const float unit = is_scaled ? kInt8Unit : 1.0f;
+    const float units[2] = {unit, unit};
+    const bool sees_all = first_key + Shape::kKeys - 1 <= first_position_ &&
+                          (args_.window == 0 || first_key > num_keys_ - 1 - args_.window);
 #pragma unroll
     for (int m = 0; m < Shape::kRowTiles; ++m) {
-      if constexpr (kHasCodes) multiply_by_scales(stage_scales(tile), scores[m]);
-      mask(first_key, m, scores[m]);
-      update_softmax(scores[m], maxima_[m], masses_[m], results_[m]);
-      if constexpr (kHasCodes) multiply_by_scales(stage_scales(tile) + Shape::kKeys, scores[m]);
+      if (is_scaled) multiply_by_scales(stage_scales(tile), 1.0f, scores[m]);
+      float factors[2];
+      cap_scores(args_, units, scores[m], factors);
+      if (!sees_all) mask(first_key, m, scores[m]);
+      update_softmax(factors, scores[m], maxima_[m], masses_[m], results_[m]);
+      if (is_scaled) multiply_by_scales(stage_scales(tile) + Shape::kKeys, kInt8Unit, scores[m]);
+#pragma unroll
+      for (int n = 0; n < Shape::kKeys / 16; ++n) {
+        pack_weights<T>(scores[m][2 * n], scores[m][2 * n + 1], weights[m][n]);
+      }
     }
 #pragma unroll
     for (int n = 0; n < Shape::kKeys / 16; ++n) {
-      uint32_t weights[Shape::kRowTiles][4];
-#pragma unroll
-      for (int m = 0; m < Shape::kRowTiles; ++m) {
-        pack_weights<T>(scores[m][2 * n], scores[m][2 * n + 1], weights[m]);
-      }
 #pragma unroll
       for (int step = 0; step < kDim / 16; ++step) {
         uint32_t words[4];
         load_transposed(words, left_matrix_row(values, Shape::kRowBytes, n * 16, step * 16));
 #pragma unroll
         for (int m = 0; m < Shape::kRowTiles; ++m) {
-          multiply_add<T>(results_[m][2 * step], weights[m], words[0], words[1]);
-          multiply_add<T>(results_[m][2 * step + 1], weights[m], words[2], words[3]);
+          multiply_add<T>(results_[m][2 * step], weights[m][n], words[0], words[1]);
+          multiply_add<T>(results_[m][2 * step + 1], weights[m][n], words[2], words[3]);
         }
       }
     }
   }
 
-  // Scale and cap all; hide what lies after a row's position or before its window.
+  // Hides what lies after a row's position or before its window.
   __device__ void mask(int first_key, int m, float (&scores)[Shape::kKeys / 8][4]) const {
-    const int last_key = first_key + Shape::kKeys - 1;
-    const bool sees_all = last_key <= first_position_ &&
-                          (args_.window == 0 || first_key > num_keys_ - 1 - args_.window);
-    scale_scores(args_, scores);
-    if (sees_all) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int position = first_position_ + row_of(m, half) / group_;
@@ -288,7 +260,6 @@ class PrefillBlock {
   }
 
   const LmiAttention& args_;
-  const int32_t* table_;
   int group_;
   int kv_head_;
   int64_t first_token_;
@@ -296,6 +267,7 @@ class PrefillBlock {
   int first_position_;
   int num_keys_;
   int first_key_;
+  TileCopies<Store, kDim, kWarpKeys, Shape::kStageRowBytes> copies_;
   float results_[Shape::kRowTiles][kDim / 8][4] = {};
   float maxima_[Shape::kRowTiles][2];
   float masses_[Shape::kRowTiles][2] = {};

@@ -1,6 +1,7 @@
 // The device layer (csrc/cuda/device.cuh) on the emulator: operations as PTX defines them.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -107,6 +108,10 @@ uint32_t widen_pair(uint32_t codes) {
                       float8_value<kMantissa>(codes >> 8 & 0xff));
 }
 
+inline uint32_t masked_or(uint32_t value, uint32_t mask, uint32_t bits) {
+  return (value & mask) | bits;
+}
+
 inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
   const uint64_t bytes = a | uint64_t{b} << 32;
   uint32_t result = 0;
@@ -116,6 +121,8 @@ inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
   }
   return result;
 }
+
+inline const uint8_t* summed(const uint8_t* pointer) { return pointer; }
 
 inline float max_of(float a, float b) { return std::fmax(a, b); }
 inline float product_of(float a, float b) { return a * b; }
@@ -144,6 +151,18 @@ T shuffle(T value, int lane) {
 template <typename T>
 T shuffle_xor(T value, int distance) {
   return shuffle(value, (static_cast<int>(threadIdx.x) % kWarpSize) ^ distance);
+}
+
+template <int kWidth, typename T>
+T shuffle_among(T value, int lane) {
+  const int own = static_cast<int>(threadIdx.x) % kWarpSize;
+  return shuffle(value, own / kWidth * kWidth + lane);
+}
+
+inline bool any_of_warp(bool is_so) {
+  const uint32_t word = is_so ? 1 : 0;
+  const uint32_t* given = emulator::exchange(&word, 1);
+  return std::any_of(given, given + kWarpSize, [](uint32_t other) { return other != 0; });
 }
 
 template <typename T>

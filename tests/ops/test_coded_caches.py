@@ -300,6 +300,11 @@ def test_native_attention_shows_what_is_not_finite(
             {"kv_dtype": torch.float32},
             "prefill_attention: a cache of element type 0; the queries' own, 3 (int8), 6 (e4m3)",
         ),
+        (
+            "decode_attention",
+            {"kv_dtype": torch.bfloat16, "scale": -0.5},
+            "decode_attention: scores scaled by -0.500000; numbers above 0",
+        ),
     ],
 )
 def test_what_the_cuda_kernels_refuse(

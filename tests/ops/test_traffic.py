@@ -105,7 +105,7 @@ def test_decode_attention_over_codes(ops: ModuleType, stored: torch.dtype) -> No
 def test_prefill_attention(ops: ModuleType, head_dim: int) -> None:
     """Results are stored by halves of sectors, once for all keys."""
     case = PagedCase(((64, 128),), 4, 1, head_dim)
-    assert_cheap(attention_of(ops, case, torch.bfloat16), global_limit=1.15)
+    assert_cheap(attention_of(ops, case, torch.bfloat16), global_limit=1.2)
 
 
 @pytest.mark.parametrize("rows", [1, 8])
