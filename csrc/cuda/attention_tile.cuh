@@ -11,6 +11,8 @@
 namespace lmi::cuda {
 
 constexpr float kLog2E = 1.4426950408889634f;
+// Of products that make no difference any more; hidden ones, -inf, times 0 would be NaN.
+constexpr float kLeastFactor = 1e-30f;
 
 // Bytes of a row of a head in shared memory: 16 more than its elements, so that the eight rows of a
 // matrix lie in different banks.
@@ -24,7 +26,9 @@ __device__ inline void cap_scores(const LmiAttention& args, const float (&units)
                                   float (&products)[kTiles][4], float (&factors)[2]) {
   if (args.soft_cap <= 0.0f) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) factors[half] = units[half] * (args.scale * kLog2E);
+    for (int half = 0; half < 2; ++half) {
+      factors[half] = max_of(units[half] * (args.scale * kLog2E), kLeastFactor);
+    }
     return;
   }
   const float steepness = args.scale / args.soft_cap;
