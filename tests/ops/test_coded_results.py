@@ -7,11 +7,15 @@ import importlib
 from dataclasses import replace
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
+from lmi_core.ops import select, torch_ops  # noqa: E402
+from lmi_core.ops.eager import EagerRecorder  # noqa: E402
 from lmi_core.ops.quantized_rows import CODE_TYPES, QuantizedRows, stride_of  # noqa: E402
+from lmi_core.ops.torch_weights import DeviceWeight  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
     device,
@@ -20,6 +24,7 @@ from tests.ops.device_ops import (  # noqa: E402
     packed_weight,
     random,
 )
+from tests.ops.paged_case import PagedCase  # noqa: E402
 
 __all__ = ["device", "one_thread", "ops"]  # fixtures
 # Of NumPy, in which Triton's interpreter computes, about rows that aren't finite.
@@ -167,6 +172,28 @@ def test_products_take_them(ops: ModuleType, device: torch.device) -> None:
     rows = ops.rms_norm(x, scale, 1e-5, out_dtype=torch.bfloat16, codes=weight.row_format)
     expected = ops.linear_quantized(y, weight, None)
     assert torch.equal(ops.linear_quantized(rows, weight, None), expected)
+
+
+@pytest.mark.parametrize("reads_too", [False, True])
+def test_codes_are_recorded_where_nothing_else_reads(reads_too: bool) -> None:
+    cpu = torch.device("cpu")
+    steps = EagerRecorder(select.load(select.select("cpu", "torch")), cpu, "bf16")
+    x = steps.embed(random(9, 64).numpy(), 1.0)
+    h = steps.rms_norm(x, np.ones(64, np.float32), 1e-5)
+    settings = {"bias": None, "activation": "", "residual": None, "out_dtype": "fp32"}
+    packed, _ = packed_weight(40, 64, 0, False)
+    y = steps.linear(h, packed, **settings)
+    if reads_too:
+        steps.linear(h, DeviceWeight(random(40, 64).bfloat16()), **settings)
+    steps.sample(y)
+    steps.finish()
+    step = PagedCase(((0, 3),), 1, 1, 16).step(cpu)
+    logits = steps.forward(step)
+    rows = torch_ops.rms_norm(
+        random(9, 64)[step.token_ids], torch.ones(64), 1e-5, out_dtype=torch.bfloat16
+    )
+    assert torch.equal(logits, torch_ops.linear_quantized(rows, packed, None))
+    assert steps._row_formats == ({} if reads_too else {h: "int8"})
 
 
 def test_codes_that_cannot_be(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ POINTERS = {
 POINTERS_OF = {
     "linear_packed": {"x_ptr": "*bf16"},
     "linear_unpacked": {"words_ptr": "*i32", "y_ptr": "*bf16"},
-    "linear_quantized": {"x_ptr": "*bf16"},
+    "row_codes": {"x_ptr": "*bf16"},
     "invariant.linear": {"x_ptr": "*bf16", "weight_ptr": "*bf16", "y_ptr": "*fp32"},
 }
 CODE_POINTERS = {"int8": "*i8", "e4m3": "*u8", "e4nv": "*u8", "e5m2": "*u8"}
@@ -70,7 +70,8 @@ QUANTIZED = {
     "IS_WIDENED": False,
 }
 FEW_ROWS = {"BLOCK_ROWS": 16, "BLOCK_PANELS": 2}
-ROWS = {"LEAST": 2.0**-100, "BLOCK": 4096}
+RESULTS: dict[str, Any] = {"ELEMENT": "bf16", "CODES": ""}
+CODED_ROW = {**RESULTS, "IS_SILU": True, "BLOCK": 16384}
 PARTITION = {"BLOCK_GROUP": 4, "QUERY_TILE": 16, "PARTITION_KEYS": 256}
 LINEAR = {
     "HAS_BIAS": True,
@@ -82,10 +83,14 @@ LINEAR = {
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """That a block can have."""
 KERNELS: list[tuple[str, str, dict[str, Any]]] = [
-    ("norm", "_rms_norm_kernel", {"HAS_ADDEND": True, "BLOCK": 4096}),
-    ("norm", "_rms_norm_kernel", {"HAS_ADDEND": False, "BLOCK": 4096}),
-    ("activation", "_gated_activation_kernel", {"IS_SILU": True, "BLOCK": 1024}),
-    ("activation", "_gated_activation_kernel", {"IS_SILU": False, "BLOCK": 1024}),
+    ("norm", "_rms_norm_kernel", {"HAS_ADDEND": True, **RESULTS, "BLOCK": 4096}),
+    ("norm", "_rms_norm_kernel", {"HAS_ADDEND": False, **RESULTS, "BLOCK": 4096}),
+    ("norm", "_rms_norm_kernel", {"HAS_ADDEND": True, **RESULTS, "CODES": "int8", "BLOCK": 4096}),
+    ("norm", "_rms_norm_kernel", {"HAS_ADDEND": True, **RESULTS, "CODES": "fp8", "BLOCK": 4096}),
+    ("activation", "_gated_activation_kernel", {"IS_SILU": True, **RESULTS, "BLOCK": 1024}),
+    ("activation", "_gated_activation_kernel", {"IS_SILU": False, **RESULTS, "BLOCK": 1024}),
+    ("activation", "_gated_activation_kernel", {**CODED_ROW, "CODES": "int8"}),
+    ("activation", "_gated_activation_kernel", {**CODED_ROW, "CODES": "fp8"}),
     ("rope", "_rope_cache_write_kernel", {"HAS_Q_NORM": True, "HAS_K_NORM": True, **ROPE}),
     ("rope", "_rope_cache_write_kernel", {"HAS_Q_NORM": False, "HAS_K_NORM": False, **ROPE}),
     *(
@@ -111,8 +116,8 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("linear_packed", "_linear_packed_kernel", {**PACKED, "BLOCK_ROWS": 64}),
     ("linear_unpacked", "_unpack_kernel", {**UNPACKED, "IS_GATED": True}),
     ("linear_unpacked", "_unpack_kernel", {**UNPACKED, "IS_GATED": False}),
-    ("linear_quantized", "_quantize_rows_kernel", {**ROWS, "IS_INT8": True, "MOST": 127.0}),
-    ("linear_quantized", "_quantize_rows_kernel", {**ROWS, "IS_INT8": False, "MOST": 448.0}),
+    ("row_codes", "_quantize_rows_kernel", {"CODES": "int8", "BLOCK": 4096}),
+    ("row_codes", "_quantize_rows_kernel", {"CODES": "fp8", "BLOCK": 4096}),
     ("linear_quantized", "_linear_quantized_kernel", {**QUANTIZED, "IS_INT8": True}),
     ("linear_quantized", "_linear_quantized_kernel", QUANTIZED),
     ("linear_quantized", "_linear_quantized_kernel", {**QUANTIZED, "IS_GROUPED": True}),
@@ -174,6 +179,8 @@ def compile_kernel(module: str, name: str, constants: dict[str, Any], architectu
 
     if "IS_DECODED" in constants:  # as ``linear_quantized`` decides it
         constants = {**constants, "IS_DECODED": architecture < 89}
+    if "ELEMENT" in constants:
+        constants = {**constants, "ELEMENT": triton.language.bfloat16}
     function = getattr(importlib.import_module(f"lmi_core.ops.triton.{module}"), name)
     signature = {
         parameter: "constexpr" if parameter in constants else _type_of(module, parameter, constants)

@@ -1,6 +1,8 @@
-"""Gated activations, one program per row and block of columns."""
+"""Gated activations, one program per row and block of columns, or per row that is quantised."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 import triton
@@ -8,9 +10,17 @@ import triton.language as tl
 from torch import Tensor
 
 from lmi_core.ops.quantized_rows import QuantizedRows, RowFormat
-from lmi_core.ops.triton.linear_quantized import quantize_rows
+from lmi_core.ops.triton.row_codes import (
+    ELEMENTS,
+    quantize_rows,
+    results_like,
+    row_block,
+    row_warps,
+    store_row,
+)
 
 _BLOCK = 1024
+_MAX_CODED_BLOCK = 32768
 
 
 def gated_activation(
@@ -19,18 +29,40 @@ def gated_activation(
     """act(gate) * up: fp32 [R, 2 n], gate before up -> [R, n]. ``activation``: silu, gelu_tanh.
     ``codes``: the result, rounded to ``out_dtype``, quantised for such weights."""
     num_rows, num_columns = gate_up.shape[0], gate_up.shape[1] // 2
-    y = gate_up.new_empty(num_rows, num_columns, dtype=out_dtype)
-    if num_rows:
-        block = min(_BLOCK, triton.next_power_of_2(num_columns))
-        _gated_activation_kernel[(num_rows, triton.cdiv(num_columns, block))](
-            gate_up, y, num_columns, IS_SILU=activation == "silu", BLOCK=block
+    block = row_block(num_columns)
+    if codes is not None and block > _MAX_CODED_BLOCK:
+        return quantize_rows(
+            cast(Tensor, gated_activation(gate_up, activation, out_dtype=out_dtype)), codes
         )
-    return y if codes is None else quantize_rows(y, codes)
+    if codes is None:
+        block = min(_BLOCK, block)
+    y, places = results_like(gate_up, num_columns, out_dtype, codes)
+    if num_rows:
+        _gated_activation_kernel[(num_rows, triton.cdiv(num_columns, block))](
+            gate_up,
+            *places,
+            num_columns,
+            IS_SILU=activation == "silu",
+            ELEMENT=ELEMENTS[out_dtype],
+            CODES=codes or "",
+            BLOCK=block,
+            num_warps=row_warps(block),
+        )
+    return y
 
 
 @triton.jit
 def _gated_activation_kernel(
-    gate_up_ptr, y_ptr, num_columns, IS_SILU: tl.constexpr, BLOCK: tl.constexpr
+    gate_up_ptr,
+    y_ptr,
+    row_codes_ptr,
+    row_scales_ptr,
+    stride,
+    num_columns,
+    IS_SILU: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    CODES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -44,4 +76,15 @@ def _gated_activation_kernel(
     decay = tl.exp(-tl.abs(z))
     sigmoid = tl.where(z >= 0.0, 1.0, decay) / (1.0 + decay)
     y = gate * sigmoid * up
-    tl.store(y_ptr + row * num_columns + columns, y.to(y_ptr.dtype.element_ty), mask=is_column)
+    store_row(
+        y,
+        row,
+        columns,
+        num_columns,
+        y_ptr,
+        row_codes_ptr,
+        row_scales_ptr,
+        stride,
+        ELEMENT,
+        CODES,
+    )

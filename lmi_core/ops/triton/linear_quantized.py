@@ -13,8 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from lmi_core.ops.packed_weight import HEADER_BYTES, PackedWeight
-from lmi_core.ops.quantized_rows import LEAST_MAGNITUDE, MOST, QuantizedRows, RowFormat
-from lmi_core.ops.triton.codes import float8_codes, widened
+from lmi_core.ops.quantized_rows import QuantizedRows
+from lmi_core.ops.triton.codes import widened
+from lmi_core.ops.triton.row_codes import quantize_rows
 
 BLOCK_INPUTS = 128
 
@@ -63,25 +64,6 @@ def linear_quantized(
     return y
 
 
-def quantize_rows(x: Tensor, format: RowFormat) -> QuantizedRows:
-    """x [R, n] in fp32, bf16 or fp16."""
-    rows = QuantizedRows.empty_for(x, format)
-    stride = rows.codes.shape[1]
-    if len(x):
-        _quantize_rows_kernel[(len(x),)](
-            x,
-            rows.codes.view(torch.uint8),
-            rows.scales,
-            x.shape[1],
-            stride,
-            IS_INT8=format == "int8",
-            MOST=MOST[rows.codes.dtype],
-            LEAST=LEAST_MAGNITUDE,
-            BLOCK=triton.next_power_of_2(stride),
-        )
-    return rows
-
-
 @functools.cache
 def _has_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
@@ -99,40 +81,6 @@ def _multiply_fp8(x, codes, IS_DECODED: tl.constexpr, IS_WIDENED: tl.constexpr):
         left = x.to(tl.float8e4nv, bitcast=True)
         right = codes.to(tl.float8e4nv, bitcast=True)
     return tl.dot(left, right, input_precision="ieee")
-
-
-@triton.jit
-def _quantize_rows_kernel(
-    x_ptr,
-    row_codes_ptr,
-    row_scales_ptr,
-    num_columns,
-    stride,
-    IS_INT8: tl.constexpr,
-    MOST: tl.constexpr,
-    LEAST: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + row * num_columns + columns, mask=columns < num_columns, other=0.0)
-    x = x.to(tl.float32)
-    is_finite = tl.abs(x) <= 3.4028234663852886e38
-    x = tl.where(is_finite, x, 0.0)
-    most = tl.max(tl.abs(x), 0)
-    is_row_finite = tl.min(is_finite.to(tl.int32), 0) == 1
-    is_usable = is_row_finite & (most >= LEAST)
-    scale = tl.where(is_usable, tl.div_rn(most, MOST), 1.0)
-    inverse = tl.div_rn(1.0, scale)
-    scaled = tl.where(is_usable, tl.minimum(tl.maximum(x * inverse, -MOST), MOST), 0.0)
-    if IS_INT8:
-        whole = (scaled + 12582912.0) - 12582912.0  # 1.5 * 2^23: to the nearest, ties to even
-        codes = whole.to(tl.int8).to(tl.uint8, bitcast=True)
-    else:
-        codes = float8_codes(scaled, tl.full([1], 1.0, tl.float32), "e4m3")
-    unusable = tl.where(is_row_finite, 0.0, float("nan"))
-    tl.store(row_codes_ptr + row * stride + columns, codes, mask=columns < stride)
-    tl.store(row_scales_ptr + row, tl.where(is_usable, scale, unusable))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
