@@ -35,6 +35,7 @@ OPS_TESTS = tuple(
     for name in (
         "coded_caches",
         "linear_quantized",
+        "coded_results",
         "linear_unpacked",
         "device_ops",
         "device_attention",

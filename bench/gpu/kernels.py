@@ -80,10 +80,13 @@ LINEARS = [(1, 4096, 6144), (16, 4096, 28672), (64, 14336, 4096), (2048, 4096, 2
 UNPACKED = [(rows, 4096, 28672) for rows in (64, 128, 192, 256, 512)]
 UNPACKED += [(rows, 14336, 4096) for rows in (64, 128, 192, 256)]
 """Where int4 weights, packed or unpacked first, may be faster."""
+MADE_ROWS = [(rows, 4096, 14336) for rows in (1, 64, 2048)]
+"""Rows, columns of norms and of activations."""
 TINY_CASES = [Attention(2, 33, 1, 4, 2, 16), Attention(1, 20, 20, 4, 2, 16)]
 TINY_CASES += [case._replace(kv_dtype=name) for case in TINY_CASES for name in ("int8", "fp8_e5m2")]
 TINY_LINEARS = [(2, 128, 32), (9, 128, 32)]
 TINY_UNPACKED = [(5, 128, 32)]
+TINY_MADE_ROWS = [(2, 96, 160)]
 
 
 class Inputs(NamedTuple):
@@ -294,6 +297,45 @@ def unpacked_items(
     ]
 
 
+def made_row_items(
+    rows: int, columns: int, activations: int, device: str, roofs: dict[str, float]
+) -> list[Item]:
+    """Norms and activations that quantise their rows to int8, and others that do it afterwards."""
+
+    def figures(op: str, name: str, is_fused: bool) -> dict[str, Any]:
+        make, quantize_rows = _op(op, name, device), _quantize_rows_of(name)
+        codes = "int8" if is_fused else None
+        if op == "rms_norm":
+            x, addend = (torch.randn(rows, columns, device=device) for _ in range(2))
+            weight = torch.ones(columns, device=device)
+            call = partial(make, x, weight, 1e-5, addend=addend)
+            num_bytes = 13 * x.numel()
+        else:
+            x = torch.randn(rows, 2 * activations, device=device)
+            call = partial(make, x, "silu")
+            num_bytes = 9 * rows * activations
+
+        def run() -> None:
+            y = call(out_dtype=torch.bfloat16, codes=codes)
+            if not is_fused:
+                quantize_rows(y, "int8")
+
+        return rates(median_s(run, device), num_bytes, 0, roofs)
+
+    return [
+        Item(f"{op} {rows} rows to int8: {name}, {way}", partial(figures, op, name, is_fused))
+        for op in ("rms_norm", "gated_activation")
+        for name in IMPLEMENTATIONS
+        for way, is_fused in (("on the way", True), ("afterwards", False))
+    ]
+
+
+def _quantize_rows_of(name: str) -> Callable[..., Any]:
+    module = importlib.import_module(f"{select.MODULES[name]}.linear_quantized")
+    quantize_rows: Callable[..., Any] = module.quantize_rows
+    return quantize_rows
+
+
 def rates(
     seconds: float, num_bytes: int, num_operations: int, roofs: dict[str, float]
 ) -> dict[str, Any]:
@@ -337,6 +379,8 @@ def main() -> None:
         items += linear_items(*shape, device, roofs)
     for shape in TINY_UNPACKED if arguments.tiny else UNPACKED:
         items += unpacked_items(*shape, device, roofs)
+    for made in TINY_MADE_ROWS if arguments.tiny else MADE_ROWS:
+        items += made_row_items(*made, device, roofs)
     items.sort(key=_rank)
     with torch.inference_mode():
         attempt_each("bench.gpu.kernels", items, arguments)

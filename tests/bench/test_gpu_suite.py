@@ -180,6 +180,9 @@ def test_kernels_are_measured_where_they_run() -> None:
     items = kernels.linear_items(2, 128, 32, "cpu", {})
     items = [item for item in items if item.what.endswith("torch")]
     assert [item.measure()["us"] > 0 for item in items] == [True] * 4
+    items = kernels.made_row_items(2, 96, 160, "cpu", {})
+    items = [item for item in items if "torch" in item.what]
+    assert [item.measure()["us"] > 0 for item in items] == [True] * 4
 
 
 def test_a_process_that_ends_costs_one_row(tmp_path: Path) -> None:
