@@ -7,7 +7,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMaxThreads = 1024;  // of a row that is quantised
 constexpr int kMaxSteps = 8;       // vectors that a thread keeps of it
-constexpr int kSteps = 4;          // the same where more threads can be had
+constexpr int kFewSteps = 4;       // the same where rows are few, and threads are to be many
+constexpr int kFewRows = 128;      // about a device's processors: more rows than that share them
 constexpr int kLoadSteps = 2;      // vectors whose loads are under way at a time
 
 // x / (1 + exp(-x)); of a large negative x, where exp overflows, 0.
@@ -95,7 +96,8 @@ int32_t launch_coded(const LmiGatedActivation& args, void* stream) {
     return fail("gated_activation: codes of " + std::to_string(args.num_columns) +
                 " columns, 1 to " + std::to_string(kMost) + " can be had");
   }
-  const int wanted = round_up(ceil_div(ceil_div(args.num_columns, kWidth), kSteps), kWarpSize);
+  const int steps = args.num_rows <= kFewRows ? kFewSteps : kMaxSteps;
+  const int wanted = round_up(ceil_div(args.num_columns, steps * kWidth), kWarpSize);
   const int num_threads = wanted < kMaxThreads ? wanted : kMaxThreads;
   return with_row_codes("gated_activation", args, [&](auto code) {
     using Code = decltype(code);
