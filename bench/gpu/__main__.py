@@ -34,6 +34,7 @@ OPS_TESTS = tuple(
     f"tests/ops/test_{name}.py"
     for name in (
         "coded_caches",
+        "coded_results",
         "linear_quantized",
         "coded_results",
         "linear_unpacked",
@@ -61,9 +62,12 @@ def stages(device: str, out_dir: Path, *, tiny: bool) -> list[Stage]:
         command += ["--json", str(out_dir / f"{name}.json")] + ["--tiny"] * tiny
         return Stage(name=name, command=tuple(command), limit_s=limit_s, environment=environment)
 
-    def engine(shape: str, name: str, forced: str, *options: str) -> Stage:
+    def engine(
+        shape: str, name: str, forced: str, *options: str, dependent_launch: str = "0"
+    ) -> Stage:
         options = ("--shape", shape, *options)
-        return measure("engine", f"engine-{shape}-{name}", 60, *options, LMI_OPS=forced)
+        environment = {"LMI_OPS": forced, "LMI_CUDA_DEPENDENT_LAUNCH": dependent_launch}
+        return measure("engine", f"engine-{shape}-{name}", 60, *options, **environment)
 
     # A newer compiler's warnings shall not end the builds.
     result = [
@@ -99,6 +103,7 @@ def stages(device: str, out_dir: Path, *, tiny: bool) -> list[Stage]:
     if large != small:
         result.append(engine(large, "default", ""))
     # What launching costs shows where steps are short.
+    result.append(engine(small, "native-dependent", "native", dependent_launch="1"))
     result.append(engine(small, "native-python", "native,launch:torch"))
     result.append(measure("transformers_batching", "transformers", 60, "--shape", small))
     result += [engine(small, name, "", *options) for name, options in COSTS.items()]
@@ -113,16 +118,27 @@ def _tests(out_dir: Path, name: str, limit_s: float, *files: str) -> Stage:
 
 def extra_stages() -> list[Stage]:
     """What runs only where ``--only`` names it: it takes long, or the machine may not permit it."""
-    tests = ["-m", "gpu", "-k", "native", "tests/ops"]
-    checked = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
-    return [
+    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu")
+    sanitized = (*pytest, "-k", "native", "tests/ops")
+    result = [
         Stage(
             name=tool,
-            command=("compute-sanitizer", "--tool", tool, "--error-exitcode", "1", *checked),
+            command=("compute-sanitizer", "--tool", tool, "--error-exitcode", "1", *sanitized),
             limit_s=LIMIT_S,
         )
         for tool in ("memcheck", "racecheck", "synccheck")
     ]
+    launchers = ("tests/engine/test_cuda_runner.py", "tests/engine/test_captured_steps.py")
+    environment = {"LMI_CUDA_DEPENDENT_LAUNCH": "1"}
+    result.append(
+        Stage(
+            name="dependent_launch",
+            command=(*pytest, *launchers),
+            limit_s=120,
+            environment=environment,
+        )
+    )
+    return result
 
 
 _PRINT_ARCHITECTURE = 'import torch; print("%d%d" % torch.cuda.get_device_capability())'
@@ -192,7 +208,8 @@ def main() -> int:
         "--only",
         nargs="+",
         metavar="STAGE",
-        help="run only these; also memcheck, racecheck and synccheck, of the compute sanitizer",
+        help="run only these; also memcheck, racecheck and synccheck, of the compute sanitizer, "
+        "and dependent_launch, the launcher's tests with that",
     )
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for all stages")
     arguments = parser.parse_args()

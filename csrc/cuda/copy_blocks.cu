@@ -8,6 +8,7 @@ constexpr int kThreads = 256;
 constexpr int64_t kVectorBytes = sizeof(Word4);
 
 __global__ void copy_blocks_kernel(const LmiCopyBlocks args) {
+  wait_for_earlier_kernels();
   uint8_t* layer = static_cast<uint8_t*>(args.store) + blockIdx.y * args.layer_bytes;
   const uint8_t* source = layer + args.src[blockIdx.x] * args.block_bytes;
   uint8_t* target = layer + args.dst[blockIdx.x] * args.block_bytes;

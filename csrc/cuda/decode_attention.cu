@@ -157,6 +157,7 @@ class DecodeWarp {
 template <typename T, typename Store, int kDim>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     decode_attention_kernel(const LmiAttention args) {
+  wait_for_earlier_kernels();
   const LmiAttentionWork work = args.work[blockIdx.x];
   if (work.begin == work.end) return;
   const int group = args.num_q_heads / args.num_kv_heads;
@@ -207,6 +208,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
 
 template <typename T>
 __global__ void merge_attention_kernel(const LmiAttention args) {
+  wait_for_earlier_kernels();
   const LmiAttentionMerge merge = args.merges[blockIdx.x];
   if (merge.num_partials == 0) return;
   const int64_t head = blockIdx.y;

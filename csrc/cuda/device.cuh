@@ -36,6 +36,7 @@ using Float4 = Vector<float, 4>;
 using Word4 = Vector<uint32_t, 4>;
 
 constexpr int kWarpSize = 32;
+constexpr int kPrefetchBytes = 128;
 
 }  // namespace lmi::cuda
 

@@ -29,6 +29,7 @@ __device__ inline void activate(float (&gate)[kWidth], const float (&up)[kWidth]
 
 template <typename T, int kWidth, bool kIsSilu>
 __global__ void gated_activation_kernel(const LmiGatedActivation args) {
+  wait_for_earlier_kernels();
   const int column = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * kWidth;
   if (column >= args.num_columns) return;
   const int64_t row = blockIdx.x;
@@ -43,6 +44,7 @@ __global__ void gated_activation_kernel(const LmiGatedActivation args) {
 
 template <typename T, int kWidth, bool kIsSilu, typename Code>
 __global__ void __launch_bounds__(kMaxThreads) gated_codes_kernel(const LmiGatedActivation args) {
+  wait_for_earlier_kernels();
   const int64_t row = blockIdx.x;
   const float* source = args.gate_up + row * 2 * args.num_columns;
   const auto column_of = [](int step) {

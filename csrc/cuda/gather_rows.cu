@@ -8,6 +8,7 @@ constexpr int kThreads = 256;
 
 template <typename T, int kWidth>
 __global__ void gather_rows_kernel(const LmiGatherRows args) {
+  wait_for_earlier_kernels();
   const int64_t row = blockIdx.x;
   const int column = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * kWidth;
   if (column >= args.num_columns) return;

@@ -19,6 +19,10 @@ std::string& error_text();
 // For lmi_cuda_notice.
 void add_notice(const std::string& text);
 
+// Programmatic dependent launch, from sm_90 on: whether kernels may start while the one before them
+// ends. They wait for it themselves: wait_for_earlier_kernels.
+bool& uses_dependent_launch();
+
 inline int32_t fail(const std::string& text) {
   error_text() = text;
   return kBadArgument;

@@ -21,8 +21,21 @@ __device__ Word4 load_words(const T* source, bool is_there) {
   return *reinterpret_cast<const Word4*>(source);
 }
 
+// What the block's first steps will read of its outputs; no kernel writes weights.
+template <typename T>
+__device__ void prefetch_weight(const LmiLinear& args) {
+  constexpr int kOutputThreads = kWarps * kWarpSize / kOutputs;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t output = int64_t{blockIdx.x} * kOutputs + thread / kOutputThreads;
+  const int64_t input = thread % kOutputThreads * (kPrefetchBytes / int64_t{sizeof(T)});
+  if (output >= args.num_outputs || input >= args.num_inputs) return;
+  prefetch(static_cast<const T*>(args.weight) + output * args.num_inputs + input);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kWarps* kWarpSize) linear_few_rows_kernel(const LmiLinear args) {
+  prefetch_weight<T>(args);
+  wait_for_earlier_kernels();
   __shared__ Vector<float, 2> partials[kWarps][kOutputs][kRows / 2];  // of neighbouring rows
   const int64_t num_inputs = args.num_inputs;
   const int first_output = static_cast<int>(blockIdx.x) * kOutputs;

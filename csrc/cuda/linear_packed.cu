@@ -75,6 +75,17 @@ class PackedWarp {
     }
   }
 
+  // What the first copies will take; no kernel writes weights.
+  __device__ void prefetch_weights() const {
+    const uint8_t* panel = source_ - copied_byte();
+    const int at = lane_id() % kCopyLanes * kPrefetchBytes;
+#pragma unroll
+    for (int turn = 0; turn < kStages - 1; ++turn) {
+      const int begin = stretch_of(turn) * stretch_bytes_;
+      if (at < lower_of(stretch_bytes_, panel_bytes_ - begin)) prefetch(panel + begin + at);
+    }
+  }
+
   __device__ void multiply() {
     const int num_stretches = ceil_div(args_.num_inputs, kStretchInputs);
     for (int turn = 0; turn < kStages - 1; ++turn) start_copies(turn);
@@ -113,6 +124,7 @@ class PackedWarp {
 
  private:
   static constexpr int kCopyLanes = kWarpSize / kPanels;
+  static_assert(kCopyLanes * kPrefetchBytes >= kStretchBytes);
   static constexpr int kQuad = 4;  // outputs of a thread, the rows of two products
   using Products = float[kRowTiles][kQuad / 2][4];
 
@@ -260,6 +272,8 @@ __global__ void __launch_bounds__(kThreads) linear_packed_kernel(const LmiLinear
   constexpr int kRows = 8 * kRowTiles;
   float* partials = reinterpret_cast<float*>(shared_memory());
   PackedWarp<T, kRowTiles> warp(args);
+  warp.prefetch_weights();
+  wait_for_earlier_kernels();
   warp.multiply();
   block_barrier();  // every warp is done with its copies
   warp.store(partials + warp_id() * kRows * kSumStride);

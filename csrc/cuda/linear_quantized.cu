@@ -28,6 +28,15 @@ class QuantizedWarp {
     words_ = near_panel(column) + panel_lane_of(column, 0) * 4;
   }
 
+  // What the block's first groups will read; no kernel writes weights.
+  __device__ void prefetch_weights() const {
+    constexpr int kPanelThreads = kThreads / kWarpPanels;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int64_t at = thread % kPanelThreads * kPrefetchBytes;
+    if (at >= byte_panel_bytes(args_.num_inputs, Codes::kIsGrouped)) return;
+    prefetch(near_panel(thread / kPanelThreads * kPanelColumns) + at);
+  }
+
   __device__ void multiply() {
     const int num_groups = ceil_div(args_.num_inputs, kByteGroupInputs);
     const uint8_t* panel = near_panel(fragment_pair(lane_id()));
@@ -45,6 +54,8 @@ class QuantizedWarp {
   }
 
  private:
+  static constexpr int kPanelColumns = 4;  // of a tile
+
   // A panel past the last reads the last one's bytes; its outputs are not stored.
   __device__ const uint8_t* near_panel(int column) const {
     const int last = num_panels(args_.num_outputs, args_.is_gated != 0) - 1;
@@ -101,6 +112,8 @@ __global__ void __launch_bounds__(kThreads) linear_quantized_kernel(const LmiLin
   constexpr int kRows = 16 * kRowTiles;
   Sum* partials = reinterpret_cast<Sum*>(shared_memory());
   QuantizedWarp<Codes, kRowTiles> warp(args);
+  warp.prefetch_weights();
+  wait_for_earlier_kernels();
   warp.multiply();
   warp.store(partials + warp_id() * kRows * kSumStride);
   block_barrier();

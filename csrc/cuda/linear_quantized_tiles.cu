@@ -168,6 +168,7 @@ class QuantizedBlock {
 template <typename Codes>
 __global__ void __launch_bounds__(kThreads, Codes::kIsSummedInGroups ? 1 : 2)
     quantized_tiles_kernel(const LmiLinearQuantized args) {
+  wait_for_earlier_kernels();
   QuantizedBlock<Codes> block(args);
   block.multiply();
   block.store();

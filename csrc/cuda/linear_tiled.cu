@@ -42,6 +42,7 @@ __device__ Piece<T> load_piece(const T* matrix, int row, int num_rows, int input
 
 template <typename T, bool kIsWide>
 __global__ void __launch_bounds__(kThreads) linear_tiled_kernel(const LmiLinearDense args) {
+  wait_for_earlier_kernels();
   using Row = Piece<T>[kPieces + 1];
   Row* x = reinterpret_cast<Row*>(shared_memory());
   Row* weight = x + kTile;

@@ -59,6 +59,7 @@ __device__ inline float weight_of(uint32_t codes, int at, float raised_zero) {
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) unpack_kernel(const Slice args) {
+  wait_for_earlier_kernels();
   const int place = args.first_place + static_cast<int>(blockIdx.x);
   const bool is_gated = args.is_gated != 0;
   const int num_places = num_panels(args.num_outputs, is_gated);

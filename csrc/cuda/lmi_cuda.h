@@ -34,6 +34,9 @@ LMI_CUDA_API const char* lmi_cuda_notice(int32_t number);
 /* 0 if the current device can run the kernels: it exists, the driver is new enough, and there is
  * machine code for its architecture. */
 LMI_CUDA_API int32_t lmi_cuda_check_device(void);
+/* Whether kernels may start while the one before them ends, for all kernels from now on. Fails
+ * where the current device doesn't have that. */
+LMI_CUDA_API int32_t lmi_cuda_use_dependent_launch(int32_t is_used);
 /* 1 if this is the tests' emulator of a device, to which host memory is device memory. */
 LMI_CUDA_API int32_t lmi_cuda_is_emulator(void);
 

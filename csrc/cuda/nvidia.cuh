@@ -136,6 +136,21 @@ __device__ inline float tanh_of(float value) {
 
 // ---- threads
 
+// Until all that the stream's earlier kernels wrote is there, and then lets the next kernel start.
+// What every thread of a kernel does before it touches global memory; with programmatic dependent
+// launch (launch.cuh) a kernel's blocks come while those of the one before are still at work.
+__device__ inline void wait_for_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Starts to bring the kPrefetchBytes around there into the cache; what they hold doesn't matter
+// yet.
+__device__ inline void prefetch(const void* source) {
+  asm volatile("prefetch.global.L2 [%0];" : : "l"(source));
+}
+
 __device__ inline void block_barrier() { __syncthreads(); }
 __device__ inline void warp_barrier() { __syncwarp(); }
 

@@ -32,6 +32,13 @@ int32_t launch(const char* name, void (*kernel)(Args), Grid grid, int num_thread
     config.blockDim = dim3(static_cast<unsigned>(num_threads));
     config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
     config.stream = static_cast<cudaStream_t>(stream);
+    cudaLaunchAttribute attribute = {};
+    if (uses_dependent_launch()) {
+      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attribute.val.programmaticStreamSerializationAllowed = 1;
+      config.attrs = &attribute;
+      config.numAttrs = 1;
+    }
     error = cudaLaunchKernelEx(&config, kernel, args);
   }
   return check(name, error);

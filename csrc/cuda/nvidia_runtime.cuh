@@ -10,6 +10,16 @@ namespace lmi::cuda::runtime {
 // The calling thread's device from now on.
 inline int32_t use_device(int32_t device) { return check("cudaSetDevice", cudaSetDevice(device)); }
 
+// The first number of the calling thread's device's compute capability.
+inline int32_t find_compute_major(int32_t* major) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  return check("a device's compute capability", error);
+}
+
 // Work on it waits for no other stream's.
 inline int32_t create_stream(void** stream) {
   return check(

@@ -275,6 +275,7 @@ class PrefillBlock {
 
 template <typename T, int kDim, bool kHasCodes>
 __global__ void __launch_bounds__(kThreads) prefill_attention_kernel(const LmiAttention args) {
+  wait_for_earlier_kernels();
   PrefillBlock<T, kDim, kHasCodes> block(args, args.work[blockIdx.y], static_cast<int>(blockIdx.x));
   block.attend();
   block.store();

@@ -8,6 +8,7 @@ constexpr int kThreads = 256;
 
 template <typename T, typename Code, int kWidth>
 __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(const LmiQuantizeRows args) {
+  wait_for_earlier_kernels();
   const T* row = static_cast<const T*>(args.x) + int64_t{blockIdx.x} * args.num_columns;
   const int first = static_cast<int>(threadIdx.x) * kWidth;
   Magnitude magnitude;

@@ -25,6 +25,7 @@ __device__ inline void load_row(const float* row, int num_columns,
 // Loads come before anything that waits for one of them, so that a row takes one latency.
 template <typename T, int kWidth, typename Code>
 __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const LmiRmsNorm args) {
+  wait_for_earlier_kernels();
   constexpr bool kIsCoded = !std::is_same_v<Code, NoCode>;
   __shared__ float partials[kMaxThreads / kWarpSize];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * args.num_columns;

@@ -123,6 +123,7 @@ __device__ void store_in_cache(const Head& head, void* store, int64_t row, int h
 
 template <typename Q, typename KV, int kWidth>
 __global__ void rope_cache_write_kernel(const LmiRopeCacheWrite args) {
+  wait_for_earlier_kernels();
   const int head = static_cast<int>(blockIdx.y) * kWarps + warp_id();
   const int num_rotated = args.num_q_heads + args.num_kv_heads;
   const int num_heads = num_rotated + args.num_kv_heads;

@@ -322,6 +322,7 @@ __device__ void report_top(const LmiSample& args, int64_t row, double log_mass, 
 }
 
 __global__ void __launch_bounds__(kThreads) sample_kernel(const LmiSample args) {
+  wait_for_earlier_kernels();
   __shared__ Shared shared;
   const int64_t row = blockIdx.x;
   const LmiSampleRow& rules = args.rows[row];

@@ -3,12 +3,18 @@
 #include <mutex>
 
 #include "cuda/launch.cuh"
+#include "cuda/runtime.cuh"
 
 namespace lmi::cuda {
 
 std::string& error_text() {
   thread_local std::string text;
   return text;
+}
+
+bool& uses_dependent_launch() {
+  static bool is_used = false;
+  return is_used;
 }
 
 namespace {
@@ -27,7 +33,7 @@ Notices& notices() {
 
 struct NoArgs {};
 
-__global__ void probe_kernel(NoArgs) {}
+__global__ void probe_kernel(NoArgs) { wait_for_earlier_kernels(); }
 
 }  // namespace
 
@@ -52,6 +58,16 @@ const char* lmi_cuda_notice(int32_t number) {
 
 int32_t lmi_cuda_check_device(void) {
   return launch("probe", probe_kernel, {}, kWarpSize, 0, nullptr, NoArgs{});
+}
+
+int32_t lmi_cuda_use_dependent_launch(int32_t is_used) {
+  if (is_used != 0) {
+    int32_t major = 0;
+    if (const int32_t status = runtime::find_compute_major(&major); status != kOk) return status;
+    if (major < 9) return fail("programmatic dependent launch: GPUs from sm_90 on have it");
+  }
+  uses_dependent_launch() = is_used != 0;
+  return kOk;
 }
 
 int32_t lmi_cuda_is_emulator(void) {

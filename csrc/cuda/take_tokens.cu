@@ -9,6 +9,7 @@ namespace {
 constexpr int kThreads = 256;
 
 __global__ void take_tokens_kernel(const TakeTokens args) {
+  wait_for_earlier_kernels();
   const int token = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (token >= args.num_tokens) return;
   args.token_ids[token] = greater_of(args.sampled_ids[args.rows[token]], 0);

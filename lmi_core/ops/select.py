@@ -196,6 +196,7 @@ def _check_native(device_type: str, chosen: dict[str, str]) -> None:
 
     reason = library.load().unusable_because(device_type)
     if reason is None:
+        library.load().choose_launches()
         return
     chosen.pop(LAUNCH, None)
     for op in [op for op, name in chosen.items() if name == "native"]:

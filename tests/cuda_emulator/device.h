@@ -186,6 +186,9 @@ __forceinline__ void copy_async(void* target, const void* source, bool is_valid)
   LMI_CHECK(!is_valid || reinterpret_cast<uintptr_t>(source) % kBytes == 0, "an unaligned copy");
   emulator::copy_later(target, source, is_valid ? kBytes : 0, kBytes);
 }
+inline void wait_for_earlier_kernels() { emulator::wait_for_earlier_kernels(); }
+inline void prefetch(const void*) {}
+
 inline void end_copy_group() { emulator::end_copy_group(); }
 template <int kNumPending>
 void wait_for_copies() {

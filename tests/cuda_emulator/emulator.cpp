@@ -74,6 +74,7 @@ struct Fiber {
   uint8_t* stack = nullptr;
   void* stack_pointer = nullptr;
   bool is_done = false;
+  bool is_early = false;
   const char* waits_for = nullptr;
   int phase = 0;  // of the warp's two word buffers
   std::vector<Copy> open_group;
@@ -92,6 +93,7 @@ struct Block {
   void* scheduler = nullptr;
   size_t current = 0;
   bool has_progressed = false;
+  bool has_early_end = false;
 };
 
 Block block;
@@ -151,6 +153,7 @@ void prepare(Fiber& fiber) {
   slots[1] = nullptr;
   fiber.stack_pointer = slots - kNumSavedRegisters;
   fiber.is_done = false;
+  fiber.is_early = false;
   fiber.waits_for = nullptr;
   fiber.phase = 0;
   fiber.open_group.clear();
@@ -200,6 +203,9 @@ void reserve(unsigned num_threads, size_t shared_bytes) {
   races::begin_grid();
   races::ignore(block.stacks.data(), block.stacks.size());
   races::ignore(block.warps.data(), block.warps.size() * sizeof(Warp));
+  for (const Dim3* place : {&thread_index, &block_index, &block_size, &grid_size}) {
+    races::ignore(place, sizeof(*place));
+  }
 }
 
 }  // namespace
@@ -209,6 +215,7 @@ void run(Dim3 grid, unsigned num_threads, size_t shared_bytes, const std::functi
   const std::lock_guard lock(running);
   reserve(num_threads, shared_bytes);
   block.body = &body;
+  block.has_early_end = false;
   block_size = {num_threads, 1, 1};
   grid_size = grid;
   for (block_index.z = 0; block_index.z < grid.z; ++block_index.z) {
@@ -217,8 +224,14 @@ void run(Dim3 grid, unsigned num_threads, size_t shared_bytes, const std::functi
     }
   }
   const std::string races = races::end_grid();
+  LMI_CHECK(!block.has_early_end, "a thread ended without waiting for earlier kernels");
   LMI_CHECK(races.empty(), races);
 }
+
+void enter_kernel() { current().is_early = true; }
+void wait_for_earlier_kernels() { current().is_early = false; }
+void leave_kernel() { block.has_early_end |= current().is_early; }
+bool is_early() { return current().is_early; }
 
 uint8_t* shared_memory() { return block.shared; }
 

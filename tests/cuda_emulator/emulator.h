@@ -29,6 +29,14 @@ extern Dim3 grid_size;
 
 void run(Dim3 grid, unsigned num_threads, size_t shared_bytes, const std::function<void()>& body);
 
+// Each thread of a kernel says when it enters it, has waited for the kernels before it, and leaves
+// it. None may leave without; races.h finds global memory touched before.
+void enter_kernel();
+void wait_for_earlier_kernels();
+void leave_kernel();
+// Whether the thread that runs is in a kernel and has not waited yet.
+bool is_early();
+
 uint8_t* shared_memory();
 void block_barrier();
 void warp_barrier();

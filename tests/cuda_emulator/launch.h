@@ -16,8 +16,14 @@ int32_t launch(const char* name, void (*kernel)(Args), Grid grid, int num_thread
     try {
       emulator::run({static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
                      static_cast<unsigned>(grid.z)},
-                    static_cast<unsigned>(num_threads), static_cast<size_t>(shared_bytes),
-                    [&] { kernel(args); });
+                    static_cast<unsigned>(num_threads), static_cast<size_t>(shared_bytes), [&] {
+                      // Its own, as a device's are: no memory that a kernel could be early for.
+                      const auto own_kernel = kernel;
+                      const Args own = args;
+                      emulator::enter_kernel();
+                      own_kernel(own);
+                      emulator::leave_kernel();
+                    });
     } catch (const std::exception& error) {
       return fail(std::string(name) + ": " + error.what());
     }

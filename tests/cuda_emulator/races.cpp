@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/check.h"
+#include "cuda_emulator/emulator.h"
 #include "cuda_emulator/site.h"
 #include "cuda_emulator/traffic.h"
 
@@ -194,6 +195,9 @@ void touch(const void* first, size_t num_bytes, Kind kind, const void* caller) {
       (address < grid.shared.first || address + num_bytes > grid.shared.end)) {
     report("shared memory's end", {}, "an access beyond it", site, address);
     return;
+  }
+  if (is_early() && !is_shared(address)) {
+    report("the end of earlier kernels", {}, "an access before it", site, address);
   }
   watch_bytes(address, num_bytes, kind, site);
 }

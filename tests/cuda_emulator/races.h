@@ -5,8 +5,9 @@
 // Kernels compiled with -fsanitize=thread call a function before every access; races.cpp is what
 // they call, in place of the sanitizer's library, whose threads would be too dear for a grid's. It
 // knows how threads of a grid are ordered: those of a block by its barriers, those of a warp by the
-// warp's, those of two blocks not at all. Shuffles and products order nothing, as PTX says. An
-// asynchronous copy may write from its start until its wait.
+// warp's, those of two blocks not at all, those of two kernels once the later one has waited.
+// Shuffles and products order nothing, as PTX says. An asynchronous copy may write from its start
+// until its wait.
 #pragma once
 
 #include <cstddef>

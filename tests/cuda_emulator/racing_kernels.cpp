@@ -102,17 +102,31 @@ void columns(Args args) {
 
 void sums(Args args) { atomic_add(args.global, 1); }
 
+void never_waiting(Args) { shared()[own()] = own(); }
+
+void waiting_too_late(Args args) {
+  args.global[own()] = own();
+  wait_for_earlier_kernels();
+}
+
+template <void (*kKernel)(Args)>
+void waiting(Args args) {
+  wait_for_earlier_kernels();
+  kKernel(args);
+}
+
 }  // namespace
 }  // namespace lmi::cuda
 
 using namespace lmi::cuda;
 
 // 0, or -1 and lmi_cuda_error says what was found.
-#define LMI_RACE(kernel, num_blocks)                                                             \
-  extern "C" __attribute__((visibility("default"))) int32_t lmi_race_##kernel(int32_t* global) { \
-    return launch(#kernel, kernel, {num_blocks, 1, 1}, kThreads, kThreads * sizeof(int32_t),     \
-                  nullptr, Args{global});                                                        \
+#define LMI_RACE_OF(name, kernel, num_blocks)                                                  \
+  extern "C" __attribute__((visibility("default"))) int32_t lmi_race_##name(int32_t* global) { \
+    return launch(#name, kernel, {num_blocks, 1, 1}, kThreads, kThreads * sizeof(int32_t),     \
+                  nullptr, Args{global});                                                      \
   }
+#define LMI_RACE(kernel, num_blocks) LMI_RACE_OF(kernel, waiting<kernel>, num_blocks)
 
 LMI_RACE(block_ordered, 1)
 LMI_RACE(block_unordered, 1)
@@ -129,3 +143,5 @@ LMI_RACE(blocks_together, 2)
 LMI_RACE(blocks_read_and_write, 2)
 LMI_RACE(sums, 2)
 LMI_RACE(columns, 1)
+LMI_RACE_OF(never_waiting, never_waiting, 1)
+LMI_RACE_OF(waiting_too_late, waiting_too_late, 1)

@@ -16,6 +16,12 @@ struct Event {
 
 inline int32_t use_device(int32_t) { return kOk; }
 
+// As if it were the oldest that has all that kernels can use.
+inline int32_t find_compute_major(int32_t* major) {
+  *major = 9;
+  return kOk;
+}
+
 inline int32_t create_stream(void** stream) {
   *stream = emulator::create_stream();
   return kOk;

@@ -49,3 +49,10 @@ def test_unordered_threads(kernel: str, accesses: set[str], memory: str) -> None
     assert "racing_kernels.cpp:" in text
     assert set(re.findall("an? ([a-z ]+) at ", text)) == accesses
     assert set(re.findall("([a-z]+) memory", text)) == {memory}
+
+
+def test_kernels_wait_for_those_before() -> None:
+    assert "without waiting for earlier kernels" in run("never_waiting")
+    text = run("waiting_too_late")
+    assert "an access before it at" in text
+    assert "global memory" in text

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +99,36 @@ def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
         select.select("cpu", "launch:triton")
     # What the device can't run isn't launched there either.
     assert "launch" not in select.select("cuda", "native")
+
+
+def test_dependent_launches_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("torch", exc_type=ImportError)
+    from lmi_core.ops.cuda import library
+    from tests.ops.cuda_kernels import use_cuda_kernels
+
+    use_cuda_kernels(torch_device("cpu"), monkeypatch)
+    functions = SimpleNamespace(asked=[], status=0, lmi_cuda_error=lambda: b"sm_80")
+
+    def use_dependent_launch(is_used: int) -> int:
+        functions.asked.append(is_used)
+        return functions.status
+
+    functions.lmi_cuda_use_dependent_launch = use_dependent_launch
+    loaded = library.load()
+    monkeypatch.setattr(loaded, "_functions", functions)
+    select.select("cpu", "native")
+    monkeypatch.setenv("LMI_CUDA_DEPENDENT_LAUNCH", "1")
+    select.select("cpu", "native")
+    assert functions.asked == [0, 1]
+    assert not caplog.messages
+    functions.status = -1
+    select.select("cpu", "native")
+    assert caplog.messages == ["LMI_CUDA_DEPENDENT_LAUNCH=1 is not followed: sm_80"]
+    monkeypatch.setenv("LMI_CUDA_DEPENDENT_LAUNCH", "yes")
+    with pytest.raises(UserError, match="LMI_CUDA_DEPENDENT_LAUNCH=yes: 0 and 1 are allowed"):
+        select.select("cpu", "native")
 
 
 def test_what_runs_for_any_company(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_decode_attention_over_codes(ops: ModuleType, stored: torch.dtype) -> No
 def test_prefill_attention(ops: ModuleType, head_dim: int) -> None:
     """Results are stored by halves of sectors, once for all keys."""
     case = PagedCase(((64, 128),), 4, 1, head_dim)
-    assert_cheap(attention_of(ops, case, torch.bfloat16), global_limit=1.2)
+    assert_cheap(attention_of(ops, case, torch.bfloat16), global_limit=1.25)
 
 
 @pytest.mark.parametrize("rows", [1, 8])
@@ -133,6 +133,7 @@ def test_unpacking(ops: ModuleType) -> None:
 @pytest.mark.parametrize("rows", [1, 16, 64, 130])
 @pytest.mark.parametrize("format", ["int8", "fp8"])
 def test_quantized(ops: ModuleType, format: str, rows: int) -> None:
+    """Many rows' results are stored by halves of sectors, of which a thread has both."""
     if format == "int8":
         weight, _ = packed_weight(128, 1024, 0, False)
     else:
@@ -141,7 +142,7 @@ def test_quantized(ops: ModuleType, format: str, rows: int) -> None:
         )
     weight = replace(weight, panels=aligned(weight.panels))
     x = aligned(random(rows, 1024).bfloat16())
-    assert_cheap(lambda: ops.linear_quantized(x, weight, None))
+    assert_cheap(lambda: ops.linear_quantized(x, weight, None), global_limit=1.2)
 
 
 def test_norm_and_activation(ops: ModuleType) -> None:

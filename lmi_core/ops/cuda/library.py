@@ -25,6 +25,8 @@ from lmi_core.ops.cuda.arguments import ARGUMENTS
 _log = logging.getLogger(__name__)
 
 VARIABLE = "LMI_CUDA_LIBRARY"
+DEPENDENT_LAUNCH = "LMI_CUDA_DEPENDENT_LAUNCH"
+"""1: kernels may start while the one before them ends, on GPUs from sm_90 on."""
 VERSION = 9
 """LMI_CUDA_VERSION of csrc/cuda/lmi_cuda.h, whose structs are mirrored here."""
 DTYPES = {
@@ -107,6 +109,14 @@ class Library:
         if device_type != "cuda":
             return f"they run on CUDA devices, not on {device_type}"
         return None if self._functions.lmi_cuda_check_device() == 0 else self.error()
+
+    def choose_launches(self) -> None:
+        """Launch kernels as ``LMI_CUDA_DEPENDENT_LAUNCH`` asks for, from now on."""
+        asked = os.environ.get(DEPENDENT_LAUNCH, "")
+        if asked not in ("", "0", "1"):
+            raise UserError(f"{DEPENDENT_LAUNCH}={asked}: 0 and 1 are allowed")
+        if self._functions.lmi_cuda_use_dependent_launch(int(asked or "0")) != 0:
+            _log.warning("%s=1 is not followed: %s", DEPENDENT_LAUNCH, self.error())
 
     def log_notices(self) -> None:
         """Log what the kernels had to say since the last time."""
