@@ -155,7 +155,10 @@ def test_unknown_kernels_are_found_before_loading(monkeypatch: pytest.MonkeyPatc
     os.environ.get("TRITON_INTERPRET") != "1",
     reason="Triton's interpreter wants a process of its own: make test-triton",
 )
-def test_triton_same_tokens_as_native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("changes", [{}, {"quantize": "int8"}])
+def test_triton_same_tokens_as_native(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+) -> None:
     """Every kernel in one small model: grouped queries, norms of heads, a window."""
     pytest.importorskip("triton")
     model = make_checkpoint(
@@ -165,7 +168,8 @@ def test_triton_same_tokens_as_native(tmp_path: Path, monkeypatch: pytest.Monkey
 
     async def generate(device: str) -> list[list[TokenEvent]]:
         params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
-        async with Engine(config_of(model, device, max_num_batched_tokens=16)) as engine:
+        config = config_of(model, device, max_num_batched_tokens=16, **changes)
+        async with Engine(config) as engine:
             if device == "torch-cpu":
                 assert engine.info.runner.kernels.count("triton: ") == 1
             prompts = [[9] * 3, list(range(30, 52))]
