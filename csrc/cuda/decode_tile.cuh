@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention_tile.cuh"
+#include "cuda/fp16_queries.cuh"
 #include "cuda/kv_codes.cuh"
 
 namespace lmi::cuda {
@@ -62,35 +63,6 @@ struct DecodeTile {
   }
 };
 
-// bf16 rows become fp16 ones in units, powers of two, that bring their largest numbers near 1: what
-// is lost is as small beside those as 2^-24.
-template <int kSteps>
-__device__ inline void scale_rows(uint32_t (&rows)[kSteps][4], float (&units)[2]) {
-  constexpr uint32_t kMagnitude = 0x7fff;
-  constexpr int kBias = 127;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    uint32_t largest = 0;  // bits without a sign sort as their numbers do
-#pragma unroll
-    for (int i = 0; i < 2 * kSteps; ++i) {
-      const uint32_t word = rows[i / 2][half + i % 2 * 2];
-      largest = greater_of(largest, greater_of(word & kMagnitude, word >> 16 & kMagnitude));
-    }
-    largest = greater_of(largest, shuffle_xor(largest, 1));
-    largest = greater_of(largest, shuffle_xor(largest, 2));
-    const uint32_t exponent = lower_of(greater_of(largest >> 7, 1u), 2u * kBias - 1);
-    const float inverse = float_of_bits((2 * kBias - exponent) << 23);
-    units[half] *= float_of_bits(exponent << 23);
-#pragma unroll
-    for (int i = 0; i < 2 * kSteps; ++i) {
-      uint32_t& word = rows[i / 2][half + i % 2 * 2];
-      const float low = to_float(bf16{static_cast<uint16_t>(word)});
-      const float high = to_float(bf16{static_cast<uint16_t>(word >> 16)});
-      word = pack_pair<f16>(low * inverse, high * inverse);
-    }
-  }
-}
-
 // 8-bit codes, which become operands in registers. Matrices are loaded as if two codes were an
 // element, so that a lane gets four neighbours of a head where an operand wants two pairs eight
 // apart: of 16 elements of a head, 4 c, 4 c + 2 stand for columns 2 c, 2 c + 1 of the queries, and
@@ -98,10 +70,7 @@ __device__ inline void scale_rows(uint32_t (&rows)[kSteps][4], float (&units)[2]
 // odd ones the next.
 template <typename T, typename Code, int kDim>
 struct CodeTile {
-  // fp8 is widened to fp16 more easily than to bf16. int8 is not: its weights are multiplied by
-  // scales, which may be too large for fp16.
-  using Operand = std::conditional_t<std::is_same_v<Code, i8>, T, f16>;
-  static constexpr float kUnit = std::is_same_v<Code, i8> ? kInt8Unit : 1.0f;
+  using Operand = WideCode<T, Code>;
   static constexpr int kRowBytes = padded_row_bytes(kDim / 2);
 
   LMI_HOST_DEVICE static constexpr int result_dim(int tile, int column) {
@@ -127,8 +96,8 @@ struct CodeTile {
         queries[step][half + 2] = permute_bytes(quad.at[0], quad.at[1], 0x7632);
       }
     }
-    units[0] = units[1] = kUnit;
-    if constexpr (!std::is_same_v<T, Operand>) scale_rows(queries, units);
+    units[0] = units[1] = kCodeUnit<Code>;
+    if constexpr (!std::is_same_v<T, Operand>) make_rows_fp16(queries, units);
   }
 
   __device__ static void multiply_keys(const uint32_t (&queries)[kDim / 16][4], const uint8_t* keys,

@@ -14,6 +14,14 @@ constexpr bool kIsCode = sizeof(Store) == 1;
 // fp16 weights, times a scale for whole codes, don't get too small.
 constexpr float kInt8Unit = 64.0f;
 
+template <typename Store>
+constexpr float kCodeUnit = std::is_same_v<Store, i8> ? kInt8Unit : 1.0f;
+
+// What operands that meet T become: fp8 is widened to fp16 more easily than to bf16. int8 stays
+// with T, for weights over it are multiplied by scales, which may be too large for fp16.
+template <typename T, typename Store>
+using WideCode = std::conditional_t<kIsCode<Store> && !std::is_same_v<Store, i8>, f16, T>;
+
 // A number whose last bit is worth a 64th: 2 and 16.
 template <typename T>
 constexpr uint32_t kInt8Base = 0;
@@ -44,6 +52,20 @@ __device__ inline void widen(uint32_t codes, uint32_t& even, uint32_t& odd) {
     const uint32_t sorted = permute_bytes(codes, 0, 0x3120);
     even = widen_pair<T, Code>(sorted & 0xffffu);
     odd = widen_pair<T, Code>(sorted >> 16);
+  }
+}
+
+// Codes 0 and 1 of a word as a pair of T, and codes 2 and 3.
+template <typename T, typename Code>
+__device__ inline void widen_in_order(uint32_t codes, uint32_t& low, uint32_t& high) {
+  if constexpr (std::is_same_v<Code, i8>) {
+    widen<T, Code>(permute_bytes(codes, 0, 0x3120), low, high);
+  } else if constexpr (std::is_same_v<T, f16> && std::is_same_v<Code, e5m2>) {
+    low = permute_bytes(codes, 0, 0x1404);
+    high = permute_bytes(codes, 0, 0x3424);
+  } else {
+    low = widen_pair<T, Code>(codes & 0xffffu);
+    high = widen_pair<T, Code>(codes >> 16);
   }
 }
 

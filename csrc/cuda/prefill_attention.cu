@@ -4,6 +4,7 @@
 // keys. Each warp keeps the results of its rows in registers; keys and values of the next tile are
 // copied while the present one is multiplied. 8-bit codes of a tile are widened once for all warps.
 #include "cuda/attention_tile.cuh"
+#include "cuda/fp16_queries.cuh"
 #include "cuda/kv_codes.cuh"
 #include "cuda/tile_copies.cuh"
 
@@ -13,8 +14,10 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpSize;
 
-template <int kDim, bool kHasCodes>
+template <typename Store, int kDim>
 struct Tile {
+  static constexpr bool kHasCodes = kIsCode<Store>;
+  static constexpr bool kHasScales = std::is_same_v<Store, i8>;
   static constexpr int kRows = prefill_tile_rows(kDim);
   static constexpr int kRowTiles = kRows / (16 * kWarps);  // of a warp
   static constexpr int kKeys = kDim <= 128 ? 64 : 32;
@@ -24,16 +27,16 @@ struct Tile {
   static constexpr int kStageRowBytes = kHasCodes ? kDim : kRowBytes;
   static constexpr int kScalesOffset = 2 * kKeys * kStageRowBytes;
   static constexpr int kStageBytes =
-      kScalesOffset + (kHasCodes ? 2 * kKeys * static_cast<int>(sizeof(float)) : 0);
+      kScalesOffset + (kHasScales ? 2 * kKeys * static_cast<int>(sizeof(float)) : 0);
   static constexpr int kSharedBytes =
       kRows * kRowBytes + 2 * kStageBytes + (kHasCodes ? kWideBytes : 0);
   static_assert(kSharedBytes <= (kDim <= kNarrowHeadDim ? kNarrowHeadBytes : kWideHeadBytes));
 };
 
-template <typename T, int kDim, bool kHasCodes>
+template <typename T, typename Store, int kDim>
 class PrefillBlock {
-  using Shape = Tile<kDim, kHasCodes>;
-  using Store = std::conditional_t<kHasCodes, uint8_t, T>;
+  using Shape = Tile<Store, kDim>;
+  using Operand = WideCode<T, Store>;
   static constexpr int kWarpKeys = Shape::kKeys / kWarps;  // that a warp copies
 
  public:
@@ -61,7 +64,8 @@ class PrefillBlock {
       block_barrier();  // everybody's copies are there, and the other stage is free
       if (tile + 1 < num_tiles) start_copies(tile + 1);
       end_copy_group();
-      if constexpr (kHasCodes) {
+      if constexpr (Shape::kHasCodes) {
+        if (tile == 0 && !std::is_same_v<T, Operand>) make_queries_fp16();
         widen_tile(tile);
         block_barrier();
       }
@@ -115,7 +119,7 @@ class PrefillBlock {
 
   // Keys, then values, of the tile in T.
   __device__ uint8_t* wide_tile(int tile) const {
-    return kHasCodes ? stage(1) + Shape::kStageBytes : stage(tile);
+    return Shape::kHasCodes ? stage(1) + Shape::kStageBytes : stage(tile);
   }
 
   __device__ float* stage_scales(int tile) const {
@@ -139,29 +143,34 @@ class PrefillBlock {
   __device__ void start_copies(int tile) {
     copies_.start(stage(tile) + warp_id() * kWarpKeys * Shape::kStageRowBytes,
                   Shape::kKeys * Shape::kStageRowBytes);
-    if constexpr (kHasCodes) {
-      if (args_.key_scales != nullptr) {
-        copies_.start_scales(stage_scales(tile) + warp_id() * kWarpKeys, Shape::kKeys);
-      }
+    if constexpr (Shape::kHasScales) {
+      copies_.start_scales(stage_scales(tile) + warp_id() * kWarpKeys, Shape::kKeys);
     }
     copies_.advance();
   }
 
-  __device__ void widen_tile(int tile) const {
-    switch (args_.kv_dtype) {
-      case LMI_I8:
-        return widen_codes<i8>(tile);
-      case LMI_E4M3:
-        return widen_codes<e4m3>(tile);
-      default:
-        return widen_codes<e5m2>(tile);
+  // Each warp its own.
+  __device__ void make_queries_fp16() const {
+    constexpr int kWarpRows = Shape::kRows / kWarps;
+    static_assert(kWarpRows <= kWarpSize);
+    if (lane_id() >= kWarpRows) return;
+    make_row_fp16<kDim>(shared_memory() + (warp_id() * kWarpRows + lane_id()) * Shape::kRowBytes);
+  }
+
+  __device__ void find_units(int m, float (&units)[2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      units[half] = kCodeUnit<Store>;
+      if constexpr (!std::is_same_v<T, Operand>) {
+        const uint8_t* row = shared_memory() + row_of(m, half) * Shape::kRowBytes;
+        units[half] = *reinterpret_cast<const float*>(row + 2 * kDim);
+      }
     }
   }
 
-  template <typename Code>
-  __device__ void widen_codes(int tile) const {
+  __device__ void widen_tile(int tile) const {
     constexpr int kChunks = kDim / 16;
-#pragma unroll 2
+#pragma unroll
     for (int i = 0; i < 2 * Shape::kKeys * kChunks / kThreads; ++i) {
       const int index = i * kThreads + static_cast<int>(threadIdx.x);
       const int row = index / kChunks;
@@ -174,9 +183,8 @@ class PrefillBlock {
         Word4 words;
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          // Neighbours shall stay neighbours.
-          const uint32_t sorted = permute_bytes(codes.at[2 * half + j], 0, 0x3120);
-          widen<T, Code>(sorted, words.at[2 * j], words.at[2 * j + 1]);
+          widen_in_order<Operand, Store>(codes.at[2 * half + j], words.at[2 * j],
+                                         words.at[2 * j + 1]);
         }
         target[half] = words;
       }
@@ -202,29 +210,32 @@ class PrefillBlock {
         load_matrices(words, right_matrix_row(keys, Shape::kRowBytes, n * 16, step * 16));
 #pragma unroll
         for (int m = 0; m < Shape::kRowTiles; ++m) {
-          multiply_add<T>(scores[m][2 * n], queries[m], words[0], words[1]);
-          multiply_add<T>(scores[m][2 * n + 1], queries[m], words[2], words[3]);
+          multiply_add<Operand>(scores[m][2 * n], queries[m], words[0], words[1]);
+          multiply_add<Operand>(scores[m][2 * n + 1], queries[m], words[2], words[3]);
         }
       }
     }
     uint32_t weights[Shape::kRowTiles][Shape::kKeys / 16][4];
     const int first_key = first_key_ + tile * Shape::kKeys;
-    const bool is_scaled = kHasCodes && args_.key_scales != nullptr;  // fp8 codes are not
-    const float unit = is_scaled ? kInt8Unit : 1.0f;
-    const float units[2] = {unit, unit};
     const bool sees_all = first_key + Shape::kKeys - 1 <= first_position_ &&
                           (args_.window == 0 || first_key > num_keys_ - 1 - args_.window);
 #pragma unroll
     for (int m = 0; m < Shape::kRowTiles; ++m) {
-      if (is_scaled) multiply_by_scales(stage_scales(tile), 1.0f, scores[m]);
+      if constexpr (Shape::kHasScales) {
+        multiply_by_scales(stage_scales(tile), 1.0f, scores[m]);
+      }
+      float units[2];
       float factors[2];
+      find_units(m, units);
       cap_scores(args_, units, scores[m], factors);
       if (!sees_all) mask(first_key, m, scores[m]);
       update_softmax(factors, scores[m], maxima_[m], masses_[m], results_[m]);
-      if (is_scaled) multiply_by_scales(stage_scales(tile) + Shape::kKeys, kInt8Unit, scores[m]);
+      if constexpr (Shape::kHasScales) {
+        multiply_by_scales(stage_scales(tile) + Shape::kKeys, kInt8Unit, scores[m]);
+      }
 #pragma unroll
       for (int n = 0; n < Shape::kKeys / 16; ++n) {
-        pack_weights<T>(scores[m][2 * n], scores[m][2 * n + 1], weights[m][n]);
+        pack_weights<Operand>(scores[m][2 * n], scores[m][2 * n + 1], weights[m][n]);
       }
     }
 #pragma unroll
@@ -235,8 +246,8 @@ class PrefillBlock {
         load_transposed(words, left_matrix_row(values, Shape::kRowBytes, n * 16, step * 16));
 #pragma unroll
         for (int m = 0; m < Shape::kRowTiles; ++m) {
-          multiply_add<T>(results_[m][2 * step], weights[m][n], words[0], words[1]);
-          multiply_add<T>(results_[m][2 * step + 1], weights[m][n], words[2], words[3]);
+          multiply_add<Operand>(results_[m][2 * step], weights[m][n], words[0], words[1]);
+          multiply_add<Operand>(results_[m][2 * step + 1], weights[m][n], words[2], words[3]);
         }
       }
     }
@@ -273,10 +284,10 @@ class PrefillBlock {
   float masses_[Shape::kRowTiles][2] = {};
 };
 
-template <typename T, int kDim, bool kHasCodes>
+template <typename T, typename Store, int kDim>
 __global__ void __launch_bounds__(kThreads) prefill_attention_kernel(const LmiAttention args) {
   wait_for_earlier_kernels();
-  PrefillBlock<T, kDim, kHasCodes> block(args, args.work[blockIdx.y], static_cast<int>(blockIdx.x));
+  PrefillBlock<T, Store, kDim> block(args, args.work[blockIdx.y], static_cast<int>(blockIdx.x));
   block.attend();
   block.store();
 }
@@ -293,11 +304,11 @@ int32_t lmi_cuda_prefill_attention(const LmiAttention* args, void* stream) {
   return with_attention_shape(*args, [&](auto element, auto dim) {
     using T = decltype(element);
     constexpr int kDim = decltype(dim)::value;
-    return with_bool(args->kv_dtype != args->dtype, [&](auto has_codes) {
-      constexpr bool kHasCodes = decltype(has_codes)::value;
-      return launch("prefill_attention", prefill_attention_kernel<T, kDim, kHasCodes>,
-                    {args->num_kv_heads, args->num_work}, kThreads,
-                    Tile<kDim, kHasCodes>::kSharedBytes, stream, *args);
+    return with_store<T>(args->kv_dtype, [&](auto store) {
+      using Store = decltype(store);
+      return launch("prefill_attention", prefill_attention_kernel<T, Store, kDim>,
+                    {args->num_kv_heads, args->num_work}, kThreads, Tile<Store, kDim>::kSharedBytes,
+                    stream, *args);
     });
   });
 }
