@@ -137,7 +137,7 @@ class DecodeWarp {
       multiply_by_scales(scales_of(stage) + kWarpKeys, kInt8Unit, scores);
     }
     uint32_t weights[4];
-    pack_weights<typename Tile::Operand>(scores[0], scores[1], weights);
+    pack_weights<typename Tile::Value>(scores[0], scores[1], weights);
     Tile::multiply_values(weights, stage + Layout::kValuesOffset, results_);
   }
 

@@ -14,7 +14,7 @@ constexpr int kWarpKeys = 16;  // that a warp takes at once
 template <typename T, typename Store, int kDim>
 struct DecodeTile {
   static_assert(std::is_same_v<T, Store>);
-  using Operand = T;
+  using Value = T;
   static constexpr int kRowBytes = padded_row_bytes(kDim);
 
   // What element of a head a column of a tile of results is.
@@ -70,7 +70,8 @@ struct DecodeTile {
 // odd ones the next.
 template <typename T, typename Code, int kDim>
 struct CodeTile {
-  using Operand = WideCode<T, Code>;
+  using Key = WideKey<T, Code>;
+  using Value = WideValue<T, Code>;
   static constexpr int kRowBytes = padded_row_bytes(kDim / 2);
 
   LMI_HOST_DEVICE static constexpr int result_dim(int tile, int column) {
@@ -97,7 +98,7 @@ struct CodeTile {
       }
     }
     units[0] = units[1] = kCodeUnit<Code>;
-    if constexpr (!std::is_same_v<T, Operand>) make_rows_fp16(queries, units);
+    if constexpr (!std::is_same_v<T, Key>) make_rows_fp16(queries, units);
   }
 
   __device__ static void multiply_keys(const uint32_t (&queries)[kDim / 16][4], const uint8_t* keys,
@@ -110,8 +111,8 @@ struct CodeTile {
       for (int i = 0; i < 4; ++i) {
         uint32_t even;
         uint32_t odd;
-        widen<Operand, Code>(codes[i], even, odd);
-        multiply_add<Operand>(scores[i / 2], queries[step + i % 2], even, odd);
+        widen<Key, Code>(codes[i], even, odd);
+        multiply_add<Key>(scores[i / 2], queries[step + i % 2], even, odd);
       }
     }
   }
@@ -126,10 +127,10 @@ struct CodeTile {
       for (int half = 0; half < 2; ++half) {
         uint32_t even[2];
         uint32_t odd[2];
-        widen<Operand, Code>(codes[2 * half], even[0], odd[0]);
-        widen<Operand, Code>(codes[2 * half + 1], even[1], odd[1]);
-        multiply_add<Operand>(results[2 * (step + half)], weights, even[0], even[1]);
-        multiply_add<Operand>(results[2 * (step + half) + 1], weights, odd[0], odd[1]);
+        widen<Value, Code>(codes[2 * half], even[0], odd[0]);
+        widen<Value, Code>(codes[2 * half + 1], even[1], odd[1]);
+        multiply_add<Value>(results[2 * (step + half)], weights, even[0], even[1]);
+        multiply_add<Value>(results[2 * (step + half) + 1], weights, odd[0], odd[1]);
       }
     }
   }

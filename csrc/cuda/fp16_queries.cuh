@@ -44,7 +44,7 @@ __device__ inline void make_rows_fp16(uint32_t (&rows)[kSteps][4], float (&units
     largest = greater_of(largest, shuffle_xor(largest, 1));
     largest = greater_of(largest, shuffle_xor(largest, 2));
     const RowUnit row = unit_of_row(largest);
-    units[half] = row.unit;
+    units[half] *= row.unit;
 #pragma unroll
     for (int i = 0; i < 2 * kSteps; ++i) {
       uint32_t& word = rows[i / 2][half + i % 2 * 2];

@@ -17,33 +17,36 @@ constexpr float kInt8Unit = 64.0f;
 template <typename Store>
 constexpr float kCodeUnit = std::is_same_v<Store, i8> ? kInt8Unit : 1.0f;
 
-// What operands that meet T become: fp8 is widened to fp16 more easily than to bf16. int8 stays
-// with T, for weights over it are multiplied by scales, which may be too large for fp16.
+// What keys and values become to meet T: codes are widened to fp16 more easily than to bf16. Values
+// of int8 stay with T, for their weights are multiplied by scales, which may be too large for fp16.
 template <typename T, typename Store>
-using WideCode = std::conditional_t<kIsCode<Store> && !std::is_same_v<Store, i8>, f16, T>;
+using WideKey = std::conditional_t<kIsCode<Store>, f16, T>;
+template <typename T, typename Store>
+using WideValue = std::conditional_t<kIsCode<Store> && !std::is_same_v<Store, i8>, f16, T>;
 
-// A number whose last bit is worth a 64th: 2 and 16.
-template <typename T>
-constexpr uint32_t kInt8Base = 0;
-template <>
-constexpr uint32_t kInt8Base<bf16> = 0x40004000;
-template <>
-constexpr uint32_t kInt8Base<f16> = 0x4c004c00;
-
-// Of the lower byte of each half: its lower seven bits less its sign bit, which is worth 128.
-template <typename T>
-__device__ inline uint32_t widen_int8_pair(uint32_t codes) {
-  constexpr uint32_t kBase = kInt8Base<T>;
-  return subtract_pairs<T>(masked_or(codes, 0x007f007fu, kBase),
-                           masked_or(codes, 0x00800080u, kBase));
+// Two codes as a pair of T, by adding their bits to a number whose last bit is worth a 64th: fp16's
+// 16, for the chosen bytes of 128 more than each, or bf16's 2, for the lower byte of each half, of
+// which that can take seven bits; the sign bit, worth 128, is taken from them.
+__device__ inline uint32_t widen_int8_bytes(uint32_t codes, uint32_t selector) {
+  constexpr uint32_t kBase = 0x4c4c4c4c;
+  constexpr uint32_t kBasePlus128 = 0x4c804c80;
+  return subtract_pairs<f16>(permute_bytes(codes ^ 0x80808080u, kBase, selector), kBasePlus128);
+}
+__device__ inline uint32_t widen_int8_halves(uint32_t codes) {
+  constexpr uint32_t kBase = 0x40004000;
+  return subtract_pairs<bf16>(masked_or(codes, 0x007f007fu, kBase),
+                              masked_or(codes, 0x00800080u, kBase));
 }
 
 // Codes 0 and 2 of a word as a pair of T, and codes 1 and 3: exact.
 template <typename T, typename Code>
 __device__ inline void widen(uint32_t codes, uint32_t& even, uint32_t& odd) {
-  if constexpr (std::is_same_v<Code, i8>) {
-    even = widen_int8_pair<T>(codes);
-    odd = widen_int8_pair<T>(codes >> 8);
+  if constexpr (std::is_same_v<Code, i8> && std::is_same_v<T, f16>) {
+    even = widen_int8_bytes(codes, 0x4240);
+    odd = widen_int8_bytes(codes, 0x4341);
+  } else if constexpr (std::is_same_v<Code, i8>) {
+    even = widen_int8_halves(codes);
+    odd = widen_int8_halves(codes >> 8);
   } else if constexpr (std::is_same_v<T, f16> && std::is_same_v<Code, e5m2>) {
     // The upper halves of fp16 numbers.
     even = permute_bytes(codes, 0, 0x2404);
@@ -58,7 +61,10 @@ __device__ inline void widen(uint32_t codes, uint32_t& even, uint32_t& odd) {
 // Codes 0 and 1 of a word as a pair of T, and codes 2 and 3.
 template <typename T, typename Code>
 __device__ inline void widen_in_order(uint32_t codes, uint32_t& low, uint32_t& high) {
-  if constexpr (std::is_same_v<Code, i8>) {
+  if constexpr (std::is_same_v<Code, i8> && std::is_same_v<T, f16>) {
+    low = widen_int8_bytes(codes, 0x4140);
+    high = widen_int8_bytes(codes, 0x4342);
+  } else if constexpr (std::is_same_v<Code, i8>) {
     widen<T, Code>(permute_bytes(codes, 0, 0x3120), low, high);
   } else if constexpr (std::is_same_v<T, f16> && std::is_same_v<Code, e5m2>) {
     low = permute_bytes(codes, 0, 0x1404);

@@ -36,7 +36,9 @@ struct Tile {
 template <typename T, typename Store, int kDim>
 class PrefillBlock {
   using Shape = Tile<Store, kDim>;
-  using Operand = WideCode<T, Store>;
+  using Key = WideKey<T, Store>;
+  using Value = WideValue<T, Store>;
+  static constexpr bool kHasFp16Queries = !std::is_same_v<T, Key>;
   static constexpr int kWarpKeys = Shape::kKeys / kWarps;  // that a warp copies
 
  public:
@@ -56,8 +58,14 @@ class PrefillBlock {
 
   __device__ void attend() {
     start_query_copies();
+    end_copy_group();
     start_copies(0);
     end_copy_group();
+    if constexpr (kHasFp16Queries) {
+      wait_for_copies<1>();
+      block_barrier();
+      make_queries_fp16();
+    }
     const int num_tiles = ceil_div(num_keys_ - first_key_, Shape::kKeys);
     for (int tile = 0; tile < num_tiles; ++tile) {
       wait_for_copies<0>();
@@ -65,7 +73,6 @@ class PrefillBlock {
       if (tile + 1 < num_tiles) start_copies(tile + 1);
       end_copy_group();
       if constexpr (Shape::kHasCodes) {
-        if (tile == 0 && !std::is_same_v<T, Operand>) make_queries_fp16();
         widen_tile(tile);
         block_barrier();
       }
@@ -161,30 +168,35 @@ class PrefillBlock {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       units[half] = kCodeUnit<Store>;
-      if constexpr (!std::is_same_v<T, Operand>) {
+      if constexpr (kHasFp16Queries) {
         const uint8_t* row = shared_memory() + row_of(m, half) * Shape::kRowBytes;
-        units[half] = *reinterpret_cast<const float*>(row + 2 * kDim);
+        units[half] *= *reinterpret_cast<const float*>(row + 2 * kDim);
       }
     }
   }
 
   __device__ void widen_tile(int tile) const {
+    widen_rows<Key>(stage(tile), wide_tile(tile));
+    widen_rows<Value>(stage(tile) + Shape::kKeys * kDim,
+                      wide_tile(tile) + Shape::kKeys * Shape::kRowBytes);
+  }
+
+  template <typename Wide>
+  __device__ static void widen_rows(const uint8_t* rows, uint8_t* wide_rows) {
     constexpr int kChunks = kDim / 16;
 #pragma unroll
-    for (int i = 0; i < 2 * Shape::kKeys * kChunks / kThreads; ++i) {
+    for (int i = 0; i < Shape::kKeys * kChunks / kThreads; ++i) {
       const int index = i * kThreads + static_cast<int>(threadIdx.x);
       const int row = index / kChunks;
       const int chunk = index % kChunks;
-      const auto codes = *reinterpret_cast<const Word4*>(stage(tile) + row * kDim + chunk * 16);
-      auto* target =
-          reinterpret_cast<Word4*>(wide_tile(tile) + row * Shape::kRowBytes + chunk * 32);
+      const auto codes = *reinterpret_cast<const Word4*>(rows + row * kDim + chunk * 16);
+      auto* target = reinterpret_cast<Word4*>(wide_rows + row * Shape::kRowBytes + chunk * 32);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         Word4 words;
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          widen_in_order<Operand, Store>(codes.at[2 * half + j], words.at[2 * j],
-                                         words.at[2 * j + 1]);
+          widen_in_order<Wide, Store>(codes.at[2 * half + j], words.at[2 * j], words.at[2 * j + 1]);
         }
         target[half] = words;
       }
@@ -210,8 +222,8 @@ class PrefillBlock {
         load_matrices(words, right_matrix_row(keys, Shape::kRowBytes, n * 16, step * 16));
 #pragma unroll
         for (int m = 0; m < Shape::kRowTiles; ++m) {
-          multiply_add<Operand>(scores[m][2 * n], queries[m], words[0], words[1]);
-          multiply_add<Operand>(scores[m][2 * n + 1], queries[m], words[2], words[3]);
+          multiply_add<Key>(scores[m][2 * n], queries[m], words[0], words[1]);
+          multiply_add<Key>(scores[m][2 * n + 1], queries[m], words[2], words[3]);
         }
       }
     }
@@ -235,7 +247,7 @@ class PrefillBlock {
       }
 #pragma unroll
       for (int n = 0; n < Shape::kKeys / 16; ++n) {
-        pack_weights<Operand>(scores[m][2 * n], scores[m][2 * n + 1], weights[m][n]);
+        pack_weights<Value>(scores[m][2 * n], scores[m][2 * n + 1], weights[m][n]);
       }
     }
 #pragma unroll
@@ -246,8 +258,8 @@ class PrefillBlock {
         load_transposed(words, left_matrix_row(values, Shape::kRowBytes, n * 16, step * 16));
 #pragma unroll
         for (int m = 0; m < Shape::kRowTiles; ++m) {
-          multiply_add<Operand>(results_[m][2 * step], weights[m][n], words[0], words[1]);
-          multiply_add<Operand>(results_[m][2 * step + 1], weights[m][n], words[2], words[3]);
+          multiply_add<Value>(results_[m][2 * step], weights[m][n], words[0], words[1]);
+          multiply_add<Value>(results_[m][2 * step + 1], weights[m][n], words[2], words[3]);
         }
       }
     }
