@@ -171,8 +171,9 @@ inline int32_t check_attention(const char* name, const LmiAttention& args) {
     return fail(std::string(name) + ": scores scaled by " + std::to_string(args.scale) +
                 "; numbers above 0 can be had");
   }
-  if (!is_aligned(args.q) || !is_aligned(args.keys) || !is_aligned(args.values)) {
-    return fail(std::string(name) + ": q, keys and values must start on 16 bytes");
+  if (!is_aligned(args.q) || !is_aligned(args.keys) || !is_aligned(args.values) ||
+      !is_aligned(args.y)) {
+    return fail(std::string(name) + ": q, keys, values and y must start on 16 bytes");
   }
   return kOk;
 }

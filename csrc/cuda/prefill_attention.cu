@@ -80,25 +80,34 @@ class PrefillBlock {
     }
   }
 
+  // By way of shared memory, where the warp's queries were, so that rows are written in whole.
   __device__ void store() {
-    T* y = static_cast<T*>(args_.y);
+    warp_barrier();  // the warp is done with its queries
 #pragma unroll
     for (int m = 0; m < Shape::kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float mass = group_sum(masses_[m][half]);
-        const int row = row_of(m, half);
-        if (row >= num_tokens_ * group_) continue;
-        const float scale = args_.value_scale / mass;
-        T* target = y + q_offset(row);
+        const float scale = args_.value_scale / group_sum(masses_[m][half]);
+        uint8_t* target = shared_memory() + row_of(m, half) * Shape::kRowBytes;
 #pragma unroll
         for (int tile = 0; tile < kDim / 8; ++tile) {
           const int dim = tile * 8 + fragment_pair(lane_id());
-          if (dim >= args_.head_dim) continue;
-          *reinterpret_cast<uint32_t*>(target + dim) = pack_pair<T>(
+          *reinterpret_cast<uint32_t*>(target + dim * 2) = pack_pair<T>(
               results_[m][tile][2 * half] * scale, results_[m][tile][2 * half + 1] * scale);
         }
       }
+    }
+    warp_barrier();
+    constexpr int kChunks = kDim / 8;  // of a row, of 16 bytes
+    constexpr int kWarpRows = Shape::kRowTiles * 16;
+#pragma unroll 4
+    for (int i = 0; i < kWarpRows * kChunks / kWarpSize; ++i) {
+      const int index = i * kWarpSize + lane_id();
+      const int row = warp_id() * kWarpRows + index / kChunks;
+      const int dim = index % kChunks * 8;
+      if (row >= num_tokens_ * group_ || dim >= args_.head_dim) continue;
+      *reinterpret_cast<Word4*>(static_cast<T*>(args_.y) + q_offset(row) + dim) =
+          *reinterpret_cast<const Word4*>(shared_memory() + row * Shape::kRowBytes + dim * 2);
     }
   }
 

@@ -103,9 +103,8 @@ def test_decode_attention_over_codes(ops: ModuleType, stored: torch.dtype) -> No
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_prefill_attention(ops: ModuleType, head_dim: int) -> None:
-    """Results are stored by halves of sectors, once for all keys."""
     case = PagedCase(((64, 128),), 4, 1, head_dim)
-    assert_cheap(attention_of(ops, case, torch.bfloat16), global_limit=1.25)
+    assert_cheap(attention_of(ops, case, torch.bfloat16))
 
 
 @pytest.mark.parametrize("rows", [1, 8])
