@@ -35,8 +35,10 @@ OPS_TESTS = tuple(
     for name in (
         "coded_caches",
         "coded_results",
+        "native_coded_attention",
         "linear_quantized",
         "coded_results",
+        "native_coded_attention",
         "linear_unpacked",
         "device_ops",
         "device_attention",

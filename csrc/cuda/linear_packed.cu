@@ -57,8 +57,8 @@ class PackedWarp {
   __device__ explicit PackedWarp(const LmiLinearPacked& args)
       : args_(args),
         group_lines_(args.group_size / 8 + 1),
-        stretch_bytes_(kStretchInputs / args.group_size * group_lines_ * kLineBytes),
-        panel_bytes_(ceil_div(args.num_inputs, args.group_size) * group_lines_ * kLineBytes),
+        stretch_bytes_(static_cast<int>(panel_bytes(kStretchInputs, args.group_size))),
+        panel_bytes_(static_cast<int>(panel_bytes(args.num_inputs, args.group_size))),
         stages_(shared_memory() + warp_id() * kWarpBytes) {
     // Lanes 0 .. 15 copy the first panel. A panel past the last copies the last one's bytes; its
     // outputs are not stored.
@@ -160,10 +160,7 @@ class PackedWarp {
     for (int step = 0; step < kSteps; ++step) {
       const int input = first_input + step * kStepInputs;
       if (!kIsWhole && input >= args_.num_inputs) break;
-      if (line == header + 1) {
-        load_zeros(panel, header, quad, zeros);
-        clear(products);
-      }
+      if (line == header + 1) load_zeros(panel, header, quad, zeros);
       const auto words =
           *reinterpret_cast<const Word4*>(panel + staged_chunk(line + lane_id() % 4, quad));
       multiply_step<kIsWhole>(words, zeros, step * kStepInputs, input, products);
@@ -231,12 +228,8 @@ class PackedWarp {
     for (int j = 0; j < kQuad; ++j) zeros[j] = pack_pair<T>(base + values[j], base + values[j]);
   }
 
-  __device__ static void clear(Products& products) {
-#pragma unroll
-    for (int i = 0; i < kRowTiles * kQuad * 2; ++i) products[i / 8][i / 4 % 2][i % 4] = 0.0f;
-  }
-
-  __device__ void add_scaled(const uint8_t* panel, int header, int quad, const Products& products) {
+  // Products are 0 afterwards.
+  __device__ void add_scaled(const uint8_t* panel, int header, int quad, Products& products) {
     float scales[kQuad];
     load_header(panel, header, 0, quad, scales);
 #pragma unroll
@@ -247,6 +240,7 @@ class PackedWarp {
         for (int i = 0; i < 2; ++i) {
           const int at = j % 2 * 2 + i;
           sums_[n][j / 2][at] += scales[j] * products[n][j / 2][at];
+          products[n][j / 2][at] = 0.0f;
         }
       }
     }

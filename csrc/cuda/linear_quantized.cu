@@ -25,7 +25,7 @@ class QuantizedWarp {
   __device__ explicit QuantizedWarp(const LmiLinearQuantized& args)
       : args_(args), num_steps_(ceil_div(args.num_inputs, 4)) {
     const int column = fragment_group(lane_id());
-    words_ = near_panel(column) + panel_lane_of(column, 0) * 4;
+    words_ = near_panel(panel_of(column)) + panel_lane_of(column, 0) * 4;
   }
 
   // What the block's first groups will read; no kernel writes weights.
@@ -34,12 +34,12 @@ class QuantizedWarp {
     const int thread = static_cast<int>(threadIdx.x);
     const int64_t at = thread % kPanelThreads * kPrefetchBytes;
     if (at >= byte_panel_bytes(args_.num_inputs, Codes::kIsGrouped)) return;
-    prefetch(near_panel(thread / kPanelThreads * kPanelColumns) + at);
+    prefetch(near_panel(thread / kPanelThreads) + at);
   }
 
   __device__ void multiply() {
     const int num_groups = ceil_div(args_.num_inputs, kByteGroupInputs);
-    const uint8_t* panel = near_panel(fragment_pair(lane_id()));
+    const uint8_t* panel = near_panel(panel_of(fragment_pair(lane_id())));
     for (int group = warp_id(); group < num_groups; group += kWarps) {
 #pragma unroll
       for (int first = 0; first < kByteGroupInputs; first += kStepInputs) {
@@ -54,12 +54,10 @@ class QuantizedWarp {
   }
 
  private:
-  static constexpr int kPanelColumns = 4;  // of a tile
-
-  // A panel past the last reads the last one's bytes; its outputs are not stored.
-  __device__ const uint8_t* near_panel(int column) const {
+  // Of the block's two. One past the last reads the last one's bytes; its outputs are not stored.
+  __device__ const uint8_t* near_panel(int number) const {
     const int last = num_panels(args_.num_outputs, args_.is_gated != 0) - 1;
-    const int panel = static_cast<int>(blockIdx.x) * kWarpPanels + panel_of(column);
+    const int panel = static_cast<int>(blockIdx.x) * kWarpPanels + number;
     return panel_at<Codes>(args_, lower_of(panel, last));
   }
 

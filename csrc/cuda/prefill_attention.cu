@@ -19,7 +19,8 @@ struct Tile {
   static constexpr bool kHasCodes = kIsCode<Store>;
   static constexpr bool kHasScales = std::is_same_v<Store, i8>;
   static constexpr int kRows = prefill_tile_rows(kDim);
-  static constexpr int kRowTiles = kRows / (16 * kWarps);  // of a warp
+  static constexpr int kWarpRows = kRows / kWarps;
+  static constexpr int kRowTiles = kWarpRows / 16;  // of a warp
   static constexpr int kKeys = kDim <= 128 ? 64 : 32;
   static constexpr int kRowBytes = padded_row_bytes(kDim);
   static constexpr int kWideBytes = 2 * kKeys * kRowBytes;  // keys and values in 16 bits
@@ -99,11 +100,10 @@ class PrefillBlock {
     }
     warp_barrier();
     constexpr int kChunks = kDim / 8;  // of a row, of 16 bytes
-    constexpr int kWarpRows = Shape::kRowTiles * 16;
 #pragma unroll 4
-    for (int i = 0; i < kWarpRows * kChunks / kWarpSize; ++i) {
+    for (int i = 0; i < Shape::kWarpRows * kChunks / kWarpSize; ++i) {
       const int index = i * kWarpSize + lane_id();
-      const int row = warp_id() * kWarpRows + index / kChunks;
+      const int row = warp_id() * Shape::kWarpRows + index / kChunks;
       const int dim = index % kChunks * 8;
       if (row >= num_tokens_ * group_ || dim >= args_.head_dim) continue;
       *reinterpret_cast<Word4*>(static_cast<T*>(args_.y) + q_offset(row) + dim) =
@@ -120,7 +120,7 @@ class PrefillBlock {
 
   // Row of the tile: token by token the heads of the group.
   __device__ int row_of(int m, int half) const {
-    return (warp_id() * Shape::kRowTiles + m) * 16 + fragment_group(lane_id()) + 8 * half;
+    return warp_id() * Shape::kWarpRows + m * 16 + fragment_group(lane_id()) + 8 * half;
   }
 
   __device__ int64_t q_offset(int row) const {
@@ -167,10 +167,10 @@ class PrefillBlock {
 
   // Each warp its own.
   __device__ void make_queries_fp16() const {
-    constexpr int kWarpRows = Shape::kRows / kWarps;
-    static_assert(kWarpRows <= kWarpSize);
-    if (lane_id() >= kWarpRows) return;
-    make_row_fp16<kDim>(shared_memory() + (warp_id() * kWarpRows + lane_id()) * Shape::kRowBytes);
+    static_assert(Shape::kWarpRows <= kWarpSize);
+    if (lane_id() >= Shape::kWarpRows) return;
+    make_row_fp16<kDim>(shared_memory() +
+                        (warp_id() * Shape::kWarpRows + lane_id()) * Shape::kRowBytes);
   }
 
   __device__ void find_units(int m, float (&units)[2]) const {
@@ -215,7 +215,7 @@ class PrefillBlock {
   __device__ void attend_tile(int tile) {
     const uint8_t* keys = wide_tile(tile);
     const uint8_t* values = keys + Shape::kKeys * Shape::kRowBytes;
-    const int first_row = warp_id() * Shape::kRowTiles * 16;
+    const int first_row = warp_id() * Shape::kWarpRows;
     float scores[Shape::kRowTiles][Shape::kKeys / 8][4] = {};
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {

@@ -194,9 +194,10 @@ def _check_native(device_type: str, chosen: dict[str, str]) -> None:
     """Replace native kernels in ``chosen`` where the device can't run them."""
     from lmi_core.ops.cuda import library
 
-    reason = library.load().unusable_because(device_type)
+    kernels = library.load()
+    reason = kernels.unusable_because(device_type)
     if reason is None:
-        library.load().choose_launches()
+        kernels.choose_launches()
         return
     chosen.pop(LAUNCH, None)
     for op in [op for op, name in chosen.items() if name == "native"]:

@@ -11,11 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.ops.paged_cache import CacheScales, FixedScales, PagedCache, Scales  # noqa: E402
+from lmi_core.ops.paged_cache import CacheScales, PagedCache, Scales  # noqa: E402
+from tests.ops.coded_cache import CODES, FP8, STEPS, coded_cache  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
     DTYPES,
-    TOLERANCES,
     assert_close,
     device,
     one_thread,
@@ -23,18 +23,9 @@ from tests.ops.device_ops import (  # noqa: E402
     random,
     triton_ops,
 )
-from tests.ops.paged_case import ATTENTION_CASES, NATIVE_CASES, PagedCase  # noqa: E402
+from tests.ops.paged_case import ATTENTION_CASES, PagedCase  # noqa: E402
 
 __all__ = ["device", "one_thread", "ops", "triton_ops"]  # fixtures
-
-CODES = {
-    "int8": torch.int8,
-    "fp8_e4m3fn": torch.float8_e4m3fn,
-    "fp8_e5m2": torch.float8_e5m2,
-}
-FP8 = [name for name in CODES if name != "int8"]
-STEPS = FixedScales(0.75, 1.5)
-"""Of fp8 codes."""
 
 
 def rope_write(
@@ -176,18 +167,6 @@ def test_cuda_kernels_write_the_codes_of_torch(
         assert torch.equal(code.cpu()[slots].view(torch.uint8), wanted)
 
 
-def coded_cache(
-    case: PagedCase, device: torch.device, stored: str
-) -> tuple[tuple[torch.Tensor, torch.Tensor], Scales, list[torch.Tensor]]:
-    """Keys and values, their scales, and what they stand for in float64."""
-    codes = case.cache(device, CODES[stored], is_filled=True)
-    if stored != "int8":
-        return codes, STEPS, [c.double() * s for c, s in zip(codes, STEPS, strict=True)]
-    steps = [0.01 + 0.05 * store[..., 0].abs() for store in case.cache(device, torch.float32)]
-    read = [c * s.unsqueeze(-1).double() for c, s in zip(codes, steps, strict=True)]
-    return codes, CacheScales(*steps), read
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (20, 5.0)])
 @pytest.mark.parametrize("name", ["decode", "chunks", "mixed"])
@@ -233,106 +212,6 @@ def test_attention_of_triton_with_instructions_for_e4m3(
             triton_ops.attention(q, *codes, step, num_q_heads=case.num_q_heads, **settings)
         )
     assert torch.equal(*results)
-
-
-NATIVE_CODED_CASES = {**NATIVE_CASES, "rows of 8": PagedCase(((90, 1), (20, 70)), 6, 3, 120)}
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", NATIVE_CODED_CASES)
-@pytest.mark.parametrize("stored", CODES)
-def test_native_attention(
-    device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    dtype: torch.dtype,
-    name: str,
-    stored: str,
-) -> None:
-    """Shapes that the kernels take in different ways."""
-    use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.cuda")
-    case = NATIVE_CODED_CASES[name]
-    codes, scales, read = coded_cache(case, device, stored)
-    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, dtype)
-    for window, soft_cap in ((0, 0.0), (90, 5.0)):
-        settings = {"scale": case.head_dim**-0.5, "window": window, "soft_cap": soft_cap}
-        y = ops.attention(
-            q, *codes, case.step(device), num_q_heads=case.num_q_heads, scales=scales, **settings
-        )
-        assert y.dtype == dtype
-        expected = case.expected_attention(q, *read, **settings)
-        np.testing.assert_allclose(y.double().cpu().numpy(), expected, **TOLERANCES["bf16"])
-    assert "the CUDA kernel has no" not in caplog.text
-
-
-@pytest.mark.parametrize("stored", CODES)
-@pytest.mark.parametrize("is_decode", [False, True])
-def test_native_attention_shows_what_is_not_finite(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, stored: str, is_decode: bool
-) -> None:
-    """A key that isn't finite spoils what sees it, and nothing else."""
-    use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.cuda")
-    case = PagedCase(((20, 1), (20, 1)) if is_decode else ((0, 21), (0, 21)), 2, 2, 16)
-    codes, scales, _ = coded_cache(case, device, stored)
-    slot = case.slots_of(case.arrays(), 0)[-1]
-    if isinstance(scales, CacheScales):
-        scales.keys[slot, 1] = torch.nan
-    else:
-        codes[0].view(torch.uint8)[slot, 1, 3] = 0x7F
-    q = random(case.num_tokens, 32).to(device, torch.bfloat16)
-    settings = {"scale": 0.25, "window": 0, "soft_cap": 0.0}
-    y = ops.attention(q, *codes, case.step(device), num_q_heads=2, scales=scales, **settings)
-    expected = torch.zeros(case.num_tokens, 2, dtype=torch.bool)
-    expected[0 if is_decode else 20, 1] = True
-    assert torch.equal(y.cpu().view(-1, 2, 16).isnan().any(-1), expected)
-
-
-@pytest.mark.parametrize("size", [1e-20, 1e6, 1e20])
-@pytest.mark.parametrize("stored", FP8)
-def test_native_attention_over_fp8_takes_queries_of_any_size(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, stored: str, size: float
-) -> None:
-    """Also of those that fp16 has no numbers for."""
-    use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.cuda")
-    case = PagedCase(((40, 1), (20, 12)), 12, 1, 64)
-    codes, scales, read = coded_cache(case, device, stored)
-    sizes = size * torch.logspace(-6, 0, 12).repeat_interleave(64)
-    q = (random(case.num_tokens, 12 * 64) * sizes).to(device, torch.bfloat16)
-    q[0, :64] = 0
-    settings = {"scale": 0.2 / size, "window": 0, "soft_cap": 0.0}
-    y = ops.attention(q, *codes, case.step(device), num_q_heads=12, scales=scales, **settings)
-    expected = case.expected_attention(q, *read, **settings)
-    np.testing.assert_allclose(y.double().cpu().numpy(), expected, **TOLERANCES["bf16"])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("stored", CODES)
-@pytest.mark.parametrize("is_decode", [False, True])
-def test_native_attention_reads_every_code(
-    device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
-    is_decode: bool,
-    stored: str,
-    dtype: torch.dtype,
-) -> None:
-    """A row that sees one key gets its value, to the bit."""
-    use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.cuda")
-    codes = torch.arange(256, dtype=torch.uint8, device=device).view(CODES[stored])
-    numbers = codes.float().cpu()
-    ones = torch.ones(16, 1, device=device)
-    scales = CacheScales(ones, ones) if stored == "int8" else FixedScales(1.0, 1.0)
-    settings = {"scale": 1.0, "window": 0, "soft_cap": 0.0, "scales": scales, "num_q_heads": 1}
-    case = PagedCase(((0, 1 if is_decode else 2),), 1, 1, 256)
-    slot = case.arrays().slots[0]
-    keys, values = (torch.zeros(16, 1, 256, dtype=CODES[stored], device=device) for _ in range(2))
-    values[slot, 0] = codes
-    q = torch.zeros(case.num_tokens, 256, dtype=dtype, device=device)
-    y = ops.attention(q, keys, values, case.step(device), **settings)
-    np.testing.assert_array_equal(y[0].float().cpu(), numbers)
 
 
 @pytest.mark.parametrize(

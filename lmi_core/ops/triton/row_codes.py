@@ -79,9 +79,15 @@ def store_row(
         tl.store(y_ptr + row * num_columns + columns, rounded, mask=columns < num_columns)
     else:
         x = tl.where(columns < num_columns, rounded.to(tl.float32), 0.0)
-        codes, scale = row_codes(x, CODES)
-        tl.store(row_codes_ptr + row * stride + columns, codes, mask=columns < stride)
-        tl.store(row_scales_ptr + row, scale)
+        store_codes(x, row, columns, row_codes_ptr, row_scales_ptr, stride, CODES)
+
+
+@triton.jit
+def store_codes(x, row, columns, row_codes_ptr, row_scales_ptr, stride, CODES: tl.constexpr):
+    """Of all numbers of a row, zeros where it is padded."""
+    codes, scale = row_codes(x, CODES)
+    tl.store(row_codes_ptr + row * stride + columns, codes, mask=columns < stride)
+    tl.store(row_scales_ptr + row, scale)
 
 
 @triton.jit
@@ -117,6 +123,4 @@ def _quantize_rows_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * num_columns + columns, mask=columns < num_columns, other=0.0)
-    codes, scale = row_codes(x.to(tl.float32), CODES)
-    tl.store(row_codes_ptr + row * stride + columns, codes, mask=columns < stride)
-    tl.store(row_scales_ptr + row, scale)
+    store_codes(x.to(tl.float32), row, columns, row_codes_ptr, row_scales_ptr, stride, CODES)
