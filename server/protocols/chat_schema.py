@@ -60,6 +60,12 @@ def decode_chat(body: bytes) -> ChatBody:
     if not chat.messages:
         raise UserError("messages is empty; send at least one message", field="messages")
     check_common(chat)
+    if chat.num_candidates != chat.num_choices:
+        raise UserError(
+            f"best_of is {chat.best_of} and n is {chat.num_choices}; only completions choose the "
+            "best of several: leave best_of out",
+            field="best_of",
+        )
     check_range("max_completion_tokens", chat.max_completion_tokens, 0, None)
     check_range("top_logprobs", chat.top_logprobs, 0, _TOP_LOGPROBS_MAX)
     if chat.functions:

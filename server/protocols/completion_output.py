@@ -9,6 +9,7 @@ from typing import Any
 
 from lmi_core.engine.outputs import PromptToken, TokenEvent, TokenLogprob
 from lmi_server.protocols.base import Renderer
+from lmi_server.protocols.best_of import Likelihood
 from lmi_server.protocols.openai_output import (
     TEXT,
     Answer,
@@ -66,11 +67,12 @@ class _Logprobs:
 class _Choice:
     """Text and log-probabilities that are to be sent: all of them, or a chunk's."""
 
-    __slots__ = ("finish_reason", "has_begun", "logprobs", "num_chars", "texts")
+    __slots__ = ("finish_reason", "has_begun", "likelihood", "logprobs", "num_chars", "texts")
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.logprobs = _Logprobs()
+        self.likelihood = Likelihood()
         self.num_chars = 0
         self.finish_reason: str | None = None
         self.has_begun = False
@@ -86,22 +88,23 @@ class _Choice:
 
 
 class _Collector:
-    """The choices of every prompt, filled from events."""
+    """The sequences of every prompt, filled from events."""
 
-    def __init__(self, answer: Answer, echo: Echo | None) -> None:
+    def __init__(self, answer: Answer, echo: Echo | None, num_candidates: int) -> None:
         self.answer = answer
         self.echo = echo
+        self.num_candidates = num_candidates
         self.usage = Usage()
-        self.choices = [_Choice() for _ in range(answer.num_prompts * answer.num_choices)]
+        self.candidates = [_Choice() for _ in range(answer.num_prompts * num_candidates)]
         self._prompts: dict[int, tuple[PromptToken, ...]] = {}
 
     def add(self, index: int, event: TokenEvent) -> int | None:
-        """The number of the choice that the event belongs to; None: it is about the prompt."""
+        """The number of the sequence that the event belongs to; None: it is about the prompt."""
         if event.prompt is not None:
             self._prompts[index] = event.prompt
             return None
-        number = index * self.answer.num_choices + event.choice
-        choice = self.choices[number]
+        number = index * self.num_candidates + event.choice
+        choice = self.candidates[number]
         if not choice.has_begun:
             choice.has_begun = True
             if self.echo is not None:
@@ -109,6 +112,7 @@ class _Collector:
         if event.finish_reason is not None:
             choice.finish_reason = finish_word(event.finish_reason)
         self.usage.add(event)
+        choice.likelihood.add(event)
         if self.echo is not None and self.echo.without_output:
             self.usage.num_generated_tokens = 0
             choice.finish_reason = "length"
@@ -126,9 +130,19 @@ class _Collector:
                 choice.logprobs.add(token, token.logprob, offset)
                 offset += len(token.text)
 
-    def object(self, number: int) -> dict[str, Any]:
+    def choices(self) -> list[_Choice]:
+        """Those to return of every prompt: all in order, or the best, the likeliest first."""
+        if self.num_candidates == self.answer.num_choices:
+            return self.candidates
+        chosen = []
+        for begin in range(0, len(self.candidates), self.num_candidates):
+            candidates = self.candidates[begin : begin + self.num_candidates]
+            candidates.sort(key=lambda choice: -choice.likelihood.mean_logprob)
+            chosen += candidates[: self.answer.num_choices]
+        return chosen
+
+    def object(self, number: int, choice: _Choice) -> dict[str, Any]:
         """What is to be sent of a choice."""
-        choice = self.choices[number]
         text, logprobs = choice.take()
         return {
             "index": number,
@@ -144,9 +158,10 @@ class CompletionRenderer(Renderer):
     streams = False
     content_type = "application/json"
 
-    def __init__(self, answer: Answer, echo: Echo | None = None) -> None:
+    def __init__(self, answer: Answer, echo: Echo | None = None, *, num_candidates: int) -> None:
+        """``num_candidates``: sequences per prompt, of which the best are returned."""
         self._answer = answer
-        self._collector = _Collector(answer, echo)
+        self._collector = _Collector(answer, echo, num_candidates)
 
     def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
         for event in events:
@@ -157,7 +172,7 @@ class CompletionRenderer(Renderer):
         collector = self._collector
         value = {
             **self._answer.head(_KIND),
-            "choices": [collector.object(number) for number in range(len(collector.choices))],
+            "choices": [collector.object(*item) for item in enumerate(collector.choices())],
             "usage": collector.usage.render(),
         }
         return self._answer.dumps(value).encode()
@@ -180,7 +195,7 @@ class CompletionLinesRenderer(Renderer):
 
     def __init__(self, answer: Answer, echo: Echo | None = None) -> None:
         self._answer = answer
-        self._collector = _Collector(answer, echo)
+        self._collector = _Collector(answer, echo, answer.num_choices)
         self._usage = self._collector.usage
         self._is_plain = not answer.logprobs and echo is None
         self._templates = [
@@ -199,7 +214,8 @@ class CompletionLinesRenderer(Renderer):
                 continue
             number = self._collector.add(index, event)
             if number is not None:
-                frames.append(self._frame([self._collector.object(number)]))
+                choice = self._collector.candidates[number]
+                frames.append(self._frame([self._collector.object(number, choice)]))
         return (frames[0] if len(frames) == 1 else "".join(frames)).encode()
 
     def finish(self) -> bytes:

@@ -44,6 +44,12 @@ def decode_completion(body: bytes) -> CompletionBody:
     completion = decode_json(_BODY, body)
     check_common(completion)
     check_range("logprobs", completion.logprobs, 0, None)
+    if completion.stream and completion.num_candidates > completion.num_choices:
+        raise UserError(
+            f"best_of is {completion.best_of} and n is {completion.num_choices}; the best are "
+            "known when all have ended, so they can't be streamed: leave out best_of or stream",
+            field="best_of",
+        )
     if completion.suffix:
         raise unavailable("suffix")
     if completion.max_tokens == 0 and not completion.echo:
@@ -77,11 +83,13 @@ def prompts_of(completion: CompletionBody) -> tuple[Prompt, ...]:
 
 
 def completion_sampling_params(completion: CompletionBody) -> SamplingParams:
-    max_tokens = completion.max_tokens
+    max_tokens, logprobs = completion.max_tokens, completion.logprobs
+    if logprobs is None and completion.num_candidates > completion.num_choices:
+        logprobs = 0  # by which the best are known
     return common_sampling_params(
         completion,
         max_new_tokens=_DEFAULT_MAX_TOKENS if max_tokens is None else max(1, max_tokens),
-        logprobs=completion.logprobs,
+        logprobs=logprobs,
         prompt_logprobs=completion.logprobs if completion.echo else None,
     )
 

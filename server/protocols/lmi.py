@@ -45,7 +45,12 @@ from lmi_server.protocols.lmi_output import (
     error_code,
 )
 from lmi_server.protocols.lmi_release import Release, split_parameters
-from lmi_server.protocols.lmi_sampling import num_choices, sampling_params, truncate
+from lmi_server.protocols.lmi_sampling import (
+    num_candidates,
+    num_choices,
+    sampling_params,
+    truncate,
+)
 from lmi_server.protocols.lmi_schema import (
     LmiBody,
     LmiParameters,
@@ -286,6 +291,7 @@ class LmiProtocol(Protocol):
             prompts=prompts,
             as_list=tgi_compat or isinstance(body.inputs, list),
             num_choices=choices,
+            num_candidates=num_candidates(parameters),
             details=details or choices > 1,
             full_text=parameters.return_full_text,
             prompt_tokens=parameters.decoder_input_details
@@ -376,10 +382,10 @@ def _refuse_streamed(answer: Answer) -> None:
             "send one per request, or stream: false",
             field="inputs",
         )
-    if answer.num_choices > 1:
+    if answer.num_candidates > 1:
         raise UserError(
-            f"n is {answer.num_choices}, but only one sequence can be streamed; "
-            "send n: 1 or stream: false",
+            f"n or best_of is {answer.num_candidates}, but only one sequence can be streamed; "
+            "send 1, or stream: false",
             field="parameters.n",
         )
 

@@ -33,9 +33,9 @@ def parse_completion(call: Call, model_name: str) -> Plan:
         id=f"cmpl-{call.request_id}",
         model=model_name,
         error=error_body,
-        num_choices=body.n or 1,
+        num_choices=body.num_choices,
         num_prompts=len(prompts),
-        logprobs=params.logprobs is not None,
+        logprobs=body.logprobs is not None,
         usage=body.includes_usage,
         compact=False,
     )
@@ -46,11 +46,13 @@ def parse_completion(call: Call, model_name: str) -> Plan:
             message = "echo of token ids is for /v1/completions; send the prompt as text here"
             raise UserError(message, field="echo")
         echo = Echo(prompts=texts, without_output=body.scores_only)
-    renderer: Renderer = CompletionRenderer(answer, echo)
+    renderer: Renderer
     if body.stream:
         accepts_events = "text/event-stream" in call.headers.get("accept", "")
         kind = CompletionSseRenderer if accepts_events else CompletionLinesRenderer
         renderer = kind(answer, echo)
+    else:
+        renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
     unknown = unknown_fields(call.body, body.__struct_fields__)
     return Plan(
         requests=completion_requests(call.request_id, body, prompts, params),

@@ -30,6 +30,8 @@ class Answer:
     as_list: bool = False
     """Answer a list with one object per prompt."""
     num_choices: int = 1
+    num_candidates: int = 1
+    """Generated per prompt; the choices are the likeliest of them."""
     details: bool = False
     full_text: bool = False
     """Put the prompt in front of the generated text."""
@@ -61,7 +63,7 @@ class _Record:
     def __init__(self, answer: Answer, prompt: str) -> None:
         self.prompt = prompt
         self.answer = answer
-        self.choices = [_Choice() for _ in range(answer.num_choices)]
+        self.choices = [_Choice() for _ in range(answer.num_candidates)]
         self.prefill: list[dict[str, Any]] = []
 
     def add(self, event: TokenEvent, *, keep_token: bool) -> _Choice:
@@ -76,6 +78,11 @@ class _Record:
         if self.answer.top_tokens:
             choice.top_tokens.append([_token(token, False, self.answer) for token in event.top])
         return choice
+
+    def best(self) -> list[_Choice]:
+        """Those to return, the likeliest first."""
+        ranked = sorted(self.choices, key=lambda choice: -choice.logprob)
+        return ranked[: self.answer.num_choices]
 
     def add_prompt(self, prompt: Sequence[PromptToken]) -> None:
         self.prefill = [_token(token, False, self.answer) for token in prompt]
@@ -136,15 +143,14 @@ class JsonRenderer(Renderer):
 
 
 def _json_object(record: _Record) -> dict[str, Any]:
-    if len(record.choices) == 1:
-        choice = record.choices[0]
-        result: dict[str, Any] = {"generated_text": record.full_text(choice)}
+    best, *others = record.best()
+    if not others:
+        result: dict[str, Any] = {"generated_text": record.full_text(best)}
         if record.answer.details:
-            result["details"] = record.details(choice, tokens=True)
-        elif choice.finish_reason == "error":
+            result["details"] = record.details(best, tokens=True)
+        elif best.finish_reason == "error":
             result["details"] = {"finish_reason": "error"}
         return result
-    best, *others = sorted(record.choices, key=lambda choice: -choice.logprob)
     details = {"inputs": record.prompt, **_sequence(best)}
     if record.answer.prompt_tokens:
         details["prefill"] = record.prefill

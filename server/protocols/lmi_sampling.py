@@ -9,19 +9,29 @@ from lmi_server.protocols.grammar_fields import GUIDED_FIELDS, grammar_of
 from lmi_server.protocols.lmi_output import Answer
 from lmi_server.protocols.lmi_schema import LmiParameters
 
+_NUM_CHOICES_MAX = 128
+
 
 def num_choices(parameters: LmiParameters) -> int:
-    """How many sequences to return; ``best_of`` returns all of them, as LMI 0.29 does."""
+    """How many sequences to return: without ``n`` all of ``best_of``, as LMI 0.29 does."""
     n, best_of = parameters.n, parameters.best_of
-    if n is not None and best_of is not None and n != best_of:
-        raise UserError(
-            f"best_of is {best_of} and n is {n}; every sequence is returned, so send one of them",
-            field="parameters.best_of",
-        )
     choices = next((value for value in (n, best_of) if value is not None), 1)
-    if not 1 <= choices <= 128:
-        raise UserError(f"n must be between 1 and 128, got {choices}", field="parameters.n")
+    if not 1 <= choices <= _NUM_CHOICES_MAX:
+        raise UserError(
+            f"n must be between 1 and {_NUM_CHOICES_MAX}, got {choices}", field="parameters.n"
+        )
     return choices
+
+
+def num_candidates(parameters: LmiParameters) -> int:
+    """How many sequences to generate; the best ``n`` of ``best_of`` are returned."""
+    choices, best_of = num_choices(parameters), parameters.best_of
+    if best_of is None or choices <= best_of <= _NUM_CHOICES_MAX:
+        return best_of or choices
+    raise UserError(
+        f"parameters.best_of must be between n ({choices}) and {_NUM_CHOICES_MAX}, got {best_of}",
+        field="parameters.best_of",
+    )
 
 
 def sampling_params(
@@ -52,12 +62,12 @@ def sampling_params(
         presence_penalty=parameters.presence_penalty,
         frequency_penalty=parameters.frequency_penalty,
         seed=_seed(parameters.seed),
-        n=answer.num_choices,
+        n=answer.num_candidates,
         stop=(*parameters.stop_sequences, *stop),
         include_stop=parameters.include_stop_str_in_output,
         stop_token_ids=tuple(parameters.stop_token_ids),
         ignore_eos=parameters.ignore_eos_token or parameters.ignore_eos,
-        logprobs=logprobs if shows_tokens else None,
+        logprobs=logprobs if shows_tokens or answer.num_candidates > 1 else None,
         prompt_logprobs=prompt_logprobs,
         skip_special_tokens=parameters.skip_special_tokens,
         grammar=_grammar(parameters),

@@ -63,14 +63,16 @@ class OpenAIProtocol(Protocol):
         self.check_model(body.model)
         prompts = prompts_of(body)
         params = completion_sampling_params(body)
-        answer = self._answer(f"cmpl-{call.request_id}", body, len(prompts), params.logprobs)
+        answer = self._answer(f"cmpl-{call.request_id}", body, len(prompts), body.logprobs)
         echo = None
         if body.echo:
             texts = tuple(p if isinstance(p, str) else self._decode(p) for p in prompts)
             echo = Echo(prompts=texts, without_output=body.scores_only)
-        renderer: Renderer = CompletionRenderer(answer, echo)
+        renderer: Renderer
         if body.stream:
             renderer = CompletionSseRenderer(answer, echo)
+        else:
+            renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
         requests = completion_requests(call.request_id, body, prompts, params)
         return _plan(call, body, requests, renderer)
 
@@ -117,7 +119,7 @@ class OpenAIProtocol(Protocol):
             id=answer_id,
             model=self._model_name,
             error=error_body,
-            num_choices=body.n or 1,
+            num_choices=body.num_choices,
             num_prompts=num_prompts,
             logprobs=logprobs is not None,
             usage=body.includes_usage,

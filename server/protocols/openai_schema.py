@@ -33,6 +33,7 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
+    best_of: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
@@ -62,7 +63,6 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     guided_grammar: str | None = None
 
     # Parsed so that they can be refused: their mechanism isn't there.
-    best_of: int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     prompt_logprobs: int | None = None
@@ -73,6 +73,16 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     watermark: bool | None = None
     num_beams: int | None = None
     adapter_id: str | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """How many to return per prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def num_candidates(self) -> int:
+        """How many to generate per prompt; the best of them are returned."""
+        return self.num_choices if self.best_of is None else self.best_of
 
     @property
     def includes_usage(self) -> bool:
@@ -96,20 +106,14 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 def check_common(body: OpenAIBody) -> None:
     """Raise UserError naming the first field that is out of range or can't be served."""
-    check_range("best_of", body.best_of, 1, None)
     check_range("num_beams", body.num_beams, 1, None)
     check_range("typical_p", body.typical_p, 0.0, 1.0)
     for name, neutral in _NEUTRAL.items():
         value = getattr(body, name)
         if value is not None and value not in neutral:
             raise unavailable(name)
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise UserError(
-            f"best_of is {body.best_of} and n is {body.n or 1}; choosing the best of more samples "
-            "is not available in this version: leave best_of out",
-            field="best_of",
-        )
     check_range("n", body.n, 1, _NUM_CHOICES_MAX)
+    check_range("best_of", body.best_of, body.num_choices, _NUM_CHOICES_MAX)
     check_range("max_tokens", body.max_tokens, 0, None)
     check_range("temperature", body.temperature, 0.0, _TEMPERATURE_MAX)
     check_range("presence_penalty", body.presence_penalty, -2.0, 2.0)
@@ -137,7 +141,7 @@ def common_sampling_params(
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=0 if body.top_k in (None, -1) else body.top_k or 0,
         min_p=body.min_p or 0.0,
-        n=1 if body.n is None else body.n,
+        n=body.num_candidates,
         # Negative seeds are allowed; their bits serve as well.
         seed=None if body.seed is None else body.seed % (1 << _SEED_BITS),
         stop=stop,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_server.protocols.base import Renderer
+from lmi_server.protocols.best_of import Likelihood
 from lmi_server.protocols.tgi_errors import IncompleteGeneration, error_object
 from lmi_server.protocols.tgi_json import array, boolean, number, quote
 
@@ -98,14 +99,10 @@ class _Sequence:
     tokens: list[str] = field(default_factory=list)
     top_tokens: list[str] = field(default_factory=list)
     prefill: list[str] = field(default_factory=list)
-    logprob: float = 0.0
+    likelihood: Likelihood = field(default_factory=Likelihood)
     num_tokens: int = 0
     seed: int | None = None
     finish_reason: str | None = None
-
-    @property
-    def mean_logprob(self) -> float:
-        return self.logprob / max(1, self.num_tokens)
 
     def details(self, answer: Answer) -> str:
         """Without the braces."""
@@ -163,7 +160,7 @@ class JsonRenderer(Renderer):
         sequence.texts.append(event.text)
         sequence.num_tokens = event.num_generated_tokens
         answer.timing.observe(event)
-        sequence.logprob += event.logprob or 0.0
+        sequence.likelihood.add(event)
         sequence.seed = event.seed
         if event.finish_reason is not None:
             sequence.finish_reason = answer.finish_reason(event)
@@ -174,11 +171,8 @@ class JsonRenderer(Renderer):
             sequence.top_tokens.append(answer.top(event.top))
 
     def _best(self) -> _Sequence:
-        best = self._finished[0]
-        for sequence in self._finished[1:]:
-            if sequence.mean_logprob > best.mean_logprob:
-                best = sequence
-        return best
+        """The first of those that are equally likely."""
+        return max(self._finished, key=lambda sequence: sequence.likelihood.mean_logprob)
 
     def _text(self, sequence: _Sequence) -> str:
         return self._answer.prefix + "".join(sequence.texts)

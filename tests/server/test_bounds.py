@@ -50,6 +50,7 @@ LMI = [
     Bound("frequency_penalty", [-100, 100], [-100.1, 100.1]),
     Bound("seed", [0, 2**64 - 1, "7"], [-1, 2**64, "-1", "x", "9" * 21], SAMPLED),
     Bound("n", [1, 128], [0, 129], SAMPLED),
+    Bound("best_of", [2, 128], [0, 1, 129], {**SAMPLED, "n": 2}),
     Bound("top_n_tokens", [0, NUM_LOGPROBS], [-1, NUM_LOGPROBS + 1], {"details": True}),
     Bound("prompt_logprobs", [0, NUM_LOGPROBS], [-1, NUM_LOGPROBS + 1]),
     Bound("truncate", [1, 2**31], [0, -1]),
@@ -72,6 +73,7 @@ OPENAI = [
 COMPLETIONS = [
     *OPENAI,
     Bound("logprobs", [0, NUM_LOGPROBS], [-1, NUM_LOGPROBS + 1]),
+    Bound("best_of", [2, 128], [0, 1, 129], {"n": 2}),
     Bound("prompt", [["x"] * 64, [0, VOCAB_SIZE - 1]], [["x"] * 1025, [-1], [VOCAB_SIZE], []]),
 ]
 CHATS = [

@@ -90,6 +90,23 @@ def test_json_several_sequences_best_first() -> None:
     )
 
 
+def test_json_without_n_returns_all_of_best_of() -> None:
+    asked = {"max_new_tokens": 1, "do_sample": True}
+    assert bytes_of(parameters(best_of=2, **asked)) == bytes_of(parameters(n=2, **asked))
+
+
+def test_json_best_of_more_sequences() -> None:
+    """The scripted engine's later choices are the likelier ones."""
+    asked = {"max_new_tokens": 1, "do_sample": True, "best_of": 4}
+    assert json.loads(bytes_of(parameters(n=1, **asked))) == {"generated_text": "\n"}
+    answer = json.loads(bytes_of(parameters(n=2, **asked)))
+    assert answer["generated_text"] == "\n"
+    [other] = answer["details"]["best_of_sequences"]
+    assert other["generated_text"] == ' "quoted"'
+    details = json.loads(bytes_of(parameters(n=1, details=True, **asked)))["details"]
+    assert details["tokens"] == [{"id": 3, "text": "\n", "log_prob": -0.125}]
+
+
 def test_json_list_of_prompts() -> None:
     body = {"inputs": ["a", "b"], "parameters": {"max_new_tokens": 1}}
     assert bytes_of(body) == b'[{"generated_text": " a"}, {"generated_text": " a"}]'
@@ -304,8 +321,11 @@ def test_fields_at_the_wrong_place_are_ignored_and_named() -> None:
         (parameters(min_tokens=-1), "parameters.min_tokens must be between 0 and"),
         (parameters(truncate=0), "parameters.truncate must be at least 1, got 0"),
         (parameters(n=0), "n must be between 1 and 128"),
-        (parameters(n=2, best_of=3), "best_of is 3 and n is 2"),
+        (parameters(n=3, best_of=2), "parameters.best_of must be between n (3) and 128, got 2"),
+        (parameters(best_of=129), "n must be between 1 and 128, got 129"),
+        (parameters(n=1, best_of=129), "parameters.best_of must be between n (1) and 128, got 129"),
         ({**parameters(n=2), "stream": True}, "only one sequence can be streamed"),
+        ({**parameters(n=1, best_of=2), "stream": True}, "best_of is 2, but only one sequence can"),
         ({"inputs": ["a", "b"], "stream": True}, "only one can be streamed"),
         ({"inputs": "a", "adapters": "french"}, "'french'"),
         ({"inputs": "a", "cached_prompt": "x"}, "cached_prompt is not available"),

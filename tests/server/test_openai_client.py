@@ -168,6 +168,26 @@ def test_prompt_of_token_ids(client: openai.OpenAI, url: str) -> None:
     assert "hello" in text["prompt"]
 
 
+def test_best_of_is_the_likeliest_per_token_of_the_same_samples(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 6, "seed": 3}
+    every = client.completions.create(**asked, n=5, logprobs=0).choices
+    best = client.completions.create(**asked, n=2, best_of=5)
+
+    def mean_logprob(choice: openai.types.CompletionChoice) -> float:
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs is not None
+        logprobs = [logprob or 0.0 for logprob in choice.logprobs.token_logprobs]
+        return sum(logprobs) / len(logprobs)
+
+    ranked = sorted(every, key=mean_logprob, reverse=True)
+    assert [choice.text for choice in best.choices] == [choice.text for choice in ranked[:2]]
+    assert len({choice.text for choice in every}) == 5
+    assert best.usage is not None
+    assert best.usage.completion_tokens == sum(
+        len(choice.logprobs.tokens or ()) for choice in every if choice.logprobs
+    )
+
+
 def test_logit_bias_and_stop(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 4, "temperature": 0}
     forced = client.completions.create(**asked, logit_bias={"104": 100})
@@ -188,7 +208,7 @@ def test_logit_bias_and_stop(client: openai.OpenAI) -> None:
         ({"extra_body": {"min_tokens": 3}}, "min_tokens", "min_tokens must be between 0 and 2"),
         ({"logit_bias": {"99999": 1}}, "logit_bias", "token id 99999"),
         ({"stop": [""]}, "stop", "empty string"),
-        ({"extra_body": {"best_of": 4}}, "best_of", "best_of is 4 and n is 1"),
+        ({"best_of": 4, "n": 5}, "best_of", "best_of must be between 5 and 128, got 4"),
         ({"extra_body": {"use_beam_search": True}}, "use_beam_search", "not available"),
         ({"suffix": "x"}, "suffix", "not available"),
         ({"prompt": "x" * 5000}, "prompt", "tokens"),

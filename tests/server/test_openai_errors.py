@@ -22,7 +22,6 @@ REFUSED = {
     "allowed_token_ids": [1],
     "logits_processors": ["x"],
     "typical_p": 0.5,
-    "best_of": 3,
 }
 
 
@@ -70,6 +69,11 @@ def test_bad_grammars(asked: dict[str, Any], words: str) -> None:
         ({**CHAT, "audio": {"voice": "x"}}, "audio is not available"),
         ({**CHAT, "modalities": ["audio"]}, "modalities other than text are not available"),
         ({**CHAT, "chat_template": "x"}, "chat_template is not available"),
+        (
+            {**TEXT, "best_of": 2, "stream": True},
+            "best_of is 2 and n is 1; the best are known",
+        ),
+        ({**CHAT, "best_of": 2}, "best_of is 2 and n is 1; only completions choose the best"),
         ({**CHAT, "functions": [{}]}, "functions are not available"),
         ({**CHAT, "tools": [{}]}, r"tools\[0\] must be"),
     ],

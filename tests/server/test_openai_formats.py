@@ -165,6 +165,32 @@ def test_parameters() -> None:
     assert (params.temperature, params.repetition_penalty) == (1.0, 1.2)
 
 
+def test_best_of() -> None:
+    """The scripted engine's later choices are the likelier ones; all of them are counted."""
+    plan = plan_of({**TEXT, "prompt": ["He is", "It was"], "n": 2, "best_of": 4})
+    assert [(r.params.n, r.params.logprobs) for r in plan.requests] == [(4, 0), (4, 0)]
+    answer = json.loads(render(plan))
+    assert [(c["index"], c["text"]) for c in answer["choices"]] == [
+        (0, "\n é"), (1, ' "quoted"\n'), (2, "\n é"), (3, ' "quoted"\n')
+    ]  # fmt: skip
+    assert [choice["logprobs"] for choice in answer["choices"]] == [None] * 4
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (4, 16)
+
+
+def test_best_of_with_echo_and_logprobs() -> None:
+    asked = {**TEXT, "best_of": 2, "echo": True, "logprobs": 0}
+    [choice] = json.loads(render(plan_of(asked)))["choices"]
+    assert choice["text"] == 'He is fox "quoted"'
+    assert choice["logprobs"]["token_logprobs"] == [None, -1.5, -0.25, -0.25]
+
+
+def test_best_of_that_chooses_nothing_keeps_the_order() -> None:
+    both = [json.loads(render(plan_of({**TEXT, "n": 2, **more}))) for more in ({}, {"best_of": 2})]
+    assert both[0]["choices"] == both[1]["choices"]
+    assert render(plan_of({**TEXT, "n": 2, "best_of": 2, "stream": True}))
+
+
 def test_chat_template_arguments() -> None:
     asked = {**CHAT, "chat_template_kwargs": {"mood": "!", "messages": []}}
     assert plan_of(asked).requests[0].prompt == "user: Hi there\nassistant:!"
