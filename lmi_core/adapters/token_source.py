@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.request import GenerationRequest
 
 Top = tuple[tuple[int, float], ...]
 """Token ids and their log-probabilities, best first."""
+
+
+def most_likely(found: Mapping[int, Any], count: int) -> Top:
+    """The best of a library's entries by token id, each with its ``logprob``."""
+    best = sorted(((i, entry.logprob) for i, entry in found.items()), key=lambda e: (-e[1], e[0]))
+    return tuple(best[:count])
 
 
 class SampledToken(NamedTuple):

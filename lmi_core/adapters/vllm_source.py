@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from lmi_core.adapters.token_source import SampledToken, ScoredToken, TokenBatch, Top
+from lmi_core.adapters.library_error import reason_of
+from lmi_core.adapters.token_source import SampledToken, ScoredToken, TokenBatch, most_likely
 from lmi_core.config.adapter_config import AdapterConfig
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.request import GenerationRequest
@@ -51,11 +52,10 @@ class VllmSource:
             # Made outside an event loop, it belongs to the one that its first request comes from.
             self._engine = await asyncio.to_thread(engines.AsyncLLM.from_engine_args, arguments)
         except (TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:400]
-            raise ConfigError(f"vLLM refuses the configuration: {reason}") from error
+            raise ConfigError(f"vLLM refuses the configuration: {reason_of(error)}") from error
         except Exception as error:  # whatever its processes failed of
-            reason = " ".join(str(error).split())[:400]
-            raise ModelError(f"vLLM can't load {self._config.model}: {reason}") from error
+            message = f"vLLM can't load {self._config.model}: {reason_of(error)}"
+            raise ModelError(message) from error
         self._read(self._engine.model_config)
 
     async def stop(self) -> None:
@@ -103,8 +103,7 @@ class VllmSource:
         try:
             return kind(**{key: value for key, value in arguments.items() if key in known})
         except (TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:400]
-            raise ConfigError(f"vLLM refuses the configuration: {reason}") from error
+            raise ConfigError(f"vLLM refuses the configuration: {reason_of(error)}") from error
 
     def _read(self, model: Any) -> None:
         self.vocab_size = int(model.get_vocab_size())
@@ -129,7 +128,7 @@ class VllmSource:
                         choice.index,
                         token_id,
                         None if found is None else found[token_id].logprob,
-                        () if found is None else _top(found, params.logprobs or 0),
+                        () if found is None else most_likely(found, params.logprobs or 0),
                         reason if i == last else None,
                     )
                 )
@@ -215,11 +214,6 @@ def _scored(
     return tuple(
         ScoredToken(token_id, None)
         if scores is None
-        else ScoredToken(token_id, scores[token_id].logprob, _top(scores, num_top))
+        else ScoredToken(token_id, scores[token_id].logprob, most_likely(scores, num_top))
         for token_id, scores in zip(prompt_ids, found, strict=True)
     )
-
-
-def _top(found: Mapping[int, Any], count: int) -> Top:
-    best = sorted(((i, entry.logprob) for i, entry in found.items()), key=lambda e: (-e[1], e[0]))
-    return tuple(best[:count])

@@ -129,7 +129,7 @@ BACKENDS = {
             "transformers",
         ),
         Backend("vllm", "vLLM", True, _FRONT, "vllm", "vllm"),
-        Backend("trtllm", "TensorRT-LLM", False, frozenset(), "tensorrt_llm", "trtllm"),
+        Backend("trtllm", "TensorRT-LLM", True, _FRONT, "tensorrt_llm", "trtllm"),
         Backend("neuron", "Neuron", False, frozenset(), "optimum", "neuron"),
         Backend("handler", "custom handler", True, frozenset({"handler.custom"})),
         Backend("server", "server", True),

@@ -9,6 +9,7 @@ from typing import Any
 from lmi_core.config.capabilities import BACKENDS
 from lmi_core.config.effect import converted, effect_of_value
 from lmi_core.config.engine_config import EngineConfig
+from lmi_core.config.lengths import sum_of_lengths
 from lmi_core.config.merge import Value, Values
 from lmi_core.config.model_files import ModelFiles
 from lmi_core.config.option import Outcome
@@ -62,7 +63,9 @@ def engine_settings(
             settings[field] = target
         elif settings[field] != target and chosen[field].setting.rank == value.setting.rank:
             _conflict(chosen[field], value, field, backend, problems)
-    _sum_of_lengths(values, settings)
+    length = sum_of_lengths(values)
+    if length is not None:
+        settings.setdefault("max_model_len", length)
     if settings.get("instruction_set") == "auto":
         settings["instruction_set"] = ""
     return settings
@@ -114,18 +117,6 @@ def _conflict(first: Value, second: Value, field: str, backend: str, problems: P
         "keep one",
         first.option.key,
     )
-
-
-def _sum_of_lengths(values: Values, settings: dict[str, Any]) -> None:
-    """TensorRT-LLM bounds prompt and answer apart; their sum bounds the sequence."""
-    prompt, answer = values.get("option.max_input_len"), values.get("option.max_output_len")
-    if "max_model_len" in settings or (prompt is None and answer is None):
-        return
-    prompt = prompt or BY_KEY["option.max_input_len"].default
-    answer = answer or BY_KEY["option.max_output_len"].default
-    assert isinstance(prompt, int)
-    assert isinstance(answer, int)
-    settings["max_model_len"] = prompt + answer
 
 
 def check_engine(

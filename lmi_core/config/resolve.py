@@ -9,7 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lmi_core.config.adapter_settings import adapter_settings, is_adapter
+from lmi_core.config.adapter_settings import (
+    adapter_settings,
+    ignore_stored_quantisation,
+    is_adapter,
+)
 from lmi_core.config.artefacts.archives import Archives
 from lmi_core.config.artefacts.cache import cached_directory, download_root
 from lmi_core.config.checks import Subject, check
@@ -257,6 +261,8 @@ class _Examination:
         if decision.backend == "native":
             ignore_what_the_checkpoint_says(values, files)
             refuse_for_cpu(values, files)
+        elif decision.backend == "trtllm":
+            ignore_stored_quantisation(values, files)
         rows = model_rows(values, decision.backend, written.system, self.problems)
         if files.requirements is not None and handler is None:
             why = "the native engine runs no code of the model"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmi_core.config.adapter_settings import passes_on
 from lmi_core.config.effect import Effect, effect_of, effect_of_value, show
 from lmi_core.config.merge import Value, Values
 from lmi_core.config.option import Option, Outcome
@@ -86,7 +87,7 @@ def _unknown(setting: Setting, backend: str) -> Row:
     if backend == "handler" and setting.key.startswith("option."):
         name = setting.key.removeprefix("option.")
         effect = Effect(Outcome.MAPPED, f"given to the handler as {name}")
-    if backend == "vllm" and setting.key.startswith("option."):
+    if passes_on(backend) and setting.key.startswith("option."):
         name = setting.key.removeprefix("option.")
         effect = Effect(Outcome.MAPPED, f"{name}={setting.shown}; passed on under its own name")
     return Row(setting.key, setting.shown, setting.where, effect.outcome, effect.text)

@@ -1,8 +1,6 @@
 """The vLLM adapter against a scripted vLLM with the library's names and shapes."""
 
-import importlib
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +9,6 @@ from lmi_core.config.adapter_config import AdapterConfig
 from lmi_core.config.host import Host
 from lmi_core.config.resolve import resolve
 from lmi_core.engine.outputs import FinishReason
-from lmi_core.engine.request import GenerationRequest
-from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import NullObserver
 from lmi_core.errors import (
     CapacityError,
@@ -23,6 +19,8 @@ from lmi_core.errors import (
     UserError,
 )
 from lmi_core.structured.grammar import Grammar
+from tests.adapters import library
+from tests.adapters.library import events_of, forget, imported, request
 from tests.checkpoints import cached_checkpoint
 from tests.engine.harness import run
 
@@ -32,15 +30,8 @@ HOST = Host(packages=frozenset({"vllm"}))
 @pytest.fixture
 def vllm(monkeypatch):
     """The scripted library, importable as vllm; returns its engine class."""
-    _forget()
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "fake_vllm"))
-    yield importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
-    _forget()
-
-
-def _forget():
-    for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
-        del sys.modules[name]
+    for module in imported(monkeypatch, "fake_vllm", "vllm", "vllm.v1.engine.async_llm"):
+        yield module.AsyncLLM
 
 
 def config(**more):
@@ -49,29 +40,8 @@ def config(**more):
     return AdapterConfig(backend="vllm", model=model, arguments=arguments, **more)
 
 
-def request(prompt=(20, 30), *, request_id="r", echo=False, salt="", **params):
-    params.setdefault("max_new_tokens", 5)
-    return GenerationRequest(
-        request_id=request_id,
-        prompt_token_ids=tuple(prompt),
-        params=SamplingParams(**params),
-        echo=echo,
-        cache_salt=salt,
-    )
-
-
-async def events_of(engine, asked):
-    return [event async for batch in engine.generate_batches(asked) for event in batch]
-
-
 def served(asked, **settings):
-    """The events of one request, and the library's engine."""
-
-    async def main():
-        async with open_adapter(config(**settings)) as engine:
-            return await events_of(engine, asked)
-
-    return run(main())
+    return library.served(asked, config(**settings))
 
 
 def test_deltas_become_events(vllm):
@@ -244,7 +214,7 @@ def test_loading_fails(vllm, tmp_path):
 
 
 def test_without_the_library(monkeypatch):
-    _forget()
+    forget("vllm")
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(MissingExtraError, match=r"lmi-core\[vllm\]"):
         served(request())

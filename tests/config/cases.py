@@ -161,6 +161,7 @@ CASES: dict[str, Case] = {
         config=LLAMA,
     ),
     "trtllm": Case(_TRTLLM, exit_code=2),
+    "trtllm_installed": Case(_TRTLLM, host=Host(num_gpus=4, packages=frozenset({"tensorrt_llm"}))),
     "trtllm_prefer_native": Case(_TRTLLM, ("model", "--prefer-native")),
     "trtllm_smoothquant": Case(
         "engine=MPI\n"

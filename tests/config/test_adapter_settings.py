@@ -1,6 +1,7 @@
 """What a configuration becomes in other libraries' words: the arguments of their engines.
 
-TensorRT-LLM's are those of its LLM API; neither it nor Neuron has run here.
+TensorRT-LLM's are those of its LLM API; neither it nor Neuron has run here. What the arguments do
+is shown with scripted libraries in tests/adapters.
 """
 
 import pytest
@@ -51,6 +52,7 @@ NEURON = Host(num_neuron_cores=4, packages=frozenset({"optimum"}))
                     "free_gpu_memory_fraction": 0.7,
                     "enable_block_reuse": True,
                 },
+                "scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"},
                 "dtype": "bfloat16",
             },
         ),
@@ -74,3 +76,28 @@ def test_one_device_needs_no_degree(model_dir, explained):
     name = model_dir("option.rolling_batch=vllm\noption.tensor_parallel_degree=1", config=LLAMA)
     (model,) = explained(name, host=Host(packages=GPUS.packages)).models
     assert "tensor_parallel_size" not in model.adapter_settings
+
+
+@pytest.mark.parametrize(
+    ("line", "method", "outcome", "text"),
+    [
+        ("option.quantize=awq", None, "refused", "quantises nothing at load"),
+        ("option.quantize=awq", "fp8", "refused", "quantises nothing at load"),
+        ("option.quantize=smoothquant", "modelopt", "no effect", "read as it is quantised"),
+        ("option.quantize=awq", "awq", "no effect", "read as it is quantised"),
+        ("option.dtype=int8", None, "refused", "quantises nothing at load"),
+        ("option.rotary_base=500000", None, "refused", "config.json"),
+        ("option.kv_cache_dtype=fp8_e4m3", None, "mapped", "kv_cache_config.dtype=fp8"),
+        ("option.kv_cache_dtype=int8", None, "refused", "write auto or fp8"),
+        ("option.trtllm_python_backend=true", None, "refused", "encoder-decoder"),
+        ("option.multi_block_mode=true", None, "no effect", "chooses its kernels itself"),
+    ],
+)
+def test_what_tensorrt_llm_does_with_a_key(model_dir, explained, line, method, outcome, text):
+    stored = {} if method is None else {"quantization_config": {"quant_method": method}}
+    name = model_dir(f"option.rolling_batch=trtllm\n{line}", config={**LLAMA, **stored})
+    report = explained(name, host=GPUS)
+    (row,) = (row for row in report.rows[0] if row.key == line.partition("=")[0])
+    assert row.outcome == outcome
+    assert text in row.text
+    assert bool(report.errors) == (outcome == "refused")

@@ -61,8 +61,8 @@ def test_written_for_and_served_natively(
     ("properties", "backend", "missing"),
     [
         ("option.rolling_batch=vllm", "vllm", "vLLM is not installed"),
-        ("option.rolling_batch=trtllm\nengine=MPI", "trtllm", "no adapter for TensorRT-LLM"),
-        ("option.entryPoint=djl_python.tensorrt_llm", "trtllm", "no adapter for TensorRT-LLM"),
+        ("option.rolling_batch=trtllm\nengine=MPI", "trtllm", "TensorRT-LLM is not installed"),
+        ("option.entryPoint=djl_python.tensorrt_llm", "trtllm", "TensorRT-LLM is not installed"),
         (
             "option.entryPoint=djl_python.lmi_vllm.vllm_async_service",
             "vllm",
@@ -85,19 +85,19 @@ def test_a_wanted_engine_that_is_missing_names_the_way_out(
     assert not preferred.errors
 
 
-def test_an_installed_engine_without_package_names_the_extra(model_dir, explained, monkeypatch):
-    from dataclasses import replace
-
-    from lmi_core.config import capabilities
-
-    vllm = replace(capabilities.BACKENDS["vllm"], available=True)
-    monkeypatch.setitem(capabilities.BACKENDS, "vllm", vllm)
-    name = model_dir("option.rolling_batch=vllm\noption.dtype=fp16", config=LLAMA)
+@pytest.mark.parametrize(
+    ("backend", "package", "batch"),
+    [("vllm", "vllm", "max_num_seqs"), ("trtllm", "tensorrt_llm", "max_batch_size")],
+)
+def test_a_package_that_is_missing_and_one_that_is_there(
+    model_dir, explained, backend, package, batch
+):
+    name = model_dir(f"option.rolling_batch={backend}\noption.dtype=fp16", config=LLAMA)
     (error,) = explained(name).errors
-    assert "pip install 'lmi-core[vllm]'" in str(error)
-    report = explained(name, host=Host(packages=frozenset({"vllm"})))
+    assert f"pip install 'lmi-core[{backend}]'" in str(error)
+    report = explained(name, host=Host(packages=frozenset({package})))
     assert not report.errors
-    assert dict(model_of(report).adapter_settings) == {"dtype": "float16", "max_num_seqs": 256}
+    assert dict(model_of(report).adapter_settings) == {"dtype": "float16", batch: 256}
 
 
 def test_neuron_devices_choose_neuron(model_dir, explained):

@@ -123,7 +123,10 @@ OPTIONS = (
                 by_value=QUANTIZE,
             ),
             "vllm": mapped("quantization"),
-            "trtllm": mapped("quantization"),
+            "trtllm": refused(
+                "TensorRT-LLM quantises nothing at load: leave option.quantize out; a checkpoint "
+                "that is quantised is read as it is"
+            ),
             "neuron": mapped("quant"),
         },
     ),

@@ -131,7 +131,11 @@ OPTIONS = (
                 | dict.fromkeys(("bf16", "bfloat16"), _BF16),
             ),
             "vllm": mapped("dtype", convert=LONG_DTYPES),
-            "trtllm": mapped("dtype", convert=LONG_DTYPES),
+            "trtllm": mapped(
+                "dtype",
+                convert=LONG_DTYPES,
+                by_value={"int8": refused("TensorRT-LLM quantises nothing at load")},
+            ),
             "neuron": mapped("amp"),
         },
     ),
@@ -290,7 +294,7 @@ OPTIONS = (
         default=False,
         actions={
             "native": no_effect("the native engine runs without MPI"),
-            "trtllm": mapped("mpi"),
+            "trtllm": no_effect("TensorRT-LLM starts its own processes"),
         },
     ),
     Option(

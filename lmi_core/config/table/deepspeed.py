@@ -77,7 +77,7 @@ OPTIONS = (
         defaults={"trtllm": 0.8},
         actions={
             "native": no_effect("native int8 needs no smoothing factor"),
-            "trtllm": mapped("smoothquant_val"),
+            "trtllm": no_effect("TensorRT-LLM quantises nothing at load"),
         },
     ),
     Option(

@@ -7,6 +7,10 @@ _SYSTEMS = ("trtllm",)
 _BUILD = no_effect("chooses how TensorRT-LLM builds its engine; nothing is built here")
 _ROPE = "tests/config/test_honoured.py::test_rotary_settings"
 _MODEL_CONFIG = no_effect("the native engine reads it from the model's config.json")
+_READ = no_effect("TensorRT-LLM reads it from the model's config.json")
+_ROTARY = refused("write it into the model's config.json, where TensorRT-LLM reads it")
+_AT_LOAD = no_effect("TensorRT-LLM quantises nothing at load")
+_OWN_CHOICE = no_effect("TensorRT-LLM chooses its kernels itself")
 
 
 def _trt(
@@ -15,15 +19,19 @@ def _trt(
     doc: str,
     default: object = None,
     native: Action = _BUILD,
-    setting: str | None = None,
+    trtllm: Action | str | None = None,
 ) -> Option:
+    """``trtllm``: its action, or what it becomes there; its own name if absent."""
     return Option(
         key=f"option.{name}",
         type=kind,
         doc=doc,
         systems=_SYSTEMS,
         default=default,
-        actions={"native": native, "trtllm": mapped(setting or name)},
+        actions={
+            "native": native,
+            "trtllm": trtllm if isinstance(trtllm, Action) else mapped(trtllm or name),
+        },
     )
 
 
@@ -38,6 +46,7 @@ OPTIONS = (
             "adds to option.max_output_len to give max_model_len",
             test="tests/config/test_honoured_limits.py::test_length_of_a_sequence",
         ),
+        mapped(None, "adds to option.max_output_len to give max_seq_len"),
     ),
     _trt(
         "max_output_len",
@@ -49,6 +58,7 @@ OPTIONS = (
             "adds to option.max_input_len to give max_model_len",
             test="tests/config/test_honoured_limits.py::test_length_of_a_sequence",
         ),
+        mapped(None, "adds to option.max_input_len to give max_seq_len"),
     ),
     _trt(
         "max_num_tokens",
@@ -60,7 +70,13 @@ OPTIONS = (
             test="tests/config/test_honoured_limits.py::test_tokens_of_a_step",
         ),
     ),
-    _trt("use_custom_all_reduce", Bool(), "All-reduce kernel for NVLink.", False),
+    _trt(
+        "use_custom_all_reduce",
+        Bool(),
+        "All-reduce kernel for NVLink.",
+        False,
+        trtllm=mapped("allreduce_strategy", convert={True: "AUTO", False: "NCCL"}),
+    ),
     _trt(
         "tokens_per_block",
         Int(1),
@@ -81,7 +97,13 @@ OPTIONS = (
             test="tests/config/test_honoured_limits.py::test_preemption_or_none",
             convert={"max_utilization": False, "guaranteed_no_evict": True},
         ),
-        "scheduler_config.capacity_scheduler_policy",
+        mapped(
+            "scheduler_config.capacity_scheduler_policy",
+            convert={
+                "max_utilization": "MAX_UTILIZATION",
+                "guaranteed_no_evict": "GUARANTEED_NO_EVICT",
+            },
+        ),
     ),
     _trt(
         "kv_cache_free_gpu_mem_fraction",
@@ -110,6 +132,7 @@ OPTIONS = (
             "overlap",
             test="tests/engine/test_loop.py::test_overlapped_and_plain_loops_give_the_same_events",
         ),
+        mapped("disable_overlap_scheduler", convert={True: False, False: True}),
     ),
     _trt(
         "enable_kv_cache_reuse",
@@ -130,6 +153,7 @@ OPTIONS = (
         "Version of a Baichuan model.",
         "v1_13b",
         _MODEL_CONFIG,
+        _READ,
     ),
     _trt(
         "chatglm_model_version",
@@ -147,6 +171,7 @@ OPTIONS = (
         "Version of a ChatGLM model, required for one.",
         None,
         _MODEL_CONFIG,
+        _READ,
     ),
     _trt(
         "gpt_model_version",
@@ -154,15 +179,23 @@ OPTIONS = (
         "Version of a GPT-2 model.",
         "gpt2",
         _MODEL_CONFIG,
+        _READ,
     ),
-    _trt("multi_block_mode", Bool(), "Split long KV sequences over blocks.", False),
-    _trt("use_fused_mlp", Bool(), "Fuse the gated MLP.", False),
+    _trt(
+        "multi_block_mode",
+        Bool(),
+        "Split long KV sequences over blocks.",
+        False,
+        trtllm=_OWN_CHOICE,
+    ),
+    _trt("use_fused_mlp", Bool(), "Fuse the gated MLP.", False, trtllm=_OWN_CHOICE),
     _trt(
         "rotary_base",
         Float(0, above=True),
         "Base of the rotary embedding.",
         10000.0,
         honoured("rope_theta", test=_ROPE),
+        _ROTARY,
     ),
     _trt(
         "rotary_dim",
@@ -170,6 +203,7 @@ OPTIONS = (
         "Rotary dimensions of gptj.",
         64,
         no_effect("is for gptj; the native engine reads it from the model's config.json"),
+        _READ,
     ),
     Option(
         key="option.rotary_scaling_type",
@@ -178,7 +212,7 @@ OPTIONS = (
         systems=("trtllm",),
         actions={
             "native": honoured("rope_scaling", test=_ROPE),
-            "trtllm": mapped("rotary_scaling.type"),
+            "trtllm": _ROTARY,
         },
     ),
     Option(
@@ -188,19 +222,30 @@ OPTIONS = (
         systems=("trtllm",),
         actions={
             "native": honoured("rope_factor", test=_ROPE),
-            "trtllm": mapped("rotary_scaling.factor"),
+            "trtllm": _ROTARY,
         },
     ),
-    _trt("smoothquant_per_token", Bool(), "A SmoothQuant factor per token.", False),
-    _trt("smoothquant_per_channel", Bool(), "A SmoothQuant factor per channel.", False),
-    _trt("multi_query_mode", Bool(), "SmoothQuant of a multi-query model.", False),
-    _trt("awq_format", Choice(("int4_awq",)), "AWQ format of the build.", "int4_awq"),
-    _trt("awq_calib_size", Int(1), "Calibration samples of AWQ.", 32),
+    _trt(
+        "smoothquant_per_token", Bool(), "A SmoothQuant factor per token.", False, trtllm=_AT_LOAD
+    ),
+    _trt(
+        "smoothquant_per_channel",
+        Bool(),
+        "A SmoothQuant factor per channel.",
+        False,
+        trtllm=_AT_LOAD,
+    ),
+    _trt("multi_query_mode", Bool(), "SmoothQuant of a multi-query model.", False, trtllm=_AT_LOAD),
+    _trt(
+        "awq_format", Choice(("int4_awq",)), "AWQ format of the build.", "int4_awq", trtllm=_AT_LOAD
+    ),
+    _trt("awq_calib_size", Int(1), "Calibration samples of AWQ.", 32, trtllm=_AT_LOAD),
     _trt(
         "trtllm_python_backend",
         Bool(),
         "Run through TensorRT-LLM's Python session; set by detection for T5.",
         False,
         refused("encoder-decoder models are not served by the native engine", idle=(False,)),
+        refused("encoder-decoder models are not served here", idle=(False,)),
     ),
 )

@@ -30,14 +30,18 @@ def _vllm(
     default: object = None,
     *,
     vllm: Action | None = None,
+    trtllm: str | None = None,
 ) -> Option:
+    actions = {"native": native, "vllm": vllm or mapped(name)}
+    if trtllm is not None:
+        actions["trtllm"] = mapped(trtllm)
     return Option(
         key=f"option.{name}",
         type=kind,
         doc=doc,
         systems=_SYSTEMS,
         default=default,
-        actions={"native": native, "vllm": vllm or mapped(name)},
+        actions=actions,
     )
 
 
@@ -62,6 +66,7 @@ OPTIONS = (
             capability="cache.prefix",
             idle=(False,),
         ),
+        trtllm="kv_cache_config.enable_block_reuse",
     ),
     _vllm(
         "enable_chunked_prefill",
@@ -74,6 +79,7 @@ OPTIONS = (
             capability="batch.chunked_prefill",
             by_value={False: no_effect("prompts are always chunked; tokens are the same")},
         ),
+        trtllm="enable_chunked_prefill",
     ),
     _vllm(
         "max_logprobs",

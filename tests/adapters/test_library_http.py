@@ -1,4 +1,4 @@
-"""A server process whose model runs on (a scripted) vLLM, by every protocol."""
+"""A server process whose model runs on another library (a scripted one), by every protocol."""
 
 import json
 from pathlib import Path
@@ -11,13 +11,14 @@ from tests.cli.test_native import post, serving
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_every_protocol(tmp_path):
+@pytest.mark.parametrize("backend", ["vllm", "trtllm"])
+def test_every_protocol(tmp_path, backend):
     model = tmp_path / "model"
     model.mkdir()
     for path in cached_checkpoint("llama2").iterdir():
         (model / path.name).symlink_to(path)
-    (model / "serving.properties").write_text("engine=Python\noption.rolling_batch=vllm\n")
-    library = {"PYTHONPATH": str(Path(__file__).parent / "fake_vllm")}
+    (model / "serving.properties").write_text(f"option.rolling_batch={backend}\n")
+    library = {"PYTHONPATH": str(Path(__file__).parent / f"fake_{backend}")}
     with serving(str(model), environ=library) as url:
         parameters = {"max_new_tokens": 6, "details": True}
         body = {"inputs": "The fox", "parameters": parameters}
@@ -36,5 +37,5 @@ def test_every_protocol(tmp_path):
         status, answer = post(f"{url}/v1/completions", asked)
         assert status == 200, answer
         assert json.loads(answer)["choices"][0]["text"] == text
-        status, answer = post(f"{url}/v1/completions", {**asked, "prompt": "fox " * 500})
+        status, answer = post(f"{url}/v1/completions", {**asked, "prompt": "fox " * 600})
         assert status == 400, answer
