@@ -24,6 +24,7 @@ _OPTIONAL = (
     ("boto3", "models from S3"),
     ("vllm", "the vLLM backend"),
     ("tensorrt_llm", "the TensorRT-LLM backend"),
+    ("vllm_neuron", "the vLLM Neuron backend"),
     ("ray", "replicas over several machines"),
     ("llguidance", "structured output"),
 )

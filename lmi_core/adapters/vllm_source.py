@@ -16,7 +16,14 @@ from lmi_core.config.adapter_config import AdapterConfig
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.errors import ConfigError, EngineError, MissingExtraError, ModelError, UserError
+from lmi_core.errors import (
+    ConfigError,
+    EngineError,
+    LmiError,
+    MissingExtraError,
+    ModelError,
+    UserError,
+)
 from lmi_core.structured.grammar import Grammar, GrammarKind
 
 _BANNED = -1e9
@@ -67,11 +74,13 @@ class VllmSource:
         self, request: GenerationRequest, request_id: str, prompt_ids: list[int], seed: int
     ) -> AsyncGenerator[TokenBatch, None]:
         params = request.params
+        self._check(params)
         prompt: dict[str, object] = {"prompt_token_ids": prompt_ids}
         if request.cache_salt:
             prompt["cache_salt"] = request.cache_salt
         arguments = sampling_arguments(params, seed, self.eos_token_ids)
         errors = importlib.import_module("vllm.exceptions")
+        refusal = getattr(errors, "VLLMClientError", ValueError)  # which it is before 0.27
         try:
             outputs = self._engine.generate(
                 prompt, _sampling_params(params, arguments), request_id, priority=request.priority
@@ -79,10 +88,15 @@ class VllmSource:
             async with aclosing(outputs):
                 async for output in outputs:
                     yield self._batch(output, params, prompt_ids)
-        except (errors.VLLMClientError, TypeError, ValueError) as error:
+        except LmiError:
+            raise
+        except (refusal, TypeError, ValueError) as error:
             raise UserError(f"vLLM refuses the request: {error}") from error
-        except errors.VLLMError as error:
+        except Exception as error:  # before 0.27 they have no base of their own
             raise EngineError(f"vLLM failed ({type(error).__name__}): {error}") from error
+
+    def _check(self, params: SamplingParams) -> None:
+        """Raise UserError for what the engine would ignore."""
 
     def _arguments(self, kind: type) -> Any:
         known = {field.name for field in dataclasses.fields(kind)}

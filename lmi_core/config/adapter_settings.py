@@ -20,26 +20,22 @@ _OURS = frozenset(
     {"lmi_compat", "model", "output_formatter", "revision", "served_model_name", "tgi_compat"}
 )
 """Settings that the server takes, or that say where the model is: it is fetched by us."""
-_DEGREES = {"vllm": "tensor_parallel_size", "trtllm": "tensor_parallel_size", "neuron": "tp_degree"}
-_BATCHES = {"vllm": "max_num_seqs", "trtllm": "max_batch_size"}
+_BATCHES = {"vllm": "max_num_seqs", "trtllm": "max_batch_size", "neuron": "max_num_seqs"}
 """What each library calls the sequences of the running batch."""
+_DEGREE = "tensor_parallel_size"
+_NEURON = "additional_config.neuron_config"
 _PREFIX = "option."
 _PRE_QUANTISED = "modelopt"
-"""What TensorRT-LLM's own quantiser calls its checkpoints, whatever the format."""
+"""What NVIDIA's Model Optimizer calls its checkpoints, whatever the format."""
 
 
 def is_adapter(backend: str) -> bool:
     """Whether another library's engine serves the models of ``backend``."""
-    return backend in _DEGREES
-
-
-def passes_on(backend: str) -> bool:
-    """Whether unknown keys are arguments of the library."""
     return backend in _BATCHES
 
 
 def ignore_stored_quantisation(values: Values, files: ModelFiles) -> None:
-    """Note a quantisation that is the checkpoint's own, which TensorRT-LLM reads by itself."""
+    """Note a quantisation that is the checkpoint's own, for a library that reads it by itself."""
     key = "option.quantize"
     wanted = values.get(key)
     if wanted is not None and files.quant_method in (wanted, _PRE_QUANTISED):
@@ -62,20 +58,19 @@ def adapter_settings(
             continue
         if action.setting not in _OURS and not action.setting.startswith(_PREFIX):
             _put(settings, action.setting, converted(action, value.value))
-    degree = _DEGREES[backend]
     if placement.tensor_parallel_degree > 1:
-        settings[degree] = placement.tensor_parallel_degree
+        settings[_DEGREE] = placement.tensor_parallel_degree
     else:
-        settings.pop(degree, None)
-    length = sum_of_lengths(values)
-    if backend == "trtllm" and length is not None:
-        settings.setdefault("max_seq_len", length)
-    if passes_on(backend):
-        batch = BY_KEY["option.max_rolling_batch_size"].default_for(system)
-        settings.setdefault(_BATCHES[backend], batch)
-        for key, setting in values.unknown.items():
-            if key.startswith(_PREFIX):
-                settings.setdefault(key.removeprefix(_PREFIX), _read(setting.text))
+        settings.pop(_DEGREE, None)
+    batch = BY_KEY["option.max_rolling_batch_size"].default_for(system)
+    settings.setdefault(_BATCHES[backend], batch)
+    if backend == "trtllm":
+        _complete_lengths(settings, values)
+    elif backend == "neuron":
+        _complete_buckets(settings, values)
+    for key, setting in values.unknown.items():
+        if key.startswith(_PREFIX):
+            _fill(settings, key.removeprefix(_PREFIX), _read(setting.text))
     return settings
 
 
@@ -88,7 +83,7 @@ def adapter_config(
     if "max_queue_size" in arguments:
         ours["max_queue_size"] = arguments.pop("max_queue_size")
     for field, name_there in (
-        ("max_num_seqs", _BATCHES.get(backend)),
+        ("max_num_seqs", _BATCHES[backend]),
         ("max_logprobs", "max_logprobs"),
     ):
         if name_there in arguments:
@@ -98,14 +93,36 @@ def adapter_config(
     )
 
 
+def _complete_lengths(settings: dict[str, object], values: Values) -> None:
+    length = sum_of_lengths(values)
+    if length is not None:
+        settings.setdefault("max_seq_len", length)
+
+
+def _complete_buckets(settings: dict[str, object], values: Values) -> None:
+    """vLLM Neuron wants the prompt lengths that it compiles for to ascend to a step's tokens."""
+    lengths = values.get("option.context_length_estimate")
+    if isinstance(lengths, tuple) and lengths:
+        _put(settings, f"{_NEURON}.num_batched_tokens_buckets", sorted(set(lengths)))
+        settings.setdefault("max_num_batched_tokens", max(lengths))
+
+
 def _put(settings: dict[str, object], name: str, value: object) -> None:
-    head, _, rest = name.partition(".")
-    if not rest:
-        settings[head] = value
-        return
-    inner = settings.setdefault(head, {})
-    if isinstance(inner, dict):
-        inner[rest] = value
+    *outer, last = name.split(".")
+    for part in outer:
+        inner = settings.setdefault(part, {})
+        if not isinstance(inner, dict):
+            return
+        settings = inner
+    settings[last] = value
+
+
+def _fill(settings: dict[str, object], name: str, value: object) -> None:
+    """Add what isn't there yet, field by field."""
+    present = settings.setdefault(name, value)
+    if present is not value and isinstance(present, dict) and isinstance(value, dict):
+        for field, inner in value.items():
+            _fill(present, field, inner)
 
 
 def _read(text: str) -> object:

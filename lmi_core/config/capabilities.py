@@ -61,16 +61,24 @@ CAPABILITIES = {
 class Backend:
     """What serves a model: its title, the capabilities it has, and what must be installed.
 
-    ``available`` is False while this version has no adapter for it.
+    ``index`` is where the package is, if PyPI doesn't have it.
     """
 
     name: str
     title: str
-    available: bool
     capabilities: frozenset[str] = frozenset()
     package: str | None = None
     extra: str | None = None
+    index: str | None = None
 
+    @property
+    def installation(self) -> str:
+        """The command that installs what is needed."""
+        command = f"pip install 'lmi-core[{self.extra}]'"
+        return command if self.index is None else f"{command} --extra-index-url {self.index}"
+
+
+_NEURON_INDEX = "https://pip.repos.neuron.amazonaws.com"
 
 _FRONT = frozenset(
     {
@@ -91,7 +99,6 @@ BACKENDS = {
         Backend(
             "native",
             "native engine",
-            True,
             _FRONT
             | {
                 "batch.chunked_prefill",
@@ -115,7 +122,6 @@ BACKENDS = {
         Backend(
             "transformers",
             "Transformers",
-            True,
             _FRONT
             | {
                 "batch.chunked_prefill",
@@ -128,11 +134,11 @@ BACKENDS = {
             "transformers",
             "transformers",
         ),
-        Backend("vllm", "vLLM", True, _FRONT, "vllm", "vllm"),
-        Backend("trtllm", "TensorRT-LLM", True, _FRONT, "tensorrt_llm", "trtllm"),
-        Backend("neuron", "Neuron", False, frozenset(), "optimum", "neuron"),
-        Backend("handler", "custom handler", True, frozenset({"handler.custom"})),
-        Backend("server", "server", True),
+        Backend("vllm", "vLLM", _FRONT, "vllm", "vllm"),
+        Backend("trtllm", "TensorRT-LLM", _FRONT, "tensorrt_llm", "trtllm"),
+        Backend("neuron", "vLLM Neuron", _FRONT, "vllm_neuron", "neuron", _NEURON_INDEX),
+        Backend("handler", "custom handler", frozenset({"handler.custom"})),
+        Backend("server", "server"),
     )
 }
 """The backends of this version by name; ``server`` takes the keys of the server as a whole."""

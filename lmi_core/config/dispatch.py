@@ -109,18 +109,18 @@ def _require(
 ) -> None:
     backend = BACKENDS[wanted.backend]
     key = _deciding_key(written, values)
-    if not backend.available:
-        missing = f"this version has no adapter for {backend.title}"
-    elif backend.package and backend.package not in host.packages:
-        missing = f"{backend.title} is not installed: pip install 'lmi-core[{backend.extra}]'"
-    else:
+    if backend.package is None or backend.package in host.packages:
         return
     way_out = (
         "; --prefer-native serves it with the native engine"
         if _can_be_native(values, files)
         else ""
     )
-    problems.error(values.where(key) if key else "", f"{wanted.reason}: {missing}{way_out}", key)
+    problems.error(
+        values.where(key) if key else "",
+        f"{wanted.reason}: {backend.title} is not installed: {backend.installation}{way_out}",
+        key,
+    )
 
 
 def _generates(wanted: Decision, values: Values, files: ModelFiles, problems: Problems) -> bool:

@@ -13,8 +13,9 @@ from lmi_core.config.command_line import SYNONYMS
 from lmi_core.config.effect import effect_of, show
 from lmi_core.config.environment import variables_of
 from lmi_core.config.option import SYSTEMS, Action, Option, Outcome
-from lmi_core.config.table import BY_KEY, OPTIONS, transformers
+from lmi_core.config.table import BY_KEY, OPTIONS, shared, transformers
 
+_LIBRARIES = ("vllm", "trtllm", "neuron")
 PAGE = Path(__file__).with_name("REFERENCE.md")
 
 _INTRODUCTION = """\
@@ -62,12 +63,34 @@ def reference_page() -> str:
         for key, action in transformers.ACTIONS.items()
     ]
     parts.append("")
+    parts += _library_lines()
     parts.append("## Backends\n")
     for backend in BACKENDS.values():
-        state = "available" if backend.available else "no adapter in this version"
         has = ", ".join(CAPABILITIES[name] for name in sorted(backend.capabilities))
-        parts.append(f"- **{backend.title}** ({state}){f': {has}' if has else ''}")
+        parts.append(f"- **{backend.title}**{f': {has}' if has else ''}")
     return "\n".join(parts) + "\n"
+
+
+def _library_lines() -> list[str]:
+    """The keys that become arguments of another library's engine, or don't, and why."""
+    titles = [BACKENDS[name].title for name in _LIBRARIES]
+    lines = [
+        "## Other libraries' engines\n",
+        "What a key becomes there; nothing: there is no such setting. Keys of queues and answers "
+        "are as with native models.\n",
+        f"| Key | {' | '.join(titles)} |",
+        "|---" * (len(titles) + 1) + "|",
+    ]
+    for option in OPTIONS:
+        actions = [option.actions.get(name) for name in _LIBRARIES]
+        if option.key in shared.FRONT or not any(actions):
+            continue
+        cells = (
+            "" if action is None else _general(action, name)
+            for name, action in zip(_LIBRARIES, actions, strict=True)
+        )
+        lines.append(f"| `{option.key}` | {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def _line(option: Option, system: str) -> str:
@@ -110,17 +133,17 @@ def _native(option: Option, default: object) -> str:
     return text
 
 
-def _outcome(action: Action) -> Outcome:
+def _outcome(action: Action, backend: str = "native") -> Outcome:
     missing = action.capability is not None and not any(
-        action.capability in BACKENDS[name].capabilities for name in ("native", "server")
+        action.capability in BACKENDS[name].capabilities for name in (backend, "server")
     )
     if not missing:
         return action.outcome
     return Outcome.NO_EFFECT if action.tuning else Outcome.REFUSED
 
 
-def _general(action: Action) -> str:
-    outcome = _outcome(action)
+def _general(action: Action, backend: str = "native") -> str:
+    outcome = _outcome(action, backend)
     if outcome is not action.outcome and action.capability is not None:
         return f"{outcome}: {CAPABILITIES[action.capability]} not available"
     if outcome is Outcome.MAPPED and action.setting is not None:

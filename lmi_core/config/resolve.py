@@ -261,7 +261,7 @@ class _Examination:
         if decision.backend == "native":
             ignore_what_the_checkpoint_says(values, files)
             refuse_for_cpu(values, files)
-        elif decision.backend == "trtllm":
+        elif decision.backend in ("trtllm", "neuron"):
             ignore_stored_quantisation(values, files)
         rows = model_rows(values, decision.backend, written.system, self.problems)
         if files.requirements is not None and handler is None:

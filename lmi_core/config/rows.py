@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmi_core.config.adapter_settings import passes_on
+from lmi_core.config.adapter_settings import is_adapter
 from lmi_core.config.effect import Effect, effect_of, effect_of_value, show
 from lmi_core.config.merge import Value, Values
 from lmi_core.config.option import Option, Outcome
@@ -22,6 +22,8 @@ SHOWN_DEFAULTS = (
     "option.trust_remote_code",
 )
 """Keys whose defaults an explanation shows when they aren't given."""
+_NOT_TAKEN_OVER = frozenset({"option.dtype"})
+"""Keys whose default is the same for every system, whatever its users know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +89,15 @@ def _unknown(setting: Setting, backend: str) -> Row:
     if backend == "handler" and setting.key.startswith("option."):
         name = setting.key.removeprefix("option.")
         effect = Effect(Outcome.MAPPED, f"given to the handler as {name}")
-    if passes_on(backend) and setting.key.startswith("option."):
+    if is_adapter(backend) and setting.key.startswith("option."):
         name = setting.key.removeprefix("option.")
         effect = Effect(Outcome.MAPPED, f"{name}={setting.shown}; passed on under its own name")
     return Row(setting.key, setting.shown, setting.where, effect.outcome, effect.text)
 
 
 def _default(option: Option, system: str, backend: str) -> Row | None:
-    default = option.default_for(system)
+    taken_over = option.key not in _NOT_TAKEN_OVER
+    default = option.default_for(system) if taken_over else option.default
     if default is None or backend not in option.actions:
         return None
     effect = effect_of(option, default, backend)

@@ -60,6 +60,18 @@ option.enable_kv_cache_reuse=true
 option.use_custom_all_reduce=true
 option.multi_block_mode=false
 """
+_NEURONX = """\
+engine=Python
+option.entryPoint=djl_python.transformers_neuronx
+option.tensor_parallel_degree=8
+option.n_positions=2048
+option.dtype=fp16
+option.rolling_batch=auto
+option.max_rolling_batch_size=8
+option.neuron_optimize_level=2
+option.context_length_estimate=256,512,1024
+option.group_query_attention=shard-over-heads
+"""
 _DEEPSPEED = """\
 engine=DeepSpeed
 option.task=text-generation
@@ -147,18 +159,12 @@ CASES: dict[str, Case] = {
         "option.dtype=fp32\n",
         config=LLAMA,
     ),
-    "neuronx": Case(
-        "engine=Python\n"
-        "option.entryPoint=djl_python.transformers_neuronx\n"
-        "option.tensor_parallel_degree=8\n"
-        "option.n_positions=2048\n"
-        "option.dtype=fp16\n"
-        "option.rolling_batch=auto\n"
-        "option.max_rolling_batch_size=8\n"
-        "option.neuron_optimize_level=2\n"
-        "option.context_length_estimate=256,512,1024\n"
-        "option.group_query_attention=shard-over-heads\n",
+    "neuronx": Case(_NEURONX, config=LLAMA),
+    "neuronx_missing": Case(_NEURONX, config=LLAMA, host=Host(num_neuron_cores=8), exit_code=2),
+    "neuronx_installed": Case(
+        _NEURONX,
         config=LLAMA,
+        host=Host(num_neuron_cores=8, packages=frozenset({"vllm_neuron"})),
     ),
     "trtllm": Case(_TRTLLM, exit_code=2),
     "trtllm_installed": Case(_TRTLLM, host=Host(num_gpus=4, packages=frozenset({"tensorrt_llm"}))),

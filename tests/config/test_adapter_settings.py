@@ -1,7 +1,7 @@
 """What a configuration becomes in other libraries' words: the arguments of their engines.
 
-TensorRT-LLM's are those of its LLM API; neither it nor Neuron has run here. What the arguments do
-is shown with scripted libraries in tests/adapters.
+TensorRT-LLM's are those of its LLM API, Neuron's those of vLLM and its plugin; neither has run
+here. What the arguments do is shown with scripted libraries in tests/adapters.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from lmi_core.config.host import Host
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096}
 GPUS = Host(num_gpus=4, packages=frozenset({"vllm", "tensorrt_llm"}))
-NEURON = Host(num_neuron_cores=4, packages=frozenset({"optimum"}))
+NEURON = Host(num_neuron_cores=4, packages=frozenset({"vllm_neuron"}))
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,27 @@ NEURON = Host(num_neuron_cores=4, packages=frozenset({"optimum"}))
         ),
         (
             "option.rolling_batch=tnx\noption.tensor_parallel_degree=4\noption.n_positions=1024\n"
-            "option.max_rolling_batch_size=4\noption.dtype=bf16",
+            "option.max_rolling_batch_size=4\noption.dtype=bf16\n"
+            "option.context_length_estimate=512,256\noption.enable_prefix_caching=false\n"
+            'option.additional_config={"neuron_config": {"num_seqs_buckets": [4], '
+            '"num_batched_tokens_buckets": [64]}, "own": 1}',
             NEURON,
             "neuron",
-            {"tp_degree": 4, "n_positions": 1024, "batch_size": 4},
+            {
+                "tensor_parallel_size": 4,
+                "max_model_len": 1024,
+                "max_num_seqs": 4,
+                "dtype": "bfloat16",
+                "max_num_batched_tokens": 512,
+                "enable_prefix_caching": False,
+                "additional_config": {
+                    "neuron_config": {
+                        "num_batched_tokens_buckets": [256, 512],
+                        "num_seqs_buckets": [4],
+                    },
+                    "own": 1,
+                },
+            },
         ),
     ],
 )
@@ -76,6 +93,25 @@ def test_one_device_needs_no_degree(model_dir, explained):
     name = model_dir("option.rolling_batch=vllm\noption.tensor_parallel_degree=1", config=LLAMA)
     (model,) = explained(name, host=Host(packages=GPUS.packages)).models
     assert "tensor_parallel_size" not in model.adapter_settings
+
+
+@pytest.mark.parametrize(
+    ("line", "outcome", "text"),
+    [
+        ("option.quantize=static_int8", "refused", "quantises nothing at load"),
+        ("option.load_split_model=true", "refused", "as Transformers saves it"),
+        ("option.neuron_optimize_level=3", "no effect", "compiler's options itself"),
+        ("option.compiled_graph_path=s3://b/k", "no effect", "NEURON_COMPILED_ARTIFACTS"),
+        ("option.group_query_attention=shard-over-heads", "no effect", "shards"),
+        ("batch_size=2\noption.rolling_batch=disable", "mapped", "max_num_seqs=2"),
+    ],
+)
+def test_what_vllm_neuron_does_with_a_key(model_dir, explained, line, outcome, text):
+    entry = "option.entryPoint=djl_python.transformers_neuronx"
+    report = explained(model_dir(f"{entry}\n{line}", config=LLAMA), host=NEURON)
+    (row,) = (row for row in report.rows[0] if row.key == line.partition("=")[0])
+    assert (row.outcome, report.models[0].backend) == (outcome, "neuron")
+    assert text in row.text
 
 
 @pytest.mark.parametrize(

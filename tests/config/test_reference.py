@@ -34,10 +34,20 @@ def test_every_launcher_flag_is_in_its_section_and_in_the_help():
 
 
 def test_every_line_has_six_cells():
-    lines = [line for line in reference_page().splitlines() if line.startswith("| `")]
+    page = reference_page().split("\n## Other libraries' engines\n")[0]
+    lines = [line for line in page.splitlines() if line.startswith("| `")]
     assert len(lines) == sum(len(option.systems) for option in OPTIONS)
     for line in lines:
         assert line.replace("\\|", "").count("|") == 7
+
+
+def test_other_libraries_have_a_section():
+    text = section("Other libraries' engines")
+    assert "| Key | vLLM | TensorRT-LLM | vLLM Neuron |" in text
+    row = "| `option.max_model_len` | mapped to `max_model_len` | mapped to `max_seq_len` |"
+    assert f"{row} mapped to `max_model_len` |" in text
+    assert "| `option.n_positions` |  |  | mapped to `max_model_len` |" in text
+    assert "`option.output_formatter`" not in text
 
 
 def test_custom_handlers_have_a_section():

@@ -50,6 +50,8 @@ def _complete(option: Option) -> Option:
     if option.scope == "server":
         return option
     actions = dict(option.actions)
+    if "vllm" in actions:
+        actions.setdefault("neuron", actions["vllm"])  # vLLM serves there, by a plugin
     own = transformers.transformers_action(option)
     if own is not None:
         actions["transformers"] = own

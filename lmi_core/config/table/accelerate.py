@@ -127,7 +127,10 @@ OPTIONS = (
                 "TensorRT-LLM quantises nothing at load: leave option.quantize out; a checkpoint "
                 "that is quantised is read as it is"
             ),
-            "neuron": mapped("quant"),
+            "neuron": refused(
+                "vLLM Neuron quantises nothing at load: leave option.quantize out; a checkpoint "
+                "that is quantised is read as it is"
+            ),
         },
     ),
     Option(
@@ -189,7 +192,7 @@ OPTIONS = (
         defaults={"deepspeed": True},
         actions={
             "native": no_effect("weights are always mapped from the file"),
-            "neuron": mapped("low_cpu_mem_usage"),
+            "neuron": no_effect("vLLM Neuron loads checkpoints itself"),
         },
     ),
     Option(

@@ -38,7 +38,6 @@ OPTIONS = (
             ),
             "vllm": mapped("max_queue_size"),
             "trtllm": mapped("max_queue_size"),
-            "neuron": mapped("max_queue_size"),
         },
     ),
     Option(
@@ -50,7 +49,7 @@ OPTIONS = (
         spellings=("option.batch_size", "max_dynamic_batch_size"),
         actions={
             "native": _CONTINUOUS,
-            "neuron": mapped("batch_size"),
+            "neuron": mapped("max_num_seqs"),
         },
     ),
     Option(

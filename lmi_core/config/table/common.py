@@ -89,7 +89,6 @@ OPTIONS = (
             ),
             "vllm": mapped("model"),
             "trtllm": mapped("model"),
-            "neuron": mapped("model"),
         },
     ),
     Option(
@@ -136,7 +135,6 @@ OPTIONS = (
                 convert=LONG_DTYPES,
                 by_value={"int8": refused("TensorRT-LLM quantises nothing at load")},
             ),
-            "neuron": mapped("amp"),
         },
     ),
     Option(
@@ -162,7 +160,6 @@ OPTIONS = (
             "native": no_effect("the native engine runs one unsharded copy"),
             "vllm": mapped("tensor_parallel_size"),
             "trtllm": mapped("tensor_parallel_size"),
-            "neuron": mapped("tp_degree"),
         },
     ),
     Option(
@@ -218,7 +215,6 @@ OPTIONS = (
             ),
             "vllm": _CHOICE,
             "trtllm": _CHOICE,
-            "neuron": _CHOICE,
         },
     ),
     Option(
@@ -238,7 +234,6 @@ OPTIONS = (
             ),
             "vllm": mapped("max_num_seqs"),
             "trtllm": mapped("max_batch_size"),
-            "neuron": mapped("batch_size"),
         },
     ),
     Option(
@@ -253,7 +248,6 @@ OPTIONS = (
             "native": no_effect("native model families never run code from a model"),
             "vllm": mapped("trust_remote_code"),
             "trtllm": mapped("trust_remote_code"),
-            "neuron": mapped("trust_remote_code"),
         },
     ),
     Option(
@@ -270,7 +264,6 @@ OPTIONS = (
             ),
             "vllm": mapped("revision"),
             "trtllm": mapped("revision"),
-            "neuron": mapped("revision"),
         },
     ),
     Option(
@@ -283,7 +276,6 @@ OPTIONS = (
             "native": _CHOICE,
             "vllm": _CHOICE,
             "trtllm": _CHOICE,
-            "neuron": _CHOICE,
         },
     ),
     Option(

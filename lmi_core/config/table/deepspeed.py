@@ -85,7 +85,10 @@ OPTIONS = (
         type=Text("path"),
         doc="Where to save sharded weights.",
         systems=("deepspeed", "neuronx"),
-        actions={"native": no_effect("weights are not sharded"), "neuron": mapped("save_path")},
+        actions={
+            "native": no_effect("weights are not sharded"),
+            "neuron": no_effect("vLLM Neuron loads and shards checkpoints itself"),
+        },
     ),
     Option(
         key="option.deepspeed_config_path",

@@ -46,7 +46,6 @@ OPTIONS = (
             ),
             "vllm": mapped("max_model_len"),
             "trtllm": mapped("max_seq_len"),
-            "neuron": mapped("n_positions"),
         },
     ),
     Option(

@@ -7,9 +7,6 @@ _TESTS = "tests/config/test_honoured.py"
 _LIMITS = "tests/config/test_honoured_limits.py"
 _CACHE = "tests/engine/test_repack_cache.py"
 _DEVICES = f"{_TESTS}::test_devices_give_the_same_greedy_tokens"
-_FP8_OR_AUTO = mapped(
-    "kv_cache_config.dtype", convert=dict.fromkeys(("fp8_e4m3", "fp8_e4m3fn"), "fp8")
-)
 _FP8_CACHE = honoured(
     "kv_dtype",
     "with option.device=cuda; scales of the checkpoint, else 1",
@@ -104,10 +101,13 @@ OPTIONS = (
                     ("fp32", "int8"), refused("vLLM has no such KV cache: write auto or fp8")
                 ),
             ),
-            "trtllm": refused(
-                "TensorRT-LLM has no such KV cache here: write auto or fp8",
-                by_value={"auto": _FP8_OR_AUTO}
-                | dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e4m3fn"), _FP8_OR_AUTO),
+            "trtllm": mapped(
+                "kv_cache_config.dtype",
+                convert=dict.fromkeys(("fp8_e4m3", "fp8_e4m3fn"), "fp8"),
+                by_value=dict.fromkeys(
+                    ("bf16", "fp32", "int8", "fp8_e5m2"),
+                    refused("TensorRT-LLM has no such KV cache here: write auto or fp8"),
+                ),
             ),
         },
     ),

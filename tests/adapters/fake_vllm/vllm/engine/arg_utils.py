@@ -1,6 +1,6 @@
 """Engine arguments; names and defaults are vLLM's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -22,6 +22,8 @@ class AsyncEngineArgs:
     quantization: "str | None" = None
     speculative_config: "dict | None" = None
     kv_transfer_config: "dict | None" = None
+    additional_config: dict = field(default_factory=dict)
+    block_size: "int | None" = None
     disable_log_stats: bool = False
     enable_log_requests: bool = False
 
