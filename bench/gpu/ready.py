@@ -25,7 +25,8 @@ from bench.gpu.measure import attempt, parse, write
 from bench.gpu.random_model import GPU_SHAPES
 from bench.server_process import started
 
-SERVER_PACKAGES = ("aiohttp", "msgspec", "prometheus_client")
+SERVER_PACKAGES = ("lmi_server", "aiohttp", "msgspec", "prometheus_client")
+"""The first is the project's own: sources alone don't have it under that name."""
 PIECE_BYTES = 64 << 20
 DEVICES = {"cuda": "cuda", "cpu": "torch-cpu"}
 _PIECE = random_bf16(np.random.default_rng(0), (PIECE_BYTES // 8192, 4096), is_norm=False)

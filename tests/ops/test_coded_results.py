@@ -1,5 +1,6 @@
 """Norms and activations that quantise their results: to the bit what quantising them afterwards
-gives, in every implementation that this process can run."""
+gives, in every implementation that this process can run, but for Triton's norms on a GPU, of which
+its compiler orders the sums by what is stored."""
 
 from __future__ import annotations
 
@@ -50,6 +51,16 @@ def assert_same_rows(rows: QuantizedRows, expected: QuantizedRows) -> None:
     assert torch.equal(rows.scales.nan_to_num(), expected.scales.nan_to_num())
 
 
+def assert_near_rows(rows: QuantizedRows, expected: QuantizedRows) -> None:
+    """Of inputs that differ in their last bits: codes of either type one step apart."""
+    assert torch.equal(rows.scales.isnan(), expected.scales.isnan())
+    scales, others = (values.scales.nan_to_num() for values in (rows, expected))
+    torch.testing.assert_close(scales, others, rtol=1e-5, atol=0.0)
+    codes, wanted = (values.codes.float() for values in (rows, expected))
+    assert ((codes - wanted).abs() <= (wanted.abs() / 8).clamp(min=1.0)).all()
+    assert (codes != wanted).float().mean() < 0.01
+
+
 def extremes(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
     """Rows of all magnitudes; then zeros, next to zeros, and one that isn't finite."""
     x = random(rows, columns, seed=seed) * 10.0 ** (torch.arange(rows) % 7 - 3.0).unsqueeze(1)
@@ -80,7 +91,9 @@ def test_rms_norm(
     settings = {"out_dtype": DTYPES[dtype], "addend": addend}
     y = ops.rms_norm(x, weight, 1e-5, **settings)
     result = ops.rms_norm(other, weight, 1e-5, codes=codes, **settings)
-    assert_same_rows(result, quantize_rows(ops, y, codes))
+    is_compiled = device.type == "cuda" and ops.__name__.endswith("triton")
+    assert_alike = assert_near_rows if is_compiled and rows else assert_same_rows
+    assert_alike(result, quantize_rows(ops, y, codes))
     assert torch.equal(other, x)
 
 
