@@ -92,6 +92,7 @@ class SamplingTable:
         top_k: int,
         top_p: float,
         min_p: float,
+        typical_p: float,
         repetition_penalty: float,
         presence_penalty: float,
         frequency_penalty: float,
@@ -104,8 +105,8 @@ class SamplingTable:
         min_tokens_banned_ids: Sequence[int],
     ) -> None:
         """Set a row and clear its counts. temperature 0 = greedy; top_k 0, top_p 1, min_p 0,
-        repetition 1, presence 0, frequency 0 = off. ``min_tokens_banned_ids`` (eos, stop ids) are
-        banned while fewer than ``min_tokens`` output tokens were observed."""
+        typical_p 1, repetition 1, presence 0, frequency 0 = off. ``min_tokens_banned_ids`` (eos,
+        stop ids) are banned while fewer than ``min_tokens`` output tokens were observed."""
     def observe_prompt(self, row: int, token_ids: Sequence[int]) -> None:
         """Count prompt tokens (they matter to the repetition penalty); no-op unless it is on."""
     def observe(self, row: int, token_id: int) -> None:

@@ -120,6 +120,7 @@ def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
     generate.add_argument("--top-k", type=int, default=0)
     generate.add_argument("--top-p", type=float, default=1.0)
     generate.add_argument("--min-p", type=float, default=0.0)
+    generate.add_argument("--typical-p", type=float, default=1.0)
     generate.add_argument("--repetition-penalty", type=float, default=1.0)
     generate.add_argument("--stop", action="append", default=[], help="may be given repeatedly")
     generate.add_argument("--stats", action="store_true", help="print counts and speed on stderr")

@@ -84,6 +84,7 @@ def build_request(args: argparse.Namespace, config: EngineConfig, text: str) -> 
             top_k=args.top_k,
             top_p=args.top_p,
             min_p=args.min_p,
+            typical_p=args.typical_p,
             repetition_penalty=args.repetition_penalty,
             stop=tuple(args.stop),
             seed=args.seed,

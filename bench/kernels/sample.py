@@ -23,6 +23,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
     "top-p 0.95, hot": {"temperature": 3.0, "top_p": 0.95},
     "min-p 0.05": {"temperature": 0.7, "min_p": 0.05},
+    "typical-p 0.95": {"temperature": 0.7, "typical_p": 0.95},
+    "typical-p 0.95, hot": {"temperature": 3.0, "typical_p": 0.95},
     "all filters": {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.05},
     "penalties": {
         "temperature": 0.7,

@@ -254,6 +254,7 @@ SamplingTable make_sampling_table(const std::vector<py::dict>& rows, int32_t voc
     read_field(fields, "top_k", row.top_k);
     read_field(fields, "top_p", row.top_p);
     read_field(fields, "min_p", row.min_p);
+    read_field(fields, "typical_p", row.typical_p);
     read_field(fields, "repetition_penalty", row.repetition_penalty);
     read_field(fields, "presence_penalty", row.presence_penalty);
     read_field(fields, "frequency_penalty", row.frequency_penalty);

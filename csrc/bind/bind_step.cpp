@@ -82,6 +82,7 @@ py::dict gather_rows(const SamplingTable& table, const py::object& row_ids) {
   LMI_GATHER(int32_t, top_k);
   LMI_GATHER(float, top_p);
   LMI_GATHER(float, min_p);
+  LMI_GATHER(float, typical_p);
   LMI_GATHER(float, repetition_penalty);
   LMI_GATHER(float, presence_penalty);
   LMI_GATHER(float, frequency_penalty);
@@ -108,8 +109,8 @@ void bind_sampling_table(py::module_& m) {
       .def(
           "set",
           [](SamplingTable& table, int32_t row_id, float temperature, int32_t top_k, float top_p,
-             float min_p, float repetition_penalty, float presence_penalty, float frequency_penalty,
-             uint64_t seed, int32_t choice, int32_t num_logprobs,
+             float min_p, float typical_p, float repetition_penalty, float presence_penalty,
+             float frequency_penalty, uint64_t seed, int32_t choice, int32_t num_logprobs,
              std::vector<std::pair<int32_t, float>> logit_bias, std::vector<int32_t> banned_ids,
              int32_t min_tokens, std::vector<int32_t> min_tokens_banned_ids) {
             for (const auto& [id, bias] : logit_bias) check_ids(table, {id});
@@ -121,6 +122,7 @@ void bind_sampling_table(py::module_& m) {
             row.top_k = top_k;
             row.top_p = top_p;
             row.min_p = min_p;
+            row.typical_p = typical_p;
             row.repetition_penalty = repetition_penalty;
             row.presence_penalty = presence_penalty;
             row.frequency_penalty = frequency_penalty;
@@ -133,10 +135,10 @@ void bind_sampling_table(py::module_& m) {
             row.min_tokens_banned_ids = std::move(min_tokens_banned_ids);
           },
           py::arg("row"), py::kw_only(), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
-          py::arg("min_p"), py::arg("repetition_penalty"), py::arg("presence_penalty"),
-          py::arg("frequency_penalty"), py::arg("seed"), py::arg("choice"), py::arg("num_logprobs"),
-          py::arg("logit_bias"), py::arg("banned_ids"), py::arg("min_tokens"),
-          py::arg("min_tokens_banned_ids"))
+          py::arg("min_p"), py::arg("typical_p"), py::arg("repetition_penalty"),
+          py::arg("presence_penalty"), py::arg("frequency_penalty"), py::arg("seed"),
+          py::arg("choice"), py::arg("num_logprobs"), py::arg("logit_bias"), py::arg("banned_ids"),
+          py::arg("min_tokens"), py::arg("min_tokens_banned_ids"))
       .def(
           "observe_prompt",
           [](SamplingTable& table, int32_t row_id, const py::object& token_ids) {

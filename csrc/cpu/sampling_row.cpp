@@ -12,6 +12,7 @@ SamplingRowView view_sampling_row(const SamplingTable& table, int32_t row) {
   view.top_k = source.top_k;
   view.top_p = source.top_p;
   view.min_p = source.min_p;
+  view.typical_p = source.typical_p;
   view.repetition_penalty = source.repetition_penalty;
   view.presence_penalty = source.presence_penalty;
   view.frequency_penalty = source.frequency_penalty;

@@ -15,6 +15,7 @@ struct SamplingRowView {
   int32_t top_k = 0;
   float top_p = 1.0f;
   float min_p = 0.0f;
+  float typical_p = 1.0f;
   float repetition_penalty = 1.0f;
   float presence_penalty = 0.0f;
   float frequency_penalty = 0.0f;

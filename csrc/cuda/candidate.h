@@ -1,5 +1,5 @@
 // A token and its logit as one integer: greater is earlier in the order of (logit descending, id
-// ascending), in which every filter of the sampler keeps a prefix.
+// ascending), in which the filters of the sampler keep a prefix.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define LMI_CUDA_VERSION 9 /* changes with any signature or struct here or in step_list.h */
+#define LMI_CUDA_VERSION 10 /* changes with any signature or struct here or in step_list.h */
 
 #if defined(__GNUC__)
 #define LMI_CUDA_API __attribute__((visibility("default")))
@@ -218,7 +218,7 @@ LMI_CUDA_API int32_t lmi_cuda_decode_attention(const LmiAttention* args, void* s
 LMI_CUDA_API int32_t lmi_cuda_prefill_attention(const LmiAttention* args, void* stream);
 
 /* What a logit row asks for; neutral: temperature 0 (greedy), top_k 0, top_p 1, min_p 0,
- * repetition_penalty 1, other penalties 0. */
+ * typical_p 1, repetition_penalty 1, other penalties 0. */
 typedef struct {
   uint64_t seed;
   int32_t choice;
@@ -231,6 +231,7 @@ typedef struct {
   float temperature;
   float top_p;
   float min_p;
+  float typical_p;
   float repetition_penalty;
   float presence_penalty;
   float frequency_penalty;
@@ -245,8 +246,9 @@ typedef struct {
 
 /* A token for every row by the rules of csrc/cpu/isa/sample.inc: log-probabilities are those of the
  * logits as they are; the token is drawn after bias, penalties, bans, mask, temperature, top-k,
- * top-p over what that left, min-p. A row with a NaN or infinite logit gets no token and no top
- * ones. Draws go through the kept tokens in order of ids and depend on nothing but the row. */
+ * top-p over what that left, min-p, typical-p over what these left. A row with a NaN or infinite
+ * logit gets no token and no top ones. Draws go through the kept tokens in order of ids and depend
+ * on nothing but the row. */
 typedef struct {
   const float* logits; /* [num_rows, vocab_size] */
   float* modified;     /* the same, written; NULL if no row has edits */

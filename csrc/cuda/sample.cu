@@ -44,6 +44,8 @@ struct Distribution {
   float inverse_temperature;
   uint64_t threshold;  // the last candidate kept
   float min_p;
+  float mean = 0.0f;      // of the logits
+  uint64_t farthest = 0;  // the last kept by distance from the mean; 0: all are
 
   __device__ float weight(float logit) const {
     return exp_of((logit - maximum) * inverse_temperature);
@@ -52,7 +54,20 @@ struct Distribution {
     const float logit = logits[token_id];
     if (candidate_of(logit, token_id) < threshold) return 0;
     const float own = weight(logit);
+    if (farthest != 0 && by_distance(token_id) < farthest) return 0;
     return own >= min_p ? static_cast<uint64_t>(own * kUnit) : 0;
+  }
+  // In the order of distances from the mean.
+  __device__ uint64_t by_distance(int token_id) const {
+    return candidate_of(-fabsf(logits[token_id] - mean), token_id);
+  }
+};
+
+// The order of logits.
+struct ByLogit {
+  const float* logits;
+  __device__ uint64_t operator()(int token_id) const {
+    return candidate_of(logits[token_id], token_id);
   }
 };
 
@@ -183,9 +198,10 @@ __device__ const float* modify(const LmiSample& args, int64_t row) {
 // ---- choosing
 
 // The last candidate of the shortest prefix, in descending order, whose weight reaches the target;
-// 0 if all together don't. `weight` is of a token; candidates below `floor` have none.
-template <typename Weight>
-__device__ uint64_t select_prefix(const float* logits, int vocab_size, uint64_t floor,
+// 0 if all together don't. `order` gives a token's candidate, `weight` its weight; candidates below
+// `floor` have none.
+template <typename Order, typename Weight>
+__device__ uint64_t select_prefix(const Order& order, int vocab_size, uint64_t floor,
                                   uint64_t target, const Weight& weight, Shared& shared) {
   uint64_t prefix = 0;  // the digits found so far
   for (int shift = 64;;) {
@@ -197,7 +213,7 @@ __device__ uint64_t select_prefix(const float* logits, int vocab_size, uint64_t 
     if (threadIdx.x == 0) shared.digit = -1;
     block_barrier();
     for_own_tokens(vocab_size, [&](int token_id) {
-      const uint64_t candidate = candidate_of(logits[token_id], token_id);
+      const uint64_t candidate = order(token_id);
       if (candidate < floor) return;
       // The digits above; none in the first round, where a shift by 64 would be undefined.
       if (shift + bits < 64 && candidate >> (shift + bits) != prefix) return;
@@ -266,23 +282,48 @@ __device__ int pick(const Distribution& distribution, uint64_t total, double fra
   return shared.token_id;
 }
 
+// Keeps the tokens nearest to the mean logit, that is those whose surprise is closest to the
+// entropy (csrc/cpu/isa/typical.inc).
+__device__ void keep_typical(float typical_p, Distribution& distribution, Shared& shared) {
+  uint64_t mass = 0;
+  uint64_t moment = 0;  // below the maximum: at most 1 / e times the greatest weight per token
+  for_own_tokens(distribution.vocab_size, [&](int token_id) {
+    const uint64_t own = distribution.mass(token_id);
+    if (own == 0) return;
+    const float below = distribution.maximum - distribution.logits[token_id];
+    mass += own;
+    moment +=
+        static_cast<uint64_t>(static_cast<float>(own) * (below * distribution.inverse_temperature));
+  });
+  const auto total = static_cast<double>(block_sum(mass, shared.partials));
+  const double mean_below = static_cast<double>(block_sum(moment, shared.masses)) / total;
+  distribution.mean =
+      distribution.maximum - static_cast<float>(mean_below) / distribution.inverse_temperature;
+  const auto target = static_cast<uint64_t>(static_cast<double>(typical_p) * total);
+  distribution.farthest =
+      select_prefix([&](int token_id) { return distribution.by_distance(token_id); },
+                    distribution.vocab_size, 0, greater_of<uint64_t>(target, 1),
+                    [&](int token_id) { return distribution.mass(token_id); }, shared);
+}
+
 __device__ int draw(const LmiSampleRow& rules, Distribution distribution, Shared& shared) {
-  const float* logits = distribution.logits;
+  const ByLogit order = {distribution.logits};
   const int vocab_size = distribution.vocab_size;
   if (rules.top_k > 0 && rules.top_k < vocab_size) {
     distribution.threshold = select_prefix(
-        logits, vocab_size, 0, static_cast<uint64_t>(rules.top_k), [](int) { return uint64_t{1}; },
+        order, vocab_size, 0, static_cast<uint64_t>(rules.top_k), [](int) { return uint64_t{1}; },
         shared);
   }
   if (rules.top_p < 1.0f) {
     const auto mass = static_cast<double>(total_mass(distribution, shared));
     const auto target = static_cast<uint64_t>(static_cast<double>(rules.top_p) * mass);
     const uint64_t last = select_prefix(
-        logits, vocab_size, distribution.threshold, greater_of<uint64_t>(target, 1),
+        order, vocab_size, distribution.threshold, greater_of<uint64_t>(target, 1),
         [&](int token_id) { return distribution.mass(token_id); }, shared);
     distribution.threshold = greater_of(distribution.threshold, last);
   }
   distribution.min_p = rules.min_p;
+  if (rules.typical_p < 1.0f) keep_typical(rules.typical_p, distribution, shared);
   const uint64_t total = total_mass(distribution, shared);
   return pick(distribution, total, uniform(rules.seed, rules.choice, rules.position), shared);
 }
@@ -302,8 +343,8 @@ __device__ void report_top(const LmiSample& args, int64_t row, double log_mass, 
   const int num_top = lower_of(args.rows[row].num_top, args.vocab_size);
   if (num_top <= 0) return;
   const uint64_t last = select_prefix(
-      logits, args.vocab_size, 0, static_cast<uint64_t>(num_top), [](int) { return uint64_t{1}; },
-      shared);
+      ByLogit{logits}, args.vocab_size, 0, static_cast<uint64_t>(num_top),
+      [](int) { return uint64_t{1}; }, shared);
   if (threadIdx.x == 0) shared.count = 0;
   block_barrier();
   for_own_tokens(args.vocab_size, [&](int token_id) {

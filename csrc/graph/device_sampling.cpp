@@ -35,7 +35,7 @@ void DeviceSampling::add_row(const StepView& step, int32_t logit_row) {
   row.target_id = target_id;
   row.position = step.sample_positions[logit_row];
   row.mask = -1;
-  row.top_p = row.repetition_penalty = 1.0f;
+  row.top_p = row.typical_p = row.repetition_penalty = 1.0f;
   const int32_t most_top = std::min(step.capacity.max_logprobs, step.sampling->vocab_size);
   if (step.sampling_rows[logit_row] < 0) {
     row.num_top = target_id >= 0 ? most_top : 0;
@@ -51,6 +51,7 @@ void DeviceSampling::add_row(const StepView& step, int32_t logit_row) {
     row.temperature = is_greedy ? 0.0f : rules.temperature;
     row.top_p = rules.top_p;
     row.min_p = rules.min_p;
+    row.typical_p = rules.typical_p;
     row.repetition_penalty = rules.repetition_penalty;
     row.presence_penalty = rules.presence_penalty;
     row.frequency_penalty = rules.frequency_penalty;

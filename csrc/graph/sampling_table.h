@@ -19,6 +19,7 @@ struct SamplingRow {
   int32_t top_k = 0;         // 0: off
   float top_p = 1.0f;
   float min_p = 0.0f;
+  float typical_p = 1.0f;
   float repetition_penalty = 1.0f;  // over prompt and output
   float presence_penalty = 0.0f;    // over output
   float frequency_penalty = 0.0f;   // over output

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import UserError
 
 Top = tuple[tuple[int, float], ...]
 """Token ids and their log-probabilities, best first."""
@@ -17,6 +19,16 @@ def most_likely(found: Mapping[int, Any], count: int) -> Top:
     """The best of a library's entries by token id, each with its ``logprob``."""
     best = sorted(((i, entry.logprob) for i, entry in found.items()), key=lambda e: (-e[1], e[0]))
     return tuple(best[:count])
+
+
+def refuse_typical_p(params: SamplingParams, library: str) -> None:
+    """Raise UserError for what no library's sampler has."""
+    if params.temperature > 0 and params.typical_p < 1.0:
+        raise UserError(
+            f"typical_p is {params.typical_p:g}, but {library} has no typical sampling; leave "
+            "typical_p out",
+            field="typical_p",
+        )
 
 
 class SampledToken(NamedTuple):

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from lmi_core.adapters.token_source import refuse_typical_p
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar, GrammarKind
@@ -64,6 +65,7 @@ def _ends(params: SamplingParams, eos_token_ids: Sequence[int]) -> dict[str, Any
 def _choice(params: SamplingParams, seed: int) -> dict[str, Any]:
     if params.temperature == 0:
         return {}
+    refuse_typical_p(params, "TensorRT-LLM")
     return {
         "top_k": params.top_k,
         "top_p": params.top_p,

@@ -11,7 +11,13 @@ from contextlib import aclosing
 from typing import Any
 
 from lmi_core.adapters.library_error import reason_of
-from lmi_core.adapters.token_source import SampledToken, ScoredToken, TokenBatch, most_likely
+from lmi_core.adapters.token_source import (
+    SampledToken,
+    ScoredToken,
+    TokenBatch,
+    most_likely,
+    refuse_typical_p,
+)
 from lmi_core.config.adapter_config import AdapterConfig
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.request import GenerationRequest
@@ -169,6 +175,7 @@ def sampling_arguments(
 
     ``output_kind`` and grammars need vLLM's own types and are added later.
     """
+    refuse_typical_p(params, "vLLM")
     arguments: dict[str, Any] = {
         "n": params.n,
         "max_tokens": params.max_new_tokens,

@@ -196,6 +196,7 @@ class KvMemory:
             top_k=min(params.top_k, self._vocab_size),
             top_p=params.top_p,
             min_p=params.min_p,
+            typical_p=params.typical_p,
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,

@@ -29,6 +29,8 @@ class SamplingParams:
     """0: off."""
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    """Locally typical sampling (Meister et al. 2022), after the other filters. 1: off."""
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -59,6 +61,7 @@ class SamplingParams:
         _check_int("top_k", self.top_k, 0, None)
         _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
         _check_float("repetition_penalty", self.repetition_penalty, 0.001, 100.0)
         _check_float("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _check_float("frequency_penalty", self.frequency_penalty, -100.0, 100.0)

@@ -51,6 +51,7 @@ class SamplingInputs:
     top_k: IntArray
     top_p: FloatArray
     min_p: FloatArray
+    typical_p: FloatArray
     repetition_penalty: FloatArray
     presence_penalty: FloatArray
     frequency_penalty: FloatArray
@@ -109,6 +110,7 @@ class SamplingInputs:
                     ("top_k", 0),
                     ("top_p", 1.0),
                     ("min_p", 0.0),
+                    ("typical_p", 1.0),
                     ("repetition_penalty", 1.0),
                     ("presence_penalty", 0.0),
                     ("frequency_penalty", 0.0),

@@ -58,6 +58,7 @@ def sampling_params(
         top_k=0 if parameters.top_k in (None, -1) else parameters.top_k or 0,
         top_p=1.0 if parameters.top_p is None else parameters.top_p,
         min_p=parameters.min_p or 0.0,
+        typical_p=1.0 if parameters.typical_p is None else parameters.typical_p,
         repetition_penalty=parameters.repetition_penalty,
         presence_penalty=parameters.presence_penalty,
         frequency_penalty=parameters.frequency_penalty,
@@ -96,7 +97,8 @@ def _temperature(parameters: LmiParameters) -> float:
             f"parameters.temperature must be at least 0, got {temperature:g}",
             field="parameters.temperature",
         )
-    sampling_values = (temperature, parameters.top_k, parameters.top_p, parameters.min_p)
+    p = parameters
+    sampling_values = (temperature, p.top_k, p.top_p, p.min_p, p.typical_p)
     do_sample = parameters.do_sample
     if do_sample is None:
         do_sample = any(value is not None for value in sampling_values)

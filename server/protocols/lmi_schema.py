@@ -40,6 +40,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     output_formatter: str | None = None
 
     min_p: float | None = None
+    typical_p: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     n: int | None = None
@@ -67,7 +68,6 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool = False
-    typical_p: float = 1.0
     watermark: bool = False
     spaces_between_special_tokens: bool = True
     decoding_strategy: str | None = None
@@ -86,7 +86,6 @@ _NEUTRAL = {
     "use_beam_search": False,
     "length_penalty": 1.0,
     "early_stopping": False,
-    "typical_p": 1.0,
     "watermark": False,
     "spaces_between_special_tokens": True,
     "decoding_strategy": None,
@@ -125,11 +124,5 @@ def _check_ranges(parameters: LmiParameters) -> None:
     for name, least in _LEAST.items():
         value = getattr(parameters, name)
         if value is not None and value < least:
-            raise _out_of_range(name, f"at least {least}", value)
-    if not 0.0 < parameters.typical_p <= 1.0:
-        raise _out_of_range("typical_p", "above 0 and at most 1", parameters.typical_p)
-
-
-def _out_of_range(name: str, allowed: str, value: float) -> UserError:
-    field = f"parameters.{name}"
-    return UserError(f"{field} must be {allowed}, got {str(value)[:40]}", field=field)
+            field = f"parameters.{name}"
+            raise UserError(f"{field} must be at least {least}, got {str(value)[:40]}", field=field)

@@ -44,6 +44,7 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
 
     top_k: int | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
@@ -69,7 +70,6 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     logits_processors: list[Any] | None = None
-    typical_p: float | None = None
     watermark: bool | None = None
     num_beams: int | None = None
     adapter_id: str | None = None
@@ -96,7 +96,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "bad_words": ([],),
     "allowed_token_ids": (),
     "logits_processors": ([],),
-    "typical_p": (1.0,),
     "watermark": (False,),
     "num_beams": (1,),
     "adapter_id": ("",),
@@ -107,7 +106,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 def check_common(body: OpenAIBody) -> None:
     """Raise UserError naming the first field that is out of range or can't be served."""
     check_range("num_beams", body.num_beams, 1, None)
-    check_range("typical_p", body.typical_p, 0.0, 1.0)
     for name, neutral in _NEUTRAL.items():
         value = getattr(body, name)
         if value is not None and value not in neutral:
@@ -141,6 +139,7 @@ def common_sampling_params(
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=0 if body.top_k in (None, -1) else body.top_k or 0,
         min_p=body.min_p or 0.0,
+        typical_p=1.0 if body.typical_p is None else body.typical_p,
         n=body.num_candidates,
         # Negative seeds are allowed; their bits serve as well.
         seed=None if body.seed is None else body.seed % (1 << _SEED_BITS),

@@ -265,12 +265,14 @@ def _sampling_params(
 ) -> SamplingParams:
     p = generation.parameters
     temperature = 1.0 if p.temperature is None else p.temperature
-    samples = p.do_sample or temperature != 1.0 or p.top_k is not None or p.top_p is not None
+    filters = (p.top_k, p.top_p, p.typical_p)
+    samples = p.do_sample or temperature != 1.0 or any(value is not None for value in filters)
     return SamplingParams(
         max_new_tokens=answer.max_new_tokens,
         temperature=temperature if samples else 0.0,
         top_k=p.top_k or 0,
         top_p=1.0 if p.top_p is None else p.top_p,
+        typical_p=1.0 if p.typical_p is None else p.typical_p,
         repetition_penalty=1.0 if p.repetition_penalty is None else p.repetition_penalty,
         presence_penalty=generation.presence_penalty,
         frequency_penalty=p.frequency_penalty or 0.0,

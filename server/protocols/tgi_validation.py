@@ -136,8 +136,6 @@ def refuse_unavailable(parameters: GenerateParameters) -> None:
     """Parameters that have no mechanism here; they are refused, since they change tokens."""
     if parameters.watermark:
         _fail("watermark", "`watermark` is not available in this version; leave it out")
-    if parameters.typical_p is not None:
-        _fail("typical_p", "`typical_p` is not available in this version; leave it out")
 
 
 def _check_positive(name: str, value: float | None) -> None:

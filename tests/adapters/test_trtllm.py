@@ -186,6 +186,7 @@ def test_what_a_request_can_not_have(llm):
             "min_new_tokens=2: .* 1 more",
             "min_new_tokens",
         ),
+        (request(temperature=1.0, typical_p=0.9), "LLM has no typical sampling", "typical_p"),
         (request(n=2), "refuses the request: Greedy decoding", None),
         (request(range(10, 30)), "refuses the request: The sum of prompt length", None),
     ):

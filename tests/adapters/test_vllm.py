@@ -95,6 +95,13 @@ def test_parameters_by_the_librarys_names(vllm):
     assert params.structured_outputs.regex == "a+"
 
 
+def test_typical_sampling_is_refused(vllm):
+    with pytest.raises(UserError, match="vLLM has no typical sampling") as raised:
+        served(request(temperature=1.0, typical_p=0.9))
+    assert raised.value.field == "typical_p"
+    served(request(typical_p=0.9))  # greedy: it changes nothing
+
+
 def test_ends(vllm):
     assert served(request((20, 30), stop_token_ids=(32,)))[-1].stop == 32
     last = served(request((20, -1 + 1)))[-1]  # token 1 follows, which ends the text

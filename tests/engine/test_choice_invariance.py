@@ -46,6 +46,7 @@ def random_requests() -> list[GenerationRequest]:
             ignore_eos=True,
             temperature=rng.choice([0.8, 1.5]),
             min_p=rng.choice([0.0, 0.05]),
+            typical_p=rng.choice([1.0, 0.9]),
             presence_penalty=rng.choice([0.0, 0.5]),
             seed=i,
             n=rng.choice([2, 4]),

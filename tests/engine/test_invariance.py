@@ -46,6 +46,7 @@ def make_requests(seed: int) -> list[Request]:
             temperature=rng.choice([0.7, 1.3]) if sampled else 0.0,
             top_k=rng.choice([0, 20]) if sampled else 0,
             top_p=rng.choice([1.0, 0.9]) if sampled else 1.0,
+            typical_p=0.8 if i % 6 == 1 else 1.0,
             seed=1000 + i,
             repetition_penalty=1.2 if i % 5 == 0 else 1.0,
             frequency_penalty=0.3 if i % 7 == 0 else 0.0,

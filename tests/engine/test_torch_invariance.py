@@ -51,6 +51,7 @@ def make_requests(lengths: tuple[int, ...], num_tokens: int) -> list[Request]:
             temperature=0.9 if is_sampled else 0.0,
             top_k=20 if i % 4 == 1 else 0,
             top_p=0.9 if i % 4 == 1 else 1.0,
+            typical_p=0.8 if i % 4 == 3 else 1.0,
             repetition_penalty=1.2 if i % 5 == 0 else 1.0,
             seed=50 + i,
             ignore_eos=True,

@@ -50,6 +50,7 @@ def requests() -> list[tuple[tuple[int, ...], SamplingParams]]:
         {"logit_bias": ((5, 3.0), (9, -2.0)), "banned_token_ids": (7, 8), "min_new_tokens": 4},
         {"prompt_logprobs": 2, "logprobs": 0},
         {"temperature": 1.0, "n": 2, "seed": 15},
+        {"temperature": 1.1, "typical_p": 1e-6, "seed": 16},
     ]
     prefix = tuple(rng.randrange(4, VOCAB_SIZE) for _ in range(40))
     result = []

@@ -74,7 +74,13 @@ def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
 
 
 def filtered_probabilities(
-    logits: Logits, *, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+    logits: Logits,
+    *,
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    typical_p: float = 1.0,
 ) -> npt.NDArray[np.float64]:
     """The distribution that a row with these settings samples from, by sorting everything."""
     p = np.exp(log_softmax(logits / np.float32(temperature)))
@@ -88,6 +94,13 @@ def filtered_probabilities(
         p /= p.sum()
     if min_p > 0:
         p[p < min_p * p.max()] = 0
+        p /= p.sum()
+    if typical_p < 1:
+        surprise = -np.log(np.where(p > 0, p, 1))
+        distance = np.where(p > 0, abs(surprise - (p * surprise).sum()), np.inf)
+        order = np.lexsort((np.arange(p.size), distance))
+        before = np.cumsum(p[order]) - p[order]
+        p[order[before >= typical_p]] = 0
         p /= p.sum()
     return p
 
@@ -174,6 +187,11 @@ FILTERS: list[dict[str, Any]] = [
     {"temperature": 1.3, "top_k": 50, "top_p": 0.8, "min_p": 0.02},
     {"temperature": 2.0, "top_p": 0.7, "min_p": 0.1},
     {"temperature": 2.0, "top_k": 2000, "top_p": 0.7},
+    {"temperature": 1.0, "typical_p": 0.95},
+    {"temperature": 4.0, "typical_p": 0.5},
+    {"temperature": 0.3, "typical_p": 0.2},
+    {"temperature": 1.5, "top_k": 60, "typical_p": 0.7},
+    {"temperature": 2.0, "top_p": 0.8, "min_p": 0.01, "typical_p": 0.6},
 ]
 
 
@@ -191,10 +209,47 @@ def test_distribution(level: str, settings: dict[str, Any], vocab: int) -> None:
 def test_every_kept_token_and_no_other_is_drawn(level: str) -> None:
     """Nearly flat logits, so that the support itself shows."""
     logits = np.linspace(0.1, 0, 64, dtype=np.float32)
-    for settings in [{"top_k": 10}, {"top_p": 0.3}, {"min_p": 0.97}]:
+    for settings in [{"top_k": 10}, {"top_p": 0.3}, {"min_p": 0.97}, {"typical_p": 0.4}]:
         p = filtered_probabilities(logits, temperature=1.0, **settings)  # type: ignore[arg-type]
         ids = draw_many(level, logits, {"temperature": 1.0, "seed": 5, **settings}, 3000)
         np.testing.assert_array_equal(np.unique(ids), np.flatnonzero(p))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("settings", [{}, {"top_k": 299}, {"top_p": 0.999999}], ids=str)
+@pytest.mark.parametrize(("first", "typical_p"), [(6.0, 0.5), (3.0, 0.9), (4.7, 0.3)])
+def test_typical_tokens_need_not_be_the_likeliest(
+    level: str, settings: dict[str, Any], first: float, typical_p: float
+) -> None:
+    """One likely token and many less likely ones: which are typical depends on their masses."""
+    logits = random_logits(1, 300, seed=8, spread=0.3)[0]
+    logits[150] = first
+    settings = {"temperature": 1.0, "typical_p": typical_p, **settings}
+    p = filtered_probabilities(logits, **settings)
+    assert (p[150] == 0) == (first != 6.0)
+    ids = draw_many(level, logits, {"seed": 6, **settings}, 20000)
+    np.testing.assert_array_equal(np.unique(ids), np.flatnonzero(p))
+    assert chi_square(ids, p) < 4
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_typical_among_equals_keeps_the_lowest_ids(level: str) -> None:
+    logits = np.full(1000, -np.inf, np.float32)
+    logits[[3, *range(200, 999)]] = 0.5
+    ids = draw_many(level, logits, {"temperature": 1.0, "typical_p": 0.0095}, 500)
+    assert set(ids) == {3, *range(200, 207)}
+
+
+@pytest.mark.parametrize("typical_p", [0.05, 0.5, 0.95])
+def test_typical_sets_are_those_of_transformers(typical_p: float) -> None:
+    """The warper of Transformers agrees with the reference that the samplers are tested against."""
+    torch = pytest.importorskip("torch", exc_type=ImportError)
+    process = pytest.importorskip("transformers.generation.logits_process", exc_type=ImportError)
+    logits = random_logits(20, 500, seed=7)
+    kept = process.TypicalLogitsWarper(typical_p)(None, torch.from_numpy(logits)).isfinite().numpy()
+    for row in range(20):
+        p = filtered_probabilities(logits[row], temperature=1.0, typical_p=typical_p)
+        np.testing.assert_array_equal(np.flatnonzero(p), np.flatnonzero(kept[row]))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -256,9 +311,10 @@ def test_seed_choice_and_position_decide_and_nothing_else(level: str) -> None:
         {"temperature": 1.0},
         {"temperature": 0.7, "top_p": 0.9},
         {"temperature": 2.0, "top_k": 100, "frequency_penalty": 0.1, "seen": [(1, 1)]},
+        {"temperature": 0.9, "typical_p": 0.8},
     ]
     many = np.repeat(logits, 60, axis=0)
-    rows = [{**settings[i % 3], "seed": 2**63 + i // 20, "choice": i % 2} for i in range(60)]
+    rows = [{**settings[i % 4], "seed": 2**63 + i // 20, "choice": i % 2} for i in range(60)]
     positions = np.arange(60) // 6
     together = sample(level, many, rows, positions=positions, num_threads=2, stride=0)
     for i in range(60):

@@ -29,6 +29,7 @@ NEUTRAL: dict[str, Any] = {
     "top_k": 0,
     "top_p": 1.0,
     "min_p": 0.0,
+    "typical_p": 1.0,
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -207,6 +208,9 @@ def test_penalties_and_bans() -> None:
         {"min_p": 0.1},
         {"top_k": 20, "top_p": 0.8},
         {"top_k": 30, "top_p": 0.95, "min_p": 0.02},
+        {"typical_p": 0.5},
+        {"typical_p": 0.95},
+        {"top_k": 30, "top_p": 0.95, "min_p": 0.02, "typical_p": 0.7},
     ],
 )
 def test_filtered_distribution(filters: dict[str, Any]) -> None:
@@ -217,6 +221,26 @@ def test_filtered_distribution(filters: dict[str, Any]) -> None:
     ids = sample_rows(np.repeat(logits, num_draws, axis=0), rows).token_ids
     p = filtered_probabilities(logits[0], temperature=0.9, **filters)
     assert chi_square(ids, p) < 4
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 60}])
+def test_typical_tokens_need_not_be_the_likeliest(filters: dict[str, Any]) -> None:
+    num_draws, vocab = 600, 64
+    logits = random_logits(1, vocab, seed=8, spread=0.3)
+    logits[0, 40] = 3.0
+    settings = {"temperature": 1.0, "typical_p": 0.5, **filters}
+    p = filtered_probabilities(logits[0], **settings)
+    assert p[40] == 0
+    rows = [{"seed": seed, **settings} for seed in range(num_draws)]
+    ids = sample_rows(np.repeat(logits, num_draws, axis=0), rows).token_ids
+    np.testing.assert_array_equal(np.unique(ids), np.flatnonzero(p))
+
+
+def test_typical_among_equals_keeps_the_lowest_ids() -> None:
+    logits = np.full((80, 100), -np.inf, np.float32)
+    logits[:, [3, *range(20, 99)]] = 0.5
+    rows = [{"temperature": 1.0, "typical_p": 0.04, "seed": seed} for seed in range(80)]
+    assert set(sample_rows(logits, rows).token_ids.tolist()) == {3, 20, 21, 22}
 
 
 def test_masks_are_as_the_native_sampler_has_them() -> None:
@@ -250,6 +274,7 @@ def test_rows_do_not_touch_each_other() -> None:
         {"temperature": 1.0, "top_k": 3, "seed": 1},
         {"temperature": 1.0, "seed": 2},
         {"temperature": 0.7, "top_p": 0.5, "seed": 3, "num_logprobs": 4},
+        {"temperature": 1.5, "typical_p": 0.6, "seed": 4},
         {"banned_ids": [1, 2, 3], "logit_bias": [(5, 10.0)], "num_logprobs": 1},
     ]
     logits = random_logits(len(rows), vocab, seed=3)

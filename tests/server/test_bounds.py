@@ -36,6 +36,7 @@ SAMPLED = {"do_sample": True}
 NEXT_TO_1 = 1.0000000000000002
 SHARED = [
     Bound("min_p", [0, 1], [-1e-9, NEXT_TO_1]),
+    Bound("typical_p", [1e-9, 1], [0, NEXT_TO_1]),
     Bound("top_k", [-1, 0, 1, 2**31], [-2]),
     Bound("repetition_penalty", [0.001, 100], [0, 100.1]),
     Bound("stop_token_ids", [[0], [VOCAB_SIZE - 1]], [[-1], [VOCAB_SIZE]]),
@@ -87,6 +88,7 @@ TGI = [
     Bound("repetition_penalty", [0.001, 100], [0, -1]),
     Bound("frequency_penalty", [-2, 2], [-2.001, 2.001]),
     Bound("top_p", [0.001, 0.999], [0, 1]),
+    Bound("typical_p", [0.001, 0.999], [0, 1]),
     Bound("top_k", [1, 2**31 - 1], [0, -1]),
     Bound("seed", [0, 2**64 - 1], [-1, 2**64], SAMPLED),
     Bound("best_of", [1, 2], [3, -1], SAMPLED),

@@ -236,6 +236,7 @@ def test_defaults() -> None:
         ({"temperature": 0.7}, 0.7),
         ({"temperature": 0}, 0.0),
         ({"top_p": 0.9}, 1.0),
+        ({"typical_p": 0.9}, 1.0),
         ({"temperature": None, "top_k": None}, 0.0),
     ],
 )
@@ -252,6 +253,7 @@ def test_every_parameter_arrives() -> None:
                 top_k=-1,
                 top_p=0.5,
                 min_p=0.1,
+                typical_p=0.8,
                 repetition_penalty=1.1,
                 presence_penalty=0.2,
                 frequency_penalty=0.3,
@@ -270,6 +272,7 @@ def test_every_parameter_arrives() -> None:
         .params
     )
     assert (params.seed, params.top_k, params.top_p, params.min_p) == (42, 0, 0.5, 0.1)
+    assert params.typical_p == 0.8
     assert (params.repetition_penalty, params.presence_penalty) == (1.1, 0.2)
     assert (params.frequency_penalty, params.min_new_tokens) == (0.3, 2)
     assert (params.stop, params.stop_token_ids) == (("x", "y"), (5,))
@@ -346,7 +349,6 @@ def test_bad_bodies(body: dict[str, Any] | bytes, words: str) -> None:
         ("use_beam_search", True),
         ("length_penalty", 0.5),
         ("early_stopping", True),
-        ("typical_p", 0.9),
         ("watermark", True),
         ("spaces_between_special_tokens", False),
         ("decoding_strategy", "contrastive"),
@@ -359,7 +361,7 @@ def test_parameters_without_a_mechanism_are_refused(name: str, value: object) ->
 
 
 def test_neutral_values_of_those_are_accepted() -> None:
-    plan_of(parameters(num_beams=1, typical_p=1.0, watermark=False, length_penalty=1))
+    plan_of(parameters(num_beams=1, watermark=False, length_penalty=1))
 
 
 def test_content_types() -> None:

@@ -21,7 +21,6 @@ REFUSED = {
     "bad_words": ["x"],
     "allowed_token_ids": [1],
     "logits_processors": ["x"],
-    "typical_p": 0.5,
 }
 
 

@@ -145,6 +145,7 @@ def test_parameters() -> None:
             "min_tokens": 1,
             "top_k": -1,
             "min_p": 0.1,
+            "typical_p": 0.9,
             "seed": -1,
             "stop_token_ids": [4],
             "ignore_eos": True,
@@ -159,6 +160,7 @@ def test_parameters() -> None:
     ).requests[0].params  # fmt: skip
     assert (params.min_new_tokens, params.top_k, params.min_p) == (1, 0, 0.1)
     assert (params.seed, params.stop_token_ids, params.n) == (2**64 - 1, (4,), 2)
+    assert params.typical_p == 0.9
     assert params.ignore_eos
     assert params.include_stop
     assert not params.skip_special_tokens

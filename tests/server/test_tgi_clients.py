@@ -96,6 +96,7 @@ def test_best_of_and_sampling(client: InferenceClient) -> None:
         temperature=0.8,
         top_k=20,
         top_p=0.9,
+        typical_p=0.95,
         repetition_penalty=1.1,
         details=True,
     )

@@ -137,6 +137,7 @@ def test_seed_is_reported_when_sampled() -> None:
     again = json.loads(ask(details=True, temperature=0.5, seed=drawn).body)["details"]
     assert again["seed"] == drawn
     assert json.loads(ask(details=True, temperature=1.0).body)["details"]["seed"] is None
+    assert json.loads(ask(details=True, typical_p=0.9).body)["details"]["seed"] is not None
 
 
 def test_stop_strings_stay_in_the_text() -> None:

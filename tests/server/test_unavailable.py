@@ -33,8 +33,7 @@ def ask(path: str, body: dict[str, Any], headers: dict[str, str] | None = None) 
     ("body", "text"),
     [
         ({"parameters": {"watermark": True}}, f"parameters.watermark is {MISSING} (got True)"),
-        ({"parameters": {"typical_p": 0.5}}, f"parameters.typical_p is {MISSING} (got 0.5)"),
-        ({"parameters": {"typical_p": 0}}, "parameters.typical_p must be above 0 and at most 1"),
+        ({"parameters": {"typical_p": 0}}, "typical_p must be above 0 and at most 1, got 0"),
         ({"parameters": {"num_beams": 4}}, f"parameters.num_beams is {MISSING} (got 4)"),
         ({"parameters": {"num_beams": 0}}, "parameters.num_beams must be at least 1, got 0"),
         ({"parameters": {"use_beam_search": True}}, f"parameters.use_beam_search is {MISSING}"),
@@ -79,7 +78,6 @@ def test_the_base_model_may_be_named_as_an_adapter() -> None:
     ("parameters", "text"),
     [
         ({"watermark": True}, f"`watermark` is {MISSING}; leave it out"),
-        ({"typical_p": 0.5}, f"`typical_p` is {MISSING}; leave it out"),
         ({"typical_p": 1.5}, "`typical_p` must be > 0.0 and < 1.0"),
         ({"best_of": 9, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 9"),
     ],
@@ -117,8 +115,6 @@ def test_tgi_answers_with_the_base_model_for_any_adapter() -> None:
     ("fields", "param", "text"),
     [
         ({"watermark": True}, "watermark", f"watermark is {MISSING}"),
-        ({"typical_p": 0.5}, "typical_p", f"typical_p is {MISSING}"),
-        ({"typical_p": 2}, "typical_p", "typical_p must be between 0 and 1, got 2"),
         ({"use_beam_search": True}, "use_beam_search", f"use_beam_search is {MISSING}"),
         ({"num_beams": 2}, "num_beams", f"num_beams are {MISSING}"),
         ({"num_beams": 0}, "num_beams", "num_beams must be at least 1, got 0"),

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 VARIABLE = "LMI_CUDA_LIBRARY"
 DEPENDENT_LAUNCH = "LMI_CUDA_DEPENDENT_LAUNCH"
 """1: kernels may start while the one before them ends, on GPUs from sm_90 on."""
-VERSION = 9
+VERSION = 10
 """LMI_CUDA_VERSION of csrc/cuda/lmi_cuda.h, whose structs are mirrored here."""
 DTYPES = {
     torch.float32: 0,

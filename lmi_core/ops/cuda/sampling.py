@@ -31,6 +31,7 @@ ROW = np.dtype(
         ("temperature", np.float32),
         ("top_p", np.float32),
         ("min_p", np.float32),
+        ("typical_p", np.float32),
         ("repetition_penalty", np.float32),
         ("presence_penalty", np.float32),
         ("frequency_penalty", np.float32),

@@ -1,6 +1,7 @@
 """From logits to token ids; the rules are those of the native sampler (csrc/cpu/isa/sample.inc).
 
-Filters keep a prefix of the tokens in order of (logit descending, id ascending). Unfiltered draws
+Filters keep a prefix of the tokens in order of (logit descending, id ascending), typical-p one in
+order of distances from the mean logit. Unfiltered draws
 go through the tokens in order of ids, as the native sampler does, so that both choose alike but for
 rounding; filtered ones go through them in descending order, which only the distribution shares.
 """
@@ -91,7 +92,7 @@ def _draw(
 ) -> None:
     """Replace the most likely token by a drawn one in rows with a temperature."""
     is_top_k = (inputs.top_k > 0) & (inputs.top_k < logits.shape[1])
-    is_filtered = is_top_k | (inputs.top_p < 1) | (inputs.min_p > 0)
+    is_filtered = is_top_k | (inputs.top_p < 1) | (inputs.min_p > 0) | (inputs.typical_p < 1)
     is_drawn = inputs.temperature > 0
     for rows_of, draw in (
         (is_drawn & ~is_filtered, _draw_unfiltered),
@@ -127,8 +128,23 @@ def _draw_filtered(
     top_p = _column(inputs.top_p, rows, logits).double()
     kept = torch.where((top_p >= 1) | (before < top_p * kept.sum(-1, keepdim=True)), kept, 0.0)
     kept = torch.where(weights >= min_p, kept, 0.0)
+    if (inputs.typical_p[rows] < 1).any():
+        kept = _typical(kept, values, _column(inputs.typical_p, rows, logits).double())
     drawn = _pick(kept, _column(inputs.uniform, rows, logits))
     return ids.gather(1, drawn.unsqueeze(1)).squeeze(1)
+
+
+def _typical(weights: Tensor, values: Tensor, typical_p: Tensor) -> Tensor:
+    """Only the weights whose surprise is closest to the entropy (csrc/cpu/isa/typical.inc)."""
+    mass = weights.sum(-1, keepdim=True)
+    mean = torch.where(weights > 0, weights * values, 0.0).sum(-1, keepdim=True) / mass
+    distances = torch.where(weights > 0, (values - mean.float()).abs(), torch.inf)
+    order = distances.argsort(stable=True)
+    nearest = weights.gather(1, order)
+    before = nearest.cumsum(-1) - nearest
+    is_kept = (typical_p >= 1) | (before < typical_p * mass)
+    is_kept[:, :1] = True
+    return torch.zeros_like(weights).scatter(1, order, torch.where(is_kept, nearest, 0.0))
 
 
 def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
