@@ -43,6 +43,11 @@ class NeuronSource(VllmSource):
         await super().start()
 
     def _check(self, params: SamplingParams) -> None:
+        if params.prompt_logprobs is not None:
+            raise UserError(
+                "prompt_logprobs: vLLM Neuron doesn't score prompts; leave it out",
+                field="prompt_logprobs",
+            )
         samples_on_device = self._neuron_config.get("on_device_sampling_config") is not None
         enforces = samples_on_device and self._neuron_config.get("enable_structured_outputs")
         if params.grammar is not None and not enforces:

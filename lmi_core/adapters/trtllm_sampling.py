@@ -64,6 +64,12 @@ def _ends(params: SamplingParams, eos_token_ids: Sequence[int]) -> dict[str, Any
 
 def _choice(params: SamplingParams, seed: int) -> dict[str, Any]:
     if params.temperature == 0:
+        if params.n > 1:
+            raise UserError(
+                f"n={params.n}: TensorRT-LLM gives one choice at temperature 0, where all are the "
+                "same; ask for one, or for a temperature above 0",
+                field="n",
+            )
         return {}
     refuse_typical_p(params, "TensorRT-LLM")
     return {

@@ -67,10 +67,10 @@ def dispatch(
 
 def _wanted(written: WrittenFor, values: Values, files: ModelFiles, host: Host) -> Decision:
     system = written.system
+    if system in ("neuronx", "vllm") and host.num_neuron_cores:
+        return Decision("neuron", f"{written.reason} on {host.num_neuron_cores} Neuron cores")
     if system in _WANTED:
         return Decision(_WANTED[system], written.reason)
-    if system == "neuronx" and host.num_neuron_cores:
-        return Decision("neuron", f"{written.reason} on {host.num_neuron_cores} Neuron cores")
     task = values.get("option.task")
     if task is not None and task not in TEXT_TASKS:
         return Decision("transformers", f"option.task={task}")

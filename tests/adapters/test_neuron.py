@@ -75,6 +75,12 @@ def test_grammars_need_what_enforces_them(vllm, neuron_config):
     assert caught.value.field == "regex"
 
 
+def test_prompts_are_not_scored(vllm):
+    with pytest.raises(UserError, match="doesn't score prompts") as caught:
+        served(request(prompt_logprobs=0))
+    assert caught.value.field == "prompt_logprobs"
+
+
 def test_without_the_plugin(monkeypatch):
     for _ in imported(monkeypatch, "fake_vllm", "vllm", "vllm"):
         with pytest.raises(MissingExtraError, match=r"lmi-core\[neuron\]"):

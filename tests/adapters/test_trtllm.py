@@ -1,16 +1,19 @@
 """The TensorRT-LLM adapter against a scripted library with the LLM API's names and shapes."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lmi_core.adapters.open_adapter import open_adapter
+from lmi_core.adapters.trtllm_choices import TrtllmChoices
 from lmi_core.adapters.trtllm_sampling import request_priority
 from lmi_core.config.adapter_config import AdapterConfig
 from lmi_core.config.host import Host
 from lmi_core.config.resolve import resolve
 from lmi_core.engine.outputs import FinishReason
+from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import ConfigError, EngineError, MissingExtraError, ModelError, UserError
 from lmi_core.structured.grammar import Grammar
 from tests.adapters import library
@@ -126,6 +129,15 @@ def test_ends(llm):
     assert [event.token_id for event in ignored] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("reason", ["timeout", "cancelled", "stop"])
+def test_an_end_that_is_none(reason):
+    choice = SimpleNamespace(index=0, token_ids=[31], logprobs=[], finish_reason=reason)
+    result = SimpleNamespace(outputs=[choice], cached_tokens=0)
+    choices = TrtllmChoices(SamplingParams(max_new_tokens=5), (), (30,))
+    with pytest.raises(EngineError, match=f"ended a request after 1 tokens: {reason}"):
+        choices.take(result)
+
+
 def test_an_end_that_is_not_among_the_ids(llm, monkeypatch):
     monkeypatch.setattr(llm, "leaves_end_out", True)
     (last,) = served(request((20, 0)))
@@ -187,7 +199,7 @@ def test_what_a_request_can_not_have(llm):
             "min_new_tokens",
         ),
         (request(temperature=1.0, typical_p=0.9), "LLM has no typical sampling", "typical_p"),
-        (request(n=2), "refuses the request: Greedy decoding", None),
+        (request(n=2), "n=2: TensorRT-LLM gives one choice at temperature 0", "n"),
         (request(range(10, 30)), "refuses the request: The sum of prompt length", None),
     ):
         with pytest.raises(UserError, match=message) as caught:

@@ -99,6 +99,7 @@ def test_one_device_needs_no_degree(model_dir, explained):
     ("line", "outcome", "text"),
     [
         ("option.quantize=static_int8", "refused", "quantises nothing at load"),
+        ("option.pipeline_parallel_degree=2", "refused", "no pipelines"),
         ("option.load_split_model=true", "refused", "as Transformers saves it"),
         ("option.neuron_optimize_level=3", "no effect", "compiler's options itself"),
         ("option.compiled_graph_path=s3://b/k", "no effect", "NEURON_COMPILED_ARTIFACTS"),

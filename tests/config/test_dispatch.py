@@ -100,8 +100,9 @@ def test_a_package_that_is_missing_and_one_that_is_there(
     assert dict(model_of(report).adapter_settings) == {"dtype": "float16", batch: 256}
 
 
-def test_neuron_devices_choose_neuron(model_dir, explained):
-    name = model_dir("option.rolling_batch=tnx", config=LLAMA)
+@pytest.mark.parametrize("rolling_batch", ["tnx", "vllm"])
+def test_neuron_devices_choose_neuron(model_dir, explained, rolling_batch):
+    name = model_dir(f"option.rolling_batch={rolling_batch}", config=LLAMA)
     report = explained(name, host=Host(num_neuron_cores=2))
     assert model_of(report).backend == "neuron"
     assert "2 Neuron cores" in model_of(report).reason

@@ -173,6 +173,9 @@ OPTIONS = (
         actions={
             "native": needs("parallel.pipeline", tuning=True, idle=(1,)),
             "vllm": mapped("pipeline_parallel_size"),
+            "neuron": refused(
+                "vLLM Neuron has no pipelines: raise option.tensor_parallel_degree", idle=(1,)
+            ),
             "trtllm": mapped("pipeline_parallel_size"),
         },
     ),
