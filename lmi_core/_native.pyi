@@ -245,7 +245,9 @@ class LinearWeight:
     @staticmethod
     def pack(
         parts: Sequence[
-            npt.NDArray[np.generic] | tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]
+            npt.NDArray[np.generic]
+            | tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]
+            | tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[np.float32]]
         ],
         *,
         format: Literal["fp32", "bf16", "int8", "int4"],
@@ -257,7 +259,8 @@ class LinearWeight:
         """Concatenate row-major parts [n_i, k] (fp32, fp16, or bf16 as uint16; e4m3 as uint8, with its scales [n_i, 1 or
         blocks of 128 inputs]) along the outputs and repack. ``gated``: two parts, gate and up, interleaved so that a tile
         holds both. int8 and int4 are quantised on the way, int8 with a scale per output, int4 per output and
-        ``group_size`` (32, 64 or 128) inputs. Releases the GIL."""
+        ``group_size`` (32, 64 or 128) inputs; or kept as they are where parts are codes (uint8), scales and zero points
+        [n_i, 1 or groups], of int8 128 more than the numbers they stand for. Releases the GIL."""
     @property
     def num_outputs(self) -> int: ...
     @property

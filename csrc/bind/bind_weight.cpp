@@ -14,24 +14,47 @@ namespace py = pybind11;
 namespace lmi {
 namespace {
 
-// A matrix, or e4m3 bytes of one (uint8) and their scales.
-cpu::LinearPart linear_part(const py::object& source, int64_t& num_inputs) {
+// The data of fp32 [num_outputs, a number per row that it says].
+const float* row_numbers(const py::handle& source, int64_t num_outputs, int64_t& num_columns) {
+  const auto numbers = py::cast<py::array>(source);
+  check_matrix(numbers, "a part's scales");
+  num_columns = numbers.shape(1);
+  LMI_CHECK(array_dtype(numbers) == DType::kF32 && numbers.shape(0) == num_outputs,
+            "scales are fp32, a row for each of ", num_outputs, " outputs");
+  return static_cast<const float*>(numbers.data());
+}
+
+// (bytes, scales) of e4m3, or (codes, scales, zero points) in the packed format itself.
+cpu::LinearPart scaled_part(const py::tuple& source, const py::array& bytes, DType format) {
+  LMI_CHECK(bytes.dtype().kind() == 'u' && bytes.itemsize() == 1,
+            "e4m3 weights are uint8, and so are codes");
+  cpu::LinearPart part{bytes.data(), DType::kE4M3, bytes.shape(0)};
+  part.scales = row_numbers(source[1], part.num_outputs, part.num_scales);
+  if (source.size() == 3) {
+    LMI_CHECK(format == DType::kI8 || format == DType::kI4, "codes can't become ",
+              dtype_name(format));
+    part.dtype = format;
+    int64_t num_zeros = 0;
+    part.zeros = row_numbers(source[2], part.num_outputs, num_zeros);
+    LMI_CHECK(num_zeros == part.num_scales, part.num_scales, " scales and ", num_zeros,
+              " zero points");
+    return part;
+  }
+  const int64_t num_blocks = (bytes.shape(1) + cpu::kScaleInputs - 1) / cpu::kScaleInputs;
+  LMI_CHECK(part.num_scales == 1 || part.num_scales == num_blocks, "scales are fp32 [",
+            part.num_outputs, ", 1 or ", num_blocks, "]");
+  return part;
+}
+
+cpu::LinearPart linear_part(const py::object& source, DType format, int64_t& num_inputs) {
   const bool is_scaled = py::isinstance<py::tuple>(source);
   const auto matrix = py::cast<py::array>(is_scaled ? py::cast<py::tuple>(source)[0] : source);
   check_matrix(matrix, "a weight's part");
   LMI_CHECK(num_inputs == 0 || matrix.shape(1) == num_inputs, "parts have ", num_inputs, " and ",
             matrix.shape(1), " inputs");
   num_inputs = matrix.shape(1);
-  if (!is_scaled) return {matrix.data(), array_dtype(matrix), matrix.shape(0)};
-  LMI_CHECK(matrix.dtype().kind() == 'u' && matrix.itemsize() == 1, "e4m3 weights are uint8");
-  const auto scales = py::cast<py::array>(py::cast<py::tuple>(source)[1]);
-  check_matrix(scales, "a part's scales");
-  const int64_t num_blocks = (num_inputs + cpu::kScaleInputs - 1) / cpu::kScaleInputs;
-  LMI_CHECK(array_dtype(scales) == DType::kF32 && scales.shape(0) == matrix.shape(0) &&
-                (scales.shape(1) == 1 || scales.shape(1) == num_blocks),
-            "scales are fp32 [", matrix.shape(0), ", 1 or ", num_blocks, "]");
-  return {matrix.data(), DType::kE4M3, matrix.shape(0), static_cast<const float*>(scales.data()),
-          scales.shape(1)};
+  if (is_scaled) return scaled_part(py::cast<py::tuple>(source), matrix, format);
+  return {matrix.data(), array_dtype(matrix), matrix.shape(0)};
 }
 
 std::unique_ptr<LinearWeight> pack(const std::vector<py::object>& parts, const std::string& format,
@@ -42,8 +65,10 @@ std::unique_ptr<LinearWeight> pack(const std::vector<py::object>& parts, const s
   LMI_CHECK(!parts.empty(), "a weight needs at least one part");
   std::vector<cpu::LinearPart> sources;
   int64_t num_inputs = 0;
-  for (const py::object& part : parts) sources.push_back(linear_part(part, num_inputs));
   const cpu::LinearFormat target{parse_dtype(format), group_size};
+  for (const py::object& part : parts) {
+    sources.push_back(linear_part(part, target.dtype, num_inputs));
+  }
   const py::gil_scoped_release release;
   return std::make_unique<LinearWeight>(sources, num_inputs, gated, target, num_threads);
 }

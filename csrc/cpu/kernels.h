@@ -34,7 +34,7 @@ constexpr int64_t kScratchBytes = 4 << 20;
 //   fp32: [inputs][16]
 //   bf16: [inputs/2][16][2]
 //   int8: 16 fp32 scales, then [inputs/4][16][4] codes c of a byte: weight = scale (c - 128),
-//         c in 1 .. 255, one scale per output
+//         one scale per output; quantising gives c in 1 .. 255, checkpoints may hold 0
 //   int4: per group of 32, 64 or 128 inputs: 16 fp16 scales, 16 fp16 zero points, then
 //         [group/8][16][4] bytes, whose lower halves are the codes c of inputs 0 .. 3 and whose
 //         upper halves those of inputs 4 .. 7: weight = scale (c - zero), c in 0 .. 15. Symmetric
@@ -249,20 +249,25 @@ int64_t attention_workspace_bytes(const StepCapacity& capacity, int32_t num_q_he
 
 // One source of a packed matrix: row-major [num_outputs, num_inputs] in dtype fp32, bf16, fp16 or
 // e4m3, whose elements are multiples of scales [num_outputs, num_scales]: one for a row, or one for
-// every kScaleInputs.
+// every kScaleInputs. Or in the packed format itself, int8 or int4: bytes, each a code, which are
+// kept, with scales and, of int4, zero points [num_outputs, num_scales] for each of its groups.
 struct LinearPart {
   const void* data = nullptr;
   DType dtype = DType::kBF16;
   int64_t num_outputs = 0;
   const float* scales = nullptr;
   int64_t num_scales = 0;
+  const float* zeros = nullptr;
+
+  bool is_coded() const { return dtype == DType::kI8 || dtype == DType::kI4; }
+  int64_t element_bytes() const { return is_coded() ? 1 : dtype_size(dtype); }
 };
 constexpr int64_t kScaleInputs = 128;
 
 // Panels and bytes of the packed form, and the packing itself of panels [first_panel, end_panel),
 // so that callers can split it over threads. target is 64-byte aligned memory of that many bytes;
 // padding is written too. A gated matrix has two parts, gate and up, of equal num_outputs. int8 and
-// int4 are quantised on the way.
+// int4 are quantised on the way, unless they are the parts' own format.
 int64_t num_linear_panels(int64_t num_outputs, bool gated);
 int64_t packed_linear_bytes(LinearFormat format, int64_t num_outputs, int64_t num_inputs,
                             bool gated);

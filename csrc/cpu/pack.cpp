@@ -16,6 +16,7 @@ namespace lmi::cpu {
 namespace {
 
 constexpr int64_t kStripColumns = 512;
+constexpr int32_t kInt8Zero = 128;
 
 template <typename Target>
 void pack_panel(const PanelRows& rows, int64_t num_inputs, uint32_t* target) {
@@ -47,13 +48,28 @@ int64_t panel_bytes(LinearFormat format, int64_t num_inputs) {
   }
 }
 
-void check_parts(const std::vector<LinearPart>& parts, bool gated) {
+void check_codes(const LinearPart& part, int64_t num_inputs, LinearFormat format) {
+  LMI_CHECK(part.dtype == format.dtype, dtype_name(part.dtype), " codes can't become ",
+            dtype_name(format.dtype));
+  const int64_t group = format.dtype == DType::kI4 ? format.group_size : num_inputs;
+  const int64_t num_groups = (num_inputs + group - 1) / group;
+  LMI_CHECK(part.num_scales == num_groups, num_groups, " scales an output, not ", part.num_scales);
+  if (format.dtype == DType::kI4) return;
+  LMI_CHECK(std::all_of(part.zeros, part.zeros + part.num_outputs,
+                        [](float zero) { return zero == kInt8Zero; }),
+            "the zero point of int8 codes is ", kInt8Zero);
+}
+
+void check_parts(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
+                 LinearFormat format) {
   for (const LinearPart& part : parts) {
     const bool is_float =
         part.dtype == DType::kF32 || part.dtype == DType::kBF16 || part.dtype == DType::kF16;
     const bool is_scaled = part.dtype == DType::kE4M3 && part.scales != nullptr;
-    LMI_CHECK(is_float || is_scaled, "weights are fp32, bf16, fp16 or e4m3 with scales, not ",
+    LMI_CHECK(is_float || is_scaled || part.is_coded(),
+              "weights are fp32, bf16, fp16, e4m3 with scales or codes, not ",
               dtype_name(part.dtype));
+    if (part.is_coded()) check_codes(part, num_inputs, format);
   }
   if (!gated) return;
   LMI_CHECK(parts.size() == 2, "a gated weight has the parts gate and up, got ", parts.size());
@@ -95,7 +111,7 @@ void check_linear_format(LinearFormat format, int64_t num_inputs) {
 void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
                  LinearFormat format, void* target, int64_t first_panel, int64_t end_panel) {
   check_linear_format(format, num_inputs);
-  check_parts(parts, gated);
+  check_parts(parts, num_inputs, gated, format);
   const int64_t stride = panel_bytes(format, num_inputs);
   PanelQuantizer quantizer(format, num_inputs);
   for (int64_t panel = first_panel; panel < end_panel; ++panel) {

@@ -1,5 +1,6 @@
 #include "cpu/pack_quantized.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "common/check.h"
@@ -23,6 +24,13 @@ int64_t padded(LinearFormat format, int64_t num_inputs) {
 
 int64_t group_bytes(LinearFormat format) {
   return kHeaderBytes + format.group_size / 8 * kStepBytes;
+}
+
+// A lane's scale and zero point of a group.
+void put_header(uint8_t* header, int64_t lane, uint16_t scale, float zero) {
+  const uint16_t half = float_to_f16(zero);
+  std::memcpy(header + lane * sizeof(scale), &scale, sizeof(scale));
+  std::memcpy(header + (kPanelOutputs + lane) * sizeof(half), &half, sizeof(half));
 }
 
 uint32_t load_word(const uint8_t* source) {
@@ -72,16 +80,53 @@ void PanelQuantizer::pack(const PanelRows& rows, uint8_t* panel) {
   }
 }
 
-void PanelQuantizer::read_row(const PanelRows& rows, int64_t lane) {
-  convert_row(rows.at[lane], 0, num_inputs_, weights_.data());
+float PanelQuantizer::quantize_int8(const PanelRow& row, uint8_t* codes) {
+  convert_row(row, 0, num_inputs_, weights_.data());
+  const float scale = quantizer_.find_scale(weights_.data(), num_inputs_, -kMost8, kMost8);
+  quantizer_.encode(weights_.data(), padded_inputs_, scale, -kMost8, kMost8, kOffset8, codes);
+  return scale;
+}
+
+void PanelQuantizer::quantize_int4(const PanelRow& row, int64_t lane, uint8_t* panel) {
+  const int64_t group_size = format_.group_size;
+  uint8_t* codes = codes_.data() + lane * padded_inputs_;
+  convert_row(row, 0, num_inputs_, weights_.data());
+  for (int64_t first = 0; first < padded_inputs_; first += group_size) {
+    const float* weights = weights_.data() + first;
+    const uint16_t scale =
+        float_to_f16(quantizer_.find_scale(weights, group_size, kLeast4, kMost4));
+    quantizer_.encode(weights, group_size, f16_to_float(scale), kLeast4, kMost4, kOffset4,
+                      codes + first);
+    put_header(panel, lane, scale, kOffset4);
+    panel += group_bytes(format_);
+  }
+}
+
+void PanelQuantizer::keep_int4(const PanelRow& row, int64_t lane, uint8_t* panel) {
+  const float last_zero = std::clamp(row.zeros[row.num_scales - 1], 0.0f, 15.0f);
+  keep_codes(row, static_cast<uint8_t>(last_zero), codes_.data() + lane * padded_inputs_);
+  for (int64_t group = 0; group < row.num_scales; ++group) {
+    put_header(panel, lane, float_to_f16(row.scales[group]), row.zeros[group]);
+    panel += group_bytes(format_);
+  }
+}
+
+void PanelQuantizer::keep_codes(const PanelRow& row, uint8_t padding, uint8_t* codes) {
+  std::memcpy(codes, row.data, num_inputs_);
+  std::fill(codes + num_inputs_, codes + padded_inputs_, padding);
 }
 
 void PanelQuantizer::pack_int8(const PanelRows& rows, uint8_t* panel) {
   for (int64_t lane = 0; lane < kPanelOutputs; ++lane) {
-    read_row(rows, lane);
-    const float scale = quantizer_.find_scale(weights_.data(), num_inputs_, -kMost8, kMost8);
-    quantizer_.encode(weights_.data(), padded_inputs_, scale, -kMost8, kMost8, kOffset8,
-                      codes_.data() + lane * padded_inputs_);
+    const PanelRow& row = rows.at[lane];
+    uint8_t* codes = codes_.data() + lane * padded_inputs_;
+    float scale;
+    if (row.dtype == DType::kI8) {
+      keep_codes(row, kOffset8, codes);
+      scale = row.scales[0];
+    } else {
+      scale = quantize_int8(row, codes);
+    }
     std::memcpy(panel + lane * sizeof(scale), &scale, sizeof(scale));
   }
   uint8_t* target = panel + kHeaderBytes;
@@ -93,25 +138,17 @@ void PanelQuantizer::pack_int8(const PanelRows& rows, uint8_t* panel) {
 }
 
 void PanelQuantizer::pack_int4(const PanelRows& rows, uint8_t* panel) {
-  const int64_t group_size = format_.group_size;
   for (int64_t lane = 0; lane < kPanelOutputs; ++lane) {
-    read_row(rows, lane);
-    uint8_t* header = panel;
-    for (int64_t first = 0; first < padded_inputs_; first += group_size) {
-      const float* weights = weights_.data() + first;
-      const uint16_t scale =
-          float_to_f16(quantizer_.find_scale(weights, group_size, kLeast4, kMost4));
-      const uint16_t zero = float_to_f16(kOffset4);
-      quantizer_.encode(weights, group_size, f16_to_float(scale), kLeast4, kMost4, kOffset4,
-                        codes_.data() + lane * padded_inputs_ + first);
-      std::memcpy(header + lane * sizeof(scale), &scale, sizeof(scale));
-      std::memcpy(header + (kPanelOutputs + lane) * sizeof(zero), &zero, sizeof(zero));
-      header += group_bytes(format_);
+    const PanelRow& row = rows.at[lane];
+    if (row.dtype == DType::kI4) {
+      keep_int4(row, lane, panel);
+    } else {
+      quantize_int4(row, lane, panel);
     }
   }
   uint8_t* target = panel;
   for (int64_t input = 0; input < padded_inputs_; input += 8) {
-    if (input % group_size == 0) target += kHeaderBytes;
+    if (input % format_.group_size == 0) target += kHeaderBytes;
     for (int64_t lane = 0; lane < kPanelOutputs; ++lane, target += 4) {
       const uint8_t* codes = codes_.data() + lane * padded_inputs_ + input;
       const uint32_t pairs = load_word(codes) | load_word(codes + 4) << 4;

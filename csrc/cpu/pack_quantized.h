@@ -1,4 +1,4 @@
-// Quantising a weight's rows into int8 and int4 panels, and reading weights back.
+// A weight's rows into int8 and int4 panels, quantised or as they are coded, and back.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,11 @@ class PanelQuantizer {
  private:
   void pack_int8(const PanelRows& rows, uint8_t* panel);
   void pack_int4(const PanelRows& rows, uint8_t* panel);
-  void read_row(const PanelRows& rows, int64_t lane);
+  // Of int4, scales and zero points go to the panel's headers, codes to codes_.
+  float quantize_int8(const PanelRow& row, uint8_t* codes);
+  void quantize_int4(const PanelRow& row, int64_t lane, uint8_t* panel);
+  void keep_int4(const PanelRow& row, int64_t lane, uint8_t* panel);
+  void keep_codes(const PanelRow& row, uint8_t padding, uint8_t* codes);
 
   LinearFormat format_;
   int64_t num_inputs_;

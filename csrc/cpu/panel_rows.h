@@ -13,8 +13,9 @@ namespace lmi::cpu {
 struct PanelRow {
   const uint8_t* data = nullptr;
   DType dtype = DType::kF32;
-  const float* scales = nullptr;  // of e4m3
+  const float* scales = nullptr;  // of e4m3 and of codes
   int64_t num_scales = 0;
+  const float* zeros = nullptr;
 };
 
 // The rows that make up one panel.
@@ -35,9 +36,11 @@ inline PanelRows find_rows(const std::vector<LinearPart>& parts, int64_t num_inp
     const int64_t end = std::min(first_row + kPanelOutputs, part_start + part.num_outputs);
     for (int64_t row = begin; row < end; ++row) {
       const int64_t own = row - part_start;
-      const int64_t offset = own * num_inputs * dtype_size(part.dtype);
+      const int64_t offset = own * num_inputs * part.element_bytes();
+      const int64_t scale = own * part.num_scales;
       rows.at[row - first_row] = {static_cast<const uint8_t*>(part.data) + offset, part.dtype,
-                                  part.scales + own * part.num_scales, part.num_scales};
+                                  part.scales + scale, part.num_scales,
+                                  part.zeros == nullptr ? nullptr : part.zeros + scale};
     }
   }
   return rows;
