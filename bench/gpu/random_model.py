@@ -15,7 +15,7 @@ from lmi_core.models.loader import LoadedModel, Quantization
 from lmi_core.models.registry import family_of
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear
-from lmi_core.ops.native import INT4_GROUP_SIZE
+from lmi_core.ops.matrix import INT4_GROUP_SIZE
 from lmi_core.ops.packed_weight import HEADER_BYTES, PANEL_OUTPUTS, STEP_BYTES, PackedWeight
 from lmi_core.ops.torch_weights import DeviceWeight
 

@@ -114,9 +114,11 @@ BACKENDS = {
                 "quant.fp8",
                 "quant.int4",
                 "quant.int8",
+                "weights.awq",
                 "weights.compressed-tensors",
                 "weights.fbgemm_fp8",
                 "weights.fp8",
+                "weights.gptq",
             },
         ),
         Backend(

@@ -12,7 +12,7 @@ from lmi_core.errors import UserError
 DType = Literal["auto", "bf16", "fp32"]
 KvDType = Literal["auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2"]
 Device = Literal["cpu", "cuda", "torch-cpu"]
-Quantization = Literal["int8", "int4", "fp8"]
+Quantization = Literal["int8", "int4", "fp8", "awq", "gptq", "compressed-tensors"]
 
 _LEAST = {
     "max_model_len": 1,
@@ -44,7 +44,8 @@ class EngineConfig:
     """What the matrices become at load; None: as ``dtype``. int8 has a scale per output and
     rounds activations to int8 too, row by row; int4 has one per output and 128 inputs, and rounds
     activations on the CPU only; fp8, which the CPU has not, is as int8. The output head is int8 in
-    all. An fp8 checkpoint stays fp8 on torch devices and becomes ``dtype`` on the CPU."""
+    all. An fp8 checkpoint stays fp8 on torch devices and becomes ``dtype`` on the CPU. A checkpoint
+    in integers stays as it is; awq, gptq and compressed-tensors say which it is expected to be."""
     kv_dtype: KvDType = "auto"
     """KV cache; auto: as ``dtype``; int8: with a scale per token and head; fp8, on torch devices:
     with the checkpoint's scales of each layer, or none."""

@@ -8,6 +8,10 @@ from pathlib import Path
 
 from lmi_core.config.paths import is_dir, is_file
 from lmi_core.config.problem import Problems
+from lmi_core.errors import ModelError
+from lmi_core.models.hf_config import HfConfig
+from lmi_core.models.quantized.methods import is_in_fp8
+from lmi_core.models.quantized.settings import QuantizationSettings, read_settings
 
 MAX_CONFIG_BYTES = 16 << 20
 
@@ -21,12 +25,22 @@ class ModelFiles:
     architecture: str | None = None
     model_type: str | None = None
     max_position_embeddings: int | None = None
-    quant_method: str | None = None
+    quantization: QuantizationSettings | None = None
     is_encoder_decoder: bool = False
     is_diffusion: bool = False
     is_adapter: bool = False
     requirements: Path | None = None
     known: bool = False
+
+    @property
+    def quant_method(self) -> str | None:
+        """How the checkpoint is quantised."""
+        return None if self.quantization is None else self.quantization.method
+
+    @property
+    def is_in_fp8(self) -> bool:
+        """Whether the checkpoint's matrices are."""
+        return self.quantization is not None and is_in_fp8(self.quantization)
 
     @property
     def is_generative(self) -> bool:
@@ -42,14 +56,11 @@ def read_model_files(directory: Path | None, problems: Problems) -> ModelFiles:
     config = _read_config(directory / "config.json", problems)
     facts = config or {}
     architectures = facts.get("architectures")
-    quantization = facts.get("quantization_config")
     return ModelFiles(
         architecture=_first_text(architectures),
         model_type=_text(facts.get("model_type")),
         max_position_embeddings=_max_positions(facts),
-        quant_method=_text(quantization.get("quant_method"))
-        if isinstance(quantization, dict)
-        else None,
+        quantization=_quantization(directory, facts, problems),
         is_encoder_decoder=facts.get("is_encoder_decoder") is True,
         is_diffusion=is_file(directory / "model_index.json"),
         is_adapter=config is None and is_file(directory / "adapter_config.json"),
@@ -71,6 +82,17 @@ def _read_config(path: Path, problems: Problems) -> dict[str, object] | None:
         problems.error(str(path), "is not a JSON object")
         return None
     return config
+
+
+def _quantization(
+    directory: Path, facts: dict[str, object], problems: Problems
+) -> QuantizationSettings | None:
+    try:
+        settings = read_settings(HfConfig(directory / "config.json", facts))
+        return None if settings is None or not settings.method else settings
+    except ModelError as error:
+        problems.error(str(directory / "config.json"), str(error))
+        return None
 
 
 def _max_positions(facts: dict[str, object]) -> int | None:

@@ -16,6 +16,7 @@ from lmi_core.config.option import Outcome
 from lmi_core.config.problem import Problems
 from lmi_core.config.table import BY_KEY
 from lmi_core.config.transformers_config import TransformersConfig
+from lmi_core.models.quantized.methods import objection
 
 _NOT_SET = frozenset({"model", "served_model_name", "num_models"})
 _CONFIGS: dict[str, type[EngineConfig]] = {
@@ -82,11 +83,16 @@ def ignore_for_cpu(values: Values) -> None:
         }
 
 
-def ignore_what_the_checkpoint_says(values: Values, files: ModelFiles) -> None:
-    """Note a quantisation that names how the checkpoint is quantised, which is read as it is."""
-    key, method = "option.quantize", files.quant_method
-    if method == "compressed-tensors" and values.get(key) == method:
-        values.ignored[key] = "the checkpoint is read as it is quantised"
+def refuse_other_quantisations(values: Values, files: ModelFiles) -> None:
+    """Note a quantisation that doesn't go with the checkpoint's own, as far as that is known."""
+    key = "option.quantize"
+    value = values.known.get(key)
+    if value is None or not files.known:
+        return
+    asked = converted(value.option.actions["native"].for_value(value.value), value.value)
+    problem = objection(str(asked), files.quantization)
+    if problem is not None and effect_of_value(value, "native").outcome is not Outcome.REFUSED:
+        values.refused[key] = problem
 
 
 def refuse_for_cpu(values: Values, files: ModelFiles) -> None:
@@ -99,9 +105,9 @@ def refuse_for_cpu(values: Values, files: ModelFiles) -> None:
             "the CPU engine has no fp8 KV cache: write int8 or bf16, or set option.device=cuda"
         )
     key = "option.quantize"
-    if values.get(key) == "fp8" and files.quant_method is not None:
+    if values.get(key) == "fp8" and files.is_in_fp8:
         values.ignored[key] = "the checkpoint is quantised already; the CPU reads fp8 as bf16"
-    elif values.get(key) == "fp8":
+    elif values.get(key) == "fp8" and key not in values.refused:
         values.refused[key] = (
             "the CPU engine has no fp8 weights: write int8, which takes as little memory, or set "
             "option.device=cuda"

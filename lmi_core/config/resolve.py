@@ -40,8 +40,8 @@ from lmi_core.config.native_settings import (
     check_engine,
     engine_settings,
     ignore_for_cpu,
-    ignore_what_the_checkpoint_says,
     refuse_for_cpu,
+    refuse_other_quantisations,
     runs_in_engine,
 )
 from lmi_core.config.origin import Rank, Setting
@@ -259,7 +259,7 @@ class _Examination:
         if runs_in_engine(decision.backend):
             ignore_for_cpu(values)
         if decision.backend == "native":
-            ignore_what_the_checkpoint_says(values, files)
+            refuse_other_quantisations(values, files)
             refuse_for_cpu(values, files)
         elif decision.backend in ("trtllm", "neuron"):
             ignore_stored_quantisation(values, files)

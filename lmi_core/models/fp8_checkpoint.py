@@ -14,33 +14,18 @@ from lmi_core.ops.fp8_matrix import FP8_BLOCK, are_scales
 
 FP8_DTYPE = "F8_E4M3"
 _SCALE_DTYPES = ("F32", "F16", "BF16")
-METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors")
-_FORMATS = ("float-quantized", "naive-quantized")
 _SCALES = ("_scale", "_scale_inv")
 _BESIDE = (".weight_scale", ".weight_scale_inv", ".input_scale")
 """Endings of tensors that go with fp8 matrices, or say what we find out ourselves."""
 
 
-def check_quantization(config: HfConfig) -> None:
-    """Raise ModelError if config.json says that the checkpoint is quantised in another way."""
-    quantization = config.values.get("quantization_config")
-    if quantization is None:
-        return
-    settings = quantization if isinstance(quantization, dict) else {}
-    method, layout = settings.get("quant_method"), settings.get("format")
-    if method not in METHODS or (method == "compressed-tensors" and layout not in _FORMATS):
-        what = f"{method!r}" if method != "compressed-tensors" else f"{method!r} as {layout!r}"
-        raise config.error(
-            "quantization_config",
-            f"says that the checkpoint is quantised by {what[:80]}, but quantised checkpoints are "
-            "read in fp8 only; use the model's fp8, fp32, bf16 or fp16 checkpoint",
-        )
-    block = settings.get("weight_block_size")
+def check_blocks(settings: HfConfig) -> None:
+    """Raise ModelError for scales of blocks that can't be read."""
+    block = settings.values.get("weight_block_size")
     if block is not None and block != [FP8_BLOCK, FP8_BLOCK]:
-        raise config.error(
-            "quantization_config",
-            f"has weight_block_size {str(block)[:80]}; blocks of [{FP8_BLOCK}, {FP8_BLOCK}] can "
-            "be read",
+        raise settings.error(
+            "weight_block_size",
+            f"is {str(block)[:80]}; blocks of [{FP8_BLOCK}, {FP8_BLOCK}] can be read",
         )
 
 

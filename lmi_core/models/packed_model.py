@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import threading
@@ -13,7 +14,10 @@ from typing import TYPE_CHECKING, Literal
 from lmi_core import _native
 from lmi_core.models.checkpoint import read_checkpoint
 from lmi_core.models.content_digest import FileState, Interrupted
+from lmi_core.models.hf_config import read_hf_config
 from lmi_core.models.packed_file import PackedFile
+from lmi_core.models.quantized.methods import is_in_fp8
+from lmi_core.models.quantized.settings import read_settings
 from lmi_core.models.repack_cache import (
     MIN_CHECKPOINT_BYTES,
     RepackCache,
@@ -139,6 +143,14 @@ class PackedModel:
             self._matrices.clear()
 
 
+def _formats(config: EngineConfig) -> str:
+    """What matrices become, and of a checkpoint in integers how its tensors are to be read."""
+    settings = read_settings(read_hf_config(config.model))
+    if settings is None or is_in_fp8(settings):
+        return f"{config.dtype} {config.quantize}"
+    return f"{config.dtype} {json.dumps(settings.values, sort_keys=True)}"
+
+
 def open_packed_model(config: EngineConfig, num_threads: int) -> PackedModel | None:
     """The model's place in the repack cache; None where there is no cache or no use for one.
 
@@ -157,7 +169,7 @@ def open_packed_model(config: EngineConfig, num_threads: int) -> PackedModel | N
     return PackedModel(
         RepackCache(directory, config.repack_cache_bytes),
         sources,
-        formats=f"{config.dtype} {config.quantize}",
+        formats=_formats(config),
         instruction_set=config.instruction_set or _native.default_instruction_set(),
         num_threads=num_threads,
     )

@@ -12,13 +12,14 @@ import numpy.typing as npt
 
 from lmi_core.models.family import WeightNames
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.ops.fp8_matrix import Matrix
+from lmi_core.ops.matrix import Matrix
 from lmi_core.ops.recorder import FloatArray, LinearWeight
 
 WeightFormat = Literal["fp32", "bf16"]
+Quantization = Literal["int8", "int4", "fp8"]
 PackFormat = Literal["fp32", "bf16", "int8", "int4", "fp8"]
-"""int8: a scale per output; int4: a scale per output and 128 inputs; fp8: as in the checkpoint, or
-a scale per output."""
+"""int8: a scale per output; int4: a scale per output and 128 inputs, or as in the checkpoint; fp8:
+as in the checkpoint, or a scale per output."""
 
 
 class MappedFile(Protocol):
@@ -32,8 +33,8 @@ class MappedFile(Protocol):
 
 class WeightBackend(Protocol):
     """Maps files and packs matrices for a recorder; ``parts`` are row-major [n_i, k] in fp32, fp16,
-    bf16 (as uint16) or fp8, ``gated`` ones are gate and up. int8, int4 and fp8 quantise them.
-    ``names`` are the parts' in the checkpoint."""
+    bf16 (as uint16), fp8 or ``format`` itself, ``gated`` ones are gate and up. int8, int4 and fp8
+    quantise what isn't. ``names`` are the parts' in the checkpoint."""
 
     @property
     def keeps_fp8(self) -> bool:

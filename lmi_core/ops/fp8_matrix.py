@@ -6,7 +6,6 @@ mantissa; 0x7f and 0xff are NaN, and nothing is infinite.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,24 +45,6 @@ class Fp8Matrix:
             rows = slice(first, first + _CHUNK_ROWS)
             _decode(self.codes[rows], self.scales[rows], values[rows])
         return values
-
-
-Matrix = npt.NDArray[np.generic] | Fp8Matrix
-
-
-def dense(parts: Sequence[Matrix]) -> list[npt.NDArray[np.generic]]:
-    """``parts`` with those in fp8 as float32."""
-    return [part.to_float32() if isinstance(part, Fp8Matrix) else part for part in parts]
-
-
-def packable(
-    parts: Sequence[Matrix],
-) -> list[npt.NDArray[np.generic] | tuple[npt.NDArray[np.uint8], FloatArray]]:
-    """``parts`` as ``_native.LinearWeight.pack`` takes them, which decodes on the way."""
-    return [
-        (part.codes, np.ascontiguousarray(part.scales)) if isinstance(part, Fp8Matrix) else part
-        for part in parts
-    ]
 
 
 def expand_scales(scales: FloatArray, shape: tuple[int, ...]) -> FloatArray:

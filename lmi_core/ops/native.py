@@ -10,14 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core import _native
-from lmi_core.ops.fp8_matrix import Matrix, packable
+from lmi_core.ops.matrix import Matrix, packable, packed_group_size
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight
 
 if TYPE_CHECKING:
     from lmi_core.models.packed_model import PackedModel
-
-INT4_GROUP_SIZE = 128
-"""Inputs per scale of int4 weights: 4.25 bits a weight, scales and zero points included."""
 
 
 class NativeWeights:
@@ -50,7 +47,7 @@ class NativeWeights:
     ) -> LinearWeight:
         if format == "fp8":
             raise ValueError("the CPU engine has no products with fp8 matrices")
-        group_size = INT4_GROUP_SIZE if format == "int4" else 0
+        group_size = packed_group_size(parts, format)
         label = f"{format}{group_size or ''}{' gated' if gated else ''} {' '.join(names)}"
         if self.packed is not None:
             found = self.packed.find(
@@ -64,7 +61,7 @@ class NativeWeights:
             if found is not None:
                 return found
         weight = _native.LinearWeight.pack(
-            packable(parts),
+            packable(parts, group_size),
             format=format,
             gated=gated,
             group_size=group_size,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lmi_core.ops.fp8_matrix import Matrix, dense
+from lmi_core.ops.matrix import Matrix, dense
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, RowSymbol
 from lmi_core.ops.step_arrays import StepArrays, StepResult
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lmi_core import _native
-from lmi_core.ops.fp8_matrix import Fp8Matrix, Matrix, dense, packable
+from lmi_core.ops.fp8_matrix import Fp8Matrix
 from lmi_core.ops.fp8_panels import Fp8Rows, pack_fp8, quantize_fp8
-from lmi_core.ops.native import INT4_GROUP_SIZE
+from lmi_core.ops.matrix import Matrix, dense, packable, packed_group_size
 from lmi_core.ops.packed_weight import PackedWeight
 from lmi_core.ops.recorder import FloatArray
 
@@ -89,9 +89,9 @@ class DeviceWeights:
         gated: bool,
     ) -> PackedWeight:
         """Quantised on the host, by the code that the CPU engine uses, to the same bytes."""
-        group_size = INT4_GROUP_SIZE if format == "int4" else 0
+        group_size = packed_group_size(parts, format)
         packed = _native.LinearWeight.pack(
-            packable(parts), format=format, gated=gated, group_size=group_size
+            packable(parts, group_size), format=format, gated=gated, group_size=group_size
         )
         panels = torch.frombuffer(bytearray(packed.packed()), dtype=torch.uint8)
         return PackedWeight(
@@ -105,7 +105,7 @@ class DeviceWeights:
 
     def _in_fp8(self, part: Matrix) -> Fp8Rows:
         if not isinstance(part, Fp8Matrix):
-            return quantize_fp8(as_tensor(part).to(self.device))
+            return quantize_fp8(as_tensor(*dense([part])).to(self.device))
         codes, scales = as_tensor(part.codes), as_tensor(part.scales)
         return codes.to(self.device).view(torch.float8_e4m3fn), scales.to(self.device)
 

@@ -189,6 +189,16 @@ CASES: dict[str, Case] = {
         config=LLAMA,
         exit_code=2,
     ),
+    "vllm_awq": Case(
+        "option.rolling_batch=vllm\noption.quantize=awq_marlin\noption.dtype=fp16\n",
+        argv=("model", "--prefer-native"),
+        config=LLAMA | {"quantization_config": {"quant_method": "awq", "bits": 4}},
+    ),
+    "tgi_gptq": Case(
+        "",
+        argv=("--model-id", "model", "--quantize", "gptq"),
+        config=LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+    ),
     "several": Case(
         "option.dtype=bf16\njob_queue_size=9\n",
         argv=("--admin-key", "a-secret"),

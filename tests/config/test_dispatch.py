@@ -209,9 +209,9 @@ def test_diffusion_is_refused(model_dir, resolved):
         resolved(model_dir("option.entryPoint=djl_python.stable_diffusion"))
 
 
-def test_quantisation_that_does_not_exist_yet_is_refused(model_dir, resolved):
-    name = model_dir("option.quantize=awq", config=LLAMA)
-    with pytest.raises(ConfigError, match="not available in this version"):
+def test_weights_that_cannot_be_read_yet_are_refused(model_dir, resolved):
+    name = model_dir("option.load_format=dummy", config=LLAMA)
+    with pytest.raises(ConfigError, match="not available in this version: random weights"):
         resolved(name)
 
 

@@ -11,7 +11,7 @@ from lmi_core.config.option import Option, Outcome, mapped, needs, no_effect, re
 from lmi_core.config.table import BY_KEY
 from lmi_core.config.value_type import Text
 
-QUANTIZE = BY_KEY["option.quantize"]
+LOAD_FORMAT = BY_KEY["option.load_format"]
 
 
 def option(action):
@@ -29,10 +29,11 @@ def with_capability(monkeypatch):
 
 
 def test_a_missing_capability_refuses_what_changes_tokens():
-    effect = effect_of(QUANTIZE, "awq", "native")
+    effect = effect_of(LOAD_FORMAT, "pt", "native")
     assert effect.outcome is Outcome.REFUSED
     assert effect.text == (
-        "not available in this version: AWQ checkpoints (give an unquantised checkpoint)"
+        "not available in this version: weights in PyTorch's pickle format (convert the weights to "
+        "safetensors)"
     )
 
 
@@ -49,9 +50,9 @@ def test_values_that_ask_for_nothing_are_not_refused():
 
 
 def test_adding_the_capability_turns_the_row_on(with_capability):
-    with_capability("weights.awq", "lora")
-    assert effect_of(QUANTIZE, "awq", "native") == Effect(Outcome.MAPPED, "quantize=awq")
-    assert effect_of(QUANTIZE, "gptq", "native").outcome is Outcome.REFUSED
+    with_capability("weights.dummy", "lora")
+    assert effect_of(LOAD_FORMAT, "dummy", "native").outcome is Outcome.MAPPED
+    assert effect_of(LOAD_FORMAT, "pt", "native").outcome is Outcome.REFUSED
     assert effect_of(BY_KEY["option.enable_lora"], True, "native").outcome is Outcome.MAPPED
 
 

@@ -286,3 +286,17 @@ def test_reading_needs_the_very_bytes(tmp_path: Path):
     ):
         with pytest.raises(_native.NativeError, match=message):
             _native.LinearWeight.read(**where | wrong)
+
+
+def test_codes_are_kept_as_they_are_to_be_read(tmp_path, cache):
+    """Settings beside the tensors say what these mean."""
+    checkpoints = pytest.importorskip("tests.integer_checkpoints")
+    path, _ = checkpoints.make_integer_checkpoint(tmp_path / "model", checkpoints.FORMS["gptq"])
+    config = config_of(path, cache)
+    assert start(config) > 0
+    assert start(config_of(path, cache, quantize="gptq")) == 0
+    first = outputs(config)
+    settings = {**checkpoints.GPTQ, "checkpoint_format": "gptq_v2"}
+    checkpoints.set_config(path, quantization_config=settings)
+    assert start(config) > 0
+    assert outputs(config) != first

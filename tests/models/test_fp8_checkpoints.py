@@ -16,8 +16,8 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 from lmi_core import _native  # noqa: E402
 from lmi_core.config.capabilities import BACKENDS  # noqa: E402
 from lmi_core.errors import ModelError  # noqa: E402
-from lmi_core.models import fp8_checkpoint  # noqa: E402
 from lmi_core.models.loader import LoadedModel, load_model  # noqa: E402
+from lmi_core.models.quantized.methods import METHODS  # noqa: E402
 from lmi_core.models.weights import Linear  # noqa: E402
 from lmi_core.ops.fp8_matrix import Fp8Matrix, expand_scales  # noqa: E402
 from lmi_core.ops.packed_weight import PackedWeight  # noqa: E402
@@ -158,12 +158,12 @@ def test_faults_name_the_tensor(
     ("quantization", "message"),
     [
         (
-            {"quant_method": "gptq"},
-            "quantised by 'gptq', but",
+            {"quant_method": "exl2"},
+            "quantization_config.quant_method is 'exl2'; awq, gptq, compressed-tensors, fp8",
         ),
-        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"weight_block_size \[64, 64\]"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "as 'pack-quantized'"),
-        ([], "quantised by None"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"block_size is \[64, 64\]; bl"),
+        ([], "quantization_config is .*, but must be an object"),
+        ({}, "quant_method is ''"),
     ],
 )
 def test_other_quantisations_are_refused(
@@ -174,7 +174,7 @@ def test_other_quantisations_are_refused(
 
 
 def test_the_configuration_knows_the_same_methods() -> None:
-    known = {f"weights.{method}" for method in fp8_checkpoint.METHODS}
+    known = {f"weights.{method}" for method in METHODS}
     assert known <= BACKENDS["native"].capabilities
 
 

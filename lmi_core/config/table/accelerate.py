@@ -1,6 +1,6 @@
 """Hugging Face Accelerate keys."""
 
-from lmi_core.config.option import Flag, Option, honoured, mapped, needs, no_effect, refused
+from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs, no_effect, refused
 from lmi_core.config.value_type import Bool, Int, StopList, Text
 
 _SYSTEMS = ("accelerate",)
@@ -26,6 +26,27 @@ _OFF = no_effect("asks for what happens anyway")
 
 _HONOURED = "tests/config/test_honoured.py::test_quantized_weights_are_smaller"
 
+
+def _checkpoint(method: str) -> Action:
+    """The value says how the checkpoint is quantised."""
+    return honoured(
+        "quantize",
+        "the checkpoint is read as it is quantised",
+        test="tests/config/test_quantized_checkpoints.py::test_they_are_served",
+        capability=f"weights.{method}",
+    )
+
+
+def _kernels(name: str, method: str) -> Action:
+    """The value says so too, and what others multiply such weights with."""
+    return mapped(
+        "quantize",
+        "with kernels of our own",
+        capability=f"weights.{method}",
+        convert={name: method},
+    )
+
+
 QUANTIZE = {
     "int8": honoured("quantize", test=_HONOURED, capability="quant.int8"),
     "bitsandbytes8": _INT8,
@@ -45,8 +66,12 @@ QUANTIZE = {
         test="tests/config/test_honoured.py::test_fp8_weights_on_a_torch_device",
         capability="quant.fp8",
     ),
-    "awq": needs("weights.awq", "give an unquantised checkpoint", setting="quantize"),
-    "gptq": needs("weights.gptq", "give an unquantised checkpoint", setting="quantize"),
+    "awq": _checkpoint("awq"),
+    "awq_marlin": _kernels("awq_marlin", "awq"),
+    "gptq": _checkpoint("gptq"),
+    "gptq_marlin": _kernels("gptq_marlin", "gptq"),
+    "compressed-tensors": _checkpoint("compressed-tensors"),
+    "marlin": refused("checkpoints in Marlin's own order aren't read: give the GPTQ or AWQ one"),
 }
 """What the native engine does with each value of ``option.quantize``."""
 
@@ -110,8 +135,6 @@ OPTIONS = (
             "common": (
                 *QUANTIZE,
                 "exl2",
-                "marlin",
-                "compressed-tensors",
                 "squeezellm",
                 "deepspeedfp",
             ),

@@ -1,0 +1,62 @@
+"""The layout of a checkpoint's linear layers, chosen by what its files say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from lmi_core.errors import ModelError
+from lmi_core.models.fp8_checkpoint import check_blocks
+from lmi_core.models.hf_config import HfConfig
+from lmi_core.models.quantized.awq import Awq
+from lmi_core.models.quantized.compressed_tensors import CompressedTensors
+from lmi_core.models.quantized.gptq import Gptq
+from lmi_core.models.quantized.layout import Layout
+from lmi_core.models.quantized.methods import (
+    INTEGER_METHODS,
+    METHODS,
+    CheckpointMethod,
+    is_in_fp8,
+    objection,
+)
+from lmi_core.models.quantized.settings import QuantizationSettings, read_settings
+from lmi_core.models.weights import Quantization
+
+_LAYOUTS: dict[str, Callable[[QuantizationSettings], Layout]] = {
+    "awq": Awq,
+    "gptq": Gptq,
+    "compressed-tensors": CompressedTensors,
+}
+
+
+def read_layout(config: HfConfig) -> Layout | None:
+    """How linear layers are stored in integers; None: they aren't (but may be in fp8).
+
+    Raises ModelError for a quantisation that can't be read.
+    """
+    settings = read_settings(config)
+    if settings is None:
+        return None
+    if is_in_fp8(settings):
+        check_blocks(settings)
+        return None
+    method = settings.method
+    if method not in _LAYOUTS:
+        raise settings.error(
+            "quant_method",
+            f"is {method[:80]!r}; {', '.join(METHODS)} can be read: use such a checkpoint, or the "
+            "model's fp32, bf16 or fp16 one",
+        )
+    return _LAYOUTS[method](settings)
+
+
+def quantization_at_load(
+    config: HfConfig, asked: Quantization | CheckpointMethod | None
+) -> Quantization | None:
+    """What matrices are quantised to; None: nothing. ModelError if that doesn't go with the
+    checkpoint."""
+    if asked is None:
+        return None
+    if problem := objection(asked, read_settings(config)):
+        raise ModelError(f"{config.path}: quantize={asked}: {problem}", field="quantize")
+    return None if asked in INTEGER_METHODS else cast(Quantization, asked)

@@ -1,0 +1,39 @@
+"""Codes of 4 or 8 bits in 32-bit words, the first one in the lowest bits.
+
+Format: TGI format reference, GPTQ, AWQ and compressed-tensors.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of a word's eight columns each of its codes belongs to, in AWQ's order."""
+_CODE_MASK = 15
+
+
+def unpack_rows(words: npt.NDArray[np.generic], num_bits: int) -> Bytes:
+    """The codes [rows, columns] of words [rows, columns * num_bits / 32]."""
+    stored = np.ascontiguousarray(words).view(np.uint8)
+    if num_bits == 8:
+        return stored
+    codes = np.empty((stored.shape[0], 2 * stored.shape[1]), np.uint8)
+    np.bitwise_and(stored, _CODE_MASK, out=codes[:, 0::2])
+    np.right_shift(stored, 4, out=codes[:, 1::2])
+    return codes
+
+
+def unpack_columns(words: npt.NDArray[np.generic], num_bits: int) -> Bytes:
+    """The codes [columns, rows] of words [rows * num_bits / 32, columns]."""
+    return unpack_rows(words.T, num_bits)
+
+
+def unpack_awq(words: npt.NDArray[np.generic]) -> Bytes:
+    """The codes [columns, rows] of words [rows, columns / 8] in AWQ's order."""
+    columns = np.ascontiguousarray(words.T).view(np.uint32)
+    codes = np.empty((len(columns), len(AWQ_COLUMNS), columns.shape[1]), np.uint8)
+    for nibble, column in enumerate(AWQ_COLUMNS):
+        codes[:, column] = (columns >> np.uint32(4 * nibble)) & np.uint32(_CODE_MASK)
+    return codes.reshape(-1, columns.shape[1])

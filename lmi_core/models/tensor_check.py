@@ -1,0 +1,92 @@
+"""Whether a checkpoint holds exactly the tensors that a model needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from lmi_core.errors import ModelError
+from lmi_core.models.family import WeightNames
+from lmi_core.models.fp8_checkpoint import FP8_DTYPE, goes_with_fp8, scale_problem
+from lmi_core.models.kv_scales import kv_scale_names
+from lmi_core.models.quantized.stored_layers import StoredLayers
+from lmi_core.models.safetensors_file import TensorInfo
+from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.weights import expected_shapes
+
+FLOAT_DTYPES = ("F32", "F16", "BF16")
+_MAX_PROBLEMS = 20
+
+
+def check_tensors(
+    path: Path,
+    spec: DecoderSpec,
+    names: WeightNames,
+    tensors: Mapping[str, TensorInfo],
+    quantized: StoredLayers,
+) -> None:
+    """Raise ModelError unless ``tensors`` are exactly what ``spec`` needs, all faults at once."""
+    expected = expected_shapes(spec, names)
+    known: set[str] = set()
+    problems = []
+    for name, shape in expected.items():
+        if name in quantized:
+            problems += quantized.problems(name)
+            known |= quantized.tensors_of(name).keys()
+        else:
+            problems += _problems(name, shape, names, tensors)
+            known.add(name)
+    scales = kv_scale_names(spec, names, tensors)
+    problems += [_dtype_problem(tensors[name]) for name in scales if not _is_float(tensors[name])]
+    known |= {*scales, *quantized.spare_biases, *quantized.ignored}
+    if spec.tied_head:
+        known.add(f"{names.head}.weight")
+    problems += _unexpected(names, tensors, known)
+    if problems:
+        raise _error(path, spec, problems)
+
+
+def _problems(
+    name: str, shape: tuple[int, ...], names: WeightNames, tensors: Mapping[str, TensorInfo]
+) -> list[str]:
+    tensor = tensors.get(name)
+    if tensor is None:
+        return [f"missing: {name} {list(shape)}"]
+    if tensor.shape != shape:
+        return [f"wrong shape: {name} is {list(tensor.shape)}, expected {list(shape)}"]
+    if tensor.dtype == FP8_DTYPE and len(shape) == 2 and name != names.embedding:
+        problem = scale_problem(tensor, tensors)
+        return [problem] if problem else []
+    return [] if _is_float(tensor) else [_dtype_problem(tensor)]
+
+
+def _is_float(tensor: TensorInfo) -> bool:
+    return tensor.dtype in FLOAT_DTYPES
+
+
+def _dtype_problem(tensor: TensorInfo) -> str:
+    return f"wrong dtype: {tensor.name} is {tensor.dtype}, must be F32, F16 or BF16"
+
+
+def _unexpected(
+    names: WeightNames, tensors: Mapping[str, TensorInfo], known: set[str]
+) -> list[str]:
+    has_fp8 = any(tensor.dtype == FP8_DTYPE for tensor in tensors.values())
+    return [
+        f"unexpected: {name} {list(tensor.shape)}"
+        for name, tensor in tensors.items()
+        if name not in known
+        and not name.endswith(names.ignored)
+        and not (has_fp8 and goes_with_fp8(name))
+    ]
+
+
+def _error(path: Path, spec: DecoderSpec, problems: list[str]) -> ModelError:
+    shown = problems[:_MAX_PROBLEMS]
+    if len(problems) > len(shown):
+        shown.append(f"and {len(problems) - len(shown)} more")
+    return ModelError(
+        f"{path}: {len(problems)} of the tensors don't fit config.json ({spec.architecture}, "
+        f"{spec.num_layers} layers):\n  " + "\n  ".join(shown),
+        field="model",
+    )

@@ -1,0 +1,206 @@
+"""Taking a checkpoint's tensors out of their files, as matrices, vectors and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from lmi_core.errors import ModelError
+from lmi_core.models.fp8_checkpoint import FP8_DTYPE, scale_of
+from lmi_core.models.quantized.stored_layers import StoredLayers
+from lmi_core.models.safetensors_file import TensorInfo
+from lmi_core.models.weights import (
+    Linear,
+    MappedFile,
+    PackFormat,
+    Quantization,
+    WeightBackend,
+    WeightFormat,
+)
+from lmi_core.ops.fp8_matrix import Fp8Matrix, expand_scales
+from lmi_core.ops.integer_matrix import IntegerMatrix
+from lmi_core.ops.matrix import Matrix, dense
+from lmi_core.ops.recorder import FloatArray
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes loaded so far and in all."""
+
+_NUMPY_DTYPES = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,
+    FP8_DTYPE: np.uint8,
+    "I8": np.int8,
+    "I32": np.int32,
+    "I64": np.int64,
+}
+_FORMATS: tuple[Quantization, ...] = ("int4", "int8", "fp8")
+
+
+class TensorReader:
+    """Takes tensors out of their files, each once, and reports how far it is."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, TensorInfo],
+        quantized: StoredLayers,
+        backend: WeightBackend,
+        weight_format: WeightFormat,
+        quantize: Quantization | None,
+        progress: Progress | None,
+    ) -> None:
+        self.kept: set[Quantization] = set()
+        """What matrices of layers were in the checkpoint, and still are."""
+        self.widened: set[Quantization] = set()
+        """What they were where they are of ``weight_format`` now."""
+        self.most_rounding = 0.0
+        """The largest change of a scale, relative to it."""
+        self._tensors = tensors
+        self._quantized = quantized
+        self._backend = backend
+        self._weight_format = weight_format
+        self._quantize = quantize
+        self._progress = progress
+        self._files: dict[Path, MappedFile] = {}
+        self._num_bytes_done = 0
+        self._num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
+
+    @property
+    def kept_format(self) -> Quantization | None:
+        """Of the smallest of the matrices that were kept."""
+        return next((name for name in _FORMATS if name in self.kept), None)
+
+    def linear(
+        self, prefixes: Sequence[str], *, gated: bool = False, format: PackFormat | None = None
+    ) -> Linear:
+        """The linear layers of these names as one; ``format``: None: that of layers. A matrix in
+        integers keeps its own."""
+        weight_names = [f"{prefix}.weight" for prefix in prefixes]
+        parts = [self._matrix(name) for name in weight_names]
+        chosen = self._kept_format(parts) or format or self._layer_format(parts)
+        if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
+            parts = [*dense(parts)]
+        weight = self._backend.pack(parts, names=weight_names, format=chosen, gated=gated)
+        for name in weight_names:
+            self._release(self._stored_as(name))
+        self._check_spare_biases(prefixes)
+        bias = None
+        if self._has_bias(prefixes[0]):
+            bias = np.concatenate([self.vector(f"{prefix}.bias") for prefix in prefixes])
+        return Linear(weight, bias)
+
+    def tied_head(self, name: str, format: PackFormat) -> Linear:
+        """The embedding packed as the output head; its source pages go, the mapping stays."""
+        weight = self._backend.pack([self._view(name)], names=[name], format=format, gated=False)
+        tensor = self._tensors[name]
+        self._file(tensor.path).drop(tensor.offset, tensor.num_bytes)
+        return Linear(weight)
+
+    def vector(self, name: str) -> FloatArray:
+        """A float32 copy."""
+        values = self._floats(self._tensors[name])
+        self._release([name])
+        return values
+
+    def table(self, name: str) -> npt.NDArray[np.generic]:
+        """The tensor as stored, mapped; fp16, which no kernel reads, as a float32 copy."""
+        view = self._view(name)
+        if self._tensors[name].dtype == "F16":
+            view = _to_float32(view, "F16")
+            self._release([name])
+        else:
+            self._advance(self._tensors[name].num_bytes)
+        return view
+
+    def _kept_format(self, parts: Sequence[Matrix]) -> Quantization | None:
+        """Of matrices in integers that can be packed as one as they are; None: others."""
+        formats = {part.format if isinstance(part, IntegerMatrix) else None for part in parts}
+        kept = formats.pop() if len(formats) == 1 else None
+        if kept is not None:
+            self.kept.add(kept)
+        return kept
+
+    def _layer_format(self, parts: Sequence[Matrix]) -> PackFormat:
+        if self._quantize is not None:
+            return self._quantize
+        in_fp8 = [isinstance(part, Fp8Matrix) for part in parts]
+        if all(in_fp8) and self._backend.keeps_fp8:
+            self.kept.add("fp8")
+            return "fp8"
+        if any(in_fp8):
+            self.widened.add("fp8")
+        self.widened |= {part.format for part in parts if isinstance(part, IntegerMatrix)}
+        return self._weight_format
+
+    def _matrix(self, name: str) -> Matrix:
+        if name in self._quantized:
+            return self._quantized.matrix(
+                name,
+                integers=lambda tensor: self._view(tensor.name),
+                floats=self._floats,
+                note_rounding=self._note_rounding,
+            )
+        tensor = self._tensors[name]
+        if tensor.dtype != FP8_DTYPE:
+            return self._view(name)
+        scale = scale_of(tensor, self._tensors)
+        assert scale is not None
+        return Fp8Matrix(
+            self._view(name).view(np.uint8), expand_scales(self.vector(scale.name), tensor.shape)
+        )
+
+    def _stored_as(self, weight: str) -> Sequence[str]:
+        return [*self._quantized.tensors_of(weight)] if weight in self._quantized else [weight]
+
+    def _has_bias(self, prefix: str) -> bool:
+        name = f"{prefix}.bias"
+        return name in self._tensors and name not in self._quantized.spare_biases
+
+    def _check_spare_biases(self, prefixes: Sequence[str]) -> None:
+        names = {f"{prefix}.bias" for prefix in prefixes}
+        for name in names & self._quantized.spare_biases:
+            if self.vector(name).any():
+                raise ModelError(
+                    f"{self._tensors[name].path}: {name} isn't zero, but the layers of this model "
+                    "have no such bias; the checkpoint doesn't fit its config.json",
+                    field="model",
+                )
+
+    def _note_rounding(self, change: float) -> None:
+        self.most_rounding = max(self.most_rounding, change)
+
+    def _floats(self, tensor: TensorInfo) -> FloatArray:
+        return _to_float32(self._view(tensor.name), tensor.dtype)
+
+    def _view(self, name: str) -> npt.NDArray[np.generic]:
+        tensor = self._tensors[name]
+        raw = self._file(tensor.path).array(tensor.offset, tensor.num_bytes)
+        dtype = np.dtype(_NUMPY_DTYPES[tensor.dtype])
+        if raw.ctypes.data % dtype.itemsize != 0:
+            raw = raw.copy()
+        return raw.view(dtype).reshape(tensor.shape)
+
+    def _file(self, path: Path) -> MappedFile:
+        if path not in self._files:
+            self._files[path] = self._backend.open(path)
+        return self._files[path]
+
+    def _release(self, names: Sequence[str]) -> None:
+        for name in names:
+            tensor = self._tensors[name]
+            self._file(tensor.path).drop(tensor.offset, tensor.num_bytes)
+            self._advance(tensor.num_bytes)
+
+    def _advance(self, num_bytes: int) -> None:
+        self._num_bytes_done += num_bytes
+        if self._progress is not None:
+            self._progress(self._num_bytes_done, self._num_bytes)
+
+
+def _to_float32(values: npt.NDArray[np.generic], dtype: str) -> FloatArray:
+    if dtype == "BF16":
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return values.astype(np.float32)

@@ -1,0 +1,117 @@
+"""Options that name how a checkpoint is quantised, and checkpoints that are or aren't so."""
+
+import asyncio
+import json
+
+import pytest
+
+from lmi_core.config.engine_config import EngineConfig
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import ConfigError, ModelError
+
+from .cases import LLAMA
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+FP8 = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+
+
+def row_of(report):
+    return next(row for row in report.rows[0] if row.key == "option.quantize")
+
+
+@pytest.mark.parametrize(
+    ("form", "properties", "argv"),
+    [
+        ("awq", "", ()),
+        ("awq", "option.quantize=awq", ()),
+        ("awq", "option.rolling_batch=vllm\noption.quantize=awq_marlin", ()),
+        ("awq", "", ("--quantize", "gptq")),
+        ("gptq", "option.rolling_batch=lmi-dist\noption.quantize=gptq", ()),
+        ("gptq", "", ("--quantize", "gptq")),
+        ("packed", "option.quantize=compressed-tensors\noption.device=torch-cpu", ()),
+        ("int8", "", ("--quantize", "compressed-tensors")),
+    ],
+)
+def test_they_are_served(tmp_path, resolved, form, properties, argv):
+    checkpoints = pytest.importorskip("tests.integer_checkpoints")
+    form = checkpoints.FORMS[form]
+    path, _ = checkpoints.make_integer_checkpoint(tmp_path / "model", form)
+    (path / "serving.properties").write_text(properties)
+    model = resolved(str(path), "--prefer-native", *argv).models[0]
+
+    async def main():
+        params = SamplingParams(max_new_tokens=4, ignore_eos=True)
+        async with Engine(model.engine_config(path)) as engine:
+            assert engine.info.runner.quantize == f"int{form.num_bits}"
+            assert len([event async for event in engine.generate((10, 11, 12), params)]) == 4
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize(
+    ("written", "quantization", "outcome", "text"),
+    [
+        ("awq", AWQ, "honoured", "quantize=awq; the checkpoint is read as it is quantised"),
+        ("gptq", GPTQ, "honoured", "quantize=gptq; the checkpoint is read as it is quantised"),
+        ("gptq_marlin", GPTQ, "mapped", "quantize=gptq; with kernels of our own"),
+        ("gptq", AWQ, "honoured", "quantize=gptq; the checkpoint is read as it is quantised"),
+        ("compressed-tensors", PACKED, "honoured", "quantize=compressed-tensors; the checkpoint"),
+        ("compressed-tensors", FP8, "honoured", "quantize=compressed-tensors; the checkpoint"),
+        ("awq", GPTQ, "refused", "the checkpoint is quantised by gptq: write that, or leave it"),
+        ("awq_marlin", GPTQ, "refused", "the checkpoint is quantised by gptq: write that, or"),
+        ("awq", None, "refused", "the checkpoint isn't quantised: leave it out, or write int8 or"),
+        ("int8", AWQ, "refused", "the checkpoint is quantised by awq already: leave it out"),
+        ("fp8", PACKED, "refused", "the checkpoint is quantised by compressed-tensors already"),
+        ("fp8", FP8, "no effect", "the checkpoint is quantised already; the CPU reads fp8 as bf16"),
+        ("marlin", GPTQ, "refused", "checkpoints in Marlin's own order aren't read"),
+    ],
+)
+def test_options_and_checkpoints(model_dir, explained, written, quantization, outcome, text):
+    config = LLAMA if quantization is None else {**LLAMA, "quantization_config": quantization}
+    report = explained(model_dir(f"option.quantize={written}", config=config))
+    row = row_of(report)
+    assert (row.outcome, row.text[: len(text)]) == (outcome, text)
+    assert bool(report.errors) == (outcome == "refused")
+
+
+def test_what_is_not_here_yet_is_checked_when_it_is_loaded(explained):
+    row = row_of(explained("--model-id", "org/some-AWQ", "--quantize", "awq"))
+    assert row.outcome == "honoured"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 128}),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 128, "version": "GEMM"}),
+    ],
+)
+def test_older_tools_files_count(model_dir, explained, name, settings):
+    files = {name.replace(".", "__"): json.dumps(settings)}
+    method = "gptq" if name.startswith("quantize") else "awq"
+    model = model_dir(f"option.quantize={method}", config=LLAMA, **files)
+    assert not explained(model).errors
+
+
+def test_a_broken_file_is_an_error(model_dir, resolved):
+    model = model_dir("", config=LLAMA, quantize_config__json="{")
+    with pytest.raises(ConfigError, match=r"quantize_config\.json is not valid JSON"):
+        resolved(model)
+
+
+def test_the_engine_refuses_another_method(tmp_path):
+    checkpoints = pytest.importorskip("tests.integer_checkpoints")
+    form = checkpoints.FORMS["gptq"]
+    path, _ = checkpoints.make_integer_checkpoint(tmp_path / "model", form)
+
+    async def main(quantize):
+        async with Engine(EngineConfig(model=path, quantize=quantize)):
+            pass
+
+    with pytest.raises(ModelError, match="quantize=awq: the checkpoint is quantised by gptq"):
+        asyncio.run(main("awq"))
+    with pytest.raises(ModelError, match="quantize=int4: the checkpoint is quantised by gptq alr"):
+        asyncio.run(main("int4"))
