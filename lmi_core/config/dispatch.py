@@ -18,6 +18,13 @@ _RETIRED = {
     "lmi_dist": "LMI-Dist",
     "neuronx": "Transformers-NeuronX",
 }
+_DECIDING = (
+    "option.entryPoint",
+    "option.rolling_batch",
+    "engine",
+    "option.task",
+    "option.tensor_parallel_degree",
+)
 _WANTED = {"vllm": "vllm", "trtllm": "trtllm"}
 
 
@@ -145,7 +152,7 @@ def _generates(wanted: Decision, values: Values, files: ModelFiles, problems: Pr
 
 
 def _deciding_key(written: WrittenFor, values: Values) -> str | None:
-    for key in ("option.entryPoint", "option.rolling_batch", "engine", "option.task"):
+    for key in _DECIDING:
         if key in values.known and f"{key}={values.get(key)}" in written.reason:
             return key
     return None

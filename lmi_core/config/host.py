@@ -26,6 +26,11 @@ class Host:
         """Devices that tensor parallelism counts; 0 where there is only the CPU."""
         return self.num_gpus or self.num_neuron_cores
 
+    @property
+    def is_neuron(self) -> bool:
+        """Whether the devices are Neuron's."""
+        return self.num_gpus == 0 and self.num_neuron_cores > 0
+
 
 def detect_host(environ: Mapping[str, str], dev: Path = Path("/dev")) -> Host:
     """Look at device files, visibility variables and installed packages."""

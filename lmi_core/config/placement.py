@@ -34,8 +34,14 @@ def placement_for(
     if not runs_in_engine(backend):
         return place(values, host, system, mpi_mode=mpi_mode, problems=problems)
     device = values.get("option.device") or "cpu"
+    who = "the native engine" if backend == "native" else "the model"
+    if host.is_neuron:
+        problems.warn(
+            "",
+            f"{host.num_neuron_cores} Neuron cores are visible, but {who} runs on the CPU; "
+            "option.rolling_batch=vllm serves it there with vLLM's plugin",
+        )
     if host.num_gpus and device == "cpu":
-        who = "the native engine" if backend == "native" else "the model"
         problems.warn(
             "",
             f"{host.num_gpus} GPUs are visible, but {who} runs on the CPU; "

@@ -243,7 +243,13 @@ class _Examination:
         files = read_model_files(directory, self.problems)
         handler = find_handler(values, listed.directory, self.problems)
         check_formatter(handler, values, self.problems)
-        written = written_for(values, files, handler, tgi=self.tgi and listed.directory is None)
+        written = written_for(
+            values,
+            files,
+            handler,
+            tgi=self.tgi and listed.directory is None,
+            on_neuron=self.host.is_neuron,
+        )
         subject = Subject(values, written, files, self.problems)
         check(subject)
         if written.system == "tgi":

@@ -11,10 +11,11 @@ from lmi_core.config.artefacts.handler import Handler
 from lmi_core.config.merge import Values
 from lmi_core.config.model_files import ModelFiles
 
+_NEURON = "djl_python.transformers_neuronx"
 _BY_ENTRY_POINT = {
     "djl_python.deepspeed": "deepspeed",
     "djl_python.fastertransformer": "fastertransformer",
-    "djl_python.transformers_neuronx": "neuronx",
+    _NEURON: "neuronx",
     "djl_python.transformers-neuronx": "neuronx",
     "djl_python.tensorrt_llm": "trtllm",
     "djl_python.stable_diffusion": "stable_diffusion",
@@ -35,6 +36,8 @@ _ALIASES = {
     "DeepSpeed": "djl_python.deepspeed",
     "FasterTransformer": "djl_python.fastertransformer",
 }
+# On Neuron devices with a degree of parallelism their models get Neuron's entry point.
+_BY_DEVICE = frozenset({"accelerate", "common", "lmi_dist", "scheduler"})
 HUGGING_FACE = "djl_python.huggingface"
 
 
@@ -50,11 +53,17 @@ class WrittenFor:
 
 
 def written_for(
-    values: Values, files: ModelFiles, handler: Handler | None, *, tgi: bool
+    values: Values,
+    files: ModelFiles,
+    handler: Handler | None,
+    *,
+    tgi: bool,
+    on_neuron: bool = False,
 ) -> WrittenFor:
     """Tell which system's rules and defaults a configuration follows.
 
-    A ``handler`` that has formatters only leaves the requests to the built-in one.
+    A ``handler`` that has formatters only leaves the requests to the built-in one. ``on_neuron``
+    says that the host's devices are Neuron's.
     """
     engine = values.get("engine")
     given = values.get("option.entryPoint")
@@ -64,6 +73,11 @@ def written_for(
         return WrittenFor("common", reason, handler.path.name, mpi_mode, handler)
     entry_point = str(given or _ALIASES.get(str(engine), HUGGING_FACE))
     system, reason = _system(values, files, entry_point, engine, tgi)
+    if on_neuron and given is None and handler is None and system in _BY_DEVICE:
+        degree = values.get("option.tensor_parallel_degree")
+        if degree == "max" or (isinstance(degree, int) and degree > 0):
+            reason = f"option.tensor_parallel_degree={degree}"
+            return WrittenFor("neuronx", reason, _NEURON, mpi_mode)
     return WrittenFor(system, reason, entry_point, mpi_mode, handler)
 
 

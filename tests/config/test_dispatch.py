@@ -108,6 +108,45 @@ def test_neuron_devices_choose_neuron(model_dir, explained, rolling_batch):
     assert "2 Neuron cores" in model_of(report).reason
 
 
+@pytest.mark.parametrize(
+    "properties", ["", "option.rolling_batch=auto\nengine=MPI", "option.rolling_batch=disable"]
+)
+@pytest.mark.parametrize("degree", ["2", "max"])
+def test_a_degree_of_parallelism_chooses_neuron_on_its_devices(
+    model_dir, explained, properties, degree
+):
+    degree = f"option.tensor_parallel_degree={degree}"
+    name = model_dir(f"{properties}\n{degree}", config=LLAMA)
+    report = explained(name, host=Host(num_neuron_cores=2))
+    model = model_of(report)
+    assert (model.backend, model.system) == ("neuron", "neuronx")
+    assert model.entry_point == "djl_python.transformers_neuronx"
+    assert str(report.errors[0]).startswith(f"{name}/serving.properties:")
+    assert f"{degree} on 2 Neuron cores: vLLM Neuron is not installed" in str(report.errors[0])
+    for host in (Host(), Host(num_gpus=2, num_neuron_cores=2)):
+        assert model_of(explained(name, host=host)).backend == "native"
+
+
+@pytest.mark.parametrize(
+    ("properties", "files"),
+    [
+        ("", {}),
+        ("option.tensor_parallel_degree=2\noption.entryPoint=djl_python.huggingface", {}),
+        (
+            "option.tensor_parallel_degree=2",
+            {"model__py": "@output_formatter\ndef f(output): ..."},
+        ),
+    ],
+)
+def test_neuron_devices_idle_for_others(model_dir, explained, properties, files):
+    name = model_dir(properties, config=LLAMA, **files)
+    report = explained(name, host=Host(num_neuron_cores=2))
+    assert not report.errors
+    assert model_of(report).backend == "native"
+    (warning,) = [each for each in map(str, report.warnings) if "Neuron" in each]
+    assert "2 Neuron cores are visible, but the native engine runs on the CPU" in warning
+
+
 def test_other_architectures_and_tasks_need_transformers(model_dir, explained):
     other = model_dir("", name="other", config={"architectures": ["OtherForCausalLM"]})
     report = explained(other, "--prefer-native")
