@@ -51,6 +51,14 @@ namespace lmi::cuda {
 __device__ inline int lane_id() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 __device__ inline int warp_id() { return static_cast<int>(threadIdx.x) / kWarpSize; }
 
+// To 2^-21 of 1; NaN of NaN, which a minimum would drop.
+__device__ inline float tanh_of(float value) {
+  constexpr float kTwoLog2E = 2.8853900817779268f;
+  constexpr float kLargest = 16.0f;  // from which on it is 1
+  const float power = exp2_of(kTwoLog2E * (value > kLargest ? kLargest : value));
+  return 1.0f - quotient_of(2.0f, power + 1.0f);
+}
+
 template <typename T>
 __device__ inline T warp_sum(T value) {
   for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {

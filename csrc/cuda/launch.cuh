@@ -34,6 +34,17 @@ struct Grid {
   int64_t z = 1;
 };
 
+constexpr int64_t kMaxGridHeight = 65535;  // and depth
+
+inline bool is_empty(const Grid& grid) { return grid.x == 0 || grid.y == 0 || grid.z == 0; }
+
+inline int32_t check_grid(const char* name, const Grid& grid) {
+  if (grid.y <= kMaxGridHeight && grid.z <= kMaxGridHeight) return kOk;
+  return fail(std::string(name) + ": a grid of " + std::to_string(grid.x) + " x " +
+              std::to_string(grid.y) + " x " + std::to_string(grid.z) + " blocks; at most " +
+              std::to_string(kMaxGridHeight) + " can be had of the latter two");
+}
+
 }  // namespace lmi::cuda
 
 #if defined(LMI_CUDA_EMULATOR)

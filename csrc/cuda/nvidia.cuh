@@ -127,12 +127,8 @@ __device__ inline float exp2_of(float value) {
   return power;
 }
 __device__ inline float log2_of(float value) { return log2f(value); }
-// To 2^-21 of 1.
-__device__ inline float tanh_of(float value) {
-  constexpr float kTwoLog2E = 2.8853900817779268f;
-  value = fminf(value, 16.0f);  // where tanh is 1
-  return 1.0f - __fdividef(2.0f, exp2_of(kTwoLog2E * value) + 1.0f);
-}
+// To 2 units in the last place; 0 where the divisor is above 2^126.
+__device__ inline float quotient_of(float a, float b) { return __fdividef(a, b); }
 
 // ---- threads
 

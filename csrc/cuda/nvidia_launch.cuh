@@ -19,8 +19,8 @@ inline int32_t check(const char* name, cudaError_t error) {
 template <typename Args>
 int32_t launch(const char* name, void (*kernel)(Args), Grid grid, int num_threads, int shared_bytes,
                void* stream, const Args& args) {
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return kOk;
-  if (grid.y > 65535 || grid.z > 65535) return fail(std::string(name) + ": the grid is too large");
+  if (is_empty(grid)) return kOk;
+  if (const int32_t status = check_grid(name, grid)) return status;
   cudaError_t error = cudaSuccess;
   if (shared_bytes > kFreeSharedBytes) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);

@@ -130,7 +130,7 @@ inline float inverse_sqrt(float value) { return 1.0f / std::sqrt(value); }
 inline float exp_of(float value) { return std::exp(value); }
 inline float exp2_of(float value) { return std::exp2(value); }
 inline float log2_of(float value) { return std::log2(value); }
-inline float tanh_of(float value) { return std::tanh(value); }
+inline float quotient_of(float a, float b) { return a / b; }
 
 // ---- threads
 

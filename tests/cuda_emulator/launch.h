@@ -11,7 +11,8 @@ namespace lmi::cuda {
 template <typename Args>
 int32_t launch(const char* name, void (*kernel)(Args), Grid grid, int num_threads, int shared_bytes,
                void* stream, const Args& args) {
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return kOk;
+  if (is_empty(grid)) return kOk;
+  if (const int32_t status = check_grid(name, grid)) return status;
   return emulator::enqueue(stream, [=]() -> int32_t {
     try {
       emulator::run({static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),

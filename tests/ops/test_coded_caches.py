@@ -235,6 +235,11 @@ def test_attention_of_triton_with_instructions_for_e4m3(
             {"kv_dtype": torch.bfloat16, "scale": -0.5},
             "decode_attention: scores scaled by -0.500000; numbers above 0",
         ),
+        (
+            "prefill_attention",
+            {"kv_dtype": torch.bfloat16, "scale": 1.0, "num_work": 65536},
+            "prefill_attention: a grid of 1 x 65536 x 1 blocks; at most 65535",
+        ),
     ],
 )
 def test_what_the_cuda_kernels_refuse(

@@ -49,9 +49,14 @@ def test_native_attention(
 
 
 @pytest.mark.parametrize("stored", CODES)
+@pytest.mark.parametrize("soft_cap", [0.0, 30.0])
 @pytest.mark.parametrize("is_decode", [False, True])
 def test_native_attention_shows_what_is_not_finite(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, stored: str, is_decode: bool
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    stored: str,
+    soft_cap: float,
+    is_decode: bool,
 ) -> None:
     """A key that isn't finite spoils what sees it, and nothing else."""
     use_cuda_kernels(device, monkeypatch)
@@ -64,7 +69,7 @@ def test_native_attention_shows_what_is_not_finite(
     else:
         codes[0].view(torch.uint8)[slot, 1, 3] = 0x7F
     q = random(case.num_tokens, 32).to(device, torch.bfloat16)
-    settings = {"scale": 0.25, "window": 0, "soft_cap": 0.0}
+    settings = {"scale": 0.25, "window": 0, "soft_cap": soft_cap}
     y = ops.attention(q, *codes, case.step(device), num_q_heads=2, scales=scales, **settings)
     expected = torch.zeros(case.num_tokens, 2, dtype=torch.bool)
     expected[0 if is_decode else 20, 1] = True
