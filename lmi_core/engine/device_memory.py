@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from lmi_core.errors import InsufficientMemoryError
+from lmi_core.models.quantized.checkpoint import can_be_quantized
 
 if TYPE_CHECKING:
     from lmi_core.config.engine_config import EngineConfig
@@ -138,7 +139,8 @@ class DeviceMemoryPlan:
         if fitting > 0:
             advice.append(f"max_model_len to at most {fitting}")
         if not any(advice):
-            advice.append("quantize=int4" if config.quantize != "int4" else "a larger GPU")
+            is_smallest = config.quantize == "int4" or not can_be_quantized(config.model)
+            advice.append("a larger GPU" if is_smallest else "quantize=int4")
         raise InsufficientMemoryError(
             f"one sequence of max_model_len={max_model_len} needs a KV cache of "
             f"{num_blocks * block_bytes / _GIB:.2f} GiB, but {self.spare_bytes / _GIB:.2f} GiB are "

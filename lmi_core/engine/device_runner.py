@@ -14,6 +14,7 @@ from lmi_core.engine.device_memory import memory_of
 from lmi_core.engine.native_runner import Progress, check_max_model_len
 from lmi_core.engine.torch_runner import TorchRunner
 from lmi_core.errors import InsufficientMemoryError, UserError
+from lmi_core.models.quantized.checkpoint import can_be_quantized
 from lmi_core.ops import select
 from lmi_core.ops.cuda.recorder import NotNativeError
 from lmi_core.ops.torch_weights import DeviceWeights
@@ -91,7 +92,8 @@ def _no_room_for_weights(config: EngineConfig, device: torch.device) -> Insuffic
     stored_bytes = sum(file.stat().st_size for file in config.model.glob("*.safetensors"))
     _, total_bytes = torch.cuda.mem_get_info(device)
     gib = 2**30
-    advice = "unload other models" if config.quantize == "int4" else "set quantize=int4"
+    is_smallest = config.quantize == "int4" or not can_be_quantized(config.model)
+    advice = "unload other models" if is_smallest else "set quantize=int4"
     return InsufficientMemoryError(
         f"the weights in {config.model}, {stored_bytes / gib:.1f} GiB as stored, don't fit into "
         f"what is free of the GPU's {total_bytes / gib:.1f} GiB: {advice}, or use a larger GPU",

@@ -179,6 +179,23 @@ def test_serve_from_a_launchers_command_line(model: str) -> None:
         assert (status, "24" in answer) == (422, True)
 
 
+@pytest.mark.parametrize(
+    ("form", "arguments"),
+    [("awq", ()), ("gptq", ("--quantize", "gptq")), ("packed", ("--device", "cpu")), ("int8", ())],
+)
+def test_serve_a_checkpoint_in_integers(
+    tmp_path: Path, form: str, arguments: tuple[str, ...]
+) -> None:
+    checkpoints = pytest.importorskip("tests.integer_checkpoints")
+    path, _ = checkpoints.make_integer_checkpoint(tmp_path / "model", checkpoints.FORMS[form])
+    with serving(str(path), *arguments) as url:
+        asked = {"inputs": "abc", "parameters": {"max_new_tokens": 4, "details": True}}
+        status, answer = post(f"{url}/invocations", asked)
+        assert status == 200
+        assert json.loads(answer)["details"]["generated_tokens"] <= 4
+        assert "generated_text" in json.loads(answer)
+
+
 def test_serving_what_is_not_available_says_all_of_it(configured: Path) -> None:
     with (configured / "serving.properties").open("a") as properties:
         properties.write("option.quantize=awq\noption.max_sparsity=2\n")

@@ -60,5 +60,5 @@ class Awq:
 
         groups = groups_in_order(num_inputs, self._group_size)
         stored = StoredCodes(codes, scales, zeros, "scales", "qzeros")
-        order = f"group_size {self._group_size or -1}"
-        return keep_codes(layer, _NUM_BITS, groups, stored, order)
+        origin = f"group_size {self._group_size or -1}"
+        return keep_codes(layer, _NUM_BITS, groups, stored, origin)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 from lmi_core.errors import ModelError
 from lmi_core.models.fp8_checkpoint import check_blocks
-from lmi_core.models.hf_config import HfConfig
+from lmi_core.models.hf_config import HfConfig, read_hf_config
 from lmi_core.models.quantized.awq import Awq
 from lmi_core.models.quantized.compressed_tensors import CompressedTensors
 from lmi_core.models.quantized.gptq import Gptq
@@ -48,6 +49,11 @@ def read_layout(config: HfConfig) -> Layout | None:
             "model's fp32, bf16 or fp16 one",
         )
     return _LAYOUTS[method](settings)
+
+
+def can_be_quantized(model: Path) -> bool:
+    """Whether the checkpoint in directory ``model`` isn't in integers already."""
+    return objection("int4", read_settings(read_hf_config(model))) is None
 
 
 def quantization_at_load(

@@ -82,9 +82,9 @@ class CompressedTensors:
                 return stored.astype(np.float32) + np.float32(middle)
             return unpack_columns(stored, scheme.num_bits).T[:num_outputs]
 
-        groups, order = _groups(scheme, layer)
+        groups, origin = _groups(scheme, layer)
         stored = StoredCodes(codes, scales, zeros, "weight_scale", "weight_zero_point")
-        return keep_codes(layer, scheme.num_bits, groups, stored, order)
+        return keep_codes(layer, scheme.num_bits, groups, stored, origin)
 
 
 def _num_groups(scheme: WeightScheme, num_inputs: int) -> int:
@@ -95,13 +95,13 @@ def _groups(scheme: WeightScheme, layer: LayerTensors) -> tuple[Groups, str]:
     """The group of every input, and where that is said."""
     num_inputs = layer.shape[1]
     groups = groups_in_order(num_inputs, scheme.group_size)
-    order = f"group_size {scheme.group_size or -1}"
+    origin = f"group_size {scheme.group_size or -1}"
     if not layer.has("weight_g_idx"):
-        return groups, order
+        return groups, origin
     stored = stored_groups(layer, "weight_g_idx", _num_groups(scheme, num_inputs))
     if np.array_equal(stored, groups):
-        return groups, order
-    return stored, f"{order} and weight_g_idx (actorder)"
+        return groups, origin
+    return stored, f"{origin} and weight_g_idx (actorder)"
 
 
 def _check_shape(layer: LayerTensors) -> None:

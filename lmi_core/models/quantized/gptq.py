@@ -53,12 +53,12 @@ class Gptq:
 
     def matrix(self, layer: LayerTensors) -> IntegerMatrix:
         num_outputs, num_inputs = layer.shape
-        order = f"group_size {self._group_size or -1}"
+        origin = f"group_size {self._group_size or -1}"
         groups = groups_in_order(num_inputs, self._group_size)
         if layer.has("g_idx"):
             stored = stored_groups(layer, "g_idx", self._num_groups(num_inputs))
             if not np.array_equal(stored, groups):
-                order += " and g_idx (desc_act)"
+                origin += " and g_idx (desc_act)"
             groups = stored
 
         def codes() -> npt.NDArray[np.uint8]:
@@ -73,7 +73,7 @@ class Gptq:
         stored_codes = StoredCodes(
             codes, lambda: layer.floats(layer["scales"]).T, zeros, "scales", "qzeros"
         )
-        return keep_codes(layer, self._num_bits, groups, stored_codes, order)
+        return keep_codes(layer, self._num_bits, groups, stored_codes, origin)
 
     def _num_groups(self, num_inputs: int) -> int:
         return -(-num_inputs // (self._group_size or num_inputs))

@@ -44,20 +44,20 @@ def stored_groups(layer: LayerTensors, suffix: str, num_groups: int) -> Groups:
 
 
 def keep_codes(
-    layer: LayerTensors, num_bits: int, groups: Groups, stored: StoredCodes, order: str
+    layer: LayerTensors, num_bits: int, groups: Groups, stored: StoredCodes, origin: str
 ) -> IntegerMatrix:
-    """The layer in int4 or int8; ``order`` says where ``groups`` come from, for errors.
+    """The layer in int4 or int8; ``origin`` says where ``groups`` come from, for errors.
 
     Raises ModelError if scales or zero points can't be kept.
     """
     if num_bits == 8:
-        return _keep_int8(layer, groups, stored, order)
+        return _keep_int8(layer, groups, stored, origin)
     group_size = _kept_group_size(groups)
     if group_size is None:
         sizes = ", ".join(map(str, sorted(_GROUP_SIZES)))
         raise layer.error(
             stored.scales_suffix,
-            f"has scales that can't be kept, because of {order}: inputs that share one must be "
+            f"has scales that can't be kept, because of {origin}: inputs that share one must be "
             f"neighbours, in groups of {sizes} or multiples; give a checkpoint with such groups "
             "or the unquantised one",
         )
@@ -80,12 +80,12 @@ def _kept_group_size(groups: Groups) -> int | None:
 
 
 def _keep_int8(
-    layer: LayerTensors, groups: Groups, stored: StoredCodes, order: str
+    layer: LayerTensors, groups: Groups, stored: StoredCodes, origin: str
 ) -> IntegerMatrix:
     if (groups != groups[0]).any():
         raise layer.error(
             stored.scales_suffix,
-            f"has several 8-bit scales per output ({order}); int8 weights are kept with one: give "
+            f"has several 8-bit scales per output ({origin}); int8 weights are kept with one: give "
             "a checkpoint with group_size -1, one in 4 bits, or the unquantised one",
         )
 

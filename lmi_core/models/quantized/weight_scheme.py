@@ -46,8 +46,10 @@ def read_schemes(settings: QuantizationSettings) -> tuple[WeightScheme, ...]:
 
 
 def scheme_of(schemes: Sequence[WeightScheme], name: str) -> WeightScheme:
-    """Of the layer ``name``: one that targets it, else the first."""
-    return next((scheme for scheme in schemes if scheme.targets_layer(name)), schemes[0])
+    """Of the layer ``name``: one that targets it, else one that targets every layer."""
+    own = (scheme for scheme in schemes if scheme.targets_layer(name))
+    others = (scheme for scheme in schemes if _ANY_LINEAR in scheme.targets)
+    return next(own, None) or next(others, schemes[0])
 
 
 def _matches(target: str, name: str) -> bool:
@@ -99,7 +101,7 @@ def _targets(settings: QuantizationSettings, where: str, group: dict[str, Any]) 
         raise settings.error(f"{where}.targets", f"is {str(targets)[:80]}, but must list names")
     for target in targets:
         try:
-            re.compile(target.removeprefix(_REGEX)) if target.startswith(_REGEX) else None
+            _matches(target, "")
         except re.error as error:
             raise settings.error(f"{where}.targets", f"has {target[:80]!r}: {error}") from None
     return tuple(targets)
