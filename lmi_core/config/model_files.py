@@ -91,7 +91,8 @@ def _quantization(
         settings = read_settings(HfConfig(directory / "config.json", facts))
         return None if settings is None or not settings.method else settings
     except ModelError as error:
-        problems.error(str(directory / "config.json"), str(error))
+        where, _, what = str(error).partition(": ")
+        problems.error(where, what)
         return None
 
 

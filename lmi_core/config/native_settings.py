@@ -16,7 +16,9 @@ from lmi_core.config.option import Outcome
 from lmi_core.config.problem import Problems
 from lmi_core.config.table import BY_KEY
 from lmi_core.config.transformers_config import TransformersConfig
+from lmi_core.errors import ModelError
 from lmi_core.models.quantized.methods import objection
+from lmi_core.models.quantized.settings import QuantizationSettings
 
 _NOT_SET = frozenset({"model", "served_model_name", "num_models"})
 _CONFIGS: dict[str, type[EngineConfig]] = {
@@ -133,18 +135,9 @@ def check_engine(
     problems: Problems,
 ) -> None:
     """Note settings that the engine can't run with, and checkpoints ``backend`` can't read."""
-    method, max_positions = files.quant_method, files.max_position_embeddings
-    is_native = backend == "native"
-    if (
-        is_native
-        and method is not None
-        and f"weights.{method}" not in BACKENDS["native"].capabilities
-    ):
-        problems.error(
-            "config.json",
-            f"the checkpoint is quantised with {method[:40]}, which the native engine doesn't read "
-            "in this version; give the unquantised model",
-        )
+    max_positions = files.max_position_embeddings
+    if backend == "native" and files.quantization is not None:
+        _check_quantization(files.quantization, problems)
     block_size = settings.get("block_size", _BLOCK_MULTIPLE)
     if block_size % _BLOCK_MULTIPLE:
         key = "option.block_size"
@@ -163,6 +156,23 @@ def check_engine(
             f"most {max_positions}",
             key,
         )
+
+
+def _check_quantization(settings: QuantizationSettings, problems: Problems) -> None:
+    from lmi_core.models.quantized.checkpoint import layout_of
+
+    if f"weights.{settings.method}" not in BACKENDS["native"].capabilities:
+        problems.error(
+            "config.json",
+            f"the checkpoint is quantised with {settings.method[:40]}, which the native engine "
+            "doesn't read in this version; give the unquantised model",
+        )
+        return
+    try:
+        layout_of(settings)
+    except ModelError as error:
+        where = str(settings.path)
+        problems.error(where, str(error).removeprefix(f"{where}: "))
 
 
 def _length_key(values: Values) -> str:

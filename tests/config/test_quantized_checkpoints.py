@@ -14,7 +14,11 @@ from .cases import LLAMA
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
-PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+PACKED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128}}},
+}
 FP8 = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 
 
@@ -77,6 +81,19 @@ def test_options_and_checkpoints(model_dir, explained, written, quantization, ou
     assert bool(report.errors) == (outcome == "refused")
 
 
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        ({**AWQ, "version": "gemv"}, "quantization_config.version is 'gemv'; gemm can be read"),
+        ({**GPTQ, "bits": 3}, "quantization_config.bits is 3; 4 and 8 can be read"),
+        ({**PACKED, "format": "marlin-24"}, "format is 'marlin-24'; in integers"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused_before(model_dir, explained, quantization, message):
+    model = model_dir("", config={**LLAMA, "quantization_config": quantization})
+    assert message in str(explained(model).errors[0])
+
+
 def test_what_is_not_here_yet_is_checked_when_it_is_loaded(explained):
     row = row_of(explained("--model-id", "org/some-AWQ", "--quantize", "awq"))
     assert row.outcome == "honoured"
@@ -98,7 +115,7 @@ def test_older_tools_files_count(model_dir, explained, name, settings):
 
 def test_a_broken_file_is_an_error(model_dir, resolved):
     model = model_dir("", config=LLAMA, quantize_config__json="{")
-    with pytest.raises(ConfigError, match=r"quantize_config\.json is not valid JSON"):
+    with pytest.raises(ConfigError, match="is not valid JSON"):
         resolved(model)
 
 

@@ -36,8 +36,11 @@ def read_layout(config: HfConfig) -> Layout | None:
     Raises ModelError for a quantisation that can't be read.
     """
     settings = read_settings(config)
-    if settings is None:
-        return None
+    return None if settings is None else layout_of(settings)
+
+
+def layout_of(settings: QuantizationSettings) -> Layout | None:
+    """As ``read_layout``, of a quantisation's settings."""
     if is_in_fp8(settings):
         check_blocks(settings)
         return None
