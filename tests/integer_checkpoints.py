@@ -6,6 +6,7 @@ Packing goes bit by bit, as the layouts are described, and shares nothing with w
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ def set_config(directory: Path, **values: Any) -> None:
 
 def dense_checkpoint(directory: Path, source: Path, coded: dict[str, Coded]) -> Path:
     """The same model in fp32, without any quantisation."""
-    directory.mkdir()
+    shutil.copytree(source, directory)
     tensors = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         if tensor.is_floating_point() and name.endswith(("weight", "bias")):

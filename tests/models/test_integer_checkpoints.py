@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 transformers = pytest.importorskip("transformers")
 
 from lmi_core import _native  # noqa: E402
+from lmi_core.config.engine_config import EngineConfig  # noqa: E402
+from lmi_core.engine.engine import Engine  # noqa: E402
+from lmi_core.engine.sampling_params import SamplingParams  # noqa: E402
 from lmi_core.models.loader import LoadedModel, load_model  # noqa: E402
 from lmi_core.models.weights import Linear  # noqa: E402
 from lmi_core.ops.packed_weight import PackedWeight  # noqa: E402
@@ -123,6 +127,28 @@ def test_families(form: str, variant: str, tmp_path: Path) -> None:
     exact = oracle_logits(dense_checkpoint(tmp_path / "dense", path, coded))
     error = logits_of(load_model(path, "fp32")) - exact
     assert np.sqrt(np.mean(error**2)) <= MOST_ERROR * exact.std()
+
+
+@pytest.mark.parametrize("form", ["awq", "gptq-symmetric", "packed"], indirect=True)
+def test_torch_devices_multiply_them_exactly(made: Made, tmp_path: Path) -> None:
+    """int4 weights with activations as they are: what the unquantised model says."""
+    path, coded = made
+    dense = dense_checkpoint(tmp_path / "dense", path, coded)
+    exact, got = greedy_on_torch(dense), greedy_on_torch(path)
+    assert [token_id for token_id, _ in got] == [token_id for token_id, _ in exact]
+    np.testing.assert_allclose([p for _, p in got], [p for _, p in exact], atol=1e-3)
+
+
+def greedy_on_torch(path: Path) -> list[tuple[int, float]]:
+    params = SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=0)
+    config = EngineConfig(model=path, device="torch-cpu", dtype="fp32", kv_cache_bytes=1 << 20)
+
+    async def main() -> list[tuple[int, float]]:
+        async with Engine(config) as engine:
+            events = [event async for event in engine.generate(tuple(range(10, 50)), params)]
+            return [(event.token_id, event.logprob) for event in events]  # type: ignore[misc]
+
+    return asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def sequences() -> list[list[int]]:

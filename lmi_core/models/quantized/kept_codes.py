@@ -14,6 +14,7 @@ from lmi_core.ops.recorder import FloatArray
 
 NUM_BITS = (4, 8)
 _GROUP_SIZES = (128, 64, 32)
+_MOST_FP16 = 65504
 Groups = npt.NDArray[np.intp]
 """The group of every input [inputs]."""
 
@@ -97,7 +98,7 @@ def _keep_int8(
                 "has zero points; int8 weights are kept without: give a symmetric checkpoint, one "
                 "in 4 bits, or the unquantised one",
             )
-        scales = _finite(layer, stored, stored.scales())
+        scales = _finite_scales(layer, stored)
         return Codes(stored.codes(), scales[:, groups[:1]], zeros)
 
     return IntegerMatrix("int8", layer.shape, 0, unpack)
@@ -105,10 +106,12 @@ def _keep_int8(
 
 def _in_fp16(layer: LayerTensors, stored: StoredCodes) -> FloatArray:
     """Scales as fp16 holds them. That rounds fp32 by 2^-11 at most, bf16 below 2^-17 alone."""
-    exact = _finite(layer, stored, stored.scales())
-    with np.errstate(over="ignore"):
-        kept = exact.astype(np.float16).astype(np.float32)
-    kept = _finite(layer, stored, kept)
+    exact = _finite_scales(layer, stored)
+    if np.abs(exact).max() > _MOST_FP16:
+        raise layer.error(
+            stored.scales_suffix, f"holds a scale over {_MOST_FP16}, the most that can be kept"
+        )
+    kept = exact.astype(np.float16).astype(np.float32)
     change = np.abs(kept - exact)
     if change.any():
         is_changed = change > 0
@@ -116,9 +119,8 @@ def _in_fp16(layer: LayerTensors, stored: StoredCodes) -> FloatArray:
     return kept
 
 
-def _finite(layer: LayerTensors, stored: StoredCodes, scales: FloatArray) -> FloatArray:
+def _finite_scales(layer: LayerTensors, stored: StoredCodes) -> FloatArray:
+    scales = stored.scales()
     if not np.isfinite(scales).all():
-        raise layer.error(
-            stored.scales_suffix, "holds a scale that isn't finite in fp16; the file is damaged"
-        )
+        raise layer.error(stored.scales_suffix, "holds a scale that isn't finite; it is damaged")
     return scales
