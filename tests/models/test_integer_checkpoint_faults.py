@@ -271,6 +271,21 @@ def _load(path: Path) -> dict[str, Any]:
     return dict(safetensors_torch.load_file(path / "model.safetensors"))
 
 
+@pytest.mark.parametrize(
+    ("form", "weights"),
+    [
+        ("packed-symmetric", {"num_bits": 4, "group_size": 32}),
+        ("packed-8", {"num_bits": 8, "group_size": -1, "type": "int", "actorder": "weight"}),
+        ("int8", {"num_bits": 8, "group_size": None, "strategy": "channel", "dynamic": False}),
+    ],
+)
+def test_schemes_may_say_less(
+    edited: Callable[..., Path], form: str, weights: dict[str, Any]
+) -> None:
+    settings = FORMS[form].config | {"config_groups": {"group_0": {"weights": weights}}}
+    assert load_model(edited(form, settings)).quantize == f"int{FORMS[form].num_bits}"
+
+
 @pytest.mark.parametrize("form", ["packed-symmetric", "int8"])
 def test_static_activations_are_not_read(edited: Callable[..., Path], form: str) -> None:
     path = edited(form, input_scale=torch.tensor(0.1), input_zero_point=torch.tensor(3).char())

@@ -71,7 +71,7 @@ def _scheme(settings: QuantizationSettings, name: str, group: Any) -> WeightSche
     num_bits = values.integer("num_bits", 8)
     if num_bits not in NUM_BITS:
         raise values.error("num_bits", f"is {num_bits}; 4 and 8 can be read")
-    strategy = weights.get("strategy") or ("group" if values.group_size else "tensor")
+    strategy = weights.get("strategy") or _default_strategy(weights.get("group_size"))
     if strategy not in _STRATEGIES:
         known = ", ".join(_STRATEGIES)
         raise values.error("strategy", f"is {strategy!r}; {known} can be read")
@@ -84,6 +84,10 @@ def _scheme(settings: QuantizationSettings, name: str, group: Any) -> WeightSche
         is_symmetric=values.boolean("symmetric", True),
         is_reordered=weights.get("actorder") not in _KEEPING_ORDER,
     )
+
+
+def _default_strategy(group_size: object) -> str:
+    return "tensor" if group_size is None else "channel" if group_size == -1 else "group"
 
 
 def _format(settings: QuantizationSettings, group: dict[str, Any]) -> str:
