@@ -15,6 +15,7 @@ from lmi_core.config.model_files import ModelFiles
 from lmi_core.config.option import Outcome
 from lmi_core.config.placement import Placement
 from lmi_core.config.table import BY_KEY
+from lmi_core.config.value_type import Json
 
 _OURS = frozenset(
     {"lmi_compat", "model", "output_formatter", "revision", "served_model_name", "tgi_compat"}
@@ -57,7 +58,9 @@ def adapter_settings(
         if action.setting is None or outcome not in (Outcome.HONOURED, Outcome.MAPPED):
             continue
         if action.setting not in _OURS and not action.setting.startswith(_PREFIX):
-            _put(settings, action.setting, converted(action, value.value))
+            own = converted(action, value.value)
+            is_json = isinstance(value.option.type, Json)
+            _put(settings, action.setting, _read(str(own)) if is_json else own)
     if placement.tensor_parallel_degree > 1:
         settings[_DEGREE] = placement.tensor_parallel_degree
     else:

@@ -21,6 +21,8 @@ NEURON = Host(num_neuron_cores=4, packages=frozenset({"vllm_neuron"}))
             "option.gpu_memory_utilization=0.8\noption.tensor_parallel_degree=max\n"
             "option.enable_prefix_caching=true\noption.quantize=awq\noption.own_list=[1, 2]\n"
             "option.kv_cache_dtype=fp8_e4m3fn\n"
+            'option.speculative_config={"method": "ngram", "num_speculative_tokens": 3}\n'
+            'option.limit_mm_per_prompt={"image": 2}\n'
             "option.own_text=word\noption.own_depth=" + "[" * 5000,
             GPUS,
             "vllm",
@@ -32,6 +34,8 @@ NEURON = Host(num_neuron_cores=4, packages=frozenset({"vllm_neuron"}))
                 "enable_prefix_caching": True,
                 "quantization": "awq",
                 "kv_cache_dtype": "fp8_e4m3",
+                "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+                "limit_mm_per_prompt": {"image": 2},
                 "own_list": [1, 2],
                 "own_text": "word",
                 "own_depth": "[" * 5000,
@@ -41,7 +45,8 @@ NEURON = Host(num_neuron_cores=4, packages=frozenset({"vllm_neuron"}))
             "engine=MPI\noption.rolling_batch=trtllm\noption.tensor_parallel_degree=2\n"
             "option.max_num_tokens=2048\noption.max_rolling_batch_size=8\n"
             "option.kv_cache_free_gpu_mem_fraction=0.7\noption.enable_kv_cache_reuse=true\n"
-            "option.batch_scheduler_policy=max_utilization\noption.dtype=bf16",
+            "option.batch_scheduler_policy=max_utilization\noption.dtype=bf16\n"
+            'option.speculative_config={"decoding_type": "NGram", "max_draft_len": 3}',
             GPUS,
             "trtllm",
             {
@@ -54,6 +59,7 @@ NEURON = Host(num_neuron_cores=4, packages=frozenset({"vllm_neuron"}))
                 },
                 "scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"},
                 "dtype": "bfloat16",
+                "speculative_config": {"decoding_type": "NGram", "max_draft_len": 3},
             },
         ),
         (
@@ -128,6 +134,9 @@ def test_what_vllm_neuron_does_with_a_key(model_dir, explained, line, outcome, t
         ("option.kv_cache_dtype=int8", None, "refused", "write auto or fp8"),
         ("option.trtllm_python_backend=true", None, "refused", "encoder-decoder"),
         ("option.multi_block_mode=true", None, "no effect", "chooses its kernels itself"),
+        ("option.speculative_length=3", None, "no effect", "option.speculative_config"),
+        ("option.enable_lora=true", None, "refused", "LoRA"),
+        ("option.enable_lora=false", None, "no effect", ""),
     ],
 )
 def test_what_tensorrt_llm_does_with_a_key(model_dir, explained, line, method, outcome, text):

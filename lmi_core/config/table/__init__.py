@@ -52,6 +52,8 @@ def _complete(option: Option) -> Option:
     actions = dict(option.actions)
     if "vllm" in actions:
         actions.setdefault("neuron", actions["vllm"])  # vLLM serves there, by a plugin
+        if actions["vllm"].capability is not None:  # this server lacks it, whoever computes
+            actions.setdefault("trtllm", actions["vllm"])
     own = transformers.transformers_action(option)
     if own is not None:
         actions["transformers"] = own

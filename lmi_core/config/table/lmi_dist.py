@@ -6,6 +6,7 @@ from lmi_core.config.value_type import Bool, Choice, Float, Int, Text
 _BOTH = ("lmi_dist", "vllm")
 _SYSTEMS = ("lmi_dist",)
 _DRAFT = "speculation.draft_model"
+_TRT_DRAFT = no_effect("TensorRT-LLM's is option.speculative_config, with a decoding_type")
 
 OPTIONS = (
     Option(
@@ -99,6 +100,7 @@ OPTIONS = (
         actions={
             "native": needs(_DRAFT, "greedy tokens are the same without it", tuning=True, idle=()),
             "vllm": mapped("speculative_config.model"),
+            "trtllm": _TRT_DRAFT,
         },
     ),
     Option(
@@ -110,6 +112,7 @@ OPTIONS = (
         actions={
             "native": needs(_DRAFT, tuning=True, idle=()),
             "vllm": mapped("speculative_config.num_speculative_tokens"),
+            "trtllm": _TRT_DRAFT,
         },
     ),
     Option(
@@ -121,6 +124,7 @@ OPTIONS = (
         actions={
             "native": needs(_DRAFT, tuning=True, idle=(1,)),
             "vllm": mapped("speculative_config.draft_tensor_parallel_size"),
+            "trtllm": _TRT_DRAFT,
         },
     ),
     Option(

@@ -103,10 +103,11 @@ OPTIONS = (
     _vllm(
         "speculative_config",
         Json(),
-        "Speculative decoding as vLLM's JSON.",
+        "Speculative decoding as the library's JSON.",
         needs(
             "speculation.draft_model", "greedy tokens are the same without", tuning=True, idle=()
         ),
+        trtllm="speculative_config",
     ),
     _vllm(
         "limit_mm_per_prompt",
