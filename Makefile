@@ -13,7 +13,7 @@
 # make bench-peers-quick  install other engines (once, about 20 minutes each at most), then compare
 #                  the 160M shape with them in under 30 minutes; run again, it goes on
 # bench/gpu_suite.sh OUT  the same on a GPU, with the GPU tests (9 minutes)
-# make cuda        compile the CUDA kernels for sm_90a, check their registers (needs nvcc)
+# make cuda        compile the CUDA kernels for sm_90a, check their registers and waits (needs nvcc)
 # make cuda-all    the same for every GPU from sm_80 on, into lmi_core/
 # make cuda-resources   after a change that is meant: csrc/cuda/resources.txt anew
 # make cuda-loops  what the kernels' loops issue (KERNEL=linear_packed: those with that name)
@@ -111,6 +111,7 @@ cuda: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda -DLMI_CUDA=ON
 	cmake --build build/cuda --target lmi_cuda
 	csrc/cuda/resources.py check build/cuda
+	$(BIN)/python csrc/cuda/waits.py build/cuda
 
 cuda-resources: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda -DLMI_CUDA=ON
