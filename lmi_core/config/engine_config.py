@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmi_core.config.field_checks import check_fields
+from lmi_core.config.lora_config import LoraConfig
 from lmi_core.errors import UserError
 
 DType = Literal["auto", "bf16", "fp32"]
@@ -46,6 +47,8 @@ class EngineConfig:
     activations on the CPU only; fp8, which the CPU has not, is as int8. The output head is int8 in
     all. An fp8 checkpoint stays fp8 on torch devices and becomes ``dtype`` on the CPU. A checkpoint
     in integers stays as it is; awq, gptq and compressed-tensors say which it is expected to be."""
+    lora: LoraConfig | None = None
+    """Adapters; None: there are none, and none can be loaded."""
     kv_dtype: KvDType = "auto"
     """KV cache; auto: as ``dtype``; int8: with a scale per token and head; fp8, on torch devices:
     with the checkpoint's scales of each layer, or none."""

@@ -46,4 +46,4 @@ def _parts(hint: Any) -> tuple[tuple[type, ...], tuple[str, ...]]:
             more_kinds, more_words = _parts(part)
             kinds, words = kinds + more_kinds, words + more_words
         return kinds, words
-    return ((int, float) if hint is float else (hint,)), ()
+    return ((int, float) if hint is float else (origin or hint,)), ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from lmi_core.engine.lora_slots import LoraSlot
 from lmi_core.engine.outputs import TokenLogprob
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sequence import Sequence
@@ -16,11 +17,13 @@ class ActiveRequest:
     """Prompt, choices and the stream of events of a request from submission to its last event."""
 
     __slots__ = (
+        "adapter",
         "arrival_s",
         "is_scoring_prompt",
         "needs_observe",
         "num_cached_tokens",
         "num_open",
+        "prefix_seed",
         "prompt_ids",
         "prompt_scores",
         "queue_seconds",
@@ -37,6 +40,7 @@ class ActiveRequest:
         request: GenerationRequest,
         prompt_ids: list[int],
         *,
+        adapter: LoraSlot | None = None,
         seed: int,
         arrival_s: float,
         stream: EventStream,
@@ -45,6 +49,11 @@ class ActiveRequest:
         self.request = request
         self.request_id = request.request_id
         self.prompt_ids = prompt_ids
+        self.adapter = adapter
+        self.prefix_seed = request.cache_salt.encode()
+        """What its blocks' hashes start from: only requests with the same share blocks."""
+        if adapter is not None:
+            self.prefix_seed = adapter.prefix_seed + self.prefix_seed
         self.seed = seed
         self.reported_seed = seed if params.temperature > 0 else None
         self.arrival_s = arrival_s

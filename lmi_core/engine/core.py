@@ -8,12 +8,14 @@ import hashlib
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.active_request import ActiveRequest
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.loop import StepLoop
+from lmi_core.engine.lora_slots import LoraSlot, LoraSlots
 from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.policy import Queues
 from lmi_core.engine.request import GenerationRequest
@@ -44,12 +46,14 @@ class EngineCore:
         tokenizer: Tokenizer,
         eos_token_ids: tuple[int, ...],
         observer: EngineObserver,
+        adapters: LoraSlots,
         *,
         check_integrity: bool = False,
     ) -> None:
         _check_capacities(runner)
         self._config = config
         self._runner = runner
+        self.adapters = adapters
         self._eos_ids = frozenset(eos_token_ids)
         self.tokenizer = tokenizer
         self._memory = KvMemory(
@@ -118,7 +122,8 @@ class EngineCore:
             self._num_encoding -= 1
         self._check_accepting()
         self._check_id(request.request_id)
-        self._admit(request, prompt_ids, compiled, stream, arrival_s)
+        adapter = self.adapters.find(request.adapter)
+        self._admit(request, prompt_ids, compiled, adapter, stream, arrival_s)
         stream.abort = partial(self.abort, request.request_id)
 
     def abort(self, request_id: str, stream: EventStream | None = None) -> None:
@@ -126,6 +131,18 @@ class EngineCore:
         request = self._requests.get(request_id)
         if request is not None and stream in (None, request.stream):
             self._delivery.abort(request)
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Register a LoRA adapter; see ``LoraSlots.load``."""
+        self._check_accepting()
+        await self.adapters.load(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse an adapter to new requests, wait for its running ones and free its memory."""
+        idle = self.adapters.unregister(name)
+        await asyncio.wait([idle, self._task], return_when=asyncio.FIRST_COMPLETED)
+        if not idle.done():
+            raise EngineError(f"the engine stopped before adapter {name} was unloaded")
 
     def stats(self) -> EngineStats:
         pool = self._runner.pool
@@ -174,6 +191,7 @@ class EngineCore:
         request: GenerationRequest,
         prompt_ids: list[int],
         grammar: CompiledGrammar | None,
+        adapter: LoraSlot | None,
         stream: EventStream,
         arrival_s: float,
     ) -> None:
@@ -181,6 +199,7 @@ class EngineCore:
         active = ActiveRequest(
             request,
             prompt_ids,
+            adapter=adapter,
             seed=self._derived_seed() if seed is None else seed,
             arrival_s=arrival_s,
             stream=stream,
@@ -203,7 +222,7 @@ class EngineCore:
         if params.max_new_tokens is not None:
             max_len = min(max_len, num_prompt + params.max_new_tokens)
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
-        hashes = self._memory.hash_prompt(active.prompt_ids, request.cache_salt)
+        hashes = self._memory.hash_prompt(active.prompt_ids, active.prefix_seed)
         stops = StopStrings(params.stop) if params.stop else None
         return [
             Sequence(
@@ -255,6 +274,9 @@ class EngineCore:
             )
         if not isinstance(request.cache_salt, str):
             raise UserError(f"cache_salt must be a text, got {request.cache_salt!r:.80}")
+        if not isinstance(request.adapter, str):
+            raise UserError(f"adapter must be a text, got {request.adapter!r:.80}", field="adapter")
+        self.adapters.find(request.adapter)
         if not isinstance(request.priority, int):
             raise UserError(f"priority must be an int, got {request.priority!r:.80}")
         info = self._runner.info

@@ -19,6 +19,7 @@ from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.core import EngineCore
 from lmi_core.engine.load_runner import load_runner, load_tokenizer
 from lmi_core.engine.loop_thread import LoopThread
+from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.runner import Runner
@@ -222,6 +223,24 @@ class Engine:
         core.check_token_ids(token_ids)
         return core.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    async def load_adapter(self, name: str, path: Path | str) -> None:
+        """Register the LoRA adapter in a PEFT directory under a name that requests then give.
+
+        Raises UserError for an empty or taken name and where LoRA is off, ModelError for files that
+        can't be served.
+        """
+        await self._on_loop(self._usable_core().load_adapter(name, Path(path)))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse an adapter to new requests at once, wait for its running ones and free its memory.
+        Raises UserError for a name that isn't registered."""
+        await self._on_loop(self._usable_core().unload_adapter(name))
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """A snapshot of the registered adapters, in order of registration."""
+        return self._usable_core().adapters.paths
+
     @property
     def state(self) -> LifeState:
         return self._core.state if self._core is not None else self._state
@@ -256,12 +275,16 @@ class Engine:
             await asyncio.to_thread(self._load_model)
         assert self._runner is not None
         assert self._tokenizer is not None
+        adapters = LoraSlots(self._runner)
+        for name, path in () if self.config.lora is None else self.config.lora.adapters:
+            await adapters.load(name, path)
         self._core = EngineCore(
             self.config,
             self._runner,
             self._tokenizer,
             self._eos_token_ids,
             self._observer,
+            adapters,
             check_integrity=self._check_integrity,
         )
 

@@ -51,11 +51,11 @@ class KvMemory:
         """The longest sequence that fits into the whole pool."""
         return self.pool.num_blocks * self.block_size
 
-    def hash_prompt(self, prompt_ids: list[int], salt: str) -> list[bytes]:
+    def hash_prompt(self, prompt_ids: list[int], seed: bytes) -> list[bytes]:
         """Hashes of the prompt's full blocks, empty when prefixes aren't cached."""
         if not self._enable_prefix_caching:
             return []
-        return self.pool.hash_blocks(prompt_ids, extra=salt.encode())
+        return self.pool.hash_blocks(prompt_ids, extra=seed)
 
     def admit(self, sequence: Sequence, *, num_spare_blocks: int) -> Admission | None:
         """Give a waiting sequence a row and blocks for all of its tokens, if that leaves
@@ -96,8 +96,8 @@ class KvMemory:
         hashes = sequence.hashes
         if len(hashes) < num_full:
             filled = sequence.token_ids[len(hashes) * self.block_size : num_full * self.block_size]
-            salt = sequence.request.request.cache_salt.encode()
-            hashes += self.pool.hash_blocks(filled, hashes[-1] if hashes else b"", salt)
+            seed = sequence.request.prefix_seed
+            hashes += self.pool.hash_blocks(filled, hashes[-1] if hashes else b"", seed)
         for i in range(sequence.num_published, num_full):
             self.pool.publish(sequence.block_ids[i], hashes[i])
         sequence.num_published = num_full

@@ -19,6 +19,8 @@ class GenerationRequest:
     params: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     """Lower runs first; equal priorities run in arrival order."""
+    adapter: str = ""
+    """Name of the LoRA adapter to compute it with; "": the base model alone."""
     cache_salt: str = ""
     """Requests share cached prefixes only with those of the same salt."""
     echo: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class RunnerInfo:
     well have a step each; None: there is no such number."""
     runs_ahead: bool = False
     """Whether the runner is an ``AheadRunner``."""
+    has_adapters: bool = False
+    """Whether it is a ``LoraRunner``, with LoRA on."""
 
 
 class Runner(Protocol):
@@ -70,4 +73,24 @@ class AheadRunner(Runner, Protocol):
     def submit_ahead(self, step: Step, logit_rows: list[int]) -> None:
         """As ``submit``, of a step whose token ids are what these rows of the last step sampled, or
         any where that step failed or a row sampled none."""
+        ...
+
+
+class PackedAdapter(Protocol):
+    """A LoRA adapter's weights in a runner's own layout."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+class LoraRunner(Runner, Protocol):
+    """Computes sequences with the adapters whose slots ``Step.add`` was given."""
+
+    def pack_adapter(self, path: Path) -> PackedAdapter:
+        """Read and pack the adapter in a PEFT directory, in any thread. Raises ModelError."""
+        ...
+
+    def set_adapter(self, slot: int, adapter: PackedAdapter | None) -> None:
+        """What steps submitted from now on find in a slot to which none that was submitted
+        refers."""
         ...

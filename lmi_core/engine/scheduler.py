@@ -73,6 +73,9 @@ class Scheduler:
 
     def add(self, request: ActiveRequest) -> None:
         """Queue a request's choices; all but the first are held until the prompt is computed."""
+        if request.adapter is not None:
+            for _ in request.sequences:
+                request.adapter.acquire()
         first, *others = request.sequences
         self.queues.wait(first)
         for sequence in others:
@@ -273,14 +276,17 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """End a sequence at any moment; idempotent. Memory that a step in flight refers to is
         released when that step is committed."""
-        if sequence.state is SequenceState.WAITING:
-            self.queues.waiting.remove(sequence)
-        elif sequence.state is SequenceState.RUNNING:
+        if sequence.state is SequenceState.FINISHED:
+            return
+        if sequence.state is SequenceState.RUNNING:
             if sequence.num_scheduled:
                 sequence.is_ending = True
-                return
-            self._release(sequence)
-        sequence.state = SequenceState.FINISHED
+            else:
+                self._release(sequence)
+            return
+        if sequence.state is SequenceState.WAITING:
+            self.queues.waiting.remove(sequence)
+        self._end(sequence)
 
     def check_integrity(self) -> None:
         """Raise NativeError or AssertionError unless every block and row is accounted for."""
@@ -290,7 +296,12 @@ class Scheduler:
         self.queues.running.remove(sequence)
         self.memory.release(sequence)
         sequence.is_ending = False
+        self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.FINISHED
+        if sequence.request.adapter is not None:
+            sequence.request.adapter.release()
 
     def _release_held(self, request: ActiveRequest) -> None:
         for sequence in request.sequences:

@@ -60,7 +60,7 @@ class History:
         active = ActiveRequest(
             request, prompt, seed=number, arrival_s=0.0, stream=EventStream(lambda: None)
         )
-        hashes = self.memory.hash_prompt(prompt, salt)
+        hashes = self.memory.hash_prompt(prompt, active.prefix_seed)
         max_len = min(self.model.info.max_model_len, self.memory.num_max_tokens)
         active.sequences = [
             Sequence(

@@ -1,0 +1,119 @@
+"""Registered LoRA adapters: their names, their slots in the runner, and who uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from lmi_core.config.lora_config import check_adapter_name
+from lmi_core.engine.runner import LoraRunner, Runner
+from lmi_core.errors import UserError
+
+
+@dataclass(slots=True, eq=False)
+class LoraSlot:
+    """A loaded adapter, until nobody uses it any more."""
+
+    name: str
+    path: Path
+    index: int
+    """What steps call it by."""
+    prefix_seed: bytes
+    """What tells its blocks from others': new for every load."""
+    num_users: int = 0
+    """Sequences that aren't finished."""
+    idle: asyncio.Future[None] | None = None
+    """Set when it is unregistered; done when the last user has gone."""
+
+    def acquire(self) -> None:
+        self.num_users += 1
+
+    def release(self) -> None:
+        """No step that was submitted refers to it on behalf of this user."""
+        self.num_users -= 1
+        self.settle()
+
+    def settle(self) -> None:
+        if self.num_users == 0 and self.idle is not None:
+            self.idle.set_result(None)
+
+
+class LoraSlots:
+    """Gives adapters slots, and takes a slot back when no sequence and no step refers to it.
+
+    Used in the thread of the engine's loop only.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = cast(LoraRunner, runner) if runner.info.has_adapters else None
+        self._slots: dict[str, LoraSlot] = {}
+        self._loading: set[str] = set()
+        self._free_indices: list[int] = []
+        self._num_indices = 0
+        self._serials = itertools.count()
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """Registered adapters' directories, in order of registration."""
+        return {name: slot.path for name, slot in self._slots.items()}
+
+    def find(self, name: str) -> LoraSlot | None:
+        """The adapter that a request names, None for the base model. Raises UserError."""
+        if name == "":
+            return None
+        self._enabled_runner()
+        slot = self._slots.get(name)
+        if slot is None:
+            names = ", ".join(self._slots) or "none"
+            raise UserError(
+                f"Adapter {name} is not registered; registered are {names}", field="adapter"
+            )
+        return slot
+
+    async def load(self, name: str, path: Path) -> None:
+        """Register an adapter. Raises UserError for an empty or taken name, ModelError for files
+        that can't be served."""
+        runner = self._enabled_runner()
+        check_adapter_name(name)
+        if name in self._slots or name in self._loading:
+            raise UserError(f"Adapter {name} is registered already", field="adapter")
+        self._loading.add(name)
+        try:
+            packed = await asyncio.to_thread(runner.pack_adapter, path)
+        finally:
+            self._loading.remove(name)
+        index = self._take_index()
+        runner.set_adapter(index, packed)
+        # No text's encoding begins with this byte, so that no salt of the base model is the same.
+        seed = b"\xff" + next(self._serials).to_bytes(8, "little")
+        self._slots[name] = LoraSlot(name, path, index, seed)
+
+    def unregister(self, name: str) -> asyncio.Future[None]:
+        """Refuse new requests for an adapter; the future is done when the last of its sequences has
+        finished and its memory is freed. Raises UserError."""
+        slot = self.find(name)
+        if slot is None:
+            raise UserError("the base model can't be unloaded", field="adapter")
+        del self._slots[name]
+        slot.idle = asyncio.get_running_loop().create_future()
+        slot.idle.add_done_callback(lambda _: self._free(slot))
+        slot.settle()
+        return slot.idle
+
+    def _enabled_runner(self) -> LoraRunner:
+        if self._runner is None:
+            raise UserError("LoRA is not enabled", field="adapter")
+        return self._runner
+
+    def _take_index(self) -> int:
+        if self._free_indices:
+            return self._free_indices.pop()
+        self._num_indices += 1
+        return self._num_indices - 1
+
+    def _free(self, slot: LoraSlot) -> None:
+        self._enabled_runner().set_adapter(slot.index, None)
+        self._free_indices.append(slot.index)
