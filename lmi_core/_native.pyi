@@ -164,13 +164,14 @@ class Step:
         table_row: int,
         sampling_row: int,
         logits: Literal["none", "last", "all"],
+        adapter: int = -1,
     ) -> int:
         """Append a sequence's tokens at positions start, start+1, ...; returns the index of its first
         logit row, or -1. Positions, slots and kv length follow from ``start`` and the block table.
         "last": the last token's row is sampled with ``sampling_row`` (the sampled token's position is
         start + len). "all": every row also reports the log-probability of the token that follows it in
         this call's ``token_ids``, see ``set_target``; only the last is sampled, and only if
-        ``sampling_row`` >= 0."""
+        ``sampling_row`` >= 0. ``adapter``: the slot of a LoRA adapter, or -1."""
     def set_target(self, logit_row: int, token_id: int) -> None:
         """Report the log-probability (and top-n) of ``token_id`` for this row (prompt logprobs)."""
     def add_copy(self, src_block: int, dst_block: int) -> None:
@@ -333,6 +334,20 @@ class Handle:
     rows: RowSymbol
 
 @final
+class LoraTable:
+    """LoRA adapters by slot: what ``Step.add`` was given. A slot may be changed while steps run that don't refer to it."""
+
+    def __init__(
+        self, linears: Sequence[tuple[int, int]], *, dtype: Literal["fp32", "bf16"]
+    ) -> None:
+        """``linears``: inputs and outputs of each that adapters may add to, by linear id."""
+    def set(
+        self, slot: int, adapter: Sequence[Sequence[tuple[LinearWeight, LinearWeight, int]]]
+    ) -> None:
+        """By linear id up to three parts: A [rank, inputs], B [outputs, rank], first output. The weights are kept alive."""
+    def clear(self, slot: int) -> None: ...
+
+@final
 class Graph:
     """A recorded list of kernel calls, replayed by the worker for every step."""
 
@@ -363,6 +378,10 @@ class Graph:
     ) -> Handle:
         """act [R, k] -> [R, n]; rows are quantised to int8 first if the weight is. ``activation``: the weight is gated, the result act(gate) * up, [R, n / 2] in act dtype.
         ``residual``: fp32 [R, n], added in place and returned."""
+    def gated_activation(self, x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle:
+        """act(gate) * up: fp32 [R, 2 n] -> act dtype [R, n]."""
+    def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
+        """B A x of the rows' adapters added to ``y`` in place: act [T, k], fp32 [T, n]. A graph has one table."""
     def rope_cache_write(
         self,
         qkv: Handle,

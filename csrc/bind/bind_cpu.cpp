@@ -4,12 +4,16 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "bind/arrays.h"
 #include "bind/bind.h"
+#include "bind/lora_table.h"
 #include "common/aligned_memory.h"
 #include "common/check.h"
 #include "cpu/kernels.h"
@@ -96,6 +100,52 @@ py::array linear(const std::string& instruction_set, const py::array& x, const L
   return y;
 }
 
+py::array gated_activation(const std::string& instruction_set, const py::array_t<float>& x,
+                           const std::string& activation, const std::string& out_dtype,
+                           int32_t num_threads) {
+  const DType dtype = parse_dtype(out_dtype);
+  py::array y = make_array(dtype, x.shape(0), x.shape(1) / 2);
+  const cpu::GatedActivationArgs args{.x = x.data(),
+                                      .activation = parse_activation(activation),
+                                      .y = y.mutable_data(),
+                                      .y_dtype = dtype,
+                                      .num_columns = x.shape(1) / 2,
+                                      .num_rows = x.shape(0)};
+  run_chunks(find_kernels(instruction_set).gated_activation, args, num_threads, 1);
+  return y;
+}
+
+// runs [num_runs, 3]: first row, rows, adapter slot. The sum is a copy.
+FloatArray lora_add(const std::string& instruction_set, const py::array& x, const FloatArray& y,
+                    const PyLoraTable& table, int32_t linear_id,
+                    const std::vector<std::array<int32_t, 3>>& runs, int32_t num_threads,
+                    int64_t stride) {
+  std::vector<int32_t> first_rows, num_rows, slots;
+  for (const auto& [first, count, slot] : runs) {
+    LMI_CHECK(table.table.has(slot), "adapter slot ", slot, " is empty");
+    first_rows.push_back(first);
+    num_rows.push_back(count);
+    slots.push_back(slot);
+  }
+  StepView step;
+  step.num_adapter_runs = static_cast<int32_t>(runs.size());
+  step.adapter_first_rows = first_rows.data();
+  step.adapter_num_rows = num_rows.data();
+  step.adapter_slots = slots.data();
+  FloatArray sum({y.shape(0), y.shape(1)});
+  std::copy_n(y.data(), y.size(), sum.mutable_data());
+  const cpu::LoraAddArgs args{.x = x.data(),
+                              .dtype = array_dtype(x),
+                              .x_stride = x.strides(0) / x.itemsize(),
+                              .y = sum.mutable_data(),
+                              .y_stride = y.shape(1),
+                              .slots = table.table.slots(),
+                              .linear_id = linear_id,
+                              .step = &step};
+  run_chunks(find_kernels(instruction_set).lora_add, args, num_threads, stride);
+  return sum;
+}
+
 py::array rms_norm(const std::string& instruction_set, const py::array_t<float>& x,
                    const py::array_t<float>& weight, float eps, const std::string& out_dtype,
                    int32_t group_size, int32_t num_threads) {
@@ -143,6 +193,12 @@ py::array gather_rows(const std::string& instruction_set, const py::array_t<floa
 
 void bind_cpu(py::module_& m) {
   py::module_ k = m.def_submodule("kernels", "Kernels one at a time, for tests and benches.");
+  k.def("gated_activation", &gated_activation, py::arg("instruction_set"), py::arg("x"),
+        py::arg("activation"), py::kw_only(), py::arg("out_dtype") = "fp32",
+        py::arg("num_threads") = 1);
+  k.def("lora_add", &lora_add, py::arg("instruction_set"), py::arg("x"), py::arg("y"),
+        py::arg("table"), py::arg("linear_id"), py::arg("runs"), py::kw_only(),
+        py::arg("num_threads") = 1, py::arg("stride") = 1);
   k.def("linear", &linear, py::arg("instruction_set"), py::arg("x"), py::arg("weight"),
         py::kw_only(), py::arg("bias") = py::none(), py::arg("activation") = "",
         py::arg("residual") = py::none(), py::arg("out_dtype") = "fp32", py::arg("num_threads") = 2,

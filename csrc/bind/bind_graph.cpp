@@ -8,6 +8,7 @@
 
 #include "bind/arrays.h"
 #include "bind/bind.h"
+#include "bind/lora_table.h"
 #include "bind/owned_where_made.h"
 #include "graph/graph.h"
 #include "graph/linear_weight.h"
@@ -101,6 +102,13 @@ Handle linear(PyGraph& self, const Handle& x, const py::object& weight_object,
   return {&self, self.graph.linear_add(id_of(self, x), id_of(self, *residual), args)};
 }
 
+Handle lora_add(PyGraph& self, const Handle& x, const Handle& y, const py::object& table,
+                int32_t linear_id) {
+  self.keep(table);
+  const LoraTable& adapters = table.cast<const PyLoraTable&>().table;
+  return {&self, self.graph.lora_add(id_of(self, x), id_of(self, y), adapters, linear_id)};
+}
+
 Handle rope_cache_write(PyGraph& self, const Handle& qkv, const py::object& cache_object,
                         int32_t layer, int32_t num_q_heads, const FloatArray& cos,
                         const FloatArray& sin, const std::optional<FloatArray>& q_norm,
@@ -174,6 +182,15 @@ void bind_graph_class(py::module_& m) {
       .def("linear", &linear, py::arg("x"), py::arg("weight"), py::kw_only(),
            py::arg("bias") = py::none(), py::arg("activation") = "",
            py::arg("residual") = py::none(), py::arg("out_dtype") = "fp32", py::keep_alive<0, 1>())
+      .def(
+          "gated_activation",
+          [](PyGraph& self, const Handle& x, const std::string& activation) {
+            return Handle{
+                &self, self.graph.gated_activation(id_of(self, x), parse_activation(activation))};
+          },
+          py::arg("x"), py::arg("activation"), py::keep_alive<0, 1>())
+      .def("lora_add", &lora_add, py::arg("x"), py::arg("y"), py::arg("table"),
+           py::arg("linear_id"), py::keep_alive<0, 1>())
       .def("rope_cache_write", &rope_cache_write, py::arg("qkv"), py::arg("cache"),
            py::arg("layer"), py::kw_only(), py::arg("num_q_heads"), py::arg("cos"), py::arg("sin"),
            py::arg("q_norm") = py::none(), py::arg("k_norm") = py::none(),

@@ -190,6 +190,10 @@ py::array view_array(const py::object& self, const std::string& name) {
       {"sampled_ids", view.sampled_ids},           {"num_top", view.num_top}};
   const std::pair<const char*, const int32_t*> copy_arrays[] = {{"copy_src", view.copy_src},
                                                                 {"copy_dst", view.copy_dst}};
+  const std::pair<const char*, const int32_t*> adapter_arrays[] = {
+      {"adapter_first_rows", view.adapter_first_rows},
+      {"adapter_num_rows", view.adapter_num_rows},
+      {"adapter_slots", view.adapter_slots}};
   const auto find = [&](const auto& arrays, int32_t count) -> py::object {
     for (const auto& [array_name, data] : arrays) {
       if (name == array_name) return array_view<int32_t>({count}, data, self);
@@ -198,7 +202,8 @@ py::array view_array(const py::object& self, const std::string& name) {
   };
   for (const py::object& found :
        {find(token_arrays, view.num_tokens), find(seq_arrays, view.num_seqs),
-        find(logit_arrays, view.num_logit_rows), find(copy_arrays, view.num_copies)}) {
+        find(logit_arrays, view.num_logit_rows), find(copy_arrays, view.num_copies),
+        find(adapter_arrays, view.num_adapter_runs)}) {
     if (!found.is_none()) return found;
   }
   LMI_CHECK(name == "sampled_logprobs", "a step has no array '", name, "'");
@@ -275,17 +280,17 @@ void bind_step(py::module_& m) {
       .def(
           "add",
           [](StepBuffer& step, const py::object& token_ids, int32_t start, int32_t table_row,
-             int32_t sampling_row, const std::string& logits) {
+             int32_t sampling_row, const std::string& logits, int32_t adapter) {
             const std::vector<int32_t> ids = ids_from_python(token_ids);
             for (const int32_t id : ids) {
               LMI_CHECK(id >= 0 && id < step.view().sampling->vocab_size, "token id ", id, " of ",
                         step.view().sampling->vocab_size);
             }
             return step.add(ids.data(), static_cast<int32_t>(ids.size()), start, table_row,
-                            sampling_row, parse_logit_rows(logits));
+                            sampling_row, parse_logit_rows(logits), adapter);
           },
           py::arg("token_ids"), py::arg("start"), py::arg("table_row"), py::arg("sampling_row"),
-          py::arg("logits"))
+          py::arg("logits"), py::arg("adapter") = -1)
       .def("set_target", &StepBuffer::set_target, py::arg("logit_row"), py::arg("token_id"))
       .def("add_copy", &StepBuffer::add_copy, py::arg("src_block"), py::arg("dst_block"))
       .def("follow", &StepBuffer::follow, py::arg("previous"), py::arg("logit_rows"))

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_native, m) {
   lmi::bind_kv(m);
   lmi::bind_step(m);
   lmi::bind_weight(m);
+  lmi::bind_lora(m);
   lmi::bind_graph(m);
   lmi::bind_device(m);
 }

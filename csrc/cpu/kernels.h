@@ -116,6 +116,43 @@ struct LinearArgs {
   RowArgmax argmax;  // of linears with neither bias, activation nor residual, y in fp32
 };
 
+// x: what a linear without an activation gave for a gated matrix that wasn't packed as one.
+struct GatedActivationArgs {
+  const float* x = nullptr;  // [rows, 2 * num_columns]: gate, up
+  Activation activation = Activation::kSilu;
+  void* y = nullptr;  // [rows, num_columns]
+  DType y_dtype = DType::kF32;
+  int64_t num_columns = 0;
+  int64_t num_rows = 0;
+};
+
+// What a LoRA adapter adds to one part of a fused matrix: B A x, scaled in B.
+struct LoraPart {
+  PackedLinear a;            // [rank, inputs]
+  PackedLinear b;            // [outputs of the part, rank]
+  int64_t first_output = 0;  // of the part
+};
+
+constexpr int32_t kMaxLoraParts = 3;  // query, key and value
+constexpr int64_t kMaxLoraRank = 1024;
+
+struct LoraLinear {
+  LoraPart parts[kMaxLoraParts];
+  int32_t num_parts = 0;  // 0: the adapter leaves this linear as it is
+};
+
+// y += B (A x) of the rows that have an adapter.
+struct LoraAddArgs {
+  const void* x = nullptr;     // what the linear itself reads, before any quantisation
+  DType dtype = DType::kBF16;  // of x, A and B
+  int64_t x_stride = 0;
+  float* y = nullptr;  // what the linear wrote, or added to
+  int64_t y_stride = 0;
+  const LoraLinear* const* slots = nullptr;  // of each adapter slot, by linear id
+  int32_t linear_id = 0;
+  const StepView* step = nullptr;
+};
+
 struct RmsNormArgs {
   const float* x = nullptr;
   const float* weight = nullptr;
@@ -234,6 +271,8 @@ struct Kernels {
   Kernel<RmsNormArgs> rms_norm;
   Kernel<QuantizeRowsArgs> quantize_rows;
   Kernel<LinearArgs> linear;
+  Kernel<GatedActivationArgs> gated_activation;
+  Kernel<LoraAddArgs> lora_add;
   Kernel<RopeCacheArgs> rope_cache_write;
   Kernel<AttentionArgs> attention;
   Kernel<GatherRowsArgs> gather_rows;

@@ -17,6 +17,7 @@
 #include "common/aligned_memory.h"
 #include "common/thread_pool.h"
 #include "cpu/kernels.h"
+#include "graph/lora_table.h"
 #include "graph/step.h"
 
 namespace lmi {
@@ -62,6 +63,9 @@ class Graph {
   ValueId rms_norm(ValueId x, cpu::RmsNormArgs args);
   ValueId linear(ValueId x, cpu::LinearArgs args);
   ValueId linear_add(ValueId x, ValueId residual, cpu::LinearArgs args);  // in place
+  ValueId gated_activation(ValueId x, cpu::Activation activation);
+  // In place: y is what linear_id gave for x, or what it was added to. The caller keeps the table.
+  ValueId lora_add(ValueId x, ValueId y, const LoraTable& table, int32_t linear_id);
   ValueId rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args);
   ValueId attention(ValueId q, cpu::AttentionArgs args);
   ValueId gather_logit_rows(ValueId x);
@@ -101,6 +105,14 @@ class Graph {
     ValueId x, y;
     bool feeds_sample = false;
   };
+  struct GatedActivationNode {
+    cpu::GatedActivationArgs args;
+    ValueId x, y;
+  };
+  struct LoraAddNode {
+    cpu::LoraAddArgs args;
+    ValueId x, y;
+  };
   struct RopeCacheNode {
     cpu::RopeCacheArgs args;
     ValueId qkv, q;
@@ -121,14 +133,16 @@ class Graph {
   struct BlockCopyNode {
     cpu::BlockCopyArgs args;
   };
-  using Node = std::variant<EmbedNode, RmsNormNode, QuantizeNode, LinearNode, RopeCacheNode,
-                            AttentionNode, GatherNode, SampleNode, BlockCopyNode>;
+  using Node =
+      std::variant<EmbedNode, RmsNormNode, QuantizeNode, LinearNode, RopeCacheNode, AttentionNode,
+                   GatherNode, SampleNode, BlockCopyNode, GatedActivationNode, LoraAddNode>;
 
   ValueId add_value(std::string name, DType dtype, int64_t columns, RowSymbol rows);
   void add_node(Node node, std::initializer_list<ValueId> operands);
   void check_recording() const;
   void check_operand(ValueId id, DType dtype, int64_t columns, const char* what) const;
   ValueId linear_input(ValueId x, const cpu::PackedLinear& weight);
+  void check_adapters(const StepView& step) const;
   void fuse_quantization();
   void fuse_argmax();
   int64_t row_capacity(RowSymbol rows) const;
@@ -152,6 +166,8 @@ class Graph {
   void link(GatherNode& node) const;
   void link(SampleNode& node) const;
   void link(BlockCopyNode&) const {}
+  void link(GatedActivationNode& node) const;
+  void link(LoraAddNode& node) const;
 
   // Fill in what a step decides: row counts, the step itself.
   void bind(EmbedNode& node, const StepView& step) const;
@@ -163,6 +179,8 @@ class Graph {
   void bind(GatherNode& node, const StepView& step) const;
   void bind(SampleNode& node, const StepView& step) const { node.args.step = &step; }
   void bind(BlockCopyNode& node, const StepView& step) const { node.args.step = &step; }
+  void bind(GatedActivationNode& node, const StepView& step) const;
+  void bind(LoraAddNode& node, const StepView& step) const { node.args.step = &step; }
 
   const auto& kernel(const EmbedNode&) const { return kernels_.embed; }
   const auto& kernel(const RmsNormNode&) const { return kernels_.rms_norm; }
@@ -173,12 +191,15 @@ class Graph {
   const auto& kernel(const GatherNode&) const { return kernels_.gather_rows; }
   const auto& kernel(const SampleNode&) const { return kernels_.sample; }
   const auto& kernel(const BlockCopyNode&) const { return kernels_.block_copy; }
+  const auto& kernel(const GatedActivationNode&) const { return kernels_.gated_activation; }
+  const auto& kernel(const LoraAddNode&) const { return kernels_.lora_add; }
 
   GraphConfig config_;
   const cpu::Kernels& kernels_;
   std::vector<Node> nodes_;
   std::vector<Value> values_;
   std::vector<ValueId> outputs_;
+  const LoraTable* adapters_ = nullptr;
   AlignedMemory arena_;
   AlignedMemory attention_workspace_;
   std::unique_ptr<uint64_t[]> argmax_candidates_;  // of logit rows

@@ -29,6 +29,7 @@ struct StepView {
   int32_t num_seqs = 0;
   int32_t num_logit_rows = 0;
   int32_t num_copies = 0;
+  int32_t num_adapter_runs = 0;
 
   // Per token, [num_tokens].
   int32_t* token_ids = nullptr;
@@ -41,6 +42,12 @@ struct StepView {
   int32_t* kv_lengths = nullptr;  // tokens in the cache after this step, its own rows included
   int32_t* table_rows = nullptr;  // its row in block_tables
   const int32_t* block_tables = nullptr;  // [rows, max_blocks_per_seq] block ids
+
+  // Runs of token rows with the same LoRA adapter, [num_adapter_runs], in order; the rows of other
+  // sequences have none.
+  int32_t* adapter_first_rows = nullptr;
+  int32_t* adapter_num_rows = nullptr;
+  int32_t* adapter_slots = nullptr;
 
   // Per logit row, [num_logit_rows].
   int32_t* logit_token_rows = nullptr;  // the token row it is computed from

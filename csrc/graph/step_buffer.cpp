@@ -21,7 +21,7 @@ StepBuffer::StepBuffer(StepCapacity capacity, const BlockTables& tables,
   view_.sampling = &sampling;
 
   const int64_t num_top = static_cast<int64_t>(capacity.max_logit_rows) * capacity.max_logprobs;
-  const int64_t total = 3LL * capacity.max_tokens + 4LL * capacity.max_seqs +
+  const int64_t total = 3LL * capacity.max_tokens + 7LL * capacity.max_seqs +
                         7LL * capacity.max_logit_rows + 2LL * capacity.max_copies + 2 * num_top;
   memory_ = std::make_unique<int32_t[]>(total);
   int32_t* next = memory_.get();
@@ -34,7 +34,8 @@ StepBuffer::StepBuffer(StepCapacity capacity, const BlockTables& tables,
     *array = take(capacity.max_tokens);
   }
   for (int32_t** array :
-       {&view_.first_rows, &view_.num_rows, &view_.kv_lengths, &view_.table_rows}) {
+       {&view_.first_rows, &view_.num_rows, &view_.kv_lengths, &view_.table_rows,
+        &view_.adapter_first_rows, &view_.adapter_num_rows, &view_.adapter_slots}) {
     *array = take(capacity.max_seqs);
   }
   for (int32_t** array : {&view_.logit_token_rows, &view_.sampling_rows, &view_.sample_positions,
@@ -53,6 +54,7 @@ StepBuffer::StepBuffer(StepCapacity capacity, const BlockTables& tables,
 
 void StepBuffer::clear() {
   view_.num_tokens = view_.num_seqs = view_.num_logit_rows = view_.num_copies = 0;
+  view_.num_adapter_runs = 0;
   view_.masks = nullptr;
   view_.mask_ready = nullptr;
   previous_ = nullptr;
@@ -62,7 +64,8 @@ void StepBuffer::clear() {
 }
 
 int32_t StepBuffer::add(const int32_t* token_ids, int32_t num_tokens, int32_t start,
-                        int32_t table_row, int32_t sampling_row, LogitRows logits) {
+                        int32_t table_row, int32_t sampling_row, LogitRows logits,
+                        int32_t adapter_slot) {
   const StepCapacity& capacity = view_.capacity;
   LMI_CHECK(num_tokens > 0, "a sequence needs at least one token in a step");
   LMI_CHECK(view_.num_tokens + num_tokens <= capacity.max_tokens, "step has ", view_.num_tokens,
@@ -95,6 +98,7 @@ int32_t StepBuffer::add(const int32_t* token_ids, int32_t num_tokens, int32_t st
   view_.num_rows[seq] = num_tokens;
   view_.kv_lengths[seq] = end;
   view_.table_rows[seq] = table_row;
+  if (adapter_slot >= 0) add_adapter_rows(adapter_slot, first_row, num_tokens);
 
   const int32_t first_logit_row = view_.num_logit_rows;
   if (logits == LogitRows::kNone) return -1;
@@ -106,6 +110,20 @@ int32_t StepBuffer::add(const int32_t* token_ids, int32_t num_tokens, int32_t st
   }
   add_logit_row(first_row + num_tokens - 1, sampling_row, end);
   return first_logit_row;
+}
+
+// The rows join the run before them if it ends where they begin and has the same adapter.
+void StepBuffer::add_adapter_rows(int32_t slot, int32_t first_row, int32_t num_rows) {
+  const int32_t last = view_.num_adapter_runs - 1;
+  if (last >= 0 && view_.adapter_slots[last] == slot &&
+      view_.adapter_first_rows[last] + view_.adapter_num_rows[last] == first_row) {
+    view_.adapter_num_rows[last] += num_rows;
+    return;
+  }
+  const int32_t run = view_.num_adapter_runs++;
+  view_.adapter_first_rows[run] = first_row;
+  view_.adapter_num_rows[run] = num_rows;
+  view_.adapter_slots[run] = slot;
 }
 
 int32_t StepBuffer::add_logit_row(int32_t token_row, int32_t sampling_row,

@@ -33,9 +33,9 @@ class StepBuffer {
 
   // Appends a sequence's tokens at positions start, start + 1, ...; returns the first logit row or
   // -1. kLast samples after the last token with sampling_row; kAll also reports, for every other
-  // row, the log-probability of the token that follows.
+  // row, the log-probability of the token that follows. adapter_slot: -1: none.
   int32_t add(const int32_t* token_ids, int32_t num_tokens, int32_t start, int32_t table_row,
-              int32_t sampling_row, LogitRows logits);
+              int32_t sampling_row, LogitRows logits, int32_t adapter_slot = -1);
   void set_target(int32_t logit_row, int32_t token_id);
   void add_copy(int32_t src_block, int32_t dst_block);
 
@@ -65,6 +65,7 @@ class StepBuffer {
   std::string error;  // why the step failed; empty when it didn't
 
  private:
+  void add_adapter_rows(int32_t slot, int32_t first_row, int32_t num_rows);
   int32_t add_logit_row(int32_t token_row, int32_t sampling_row, int32_t sample_position);
 
   StepView view_;

@@ -18,6 +18,7 @@ class ActiveRequest:
 
     __slots__ = (
         "adapter",
+        "adapter_slot",
         "arrival_s",
         "is_scoring_prompt",
         "needs_observe",
@@ -50,6 +51,7 @@ class ActiveRequest:
         self.request_id = request.request_id
         self.prompt_ids = prompt_ids
         self.adapter = adapter
+        self.adapter_slot = -1 if adapter is None else adapter.index
         self.prefix_seed = request.cache_salt.encode()
         """What its blocks' hashes start from: only requests with the same share blocks."""
         if adapter is not None:

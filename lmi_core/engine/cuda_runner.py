@@ -17,6 +17,7 @@ from lmi_core.engine.device_cache import DeviceCache
 from lmi_core.engine.device_memory import DeviceMemory, DeviceMemoryPlan, measure, memory_of
 from lmi_core.engine.step_memory import StepMemory
 from lmi_core.engine.widest_step import fill_widest
+from lmi_core.ops.adapter_table import AdapterTable
 from lmi_core.ops.cuda import attention_plan
 from lmi_core.ops.cuda.recorded_steps import RecordedSteps
 from lmi_core.ops.cuda.recorder import NotNativeError, StepRecorder
@@ -53,7 +54,8 @@ class CudaRunner:
         self._config, self._sizes = config, cache.sizes
         self.device = device
         self._recorder = StepRecorder(chosen, device, model.dtype)
-        record(model, self._recorder, cache.store, cache.sizes.max_model_len)
+        adapters = None if config.lora is None else AdapterTable()
+        record(model, self._recorder, cache.store, cache.sizes.max_model_len, adapters)
         measured = self._measure(others_bytes)
         memory = cache.grow(measured)
         self._steps = self._build(cache.sizes.max_num_tokens, memory.num_blocks)

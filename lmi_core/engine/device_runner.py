@@ -49,6 +49,7 @@ def load_device_runner(
             backend=DeviceWeights(device),
             rope=RopeOverride.of(config),
             progress=None if progress is None else partial(progress, "weights"),
+            takes_adapters=config.lora is not None,
         )
     except torch.OutOfMemoryError as error:
         raise _no_room_for_weights(config, device) from error

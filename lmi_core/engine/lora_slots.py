@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from lmi_core.config.lora_config import check_adapter_name
-from lmi_core.engine.runner import LoraRunner, Runner
+from lmi_core.engine.runner import AdapterStore, LoraRunner, Runner
 from lmi_core.errors import UserError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +51,9 @@ class LoraSlots:
     """
 
     def __init__(self, runner: Runner) -> None:
-        self._runner = cast(LoraRunner, runner) if runner.info.has_adapters else None
+        self._store: AdapterStore | None = None
+        if runner.info.has_adapters:
+            self._store = cast(LoraRunner, runner).adapters
         self._slots: dict[str, LoraSlot] = {}
         self._loading: set[str] = set()
         self._free_indices: list[int] = []
@@ -64,7 +69,7 @@ class LoraSlots:
         """The adapter that a request names, None for the base model. Raises UserError."""
         if name == "":
             return None
-        self._enabled_runner()
+        self._enabled_store()
         slot = self._slots.get(name)
         if slot is None:
             names = ", ".join(self._slots) or "none"
@@ -76,20 +81,21 @@ class LoraSlots:
     async def load(self, name: str, path: Path) -> None:
         """Register an adapter. Raises UserError for an empty or taken name, ModelError for files
         that can't be served."""
-        runner = self._enabled_runner()
+        store = self._enabled_store()
         check_adapter_name(name)
         if name in self._slots or name in self._loading:
             raise UserError(f"Adapter {name} is registered already", field="adapter")
         self._loading.add(name)
         try:
-            packed = await asyncio.to_thread(runner.pack_adapter, path)
+            packed = await asyncio.to_thread(store.pack, path)
         finally:
             self._loading.remove(name)
         index = self._take_index()
-        runner.set_adapter(index, packed)
+        store.set(index, packed)
         # No text's encoding begins with this byte, so that no salt of the base model is the same.
         seed = b"\xff" + next(self._serials).to_bytes(8, "little")
         self._slots[name] = LoraSlot(name, path, index, seed)
+        _log.info("adapter %s: %.1f MiB, from %s", name, packed.num_bytes / 2**20, path)
 
     def unregister(self, name: str) -> asyncio.Future[None]:
         """Refuse new requests for an adapter; the future is done when the last of its sequences has
@@ -103,10 +109,10 @@ class LoraSlots:
         slot.settle()
         return slot.idle
 
-    def _enabled_runner(self) -> LoraRunner:
-        if self._runner is None:
+    def _enabled_store(self) -> AdapterStore:
+        if self._store is None:
             raise UserError("LoRA is not enabled", field="adapter")
-        return self._runner
+        return self._store
 
     def _take_index(self) -> int:
         if self._free_indices:
@@ -115,5 +121,5 @@ class LoraSlots:
         return self._num_indices - 1
 
     def _free(self, slot: LoraSlot) -> None:
-        self._enabled_runner().set_adapter(slot.index, None)
+        self._enabled_store().set(slot.index, None)
         self._free_indices.append(slot.index)

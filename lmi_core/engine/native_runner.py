@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from lmi_core import _native
 from lmi_core.engine.memory_claims import HOST_MEMORY
@@ -18,8 +18,11 @@ from lmi_core.errors import InsufficientMemoryError, UserError
 
 if TYPE_CHECKING:
     from lmi_core.config.engine_config import EngineConfig
+    from lmi_core.config.lora_config import LoraConfig
     from lmi_core.models.loader import LoadedModel
+    from lmi_core.models.lora.store import LoraStore
     from lmi_core.models.packed_model import PackedModel
+    from lmi_core.ops.recorder import LoraTable
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +199,11 @@ class NativeRunner:
             act_dtype=model.dtype,
             instruction_set=config.instruction_set,
         )
-        record(model, NativeRecorder(self.graph), self.cache, sizes.max_model_len)
+        self.adapters = None
+        if config.lora is not None:
+            self.adapters = _lora_store(config, config.lora, model)
+        table = None if self.adapters is None else self.adapters.table
+        record(model, NativeRecorder(self.graph), self.cache, sizes.max_model_len, table)
         self.graph.finish()
 
         self._worker: _native.Worker | None = SharedWorker.acquire(
@@ -224,6 +231,7 @@ class NativeRunner:
             quantize=model.quantize or "",
             kv_dtype=kv_dtype,
             runs_ahead=True,
+            has_adapters=self.adapters is not None,
         )
         self._packed = packed
         if packed is not None:
@@ -296,9 +304,20 @@ def load_native_runner(
         rope=RopeOverride.of(config),
         backend=NativeWeights(config.instruction_set, num_threads, packed),
         progress=None if progress is None else partial(progress, "weights"),
+        takes_adapters=config.lora is not None,
     )
     check_max_model_len(config, model)
     return NativeRunner(config, model, packed), model
+
+
+def _lora_store(config: EngineConfig, lora: LoraConfig, model: LoadedModel) -> LoraStore:
+    from lmi_core.models.lora.linears import linear_shapes
+    from lmi_core.models.lora.store import LoraStore
+    from lmi_core.ops.native import NativeWeights
+
+    table = cast("LoraTable", _native.LoraTable(linear_shapes(model.spec), dtype=model.dtype))
+    backend = NativeWeights(config.instruction_set, num_threads=1)
+    return LoraStore(model, backend, table, max_rank=lora.max_rank)
 
 
 def check_sizes(config: EngineConfig) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from lmi_core._native import BlockPool, BlockTables, SamplingTable, Step
+    from lmi_core.models.lora.store import PackedLora
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,21 +77,20 @@ class AheadRunner(Runner, Protocol):
         ...
 
 
-class PackedAdapter(Protocol):
-    """A LoRA adapter's weights in a runner's own layout."""
+class AdapterStore(Protocol):
+    """The LoRA adapters of a runner by slot."""
 
-    @property
-    def num_bytes(self) -> int: ...
+    def pack(self, path: Path) -> PackedLora:
+        """Read and pack the adapter in a PEFT directory, in any thread. Raises ModelError."""
+        ...
+
+    def set(self, slot: int, adapter: PackedLora | None) -> None:
+        """What steps submitted from now on find in a slot to which none that was submitted
+        refers."""
+        ...
 
 
 class LoraRunner(Runner, Protocol):
     """Computes sequences with the adapters whose slots ``Step.add`` was given."""
 
-    def pack_adapter(self, path: Path) -> PackedAdapter:
-        """Read and pack the adapter in a PEFT directory, in any thread. Raises ModelError."""
-        ...
-
-    def set_adapter(self, slot: int, adapter: PackedAdapter | None) -> None:
-        """What steps submitted from now on find in a slot to which none that was submitted
-        refers."""
-        ...
+    adapters: AdapterStore

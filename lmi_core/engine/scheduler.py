@@ -116,7 +116,8 @@ class Scheduler:
         step.clear()
         for sequence in ahead.sequences:
             start, row = len(sequence.token_ids), sequence.row
-            sequence.ahead_row = step.add([0], start, row, row, "last")
+            slot = sequence.request.adapter_slot
+            sequence.ahead_row = step.add([0], start, row, row, "last", slot)
         for sequence in ahead.sequences:
             sequence.num_ahead = 1
         return [sequence.logit_row for sequence in ahead.sequences]
@@ -138,17 +139,17 @@ class Scheduler:
     def _fill_one(self, sequence: Sequence, step: Step) -> None:
         start = sequence.num_computed
         end = start + sequence.num_scheduled
-        row = sequence.row
+        row, slot = sequence.row, sequence.request.adapter_slot
         token_ids = sequence.token_ids
         if sequence.request.is_scoring_prompt and sequence.is_scoring_prompt:
-            logit_row = step.add(token_ids[start:end], start, row, row, "all")
+            logit_row = step.add(token_ids[start:end], start, row, row, "all", slot)
             if end < sequence.num_prompt:
                 step.set_target(logit_row + end - start - 1, token_ids[end])
             sequence.logit_row = logit_row
         elif end == len(token_ids):
-            sequence.logit_row = step.add(token_ids[start:end], start, row, row, "last")
+            sequence.logit_row = step.add(token_ids[start:end], start, row, row, "last", slot)
         else:
-            sequence.logit_row = step.add(token_ids[start:end], start, row, row, "none")
+            sequence.logit_row = step.add(token_ids[start:end], start, row, row, "none", slot)
         if sequence.matcher is not None and end == len(token_ids):
             sampled_row = step.num_logit_rows - 1
             self._masked.append((sequence, sampled_row, step.add_mask(sampled_row)))

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +21,9 @@ from lmi_core.engine.device_cache import DeviceCache
 from lmi_core.engine.device_memory import DeviceMemoryPlan, measure, memory_of
 from lmi_core.engine.step_memory import StepMemory, StepSizes
 from lmi_core.engine.widest_step import widest_arrays, widest_sampling
-from lmi_core.ops import select
+from lmi_core.models.lora.store import LoraStore
+from lmi_core.ops import LoraTable, select
+from lmi_core.ops.adapter_table import AdapterTable
 from lmi_core.ops.device_step import DeviceStep
 from lmi_core.ops.eager import EagerRecorder
 from lmi_core.ops.flash_choice import AttentionShape, prefer_flash
@@ -28,7 +31,7 @@ from lmi_core.ops.paged_cache import KV_DTYPES, PagedCache
 from lmi_core.ops.pending_results import PendingResults
 from lmi_core.ops.sampling_inputs import SamplingInputs
 from lmi_core.ops.step_arrays import StepArrays
-from lmi_core.ops.torch_weights import DTYPES
+from lmi_core.ops.torch_weights import DTYPES, DeviceWeights
 
 if TYPE_CHECKING:
     from lmi_core.config.engine_config import EngineConfig
@@ -85,7 +88,12 @@ class TorchRunner:
             prefer_flash(chosen, device, shape)
         if config.deterministic:
             _log.info("deterministic: %s", select.describe(chosen))
-        self._graph = _record(model, chosen, cache.store, sizes.max_model_len, device)
+        self.adapters = None
+        if config.lora is not None:
+            backend = DeviceWeights(device)
+            self.adapters = LoraStore(model, backend, AdapterTable(), max_rank=config.lora.max_rank)
+        table = None if self.adapters is None else self.adapters.table
+        self._graph = _record(model, chosen, cache.store, sizes.max_model_len, device, table)
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -95,7 +103,8 @@ class TorchRunner:
         shared = StepMemory.of(config, sizes, memory.num_blocks)
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
-        self.info = cache.info(memory, measured, chosen)
+        info = cache.info(memory, measured, chosen)
+        self.info = replace(info, has_adapters=self.adapters is not None)
         share = config.gpu_memory_utilization
         self._oom_advice = f"lower gpu_memory_utilization, which is {share}"
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -239,7 +248,9 @@ class TorchRunner:
     def _launch(self, job: _Job) -> PendingResults:
         sampling = SamplingInputs.of(job.step, self.sampling, self.info.max_logprobs)
         feed = None if job.logit_rows is None else partial(self._feed, job.logit_rows)
-        logits = None if self._graphs is None else self._graphs.run(job.arrays, feed)
+        logits = None
+        if self._graphs is not None and not len(job.arrays.adapter_slots):
+            logits = self._graphs.run(job.arrays, feed)
         if logits is None:
             inputs = DeviceStep.upload(
                 job.arrays, block_size=self.info.block_size, device=self.device
@@ -279,10 +290,11 @@ def _record(
     cache: PagedCache,
     max_model_len: int,
     device: torch.device,
+    adapters: LoraTable | None,
 ) -> EagerRecorder:
     from lmi_core.models.decoder import record
 
     recorder = EagerRecorder(select.load(chosen), device, model.dtype)
-    record(model, recorder, cache, max_model_len)
+    record(model, recorder, cache, max_model_len, adapters)
     recorder.finish()
     return recorder

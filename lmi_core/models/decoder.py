@@ -4,26 +4,41 @@ from __future__ import annotations
 
 from lmi_core import ops
 from lmi_core.models.loader import LoadedModel
+from lmi_core.models.lora.linears import LayerLinear, linear_id
 from lmi_core.models.rope import rope_tables
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.weights import DecoderWeights, LayerWeights
-from lmi_core.ops import Handle, KvCache, Recorder
+from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear
+from lmi_core.ops import Handle, KvCache, LoraTable, Recorder
 
 
-def record(model: LoadedModel, recorder: Recorder, cache: KvCache, max_model_len: int) -> Handle:
-    """Record ``model`` for contexts of up to ``max_model_len`` tokens; returns the logits."""
-    return Decoder(model.spec, model.weights, cache, max_model_len).record(recorder)
+def record(
+    model: LoadedModel,
+    recorder: Recorder,
+    cache: KvCache,
+    max_model_len: int,
+    adapters: LoraTable | None = None,
+) -> Handle:
+    """Record ``model`` for contexts of up to ``max_model_len`` tokens; returns the logits.
+
+    ``adapters``: for a model that was loaded with ``takes_adapters``."""
+    return Decoder(model.spec, model.weights, cache, max_model_len, adapters).record(recorder)
 
 
 class Decoder:
     """Pre-norm decoder layers between an embedding and an output head."""
 
     def __init__(
-        self, spec: DecoderSpec, weights: DecoderWeights, cache: KvCache, max_model_len: int
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        cache: KvCache,
+        max_model_len: int,
+        adapters: LoraTable | None = None,
     ) -> None:
         self.spec = spec
         self.weights = weights
         self.cache = cache
+        self.adapters = adapters
         self.cos, self.sin = rope_tables(spec.rope, max_model_len)
 
     def record(self, recorder: Recorder) -> Handle:
@@ -31,7 +46,7 @@ class Decoder:
         x = ops.embed(recorder, self.weights.embedding)
         for layer_id, layer in enumerate(self.weights.layers):
             x = self._attention(x, layer, layer_id)
-            x = self._mlp(x, layer)
+            x = self._mlp(x, layer, layer_id)
         x = ops.gather_logit_rows(x)
         x = ops.rms_norm(x, self.weights.final_norm, self.spec.norm_eps)
         logits = ops.linear(x, self.weights.head.weight, bias=self.weights.head.bias)
@@ -42,6 +57,7 @@ class Decoder:
         spec = self.spec.attention
         h = ops.rms_norm(x, layer.attention_norm, self.spec.norm_eps)
         qkv = ops.linear(h, layer.qkv.weight, bias=layer.qkv.bias)
+        qkv = self._adapt(h, qkv, layer_id, LayerLinear.QKV)
         q = ops.rope_cache_write(
             qkv,
             self.cache,
@@ -62,15 +78,27 @@ class Decoder:
             window=spec.windows[layer_id],
         )
         output = layer.attention_output
-        return ops.linear(h, output.weight, bias=output.bias, residual=x)
+        x = ops.linear(h, output.weight, bias=output.bias, residual=x)
+        return self._adapt(h, x, layer_id, LayerLinear.ATTENTION_OUTPUT)
 
-    def _mlp(self, x: Handle, layer: LayerWeights) -> Handle:
+    def _mlp(self, x: Handle, layer: LayerWeights, layer_id: int) -> Handle:
         h = ops.rms_norm(x, layer.mlp_norm, self.spec.norm_eps)
-        h = ops.linear(
-            h,
-            layer.gate_up.weight,
-            bias=layer.gate_up.bias,
-            activation=self.spec.activation,
-            out_dtype="act",
-        )
-        return ops.linear(h, layer.down.weight, bias=layer.down.bias, residual=x)
+        h = self._gate_up(h, layer.gate_up, layer_id)
+        x = ops.linear(h, layer.down.weight, bias=layer.down.bias, residual=x)
+        return self._adapt(h, x, layer_id, LayerLinear.DOWN)
+
+    def _gate_up(self, h: Handle, gate_up: Linear, layer_id: int) -> Handle:
+        activation = self.spec.activation
+        if self.adapters is None:
+            return ops.linear(
+                h, gate_up.weight, bias=gate_up.bias, activation=activation, out_dtype="act"
+            )
+        y = ops.linear(h, gate_up.weight, bias=gate_up.bias)
+        y = self._adapt(h, y, layer_id, LayerLinear.GATE_UP)
+        return ops.gated_activation(y, activation)
+
+    def _adapt(self, x: Handle, y: Handle, layer_id: int, linear: LayerLinear) -> Handle:
+        """y of a linear for x with what adapters add to it."""
+        if self.adapters is None:
+            return y
+        return ops.lora_add(x, y, self.adapters, linear_id(layer_id, linear))

@@ -60,6 +60,7 @@ def load_model(
     rope: RopeOverride | None = None,
     backend: WeightBackend | None = None,
     progress: Progress | None = None,
+    takes_adapters: bool = False,
 ) -> LoadedModel:
     """Read, check and pack the model in directory ``path``.
 
@@ -68,6 +69,8 @@ def load_model(
     the logits, and the embedding as it is. Layers that the checkpoint has in integers are kept so,
     and everything else as it is; ``quantize`` may name its method, and nothing else.
     ``rope``: instead of the checkpoint's rotary settings. ``backend``: None: native.
+    ``takes_adapters``: gate and up aren't packed for an activation in the linear itself, which LoRA
+    adapters must come before.
     Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape.
     """
     config = read_hf_config(path)
@@ -98,7 +101,7 @@ def load_model(
         progress,
     )
     head_format: PackFormat = weight_format if made is None else "int8"
-    weights = _load_weights(reader, spec, family.names, head_format)
+    weights = _load_weights(reader, spec, family.names, head_format, fuses_gate=not takes_adapters)
     _warn(reader, weight_format)
     return LoadedModel(
         path=path,
@@ -160,7 +163,12 @@ def _stored_format(tensors: Mapping[str, TensorInfo], names: WeightNames) -> Wei
 
 
 def _load_weights(
-    reader: TensorReader, spec: DecoderSpec, names: WeightNames, head_format: PackFormat
+    reader: TensorReader,
+    spec: DecoderSpec,
+    names: WeightNames,
+    head_format: PackFormat,
+    *,
+    fuses_gate: bool,
 ) -> DecoderWeights:
     if spec.tied_head:
         head = reader.tied_head(names.embedding, head_format)
@@ -168,14 +176,22 @@ def _load_weights(
         head = reader.linear([names.head], format=head_format)
     return DecoderWeights(
         embedding=reader.table(names.embedding),
-        layers=tuple(_load_layer(reader, spec, names, i) for i in range(spec.num_layers)),
+        layers=tuple(
+            _load_layer(reader, spec, names, i, fuses_gate=fuses_gate)
+            for i in range(spec.num_layers)
+        ),
         final_norm=reader.vector(names.final_norm),
         head=head,
     )
 
 
 def _load_layer(
-    reader: TensorReader, spec: DecoderSpec, names: WeightNames, layer_id: int
+    reader: TensorReader,
+    spec: DecoderSpec,
+    names: WeightNames,
+    layer_id: int,
+    *,
+    fuses_gate: bool,
 ) -> LayerWeights:
     prefix = names.layer.format(layer=layer_id)
     qk_norm = spec.attention.qk_norm
@@ -186,6 +202,6 @@ def _load_layer(
         k_norm=reader.vector(prefix + names.k_norm) if qk_norm else None,
         attention_output=reader.linear([prefix + names.attention_output]),
         mlp_norm=reader.vector(prefix + names.mlp_norm),
-        gate_up=reader.linear([prefix + names.gate, prefix + names.up], gated=True),
+        gate_up=reader.linear([prefix + names.gate, prefix + names.up], gated=fuses_gate),
         down=reader.linear([prefix + names.down]),
     )

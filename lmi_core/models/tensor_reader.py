@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core.errors import ModelError
+from lmi_core.models.float_tensors import FLOAT_DTYPES, to_float32
 from lmi_core.models.fp8_checkpoint import FP8_DTYPE, scale_of
 from lmi_core.models.quantized.stored_layers import StoredLayers
 from lmi_core.models.safetensors_file import TensorInfo
@@ -29,9 +30,7 @@ Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and in all."""
 
 _NUMPY_DTYPES = {
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": np.uint16,
+    **FLOAT_DTYPES,
     FP8_DTYPE: np.uint8,
     "I8": np.int8,
     "I32": np.int32,
@@ -109,7 +108,7 @@ class TensorReader:
         """The tensor as stored, mapped; fp16, which no kernel reads, as a float32 copy."""
         view = self._view(name)
         if self._tensors[name].dtype == "F16":
-            view = _to_float32(view, "F16")
+            view = to_float32(view, "F16")
             self._release([name])
         else:
             self._advance(self._tensors[name].num_bytes)
@@ -173,7 +172,7 @@ class TensorReader:
         self.most_rounding = max(self.most_rounding, change)
 
     def _floats(self, tensor: TensorInfo) -> FloatArray:
-        return _to_float32(self._view(tensor.name), tensor.dtype)
+        return to_float32(self._view(tensor.name), tensor.dtype)
 
     def _view(self, name: str) -> npt.NDArray[np.generic]:
         tensor = self._tensors[name]
@@ -198,9 +197,3 @@ class TensorReader:
         self._num_bytes_done += num_bytes
         if self._progress is not None:
             self._progress(self._num_bytes_done, self._num_bytes)
-
-
-def _to_float32(values: npt.NDArray[np.generic], dtype: str) -> FloatArray:
-    if dtype == "BF16":
-        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return values.astype(np.float32)

@@ -11,12 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lmi_core.ops.adapter_table import AdapterTable
 from lmi_core.ops.device_step import DeviceStep
 from lmi_core.ops.packed_weight import PackedWeight
 from lmi_core.ops.paged_cache import PagedCache
 from lmi_core.ops.pending_results import PendingResults
 from lmi_core.ops.quantized_rows import QuantizedRows, RowFormat
-from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, RowSymbol
+from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, LoraTable, RowSymbol
 from lmi_core.ops.sampling_inputs import SamplingInputs
 from lmi_core.ops.select import Kernels
 from lmi_core.ops.torch_weights import DTYPES, DeviceConstants, DeviceWeight, as_tensor
@@ -192,6 +193,29 @@ class EagerRecorder:
         dtype = self.act_dtype if is_act else "fp32"
         result = self._record("linear", dtype, columns, x.rows, (x,), product, row_format)
         return result
+
+    def gated_activation(self, x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle:
+        def compute(replay: Replay) -> Tensor | QuantizedRows:
+            result: Tensor | QuantizedRows = self.kernels.gated_activation(
+                replay[x], activation, out_dtype=self._act, codes=self._row_formats.get(y)
+            )
+            return result
+
+        y = self._record("gated_activation", self.act_dtype, x.columns // 2, x.rows, (x,), compute)
+        return y
+
+    def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
+        adapters = cast(AdapterTable, table)
+
+        def add(replay: Replay) -> None:
+            rows, result = replay[x], replay[y]
+            for part in adapters.parts(replay.step.host, linear_id):
+                z = self.kernels.linear(rows[part.rows], part.a, None).to(self._act)
+                result[part.rows, part.outputs] += self.kernels.linear(z, part.b, None)
+            replay[y] = result
+
+        self._nodes.append(_Node((x, y), add))
+        return y
 
     def rope_cache_write(
         self,

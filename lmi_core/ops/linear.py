@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lmi_core.ops.recorder import FloatArray, Handle, LinearWeight
+from lmi_core.ops.recorder import FloatArray, Handle, LinearWeight, LoraTable
 
 
 def linear(
@@ -28,3 +28,15 @@ def linear(
     return x.recorder.linear(
         x, weight, bias=bias, activation=activation, residual=residual, out_dtype=out_dtype
     )
+
+
+def gated_activation(x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle:
+    """act(gate) * up: fp32 [R, 2 n], gate before up -> act [R, n]; for where ``linear`` can't do it
+    itself, since something is added to its results first."""
+    return x.recorder.gated_activation(x, activation)
+
+
+def lora_add(x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
+    """y + B A x for the token rows that have an adapter, with that adapter's A and B: act [T, k],
+    fp32 [T, n], added to in place and returned. A x is rounded to the act dtype."""
+    return x.recorder.lora_add(x, y, table, linear_id)

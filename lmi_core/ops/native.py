@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lmi_core import _native
 from lmi_core.ops.matrix import Matrix, packable, packed_group_size
-from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight
+from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, LoraTable
 
 if TYPE_CHECKING:
     from lmi_core.models.packed_model import PackedModel
@@ -104,6 +104,13 @@ class NativeRecorder:
             out_dtype=out_dtype,
         )
         return self._handle(result)
+
+    def gated_activation(self, x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle:
+        return self._handle(self.graph.gated_activation(_value(x), activation))
+
+    def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
+        native = cast(_native.LoraTable, table)
+        return self._handle(self.graph.lora_add(_value(x), _value(y), native, linear_id))
 
     def rope_cache_write(
         self,

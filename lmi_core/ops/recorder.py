@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn, Protocol
 
@@ -28,6 +29,22 @@ class KvCache(Protocol):
 
     @property
     def num_bytes(self) -> int: ...
+
+
+class LoraTable(Protocol):
+    """LoRA adapters by slot, in a recorder's own layout: what steps' adapter slots refer to.
+
+    A slot may be changed while steps run, if none of them refers to it.
+    """
+
+    def set(
+        self, slot: int, adapter: Sequence[Sequence[tuple[LinearWeight, LinearWeight, int]]]
+    ) -> None:
+        """By linear id, the parts that the adapter adds to: A [rank, inputs], B [outputs, rank],
+        both in the act dtype, and the first of the linear's outputs."""
+        ...
+
+    def clear(self, slot: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +78,8 @@ class Recorder(Protocol):
         residual: Handle | None,
         out_dtype: Literal["fp32", "act"],
     ) -> Handle: ...
+    def gated_activation(self, x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle: ...
+    def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle: ...
     def rope_cache_write(
         self,
         qkv: Handle,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +17,10 @@ class _NativeStep(Protocol):
 
 class _BlockTables(Protocol):
     def row(self, row: int) -> list[int]: ...
+
+
+def _none() -> IntArray:
+    return np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,9 @@ class StepArrays:
     target_ids: IntArray
     copy_src: IntArray
     copy_dst: IntArray
+    adapter_first_rows: IntArray = field(default_factory=_none)
+    adapter_num_rows: IntArray = field(default_factory=_none)
+    adapter_slots: IntArray = field(default_factory=_none)
 
     @classmethod
     def of(cls, step: _NativeStep, block_tables: _BlockTables) -> StepArrays:
@@ -54,6 +61,9 @@ class StepArrays:
         """A step of token row ``row`` alone, which is one of sequence ``seq``."""
         position = self.positions[row : row + 1]
         zero = np.zeros(1, np.int32)
+        first_rows = self.adapter_first_rows
+        is_adapted = (first_rows <= row) & (row < first_rows + self.adapter_num_rows)
+        slots = self.adapter_slots[is_adapted]
         return StepArrays(
             token_ids=self.token_ids[row : row + 1],
             positions=position,
@@ -68,6 +78,9 @@ class StepArrays:
             target_ids=zero[:0],
             copy_src=zero[:0],
             copy_dst=zero[:0],
+            adapter_first_rows=zero[: len(slots)],
+            adapter_num_rows=zero[: len(slots)] + 1,
+            adapter_slots=slots,
         )
 
 

@@ -17,8 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lmi_core.ops.adapter_table import AdapterTable
 from lmi_core.ops.matrix import Matrix, dense
-from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, RowSymbol
+from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, LoraTable, RowSymbol
 from lmi_core.ops.step_arrays import StepArrays, StepResult
 
 DTypeName = Literal["fp32", "bf16", "fp64"]
@@ -190,6 +191,29 @@ class TorchRecorder:
         return self._record(
             "linear", dtype, columns, x.rows, lambda run: product(run).to(_DTYPES[dtype])
         )
+
+    def gated_activation(self, x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle:
+        return self._record(
+            "gated_activation",
+            self.act_dtype,
+            x.columns // 2,
+            x.rows,
+            lambda run: _gated(run.values[x], activation).to(self._act),
+        )
+
+    def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
+        adapters = cast(AdapterTable, table)
+
+        def add(run: _Run) -> None:
+            result = run.values[y].clone()
+            for part in adapters.parts(run.step, linear_id):
+                z = run.values[x][part.rows].to(self._wide) @ part.a.to(self._wide).t()
+                product = z.to(self._act).to(self._wide) @ part.b.to(self._wide).t()
+                result[part.rows, part.outputs] += product
+            run.values[y] = result
+
+        self._nodes.append(add)
+        return y
 
     def rope_cache_write(
         self,

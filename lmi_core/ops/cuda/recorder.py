@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from lmi_core.ops.cuda.step_list import StepListSizes
 from lmi_core.ops.packed_weight import PackedWeight
 from lmi_core.ops.paged_cache import CacheScales, PagedCache, fixed_of
 from lmi_core.ops.quantized_rows import CODE_TYPES, stride_of
-from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, RowSymbol
+from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, LoraTable, RowSymbol
 from lmi_core.ops.torch_weights import DTYPES as TORCH_DTYPES
 from lmi_core.ops.torch_weights import DeviceConstants, DeviceWeight, as_tensor
 
@@ -112,6 +112,12 @@ class StepRecorder:
             raise NotNativeError("linear", "two sums follow one another without a norm")
         self._addends[target] = y
         return residual
+
+    def gated_activation(self, x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle:
+        return self._gated(cast(Value, x.value), activation)
+
+    def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> NoReturn:
+        raise NotNativeError("lora_add", "LoRA adapters have no CUDA kernel")
 
     def rope_cache_write(
         self,

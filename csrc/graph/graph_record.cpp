@@ -1,0 +1,192 @@
+// Recording: each call checks its operands and appends a node.
+#include <algorithm>
+#include <utility>
+
+#include "common/check.h"
+#include "graph/graph.h"
+
+namespace lmi {
+
+void Graph::check_recording() const { LMI_CHECK(!finished_, "the graph is finished"); }
+
+const Value& Graph::value(ValueId id) const {
+  LMI_CHECK(id >= 0 && id < static_cast<ValueId>(values_.size()), "value id ", id);
+  return values_[id];
+}
+
+void Graph::check_operand(ValueId id, DType dtype, int64_t columns, const char* what) const {
+  const Value& operand = value(id);
+  LMI_CHECK(operand.dtype == dtype, what, " takes ", dtype_name(dtype), ", ", operand.name, " is ",
+            dtype_name(operand.dtype));
+  LMI_CHECK(operand.columns == columns, what, " takes ", columns, " columns, ", operand.name,
+            " has ", operand.columns);
+}
+
+ValueId Graph::add_value(std::string name, DType dtype, int64_t columns, RowSymbol rows) {
+  const auto node = static_cast<int32_t>(nodes_.size());
+  values_.push_back({.name = std::move(name) + std::to_string(values_.size()),
+                     .dtype = dtype,
+                     .columns = columns,
+                     .rows = rows,
+                     .first_node = node,
+                     .last_node = node});
+  return static_cast<ValueId>(values_.size() - 1);
+}
+
+// Operands live at least until this node.
+void Graph::add_node(Node node, std::initializer_list<ValueId> operands) {
+  for (const ValueId id : operands) values_[id].last_node = static_cast<int32_t>(nodes_.size());
+  nodes_.push_back(std::move(node));
+}
+
+ValueId Graph::embed(cpu::EmbedArgs args) {
+  check_recording();
+  LMI_CHECK(args.table != nullptr && args.num_columns > 0, "embed needs a table");
+  const ValueId y = add_value("embed", DType::kF32, args.num_columns, RowSymbol::kTokens);
+  add_node(EmbedNode{args, y}, {y});
+  return y;
+}
+
+ValueId Graph::rms_norm(ValueId x, cpu::RmsNormArgs args) {
+  check_recording();
+  const int64_t columns = value(x).columns;
+  check_operand(x, DType::kF32, args.num_columns, "rms_norm");
+  args.y_dtype = config_.act_dtype;
+  const ValueId y = add_value("norm", config_.act_dtype, columns, value(x).rows);
+  add_node(RmsNormNode{args, x, y}, {x, y});
+  return y;
+}
+
+// What the linear's kernel reads: x, or its quantised rows.
+ValueId Graph::linear_input(ValueId x, const cpu::PackedLinear& weight) {
+  const DType dtype = weight.is_quantized() ? config_.act_dtype : weight.dtype;
+  check_operand(x, dtype, weight.num_inputs, "linear");
+  if (!weight.is_quantized()) return x;
+  const int64_t row_bytes = cpu::quantized_row_bytes(weight.num_inputs, weight.group_size);
+  const ValueId y = add_value("quantized", DType::kI8, row_bytes, value(x).rows);
+  const cpu::QuantizeRowsArgs args{.x_dtype = dtype,
+                                   .x_stride = weight.num_inputs,
+                                   .num_columns = weight.num_inputs,
+                                   .group_size = weight.group_size};
+  add_node(QuantizeNode{args, x, y}, {x, y});
+  return y;
+}
+
+ValueId Graph::linear(ValueId x, cpu::LinearArgs args) {
+  check_recording();
+  const ValueId input = linear_input(x, args.weight);
+  const bool is_gated = args.activation != cpu::Activation::kNone;
+  LMI_CHECK(is_gated == args.weight.gated, "a gated weight goes with an activation");
+  const int64_t columns = is_gated ? args.weight.num_outputs / 2 : args.weight.num_outputs;
+  args.add_to_y = false;
+  const ValueId y =
+      add_value(is_gated ? "gated_linear" : "linear", args.y_dtype, columns, value(x).rows);
+  add_node(LinearNode{args, input, y}, {input, y});
+  return y;
+}
+
+ValueId Graph::linear_add(ValueId x, ValueId residual, cpu::LinearArgs args) {
+  check_recording();
+  check_operand(residual, DType::kF32, args.weight.num_outputs, "linear's residual");
+  LMI_CHECK(args.activation == cpu::Activation::kNone && !args.weight.gated,
+            "a residual is added to plain linears only");
+  LMI_CHECK(value(x).rows == value(residual).rows, "the residual has other rows");
+  args.add_to_y = true;
+  args.y_dtype = DType::kF32;
+  const ValueId input = linear_input(x, args.weight);
+  add_node(LinearNode{args, input, residual}, {input, residual});
+  return residual;
+}
+
+ValueId Graph::gated_activation(ValueId x, cpu::Activation activation) {
+  check_recording();
+  const int64_t columns = value(x).columns / 2;
+  check_operand(x, DType::kF32, 2 * columns, "gated_activation");
+  LMI_CHECK(activation != cpu::Activation::kNone, "gated_activation needs an activation");
+  const ValueId y = add_value("gated", config_.act_dtype, columns, value(x).rows);
+  const cpu::GatedActivationArgs args{
+      .activation = activation, .y_dtype = config_.act_dtype, .num_columns = columns};
+  add_node(GatedActivationNode{args, x, y}, {x, y});
+  return y;
+}
+
+ValueId Graph::lora_add(ValueId x, ValueId y, const LoraTable& table, int32_t linear_id) {
+  check_recording();
+  LMI_CHECK(adapters_ == nullptr || adapters_ == &table, "a graph has one table of adapters");
+  adapters_ = &table;
+  const LoraShape& shape = table.linear(linear_id);
+  check_operand(x, table.dtype(), shape.num_inputs, "lora_add");
+  check_operand(y, DType::kF32, shape.num_outputs, "lora_add's result");
+  LMI_CHECK(value(x).rows == RowSymbol::kTokens && value(y).rows == RowSymbol::kTokens,
+            "lora_add takes token rows");
+  const cpu::LoraAddArgs args{
+      .dtype = table.dtype(), .slots = table.slots(), .linear_id = linear_id};
+  add_node(LoraAddNode{args, x, y}, {x, y});
+  return y;
+}
+
+ValueId Graph::rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args) {
+  check_recording();
+  const KvCacheView& cache = args.cache;
+  LMI_CHECK(value(qkv).rows == RowSymbol::kTokens, "rope_cache_write takes token rows");
+  check_operand(qkv, DType::kF32,
+                static_cast<int64_t>(args.num_q_heads + 2 * cache.num_kv_heads) * cache.head_dim,
+                "rope_cache_write");
+  LMI_CHECK(args.num_q_heads % cache.num_kv_heads == 0, args.num_q_heads, " query heads over ",
+            cache.num_kv_heads, " KV heads");
+  LMI_CHECK(args.layer >= 0 && args.layer < cache.num_layers, "layer ", args.layer);
+  LMI_CHECK(args.rotary_dim % 2 == 0 && args.rotary_dim <= cache.head_dim, "rotary size ",
+            args.rotary_dim, " of head size ", cache.head_dim);
+  args.q_dtype = config_.act_dtype;
+  const ValueId q =
+      add_value("q", config_.act_dtype, static_cast<int64_t>(args.num_q_heads) * cache.head_dim,
+                RowSymbol::kTokens);
+  add_node(RopeCacheNode{args, qkv, q}, {qkv, q});
+  return q;
+}
+
+ValueId Graph::attention(ValueId q, cpu::AttentionArgs args) {
+  check_recording();
+  const KvCacheView& cache = args.cache;
+  const int64_t columns = static_cast<int64_t>(args.num_q_heads) * cache.head_dim;
+  check_operand(q, config_.act_dtype, columns, "attention");
+  LMI_CHECK(args.window >= 0 && args.soft_cap >= 0.0f, "window ", args.window, ", soft cap ",
+            args.soft_cap);
+  args.q_dtype = args.y_dtype = config_.act_dtype;
+  attention_workspace_bytes_ =
+      std::max(attention_workspace_bytes_,
+               cpu::attention_workspace_bytes(config_.capacity, args.num_q_heads, cache));
+  const ValueId y = add_value("attention", config_.act_dtype, columns, RowSymbol::kTokens);
+  add_node(AttentionNode{args, q, y}, {q, y});
+  return y;
+}
+
+ValueId Graph::gather_logit_rows(ValueId x) {
+  check_recording();
+  const int64_t columns = value(x).columns;
+  check_operand(x, DType::kF32, columns, "gather_logit_rows");
+  LMI_CHECK(value(x).rows == RowSymbol::kTokens, "gather_logit_rows takes token rows");
+  const ValueId y = add_value("gathered", DType::kF32, columns, RowSymbol::kLogits);
+  add_node(GatherNode{{.num_columns = columns}, x, y}, {x, y});
+  return y;
+}
+
+void Graph::sample(ValueId logits) {
+  check_recording();
+  const int64_t columns = value(logits).columns;
+  check_operand(logits, DType::kF32, columns, "sample");
+  LMI_CHECK(value(logits).rows == RowSymbol::kLogits, "sample takes logit rows");
+  LMI_CHECK(columns <= cpu::kMaxVocabSize, "a vocabulary of ", columns, " is more than ",
+            cpu::kMaxVocabSize);
+  cpu::SampleArgs args;
+  args.logits_stride = args.vocab_size = columns;
+  add_node(SampleNode{args, logits}, {logits});
+}
+
+void Graph::output(ValueId x) {
+  check_recording();
+  value(x);
+  outputs_.push_back(x);
+}
+
+}  // namespace lmi

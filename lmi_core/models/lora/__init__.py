@@ -1,0 +1,1 @@
+"""LoRA adapters: PEFT's files, and where in the decoder they add to linears."""
