@@ -139,9 +139,12 @@ class EngineCore:
 
     async def unload_adapter(self, name: str) -> None:
         """Refuse an adapter to new requests, wait for its running ones and free its memory."""
-        idle = self.adapters.unregister(name)
-        await asyncio.wait([idle, self._task], return_when=asyncio.FIRST_COMPLETED)
-        if not idle.done():
+        freed = asyncio.Event()
+        self.adapters.unregister(name, freed.set)
+        waiting = asyncio.ensure_future(freed.wait())
+        await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not freed.is_set():
             raise EngineError(f"the engine stopped before adapter {name} was unloaded")
 
     def stats(self) -> EngineStats:

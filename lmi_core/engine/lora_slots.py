@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from lmi_core.config.lora_config import check_adapter_name
 from lmi_core.engine.runner import AdapterStore, LoraRunner, Runner
 from lmi_core.errors import UserError
+
+if TYPE_CHECKING:
+    from lmi_core.models.lora.store import PackedLora
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +32,8 @@ class LoraSlot:
     """What tells its blocks from others': new for every load."""
     num_users: int = 0
     """Sequences that aren't finished."""
-    idle: asyncio.Future[None] | None = None
-    """Set when it is unregistered; done when the last user has gone."""
+    on_idle: Callable[[], None] | None = None
+    """Set when it is unregistered; called when the last user has gone."""
 
     def acquire(self) -> None:
         self.num_users += 1
@@ -40,8 +44,9 @@ class LoraSlot:
         self.settle()
 
     def settle(self) -> None:
-        if self.num_users == 0 and self.idle is not None:
-            self.idle.set_result(None)
+        """Call ``on_idle`` if that is due."""
+        if self.num_users == 0 and self.on_idle is not None:
+            self.on_idle()
 
 
 class LoraSlots:
@@ -90,24 +95,32 @@ class LoraSlots:
             packed = await asyncio.to_thread(store.pack, path)
         finally:
             self._loading.remove(name)
+        self.register(name, path, packed)
+        _log.info("adapter %s: %.1f MiB, from %s", name, packed.num_bytes / 2**20, path)
+
+    def register(self, name: str, path: Path, packed: PackedLora) -> None:
+        """Let requests name an adapter that was packed."""
         index = self._take_index()
-        store.set(index, packed)
+        self._enabled_store().set(index, packed)
         # No text's encoding begins with this byte, so that no salt of the base model is the same.
         seed = b"\xff" + next(self._serials).to_bytes(8, "little")
         self._slots[name] = LoraSlot(name, path, index, seed)
-        _log.info("adapter %s: %.1f MiB, from %s", name, packed.num_bytes / 2**20, path)
 
-    def unregister(self, name: str) -> asyncio.Future[None]:
-        """Refuse new requests for an adapter; the future is done when the last of its sequences has
-        finished and its memory is freed. Raises UserError."""
+    def unregister(self, name: str, on_freed: Callable[[], None]) -> None:
+        """Refuse new requests for an adapter, and free its memory as soon as its last sequence has
+        finished; then ``on_freed`` is called. Raises UserError."""
         slot = self.find(name)
         if slot is None:
             raise UserError("the base model can't be unloaded", field="adapter")
         del self._slots[name]
-        slot.idle = asyncio.get_running_loop().create_future()
-        slot.idle.add_done_callback(lambda _: self._free(slot))
+
+        def free() -> None:
+            self._enabled_store().set(slot.index, None)
+            self._free_indices.append(slot.index)
+            on_freed()
+
+        slot.on_idle = free
         slot.settle()
-        return slot.idle
 
     def _enabled_store(self) -> AdapterStore:
         if self._store is None:
@@ -119,7 +132,3 @@ class LoraSlots:
             return self._free_indices.pop()
         self._num_indices += 1
         return self._num_indices - 1
-
-    def _free(self, slot: LoraSlot) -> None:
-        self._enabled_store().set(slot.index, None)
-        self._free_indices.append(slot.index)

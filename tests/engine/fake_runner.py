@@ -1,13 +1,14 @@
 """A runner whose model is a hash function of what it sees through a simulated KV cache.
 
 It uses the real block pool, block tables, sampling table and step buffers. Its cache remembers
-which token and position was written to each slot, so a wrong slot, position, table, copy or order
-of steps gives wrong tokens.
+which token, position and adapter was written to each slot, so a wrong slot, position, table, copy
+or order of steps gives wrong tokens.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import queue
 import threading
@@ -15,13 +16,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lmi_core import _native
 from lmi_core.engine.runner import RunnerInfo
+from lmi_core.errors import ModelError
 
 VOCAB_SIZE = 256
 
@@ -114,6 +117,41 @@ class PoisoningPool:
         return block_ids
 
 
+class FakeAdapter(NamedTuple):
+    """``number`` tells one load from every other."""
+
+    number: int
+    num_bytes: int = 0
+
+
+class FakeAdapters:
+    """Adapters by slot, each slot used by one at a time."""
+
+    def __init__(self) -> None:
+        self.by_slot: dict[int, FakeAdapter] = {}
+        self._numbers = itertools.count(1)
+
+    def pack(self, path: Path) -> FakeAdapter:
+        if path.name == "broken":
+            raise ModelError(f"{path} is broken")
+        return FakeAdapter(next(self._numbers))
+
+    def set(self, slot: int, adapter: FakeAdapter | None) -> None:
+        if adapter is None:
+            del self.by_slot[slot]
+        else:
+            assert slot not in self.by_slot
+            self.by_slot[slot] = adapter
+
+    def of_rows(self, step: _native.Step) -> npt.NDArray[np.int64]:
+        """The number of each token row's adapter; 0: none."""
+        numbers = np.zeros(step.num_tokens, np.int64)
+        names = ("adapter_first_rows", "adapter_num_rows", "adapter_slots")
+        for first, count, slot in zip(*(step.view(name) for name in names), strict=True):
+            numbers[first : first + count] = self.by_slot[int(slot)].number
+        return numbers
+
+
 class FakeModel:
     """The simulated cache and the execution of a step, synchronous."""
 
@@ -128,6 +166,7 @@ class FakeModel:
         max_model_len: int = 256,
         num_saturating_tokens: int | None = 24,
         num_steps: int = 2,
+        has_adapters: bool = False,
     ) -> None:
         self.info = RunnerInfo(
             vocab_size=VOCAB_SIZE,
@@ -139,9 +178,11 @@ class FakeModel:
             num_blocks=num_blocks,
             block_size=block_size,
             num_saturating_tokens=num_saturating_tokens,
+            has_adapters=has_adapters,
         )
-        self.cached = np.full((num_blocks * block_size, 2), -1, dtype=np.int64)
-        """Per slot: token id and position."""
+        self.adapters = FakeAdapters()
+        self.cached = np.full((num_blocks * block_size, 3), -1, dtype=np.int64)
+        """Per slot: token id, position and adapter."""
         pool = _native.BlockPool(num_blocks, block_size, bytes(range(16)))
         self.pool: Any = PoisoningPool(pool, self.cached)
         self.block_tables = _native.BlockTables(max_num_seqs, -(-max_model_len // block_size))
@@ -174,6 +215,7 @@ class FakeModel:
         assert len(set(slots.tolist())) == len(slots), "two tokens in one slot"
         self.cached[slots, 0] = token_ids or step.view("token_ids")
         self.cached[slots, 1] = step.view("positions")
+        self.cached[slots, 2] = self.adapters.of_rows(step)
         self.num_computed_tokens += len(slots)
         masked = {
             int(row): frozenset(
@@ -212,6 +254,8 @@ class FakeModel:
         block_size = self.info.block_size
         seen = self.cached[blocks[positions // block_size] * block_size + positions % block_size]
         assert (seen[:, 1] == positions).all(), f"stale cache: {seen[:, 1]}"
+        adapter = self.adapters.of_rows(step)[token_row]
+        assert (seen[:, 2] == adapter).all(), f"blocks of others than {adapter}: {seen[:, 2]}"
         context: list[int] = seen[:, 0].tolist()
         return context
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from random import Random
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from lmi_core.engine.active_request import ActiveRequest
 from lmi_core.engine.kv_memory import KvMemory
+from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.policy import Queues
 from lmi_core.engine.request import GenerationRequest
@@ -33,7 +37,7 @@ class History:
         guaranteed_no_evict: bool = False,
         **capacities: int | None,
     ) -> None:
-        self.model = FakeModel(**capacities)  # type: ignore[arg-type]
+        self.model = FakeModel(has_adapters=True, **capacities)  # type: ignore[arg-type]
         runner: object = self.model
         self.memory = KvMemory(
             runner,  # type: ignore[arg-type]
@@ -45,20 +49,37 @@ class History:
             self.model.info, queues, self.memory, guaranteed_no_evict=guaranteed_no_evict
         )
         self.scheduler = Scheduler(queues, self.memory, policy)
+        self.adapters = LoraSlots(runner)  # type: ignore[arg-type]
+        self.num_leaving = 0
         self.requests: list[ActiveRequest] = []
         self.aborted: set[ActiveRequest] = set()
         self.failed: set[ActiveRequest] = set()
         self._numbers = itertools.count()
 
     def arrive(
-        self, prompt: list[int], params: SamplingParams, *, priority: int = 0, salt: str = ""
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        adapter: str = "",
     ) -> ActiveRequest:
+        """``adapter``: loaded if it isn't."""
+        if adapter and adapter not in self.adapters.paths:
+            packed = self.model.adapters.pack(Path(adapter))
+            self.adapters.register(adapter, Path(adapter), packed)  # type: ignore[arg-type]
         number = next(self._numbers)
         request = GenerationRequest(
             request_id=str(number), params=params, priority=priority, cache_salt=salt
         )
         active = ActiveRequest(
-            request, prompt, seed=number, arrival_s=0.0, stream=EventStream(lambda: None)
+            request,
+            prompt,
+            adapter=self.adapters.find(adapter),
+            seed=number,
+            arrival_s=0.0,
+            stream=EventStream(lambda: None),
         )
         hashes = self.memory.hash_prompt(prompt, active.prefix_seed)
         max_len = min(self.model.info.max_model_len, self.memory.num_max_tokens)
@@ -79,8 +100,19 @@ class History:
         self.scheduler.add(active)
         return active
 
-    def step(self, *, fails: bool = False, abort: ActiveRequest | None = None) -> bool:
-        """Plan, execute, commit; ``abort`` comes while it is in flight. False: nothing ran."""
+    def unload(self, adapter: str) -> None:
+        if adapter in self.adapters.paths:
+            self.num_leaving += 1
+            self.adapters.unregister(adapter, self._note_freed)
+
+    def _note_freed(self) -> None:
+        self.num_leaving -= 1
+
+    def step(
+        self, *, fails: bool = False, abort: ActiveRequest | None = None, unload: str = ""
+    ) -> bool:
+        """Plan, execute, commit; ``abort`` and ``unload`` come while it is in flight. False:
+        nothing ran."""
         plan = self.scheduler.plan()
         if not plan.sequences:
             return False
@@ -91,6 +123,7 @@ class History:
         self.scheduler.fill(plan, step)
         if abort is not None:
             self.abort(abort)
+        self.unload(unload)
         if fails:
             self.failed.update(self.scheduler.fail(plan))
         else:
@@ -117,6 +150,8 @@ class History:
         assert pool.num_used == 0
         assert pool.num_available == pool.num_blocks
         assert self.memory.num_free_rows == self.model.info.max_num_seqs
+        assert self.num_leaving == 0
+        assert len(self.model.adapters.by_slot) == len(self.adapters.paths)
         for request in self.requests:
             for sequence in request.sequences:
                 assert sequence.state is SequenceState.FINISHED
@@ -150,12 +185,17 @@ PARAMS = st.builds(
 PROMPTS = st.builds(
     lambda family, length: [family, *range(1, length)], st.integers(0, 2), st.integers(1, 70)
 )
-ARRIVALS = st.tuples(st.just("arrive"), PROMPTS, PARAMS, st.integers(0, 2), st.sampled_from("ab"))
+ADAPTERS = st.sampled_from(["", "", "x", "y"])
+ARRIVALS = st.tuples(
+    st.just("arrive"), PROMPTS, PARAMS, st.integers(0, 2), st.sampled_from("ab"), ADAPTERS
+)
 EVENTS = st.lists(
     st.one_of(
         ARRIVALS,
         st.tuples(st.just("abort"), st.integers(0, 30)),
         st.tuples(st.just("abort in flight"), st.integers(0, 30)),
+        st.tuples(st.just("unload"), ADAPTERS),
+        st.tuples(st.just("unload in flight"), ADAPTERS),
         st.tuples(st.just("fail")),
         st.tuples(st.just("run"), st.integers(1, 12)),
     ),
@@ -167,12 +207,16 @@ EVENTS = st.lists(
 def play(history: History, events: list[tuple]) -> None:  # type: ignore[type-arg]
     for kind, *details in events:
         if kind == "arrive":
-            prompt, params, priority, salt = details
+            prompt, params, priority, salt, adapter = details
             limit = min(history.model.info.max_model_len, history.memory.num_max_tokens) - 1
-            history.arrive(prompt[:limit], params, priority=priority, salt=salt)
+            history.arrive(prompt[:limit], params, priority=priority, salt=salt, adapter=adapter)
         elif kind == "run":
             for _ in range(details[0]):
                 history.step()
+        elif kind == "unload":
+            history.unload(details[0])
+        elif kind == "unload in flight":
+            history.step(unload=details[0])
         elif kind == "fail":
             history.step(fails=True)
         elif history.requests:
@@ -218,6 +262,54 @@ def test_random_histories(
     play(history, events)
     if guaranteed_no_evict:
         assert history.scheduler.num_preemptions == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_adapters_come_and_go_while_requests_run(seed: int) -> None:
+    """Prompts are alike, so that any wrong hash or slot shows."""
+    random = Random(seed)
+    history = History(num_blocks=9, max_num_seqs=4, max_model_len=128)
+    for _ in range(250):
+        kind = random.choice(["arrive", "arrive", "step", "step", "step", "abort", "unload"])
+        adapter = random.choice(["", "x", "y", "z"])
+        if kind == "arrive":
+            params = SamplingParams(max_new_tokens=random.randrange(1, 70), n=random.choice([1, 2]))
+            history.arrive(list(range(random.randrange(16, 60))), params, adapter=adapter)
+        elif kind == "step":
+            history.step(fails=random.random() < 0.03)
+        elif kind == "unload":
+            history.step(unload=adapter)
+        elif history.requests:
+            history.step(abort=random.choice(history.requests[-4:]), unload=adapter)
+    history.drain()
+    assert history.scheduler.num_preemptions
+
+
+def test_a_slot_is_kept_until_no_step_refers_to_it() -> None:
+    history = History()
+    request = history.arrive([1, 2, 3], SamplingParams(max_new_tokens=9), adapter="x")
+    plan = history.scheduler.plan()
+    history.scheduler.fill(plan, history.model.steps[0])
+    history.unload("x")
+    history.abort(request)
+    assert history.num_leaving == 1
+    history.model.execute(history.model.steps[0])
+    history.scheduler.commit(plan, history.model.steps[0])
+    assert history.num_leaving == 0
+    assert not history.model.adapters.by_slot
+
+
+def test_a_slot_is_used_again() -> None:
+    history = History()
+    for _ in range(3):
+        first = history.arrive(list(range(40)), SamplingParams(max_new_tokens=2), adapter="x")
+        history.drain()
+        assert first.num_cached_tokens == 0
+        again = history.arrive(list(range(40)), SamplingParams(max_new_tokens=2), adapter="x")
+        history.drain()
+        assert again.num_cached_tokens == 32
+        assert list(history.model.adapters.by_slot) == [0]
+        history.unload("x")
 
 
 def test_decode_rows_go_before_prompt_chunks() -> None:

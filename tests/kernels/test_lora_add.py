@@ -1,4 +1,4 @@
-"""The adapters' kernel of every instruction set: against numpy, and the same bits in any company."""
+"""The adapters' kernel of every instruction set against numpy; the same bits in any company."""
 
 import itertools
 
@@ -94,9 +94,7 @@ def test_same_bits_whatever_the_batch(level, dtype):
                 runs.append((first, end - first, slot))
                 expected[first:end] = alone[slot][first:end]
         num_threads, stride = [(1, 1), (2, 7), (16, 5)][number % 3]
-        got = kernels.lora_add(
-            level, x, y, table, 1, runs, num_threads=num_threads, stride=stride
-        )
+        got = kernels.lora_add(level, x, y, table, 1, runs, num_threads=num_threads, stride=stride)
         assert np.array_equal(got, expected)
 
 

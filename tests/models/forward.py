@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from lmi_core.models.decoder import record
 from lmi_core.models.loader import LoadedModel
+from lmi_core.ops import LoraTable
 from lmi_core.ops.step_arrays import StepArrays
 
 BLOCK_SIZE = 16
@@ -25,6 +26,7 @@ class Rows:
     seq_id: int
     token_ids: list[int]
     start: int
+    adapter: int = -1
 
 
 class Forward(Protocol):
@@ -44,7 +46,12 @@ class TorchForward:
     """The oracle: ``dtype`` fp32, bf16 or fp64."""
 
     def __init__(
-        self, model: LoadedModel, max_model_len: int, dtype: str, kv_dtype: str | None = None
+        self,
+        model: LoadedModel,
+        max_model_len: int,
+        dtype: str,
+        kv_dtype: str | None = None,
+        adapters: LoraTable | None = None,
     ) -> None:
         from lmi_core.ops.torch_reference import TorchKvCache, TorchRecorder
 
@@ -59,7 +66,7 @@ class TorchForward:
             dtype=kv_dtype or dtype,
         )
         self.recorder = TorchRecorder(dtype)
-        record(model, self.recorder, cache, max_model_len)
+        record(model, self.recorder, cache, max_model_len, adapters)
 
     def step(self, batch: Sequence[Rows]) -> npt.NDArray[Any]:
         return self.recorder.run(step_arrays(batch, self.table)).logits
@@ -75,6 +82,7 @@ class NativeForward:
         dtype: str,
         num_threads: int = 2,
         kv_dtype: str | None = None,
+        adapters: LoraTable | None = None,
     ) -> None:
         from lmi_core import _native
         from lmi_core.ops.native import NativeRecorder
@@ -95,7 +103,8 @@ class NativeForward:
             block_size=BLOCK_SIZE,
             act_dtype=dtype,
         )
-        self.logits = record(model, NativeRecorder(self.graph), self.cache, max_model_len).value
+        recorder = NativeRecorder(self.graph)
+        self.logits = record(model, recorder, self.cache, max_model_len, adapters).value
         self.graph.output(self.logits)
         self.graph.finish()
         tables = _native.BlockTables(MAX_SEQS, table.shape[1])
@@ -114,7 +123,7 @@ class NativeForward:
     def step(self, batch: Sequence[Rows]) -> npt.NDArray[Any]:
         self.buffer.clear()
         for rows in batch:
-            self.buffer.add(rows.token_ids, rows.start, rows.seq_id, -1, "all")
+            self.buffer.add(rows.token_ids, rows.start, rows.seq_id, -1, "all", rows.adapter)
         self.worker.run(self.graph, self.buffer)
         assert self.buffer.error == ""
         return np.array(self.graph.read(self.logits, self.buffer.num_logit_rows))
@@ -127,12 +136,14 @@ def step_arrays(batch: Sequence[Rows], table: npt.NDArray[np.int32]) -> StepArra
     seq_of_row = np.repeat([rows.seq_id for rows in batch], counts)
     blocks = table[seq_of_row, np.array(positions) // BLOCK_SIZE]
     num_tokens = len(positions)
+    adapted = [i for i, rows in enumerate(batch) if rows.adapter >= 0]
+    first_rows = np.cumsum([0, *counts[:-1]])
     following = [token_id for rows in batch for token_id in (*rows.token_ids[1:], -1)]
     arrays = {
         "token_ids": [token_id for rows in batch for token_id in rows.token_ids],
         "positions": positions,
         "slots": blocks * BLOCK_SIZE + np.array(positions) % BLOCK_SIZE,
-        "first_rows": np.cumsum([0, *counts[:-1]]),
+        "first_rows": first_rows,
         "num_rows": counts,
         "kv_lengths": [rows.start + len(rows.token_ids) for rows in batch],
         "table_rows": [rows.seq_id for rows in batch],
@@ -142,16 +153,26 @@ def step_arrays(batch: Sequence[Rows], table: npt.NDArray[np.int32]) -> StepArra
         "target_ids": following,
         "copy_src": [],
         "copy_dst": [],
+        "adapter_first_rows": first_rows[adapted],
+        "adapter_num_rows": [counts[i] for i in adapted],
+        "adapter_slots": [batch[i].adapter for i in adapted],
     }
     return StepArrays(**{name: np.array(values, dtype=np.int32) for name, values in arrays.items()})
 
 
 def all_logits(
-    forward: Forward, sequences: Sequence[list[int]], max_chunk: int, seed: int = 0
+    forward: Forward,
+    sequences: Sequence[list[int]],
+    max_chunk: int,
+    seed: int = 0,
+    adapters: Sequence[int] = (),
 ) -> list[npt.NDArray[Any]]:
-    """Logits of every position of every sequence, run as one mixed batch in random chunks."""
+    """Logits of every position of every sequence, run as one mixed batch in random chunks.
+    ``adapters``: each sequence's slot."""
     parts: list[list[npt.NDArray[Any]]] = [[] for _ in sequences]
     for batch in mixed_batches(sequences, max_chunk, seed):
+        if adapters:
+            batch = [replace(rows, adapter=adapters[rows.seq_id]) for rows in batch]
         logits = forward.step(batch)
         ends = np.cumsum([len(rows.token_ids) for rows in batch])
         for rows, part in zip(batch, np.split(logits, ends[:-1]), strict=True):
