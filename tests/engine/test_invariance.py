@@ -28,6 +28,7 @@ Outcome = tuple[tuple[int, float | None, tuple[tuple[int, float], ...]], ...]
 class Request:
     prompt: tuple[int, ...]
     params: SamplingParams
+    adapter: str = ""
 
 
 def make_requests(seed: int) -> list[Request]:
@@ -58,7 +59,8 @@ def make_requests(seed: int) -> list[Request]:
 
 
 async def outcome(engine: Engine, request: Request) -> Outcome:
-    events = [event async for event in engine.generate(request.prompt, request.params)]
+    stream = engine.generate(request.prompt, request.params, adapter=request.adapter)
+    events = [event async for event in stream]
     return tuple(
         (event.token_id, event.logprob, tuple((top.token_id, top.logprob) for top in event.top))
         for event in events
@@ -80,7 +82,12 @@ def config_of(model: Path, dtype: str, **changes: object) -> EngineConfig:
 
 
 async def alone(
-    model: Path, dtype: str, quantize: str | None, kv_dtype: str, requests: list[Request]
+    model: Path,
+    dtype: str,
+    quantize: str | None,
+    kv_dtype: str,
+    requests: list[Request],
+    **changes: object,
 ) -> list[Outcome]:
     """Every request by itself: whole prompts, one thread, no cache."""
     config = config_of(
@@ -90,6 +97,7 @@ async def alone(
         kv_dtype=kv_dtype,
         max_num_seqs=1,
         enable_prefix_caching=False,
+        **changes,
     )
     async with Engine(config) as engine:
         return [await outcome(engine, request) for request in requests]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -62,14 +63,20 @@ def requests() -> list[tuple[tuple[int, ...], SamplingParams]]:
     return result
 
 
-async def outcomes(config: EngineConfig) -> list[list[TokenEvent]]:
+async def outcomes(
+    config: EngineConfig, adapters: tuple[str, ...] = ("",)
+) -> list[list[TokenEvent]]:
+    """``adapters``: the requests' in turn."""
     async with Engine(config, check_integrity=True) as engine:
 
-        async def one(prompt: tuple[int, ...], params: SamplingParams) -> list[TokenEvent]:
-            events = [event async for event in engine.generate(prompt, params)]
+        async def one(
+            prompt: tuple[int, ...], params: SamplingParams, adapter: str
+        ) -> list[TokenEvent]:
+            events = [e async for e in engine.generate(prompt, params, adapter=adapter)]
             return sorted(events, key=lambda event: event.choice)
 
-        results = await asyncio.gather(*(one(*request) for request in requests()))
+        wanted = zip(requests(), itertools.cycle(adapters), strict=False)
+        results = await asyncio.gather(*(one(*request, adapter) for request, adapter in wanted))
         await assert_nothing_leaked(engine)
     return results
 
