@@ -159,6 +159,8 @@ class AdaptedEngine:
             raise EngineError(f"the {self.config.backend} engine is {self._state} or has failed")
         if (request.prompt is None) == (request.prompt_token_ids is None):
             raise UserError("give either prompt or prompt_token_ids", field="prompt")
+        if request.adapter:
+            raise UserError("LoRA is not enabled", field="adapter")
         request.params.validate(
             vocab_size=self._source.vocab_size, max_logprobs=self.config.max_logprobs
         )
