@@ -1,12 +1,16 @@
 """Prefill and decode speed of the engine, each beside the machine's roof of the same minute.
 
     python -m bench.engine --shape 160m --dtype bf16
+    python -m bench.engine --batches 8 --adapter-rank 16
 
 Every figure is a median over several rounds; before and after each round the roofs are measured
 again, and a share is the ratio to their mean. ``gap`` is (step interval - native time) / step
 interval of the decode steps: what the engine adds to the kernels. The decode roof is the bytes
 that a step must read (weights of all linears, the head, and the KV cache) over the read bandwidth,
 or its operations over the multiply-add rate, whichever is longer; prefill counts operations.
+
+With a rank, LoRA is on, and every batch decodes twice: as the base model, then with an adapter of
+all linears in every row. The roofs are the base model's in both.
 """
 
 from __future__ import annotations
@@ -16,16 +20,19 @@ import asyncio
 import json
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.adapters import write_adapter
 from bench.checkpoints import SHAPES, Shape, checkpoint
 from bench.rooflines import ELEMENT_BYTES, decode_roof_s, prefill_roof_s
 from bench.roofs import measure_roofs
 from lmi_core.config.engine_config import EngineConfig
+from lmi_core.config.lora_config import LoraConfig
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import NullObserver, StepRecord
@@ -55,11 +62,11 @@ class Bench:
     log: StepLog
     num_threads: int
 
-    async def generate(self, num_prompt: int, num_new: int, seed: int) -> None:
+    async def generate(self, num_prompt: int, num_new: int, seed: int, adapter: str = "") -> None:
         rng = random.Random(seed)
         prompt = [rng.randrange(300, self.shape.vocab_size) for _ in range(num_prompt)]
         params = SamplingParams(max_new_tokens=num_new, ignore_eos=True)
-        async for _ in self.engine.generate(prompt, params):
+        async for _ in self.engine.generate(prompt, params, adapter=adapter):
             pass
 
     async def prefill(self, num_tokens: int, rounds: int) -> dict[str, Any]:
@@ -77,13 +84,13 @@ class Bench:
             shares.append(roof_s / seconds)
         return row(f"prefill {num_tokens}", rates, shares)
 
-    async def decode(self, batch: int, rounds: int) -> dict[str, Any]:
+    async def decode(self, batch: int, rounds: int, adapter: str = "") -> dict[str, Any]:
         rates, shares, gaps = [], [], []
         for i in range(rounds):
             self.log.steps.clear()
             before = measure_roofs(self.num_threads)
             await asyncio.gather(
-                *(self.generate(128, 128, seed=10**6 * i + n) for n in range(batch))
+                *(self.generate(128, 128, 10**6 * i + n, adapter) for n in range(batch))
             )
             after = measure_roofs(self.num_threads)
             steps = list(self.log.decode_steps(batch))
@@ -94,7 +101,8 @@ class Bench:
             rates.append(batch / interval)
             shares.append(roof_s / interval)
             gaps.append(1 - sum(native for _, native in steps) / sum(t for t, _ in steps))
-        return {**row(f"decode batch {batch}", rates, shares), "gap": statistics.median(gaps)}
+        what = f"decode batch {batch}" + (" LoRA" if adapter else "")
+        return {**row(what, rates, shares), "gap": statistics.median(gaps)}
 
 
 def row(what: str, rates: list[float], shares: list[float]) -> dict[str, Any]:
@@ -109,6 +117,7 @@ def row(what: str, rates: list[float], shares: list[float]) -> dict[str, Any]:
 
 async def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     log = StepLog()
+    rank: int | None = arguments.adapter_rank
     quantize = arguments.dtype if arguments.dtype in ("int8", "int4") else None
     config = EngineConfig(
         model=checkpoint(arguments.shape),
@@ -118,6 +127,7 @@ async def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         num_threads=arguments.threads,
         enable_prefix_caching=False,
         repack_cache_dir="none",
+        lora=None if rank is None else LoraConfig(max_rank=rank),
     )
     rows = []
     async with Engine(config, observer=log) as engine:
@@ -125,19 +135,24 @@ async def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             SHAPES[arguments.shape], arguments.dtype, engine, log, engine.info.runner.num_threads
         )
         await bench.generate(64, 4, seed=0)
+        if rank is not None:
+            with tempfile.TemporaryDirectory() as directory:
+                path = write_adapter(bench.shape, rank, Path(directory))
+                await engine.load_adapter("adapter", path)
         for num_tokens in arguments.prefill:
             rows.append(await bench.prefill(num_tokens, arguments.rounds))
             show(arguments, rows[-1])
         for batch in arguments.batches:
-            rows.append(await bench.decode(batch, arguments.rounds))
-            show(arguments, rows[-1])
+            for adapter in ("", *engine.adapters):
+                rows.append(await bench.decode(batch, arguments.rounds, adapter))
+                show(arguments, rows[-1])
     return rows
 
 
 def show(arguments: argparse.Namespace, row: dict[str, Any]) -> None:
     gap = f"  gap {row['gap']:6.2%}" if "gap" in row else ""
     print(
-        f"{arguments.shape:>9} {arguments.dtype} {row['what']:<16} {row['tokens_per_s']:9.1f} tok/s"
+        f"{arguments.shape:>9} {arguments.dtype} {row['what']:<21} {row['tokens_per_s']:9.1f} tok/s"
         f" ({row['lowest']:.1f}-{row['highest']:.1f})  {row['share_of_roof']:6.1%} of roof{gap}",
         flush=True,
     )
@@ -151,6 +166,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048])
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32])
+    parser.add_argument("--adapter-rank", type=int, help="decode with a LoRA adapter, too")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     arguments = parser.parse_args()
     rows = asyncio.run(run(arguments))
