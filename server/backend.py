@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from lmi_core.engine.outputs import TokenEvent
@@ -38,6 +39,24 @@ class Publisher(Protocol):
     ) -> EventStream:
         """``notify`` is called in the caller's event loop when there are events to take; closing
         the stream aborts the request. Raises as ``generate_batches``."""
+        ...
+
+
+class AdapterHost(Protocol):
+    """What a backend is besides where LoRA is enabled (``ServerOptions.has_lora``)."""
+
+    @property
+    def adapters(self) -> Mapping[str, Path]:
+        """Names and directories, in the order of registration."""
+        ...
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """UserError for a name that is taken, ModelError for files that can't be served."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """At once for new requests; returns when running ones have finished. UserError for a name
+        that isn't registered."""
         ...
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -98,6 +99,16 @@ class FormattingBackend:
     @property
     def max_model_len(self) -> int:
         return self._engine.max_model_len
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        return self._engine.adapters
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        await self._engine.load_adapter(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._engine.unload_adapter(name)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
         return await self._engine.encode(text, add_special_tokens=add_special_tokens)

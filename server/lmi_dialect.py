@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
+from lmi_server.adapter_management import adapter_routes
 from lmi_server.dialects import Dialect, ErrorForm
 from lmi_server.formatting import FormattingBackend
 from lmi_server.handler_backend import HandlerBackend
@@ -59,7 +60,9 @@ _ERRORS = ErrorForm(
 
 def lmi_dialect(service: Service) -> Dialect:
     options = service.options
-    protocol = LmiProtocol(options.model_name, options.lmi, options.chat_template)
+    protocol = LmiProtocol(
+        options.model_name, options.lmi, options.chat_template, service.adapter_names
+    )
     inference = InferenceHandler(service, protocol).handle
 
     def generates(path: str) -> Route:
@@ -80,6 +83,7 @@ def lmi_dialect(service: Service) -> Dialect:
             is_server_wide=True,
             answers=("application/json",),
         ),
+        *adapter_routes(service),
         *management_routes(service),
         metrics_route(service),
         *server_routes(service),

@@ -1,23 +1,42 @@
-"""What the management routes say about models (LMI format reference, 3.8)."""
+"""What the management routes say about models and adapters (LMI format reference, 3.8, 6.8)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from aiohttp import web
+
+from lmi_core.errors import EngineError, InsufficientMemoryError, UserError
 from lmi_server.handler_backend import HandlerBackend
 from lmi_server.model import ModelState, ServedModel
+from lmi_server.model_adapters import Adapter
+from lmi_server.protocols.base import HttpError
+from lmi_server.protocols.lmi import pretty_json
+
+T = TypeVar("T")
 
 MAX_PAGE = 100
 
 
 def listing(models: Sequence[ServedModel], limit: int, start: int) -> dict[str, object]:
     """A page of at most ``limit`` models, those from index ``start`` on."""
-    limit = limit if 0 <= limit <= MAX_PAGE else MAX_PAGE
-    page: dict[str, object] = {"models": [_entry(m) for m in models[start : start + limit]]}
-    if start + limit < len(models):
-        page["nextPageToken"] = str(start + limit)
-    return page
+    return _page("models", models, _entry, limit, start)
+
+
+def adapter_listing(adapters: Sequence[Adapter], limit: int, start: int) -> dict[str, object]:
+    """As ``listing``, of a model's adapters."""
+
+    def entry(adapter: Adapter) -> dict[str, object]:
+        place: dict[str, object] = {"name": adapter.name, "src": adapter.src}
+        return {**place, "preload": adapter.preload, "pin": adapter.pin}
+
+    return _page("adapters", adapters, entry, limit, start)
+
+
+def adapter_description(adapter: Adapter) -> dict[str, object]:
+    return {"name": adapter.name, "src": adapter.src, "pin": adapter.pin}
 
 
 def description(model: ServedModel) -> dict[str, object]:
@@ -27,6 +46,40 @@ def description(model: ServedModel) -> dict[str, object]:
         **({} if model.version is None else {"version": model.version}),
         "models": [_details(model)],
     }
+
+
+def status_answer(text: str, status: int = 200) -> web.Response:
+    return json_answer({"status": text}, status)
+
+
+def json_answer(value: object, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=pretty_json(value), content_type="application/json")
+
+
+def load_error(error: Exception) -> HttpError:
+    """How a model that can't be loaded is reported; what nobody expected is left to be a 500."""
+    message = str(error)
+    match error:
+        case HttpError():
+            return error
+        case InsufficientMemoryError() | MemoryError():
+            return HttpError(507, "WlmOutOfMemoryException", message)
+        case UserError():
+            return HttpError(400, "ModelException", message)
+        case EngineError():
+            return HttpError(500, "EngineException", message)
+        case _:
+            return HttpError(500, type(error).__name__, message)
+
+
+def _page(
+    key: str, items: Sequence[T], entry: Callable[[T], object], limit: int, start: int
+) -> dict[str, object]:
+    limit = limit if 0 <= limit <= MAX_PAGE else MAX_PAGE
+    page: dict[str, object] = {key: [entry(item) for item in items[start : start + limit]]}
+    if start + limit < len(items):
+        page["nextPageToken"] = str(start + limit)
+    return page
 
 
 def _entry(model: ServedModel) -> dict[str, object]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lmi_core.engine.stats import EngineObserver
 from lmi_server.backend import Backend
 from lmi_server.handler_backend import HandlerBackend
+from lmi_server.model_adapters import ModelAdapters
 from lmi_server.options import ServerOptions
 from lmi_server.protocols.base import HttpError
 from lmi_server.routes import Handler
@@ -98,6 +99,7 @@ class ServedModel:
         self.min_workers = recipe.min_workers
         self.max_workers = recipe.max_workers
         self.endpoint: Endpoint | None = None
+        self.adapters = ModelAdapters()
         self.loaded_at = 0.0
         """Seconds since the epoch."""
         self._host = host
@@ -157,6 +159,9 @@ class ServedModel:
             raise
         self._engine = engine
         self.endpoint = self._host.make_endpoint(options, backend)
+        host = self.endpoint.service.adapter_host
+        if host is not None:
+            await self.adapters.attach(host)
         self._host.attach(label, backend)
         self.loaded_at = time.time()
         if self.state is ModelState.LOADING:  # else it is to leave at once

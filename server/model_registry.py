@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 from lmi_core.errors import LmiError
@@ -35,6 +36,11 @@ class Registrar(Protocol):
 
     async def requested_recipe(self, arguments: Mapping[str, str]) -> Recipe:
         """As ``recipe``, for a model that a request brings."""
+        ...
+
+    def adapter_path(self, src: str, model_url: str) -> Path:
+        """The directory of an adapter for the model from ``model_url``; HttpError for one that this
+        server doesn't load."""
         ...
 
 
@@ -104,6 +110,10 @@ class ModelRegistry:
             return found[0] if found else None
         self._turns[name] = turn = (self._turns.get(name, -1) + 1) % len(found)
         return found[turn]
+
+    def with_adapter(self, name: str) -> ServedModel | None:
+        """The first model that has an adapter of that name."""
+        return next((model for model in self if model.adapters.get(name) is not None), None)
 
     def has(self, name: str, version: str | None) -> bool:
         """Whether the name is taken, be it by a model that is on its way out."""

@@ -10,6 +10,7 @@ from lmi_server.dialects import Dialect, ErrorForm
 from lmi_server.handler_backend import HandlerBackend
 from lmi_server.handler_calls import HandlerCalls
 from lmi_server.openapi import openapi_route
+from lmi_server.protocols.base import no_adapters
 from lmi_server.protocols.chat_schema import ChatBody
 from lmi_server.protocols.completion_schema import CompletionBody
 from lmi_server.protocols.openai import OpenAIProtocol
@@ -53,11 +54,17 @@ _ERRORS = ErrorForm(
 
 if TYPE_CHECKING:
     from lmi_server.model import ServedModel
+    from lmi_server.model_adapters import Adapter
 
 
 def openai_dialect(service: Service) -> Dialect:
     options, backend = service.options, service.backend
-    protocol = OpenAIProtocol(options.model_name, options.chat_template, decode=backend.decode)
+    protocol = OpenAIProtocol(
+        options.model_name,
+        options.chat_template,
+        decode=backend.decode,
+        adapters=service.adapter_names or no_adapters,
+    )
     models = ModelsHandler(service)
     tokens = TokenHandler(service, protocol)
     completion = GenerationHandler(service, protocol.parse_completion)
@@ -91,21 +98,29 @@ def openai_dialect(service: Service) -> Dialect:
 
 
 class ModelsHandler:
-    """The models that answer requests; versions of one name are one model to a client."""
+    """The models that answer requests, and their adapters; versions of one name are one model to a
+    client."""
 
     def __init__(self, service: Service) -> None:
         self._models = service.models
 
     async def list_models(self, request: web.Request) -> web.Response:
-        models = {model.name: model for model in self._models if model.endpoint is not None}
-        return web.json_response({"object": "list", "data": list(map(_model, models.values()))})
+        return web.json_response({"object": "list", "data": list(self._served().values())})
 
     async def describe(self, request: web.Request) -> web.Response:
-        name = request.match_info["model"]
-        served = {model.name: model for model in self._models if model.endpoint is not None}
+        name, served = request.match_info["model"], self._served()
         if name not in served:
             raise ModelNotFound(name, f"{', '.join(map(repr, served)) or 'nothing'} is served here")
-        return web.json_response(_model(served[name]))
+        return web.json_response(served[name])
+
+    def _served(self) -> dict[str, dict[str, object]]:
+        """By name; a model's name beats an adapter's."""
+        models = {model.name: model for model in self._models if model.endpoint is not None}
+        cards = {name: _model(model) for name, model in models.items()}
+        for model in models.values():
+            for adapter in model.adapters:
+                cards.setdefault(adapter.name, _adapter(adapter, model))
+        return cards
 
 
 def _model(model: ServedModel) -> dict[str, object]:
@@ -116,6 +131,11 @@ def _model(model: ServedModel) -> dict[str, object]:
         "owned_by": "lmi",
         "max_model_len": model.backend.max_model_len,
     }
+
+
+def _adapter(adapter: Adapter, model: ServedModel) -> dict[str, object]:
+    """As vLLM lists adapters: with their directory and the model that they adapt."""
+    return {**_model(model), "id": adapter.name, "root": adapter.src, "parent": model.name}
 
 
 class HealthHandler:

@@ -71,3 +71,5 @@ class ServerOptions:
     tgi: TgiOptions = field(default_factory=TgiOptions)
     chat_template: ChatTemplate | None = None
     """The model's; None: chat bodies are refused."""
+    has_lora: bool = False
+    """Whether the model's engine holds adapters, which requests may name."""

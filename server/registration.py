@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from lmi_core.config.adapter_directories import check_adapter_code
 from lmi_core.config.custom_code import custom_code
 from lmi_core.config.load_models import ModelEntry, name_of, parse_devices, parse_engine
 from lmi_core.config.model_config import ModelConfig
@@ -72,7 +73,7 @@ class ConfiguredRegistrar:
         if not url:
             raise _bad_request("Parameter url is required.")
         entry = _entry(url, arguments)
-        self._check_url(url)
+        self._check_url(url, "a model must lie under")
         keys = {key: arguments[name] for name, key in _KEYS.items() if name in arguments}
         model, _ = await asyncio.to_thread(
             resolve_entry, entry, keys, self._argv, self._environ, None
@@ -80,7 +81,24 @@ class ConfiguredRegistrar:
         self._check_code(model)
         return recipe_of(model, self._server, self._environ, name=arguments.get("model_name"))
 
-    def _check_url(self, url: str) -> None:
+    def adapter_path(self, src: str, model_url: str) -> Path:
+        """The directory of an adapter: by the rules of models, or within its model's directory.
+        Raises HttpError for one that isn't allowed or isn't there, ModelError for one with code."""
+        path = local_path(src)
+        directory = local_path(model_url) if model_url.startswith("file:") else None
+        if path is None:
+            raise _bad_request(
+                f"src is {src[:200]!r}; adapters are loaded from directories of this machine only"
+            )
+        if directory is None or not _is_under(path, directory):
+            self._check_url(src, "an adapter must lie in its model's directory, under")
+        if not is_dir(path):
+            raise HttpError(424, "ModelException", f"{src[:200]} is not a directory")
+        check_adapter_code(path)
+        return path
+
+    def _check_url(self, url: str, rule: str) -> None:
+        """``rule``: how the message begins to say what is allowed."""
         pattern = self._server.model_url_pattern
         if pattern is not None and re.fullmatch(pattern, url):
             return
@@ -94,8 +112,8 @@ class ConfiguredRegistrar:
         raise HttpError(
             403,
             "ForbiddenException",
-            f"Permission denied: {url[:200]} (a model must lie under the model store or match "
-            f"model_url_pattern; {allowed})",
+            f"Permission denied: {url[:200]} ({rule} the model store or match model_url_pattern; "
+            f"{allowed})",
         )
 
     def _check_code(self, model: ModelConfig) -> None:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 
 from lmi_core.errors import LmiError
-from lmi_server.management import load_error
+from lmi_server.management_output import load_error
 from lmi_server.model import ServedModel
 from lmi_server.model_registry import ModelRegistry, Registrar
 from lmi_server.protocols.base import HttpError

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from lmi_server.model_registry import ModelRegistry
 from lmi_server.options import ServerOptions
 from lmi_server.routes import Route
 
+_PATTERN = re.compile(r":[^{}]*\}")
 PAGE = Path(__file__).parent / "ROUTES.md"
 
 _HEAD = """# Routes
@@ -39,8 +41,8 @@ def route_page() -> str:
     head = "".join(f" `--api {api}` |" for api in tables)
     lines = [f"| route | methods | what it does |{head}", "|---" * (3 + len(tables)) + "|"]
     routes = [route for dialect in every for route in dialect.routes]
-    for path in sorted({_shown(route) for route in routes}):
-        here = [route for route in routes if _shown(route) == path]
+    for path in sorted({shown_path(route) for route in routes}):
+        here = [route for route in routes if shown_path(route) == path]
         methods = sorted({"any" if route.method == "*" else route.method for route in here})
         purposes = dict.fromkeys(_purpose(route) for route in here)
         owners = "".join(f" {_owner(table, path)} |" for table in tables.values())
@@ -54,9 +56,9 @@ def dialects() -> list[Dialect]:
     return [dialect(service) for dialect in DIALECTS]
 
 
-def _shown(route: Route) -> str:
+def shown_path(route: Route) -> str:
     """The path without the patterns of its variables."""
-    return route.path.replace(":.+}", "}")
+    return _PATTERN.sub("}", route.path)
 
 
 def _purpose(route: Route) -> str:
@@ -68,7 +70,7 @@ def _purpose(route: Route) -> str:
 def _owner(table: DialectTable, path: str) -> str:
     """The dialect that has the route under this api; a dash when it would answer 404."""
     owner = table.of(path)
-    return owner.name if path in map(_shown, table.routes()) else "-"
+    return owner.name if path in map(shown_path, table.routes()) else "-"
 
 
 if __name__ == "__main__":

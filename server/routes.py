@@ -6,16 +6,16 @@ import itertools
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from aiohttp import web
 
 from lmi_server.admission import Admission
-from lmi_server.backend import Backend
+from lmi_server.backend import AdapterHost, Backend
 from lmi_server.metrics import CONTENT_TYPE, LoopLag, Metrics, RequestMeter
 from lmi_server.options import ServerOptions
 from lmi_server.properties import request_properties
-from lmi_server.protocols.base import Call, HttpError, Plan
+from lmi_server.protocols.base import AdapterNames, Call, HttpError, Plan
 from lmi_server.streaming import respond
 
 if TYPE_CHECKING:
@@ -42,6 +42,17 @@ class Service:
     models: ModelRegistry
     """Every model of the server."""
 
+    @property
+    def adapter_host(self) -> AdapterHost | None:
+        """The backend, where LoRA is enabled."""
+        return cast(AdapterHost, self.backend) if self.options.has_lora else None
+
+    @property
+    def adapter_names(self) -> AdapterNames | None:
+        """None: LoRA is not enabled."""
+        host = self.adapter_host
+        return None if host is None else lambda: host.adapters
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -61,6 +72,18 @@ class Route:
     """About all models: no model is chosen for it."""
     is_management: bool = False
     """Changes what is served: exists only on the loopback interface or with an admin key."""
+
+
+def management_route(method: str, path: str, handler: Handler, purpose: str) -> Route:
+    return Route(
+        method,
+        path,
+        handler,
+        purpose,
+        is_server_wide=True,
+        is_management=True,
+        answers=("application/json",),
+    )
 
 
 class GenerationHandler:
@@ -89,6 +112,7 @@ class GenerationHandler:
                 body=await service.admission.read_body(request),
                 content_type=request.headers.get("Content-Type", ""),
                 headers=request_properties(request.headers),
+                query=request.query,
             )
             if self._read is None:
                 return await self._answer(request, call)

@@ -136,7 +136,7 @@ class TgiService:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.options = service.options.tgi
-        self.protocol = TgiProtocol(self.options, service.backend)
+        self.protocol = TgiProtocol(self.options, service.backend, service.adapter_names)
         self.permits = Permits(self.options.max_concurrent_requests)
         self.metrics = TgiMetrics()
         self._call_numbers = itertools.count()

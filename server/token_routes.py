@@ -48,11 +48,11 @@ class TokenHandler:
             kind = decode_json(_KIND, body)
             if kind.messages is not None:
                 chat: ChatBody = decode_chat(body)
-                self._protocol.check_model(chat.model)
+                self._protocol.adapter_named(chat.model)
                 text, special = self._protocol.render_chat(chat), bool(chat.add_special_tokens)
             else:
                 plain = decode_json(_TEXT, body)
-                self._protocol.check_model(plain.model)
+                self._protocol.adapter_named(plain.model)
                 text, special = plain.prompt, plain.add_special_tokens
             backend = self._service.backend
             ids = list(await backend.encode(text, add_special_tokens=special))
@@ -69,7 +69,7 @@ class TokenHandler:
     async def detokenize(self, request: web.Request) -> web.Response:
         with self._service.admission.enter():
             body = decode_json(_TOKENS, await self._read(request))
-        self._protocol.check_model(body.model)
+        self._protocol.adapter_named(body.model)
         return web.json_response({"prompt": self._service.backend.decode(body.tokens)})
 
     async def _read(self, request: web.Request) -> bytes:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
+
+AdapterNames = Callable[[], Collection[str]]
+"""The LoRA adapters that a model has when it is called."""
+
+
+def no_adapters() -> Collection[str]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +26,7 @@ class Call:
     content_type: str = ""
     """As sent, parameters included; empty when the client sent none."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
     input_number: int | None = None
     """Of a body that the model's own input formatter has made: by which it is known there."""
 

@@ -95,7 +95,11 @@ def completion_sampling_params(completion: CompletionBody) -> SamplingParams:
 
 
 def completion_requests(
-    request_id: str, body: CompletionBody, prompts: tuple[Prompt, ...], params: SamplingParams
+    request_id: str,
+    body: CompletionBody,
+    prompts: tuple[Prompt, ...],
+    params: SamplingParams,
+    adapter: str = "",
 ) -> tuple[GenerationRequest, ...]:
     """One request per prompt."""
     return tuple(
@@ -108,6 +112,7 @@ def completion_requests(
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             echo=bool(body.echo) and params.prompt_logprobs is not None,
+            adapter=adapter,
         )
         for i, prompt in enumerate(prompts)
     )

@@ -21,18 +21,18 @@ import msgspec
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.protocols.base import Call, HttpError, Plan, Protocol, Renderer, Reply
-from lmi_server.protocols.chat_output import ChatLinesRenderer, ChatRenderer, ChatSseRenderer
-from lmi_server.protocols.chat_schema import (
-    ChatBody,
-    chat_prompt,
-    chat_sampling_params,
-    decode_chat,
-    tools_of,
+from lmi_server.protocols.base import (
+    AdapterNames,
+    Call,
+    HttpError,
+    Plan,
+    Protocol,
+    Renderer,
+    Reply,
 )
-from lmi_server.protocols.chat_tools import ChatTools
 from lmi_server.protocols.decode import decode_text
-from lmi_server.protocols.lmi_chat_output import chat_renderer
+from lmi_server.protocols.lmi_adapters import LmiAdapters
+from lmi_server.protocols.lmi_chat import LmiChats
 from lmi_server.protocols.lmi_completion import parse_completion
 from lmi_server.protocols.lmi_formatted import FormattedRenderer, FormattedRequest
 from lmi_server.protocols.lmi_output import (
@@ -57,13 +57,11 @@ from lmi_server.protocols.lmi_schema import (
     decode_body,
     decode_parameters,
 )
-from lmi_server.protocols.openai_output import Answer as ChatAnswer
 from lmi_server.protocols.unknown_fields import report_unknown, unknown_fields
 
 log = logging.getLogger(__name__)
 
 _FORMATTERS = ("json", "jsonlines", "sse")
-_ADAPTER_HEADERS = ("x-amzn-sagemaker-adapter-identifier", "adapter")
 _CUSTOM = "custom"
 _MAX_PROMPTS = 256
 _STATUS_OPTIONS = {
@@ -119,23 +117,27 @@ class LmiProtocol(Protocol):
         model_name: str,
         options: LmiOptions | None = None,
         chat_template: ChatTemplate | None = None,
+        adapters: AdapterNames | None = None,
     ) -> None:
+        """``adapters``: None: LoRA is not enabled."""
         self._model_name = model_name
         self._options = options or LmiOptions()
-        self._chat_template = chat_template
         self._release = self._options.release or Release.V0_29
+        self._adapters = LmiAdapters(adapters, self._options.release)
+        self._chats = LmiChats(model_name, chat_template, self._adapters, self._options.release)
 
     def parse(self, call: Call) -> Plan:
         body = _decode(call)
         if body.messages is not None:
-            return self._parse_chat(call)
+            return self._chats.parse(call, body)
         if body.prompt is not None and body.inputs is None and self._options.release is None:
-            return parse_completion(call, self._model_name)
+            return parse_completion(call, body, self._model_name, self._adapters)
         prompts = _prompts(body)
         known, later = split_parameters(body.parameters or {}, self._release)
         parameters, unknown = decode_parameters(known)
         fields = unknown_fields(call.body, body.__struct_fields__) if _is_json(call) else ()
-        _refuse_adapters(body, call, len(prompts))
+        adapters = self._adapters.chosen(body.adapters, call, len(prompts))
+        _refuse_cached_prompt(body)
         stream = bool(body.stream) and self._release.has_stream_field
         if self._options.custom_formatter:
             formatter = _CUSTOM
@@ -167,6 +169,7 @@ class LmiProtocol(Protocol):
                     prompt=prompt,
                     params=params,
                     echo=answer.prompt_tokens,
+                    adapter=adapters[i],
                 )
                 for i, prompt in enumerate(prompts)
             ),
@@ -201,63 +204,6 @@ class LmiProtocol(Protocol):
     def _status(self, kind: str, status: int) -> int:
         """The configured status of a kind of failure."""
         return self._options.statuses.get(_STATUS_OPTIONS.get(kind, ""), status)
-
-    def _parse_chat(self, call: Call) -> Plan:
-        """Chat bodies: OpenAI's objects, in lines unless the client accepts events."""
-        if not self._release.has_chat:
-            raise UserError(
-                f"messages came with LMI 0.27, but option.lmi_compat is {self._release}; "
-                "send inputs instead",
-                field="messages",
-            )
-        chat = decode_chat(call.body)
-        if self._chat_template is None:
-            raise UserError(
-                f"The model {self._model_name} has no chat template; send inputs instead",
-                field="messages",
-            )
-        tools = tools_of(chat, self._chat_template)
-        prompt = chat_prompt(chat, self._chat_template)
-        params = chat_sampling_params(chat, tools)
-        request_id = f"chatcmpl-{call.request_id}"
-        if self._options.release is None:
-            renderer = self._chat_renderer(call, chat, request_id, params.n, tools)
-        elif tools is not None:
-            raise UserError(
-                f"LMI {self._release} has no form for tool calls (option.lmi_compat); leave tools "
-                "out, or send tool_choice: none",
-                field="tools",
-            )
-        else:
-            renderer = chat_renderer(chat, request_id, params.n, self._release)
-        request = GenerationRequest(
-            request_id=call.request_id, prompt=prompt, add_special_tokens=False, params=params
-        )
-        unknown = unknown_fields(call.body, chat.__struct_fields__)
-        headers = report_unknown(call.request_id, unknown, "fields")
-        return Plan(requests=(request,), renderer=renderer, headers=headers)
-
-    def _chat_renderer(
-        self,
-        call: Call,
-        chat: ChatBody,
-        answer_id: str,
-        num_choices: int,
-        tools: ChatTools | None,
-    ) -> Renderer:
-        answer = ChatAnswer(
-            id=answer_id,
-            model=self._model_name,
-            num_choices=num_choices,
-            logprobs=bool(chat.logprobs),
-            usage=chat.includes_usage,
-            compact=False,
-            error=error_body,
-        )
-        if not chat.stream:
-            return ChatRenderer(answer, tools)
-        accepts_events = "text/event-stream" in call.headers.get("accept", "")
-        return (ChatSseRenderer if accepts_events else ChatLinesRenderer)(answer, tools)
 
     def _capacity(self, error: CapacityError) -> Reply:
         message = f"Worker queue capacity exceeded for model: {self._model_name} ({error})"
@@ -350,23 +296,7 @@ def _prompts(body: LmiBody) -> tuple[str, ...]:
     return prompts
 
 
-def _refuse_adapters(body: LmiBody, call: Call, num_prompts: int) -> None:
-    """The header wins over the body, and older releases take a property."""
-    adapters = [body.adapters] if isinstance(body.adapters, str) else body.adapters or []
-    if adapters and len(adapters) != num_prompts:
-        raise UserError(
-            "Number of adapters is not equal to the number of inputs: "
-            f"{len(adapters)} for {num_prompts}",
-            field="adapters",
-        )
-    headers = [call.headers.get(name, "") for name in _ADAPTER_HEADERS]
-    named = [adapter for adapter in (*headers, *adapters) if adapter]
-    if named:
-        raise UserError(
-            f"The request names the adapter {named[0][:80]!r}, but adapters are not available "
-            "in this version; leave it out",
-            field="adapters",
-        )
+def _refuse_cached_prompt(body: LmiBody) -> None:
     if body.cached_prompt:
         raise UserError(
             "cached_prompt is not available in this version; leave it out "

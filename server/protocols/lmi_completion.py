@@ -19,19 +19,23 @@ from lmi_server.protocols.completion_schema import (
     decode_completion,
     prompts_of,
 )
+from lmi_server.protocols.lmi_adapters import LmiAdapters
 from lmi_server.protocols.lmi_output import error_body
+from lmi_server.protocols.lmi_schema import LmiBody
 from lmi_server.protocols.openai_output import Answer
 from lmi_server.protocols.unknown_fields import report_unknown, unknown_fields
 
 
-def parse_completion(call: Call, model_name: str) -> Plan:
-    """Raises UserError naming the field at fault."""
+def parse_completion(call: Call, given: LmiBody, model_name: str, adapters: LmiAdapters) -> Plan:
+    """``given``: the call's body, decoded as far as all of LMI's are. Raises UserError naming the
+    field at fault."""
     body = decode_completion(call.body)
+    adapter = adapters.of_call(given.adapters, call, body.model)
     prompts = prompts_of(body)
     params = completion_sampling_params(body)
     answer = Answer(
         id=f"cmpl-{call.request_id}",
-        model=model_name,
+        model=adapter or model_name,
         error=error_body,
         num_choices=body.num_choices,
         num_prompts=len(prompts),
@@ -53,9 +57,9 @@ def parse_completion(call: Call, model_name: str) -> Plan:
         renderer = kind(answer, echo)
     else:
         renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
-    unknown = unknown_fields(call.body, body.__struct_fields__)
+    unknown = unknown_fields(call.body, (*body.__struct_fields__, "adapters"))
     return Plan(
-        requests=completion_requests(call.request_id, body, prompts, params),
+        requests=completion_requests(call.request_id, body, prompts, params, adapter),
         renderer=renderer,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         headers=report_unknown(call.request_id, unknown, "fields"),

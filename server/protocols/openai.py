@@ -11,7 +11,16 @@ from collections.abc import Callable, Sequence
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.protocols.base import Call, HttpError, Plan, Protocol, Renderer, Reply
+from lmi_server.protocols.base import (
+    AdapterNames,
+    Call,
+    HttpError,
+    Plan,
+    Protocol,
+    Renderer,
+    Reply,
+    no_adapters,
+)
 from lmi_server.protocols.chat_output import ChatRenderer, ChatSseRenderer
 from lmi_server.protocols.chat_schema import (
     ChatBody,
@@ -45,12 +54,18 @@ class OpenAIProtocol(Protocol):
     name = "openai"
 
     def __init__(
-        self, model_name: str, chat_template: ChatTemplate | None = None, *, decode: Decode
+        self,
+        model_name: str,
+        chat_template: ChatTemplate | None = None,
+        *,
+        decode: Decode,
+        adapters: AdapterNames = no_adapters,
     ) -> None:
         """``decode``: the text of token ids, for prompts that come as ids and are echoed."""
         self._model_name = model_name
         self._chat_template = chat_template
         self._decode = decode
+        self._adapters = adapters
 
     def parse(self, call: Call) -> Plan:
         """A body with messages is a chat, any other a completion."""
@@ -60,7 +75,7 @@ class OpenAIProtocol(Protocol):
     def parse_completion(self, call: Call) -> Plan:
         check_content_type(call.content_type)
         body = decode_completion(call.body)
-        self.check_model(body.model)
+        adapter = self.adapter_named(body.model)
         prompts = prompts_of(body)
         params = completion_sampling_params(body)
         answer = self._answer(f"cmpl-{call.request_id}", body, len(prompts), body.logprobs)
@@ -73,13 +88,13 @@ class OpenAIProtocol(Protocol):
             renderer = CompletionSseRenderer(answer, echo)
         else:
             renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
-        requests = completion_requests(call.request_id, body, prompts, params)
+        requests = completion_requests(call.request_id, body, prompts, params, adapter)
         return _plan(call, body, requests, renderer)
 
     def parse_chat(self, call: Call) -> Plan:
         check_content_type(call.content_type)
         body = decode_chat(call.body)
-        self.check_model(body.model)
+        adapter = self.adapter_named(body.model)
         if body.top_logprobs is not None and not body.logprobs:
             raise UserError("top_logprobs needs logprobs: true", field="top_logprobs")
         tools = tools_of(body, self._chat_template)
@@ -93,6 +108,7 @@ class OpenAIProtocol(Protocol):
             params=params,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            adapter=adapter,
         )
         return _plan(call, body, (request,), renderer)
 
@@ -105,9 +121,16 @@ class OpenAIProtocol(Protocol):
             )
         return chat_prompt(body, self._chat_template)
 
-    def check_model(self, name: str | None) -> None:
-        if name is not None and name != self._model_name:
-            raise ModelNotFound(name, f"{self._model_name!r} is served here")
+    def adapter_named(self, name: str | None) -> str:
+        """The adapter that a body's ``model`` names, "" for the model itself; ModelNotFound."""
+        if name is None or name == self._model_name:
+            return ""
+        adapters = self._adapters()
+        if name in adapters:
+            return name
+        verb = "are" if adapters else "is"
+        served = ", ".join(map(repr, (self._model_name, *adapters)))
+        raise ModelNotFound(name, f"{served} {verb} served here")
 
     def error(self, error: Exception) -> Reply:
         return openai_error(error)
@@ -117,7 +140,7 @@ class OpenAIProtocol(Protocol):
     ) -> Answer:
         return Answer(
             id=answer_id,
-            model=self._model_name,
+            model=body.model or self._model_name,
             error=error_body,
             num_choices=body.num_choices,
             num_prompts=num_prompts,

@@ -98,7 +98,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "logits_processors": ([],),
     "watermark": (False,),
     "num_beams": (1,),
-    "adapter_id": ("",),
 }
 """Fields without a mechanism, and the values that ask for what happens anyway."""
 
@@ -110,6 +109,11 @@ def check_common(body: OpenAIBody) -> None:
         value = getattr(body, name)
         if value is not None and value not in neutral:
             raise unavailable(name)
+    if body.adapter_id:
+        raise UserError(
+            "adapter_id is a parameter of TGI's routes; name the adapter in model",
+            field="adapter_id",
+        )
     check_range("n", body.n, 1, _NUM_CHOICES_MAX)
     check_range("best_of", body.best_of, body.num_choices, _NUM_CHOICES_MAX)
     check_range("max_tokens", body.max_tokens, 0, None)

@@ -20,7 +20,7 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineInfo
 from lmi_core.structured.grammar import Grammar
 from lmi_core.text.tokenizer import Tokenizer
-from lmi_server.protocols.base import HttpError, Plan, Renderer
+from lmi_server.protocols.base import AdapterNames, HttpError, Plan, Renderer
 from lmi_server.protocols.tgi_events import (
     Answer,
     JsonRenderer,
@@ -75,6 +75,8 @@ class Generation:
     """None: as the parameters say."""
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    model: str = ""
+    """What may be an adapter's name; any other is the base model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +140,14 @@ def _generate_job(
 class TgiProtocol:
     """Holds configuration only and serves any number of calls."""
 
-    def __init__(self, options: TgiOptions, model: Model) -> None:
-        """``model`` is asked when a call comes, not before."""
+    def __init__(
+        self, options: TgiOptions, model: Model, adapters: AdapterNames | None = None
+    ) -> None:
+        """``model`` is asked when a call comes, not before; ``adapters``: None: LoRA is not
+        enabled."""
         self.options = options
         self._model = model
+        self._adapters = adapters
 
     @property
     def limits(self) -> Limits:
@@ -170,9 +176,10 @@ class TgiProtocol:
         for generation, prompt in zip(job.generations, prompts, strict=True):
             answer = self._answer(job, generation, prompt, timing)
             answers.append(answer)
-            requests += _requests(f"{request_id}-{len(answers)}", generation, prompt, answer)
-        if any(generation.parameters.adapter_id for generation in job.generations):
-            log.warning("request %s: adapter_id is ignored, there are no adapters", request_id)
+            adapter = self._adapter(generation, request_id)
+            requests += _requests(
+                f"{request_id}-{len(answers)}", generation, prompt, answer, adapter
+            )
         return Plan(
             requests=tuple(requests), renderer=job.render(answers), headers=self.headers(job)
         )
@@ -185,7 +192,8 @@ class TgiProtocol:
         now_s = time.perf_counter()
         timing = Timing(started_s=now_s, validated_s=now_s)
         answer = self._answer(job, job.fallback, prompt, timing)
-        [request] = _requests(f"{request_id}-text", job.fallback, prompt, answer)
+        adapter = self._adapter(job.fallback, request_id)
+        [request] = _requests(f"{request_id}-text", job.fallback, prompt, answer, adapter)
         return request
 
     def headers(self, job: Job) -> dict[str, str]:
@@ -198,6 +206,21 @@ class TgiProtocol:
         if job.streams:
             headers |= {"cache-control": "no-cache", "x-accel-buffering": "no"}
         return headers
+
+    def _adapter(self, generation: Generation, request_id: str) -> str:
+        """The adapter that was asked for; instead of one that isn't there TGI takes the base model,
+        which the log says here."""
+        asked = generation.parameters.adapter_id or generation.model
+        if self._adapters is not None and asked in self._adapters():
+            return asked
+        is_model = asked == generation.model and (
+            self._adapters is None or asked in ("", self.options.model_id)
+        )
+        if not is_model:
+            log.warning(
+                "request %s: there is no adapter %r; the base model answers", request_id, asked[:80]
+            )
+        return ""
 
     async def _check(self, generation: Generation) -> Prompt:
         parameters, limits = generation.parameters, self.limits
@@ -245,7 +268,7 @@ def _parameters(given: GenerateParameters | UnsetType) -> GenerateParameters:
 
 
 def _requests(
-    request_id: str, generation: Generation, prompt: Prompt, answer: Answer
+    request_id: str, generation: Generation, prompt: Prompt, answer: Answer, adapter: str
 ) -> list[GenerationRequest]:
     """One per sequence: those of ``best_of`` have a seed of their own each."""
     params = _sampling_params(generation, answer, prompt.grammar)
@@ -255,6 +278,7 @@ def _requests(
             prompt_token_ids=prompt.token_ids,
             params=params,
             echo=answer.prefill,
+            adapter=adapter,
         )
         for i in range(answer.num_sequences)
     ]

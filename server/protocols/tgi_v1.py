@@ -113,6 +113,7 @@ class TgiV1:
             shows_logprobs=bool(body.logprobs),
             presence_penalty=body.presence_penalty or 0.0,
             logit_bias=logit_bias(body),
+            model=body.adapter,
         )
 
     def _completion_job(self, body: CompletionBody) -> Job:
@@ -122,7 +123,12 @@ class TgiV1:
         kind = CompletionSseRenderer if body.stream else CompletionRenderer
         return Job(
             generations=tuple(
-                Generation(inputs=prompt, parameters=parameters, shows_logprobs=False)
+                Generation(
+                    inputs=prompt,
+                    parameters=parameters,
+                    shows_logprobs=False,
+                    model=body.adapter,
+                )
                 for prompt in body.prompts
             ),
             streams=body.stream,

@@ -30,7 +30,7 @@ class V1Body(msgspec.Struct, frozen=True, kw_only=True):
     """What chats and completions have in common; unknown fields are ignored."""
 
     model: str | None = None
-    """An adapter to TGI; without adapters it is the base model, whatever it says."""
+    """An adapter; what is none is the base model, whatever it says."""
     max_tokens: U32 | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -42,6 +42,11 @@ class V1Body(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def adapter(self) -> str:
+        """What may be an adapter's name; ``tgi`` is what clients call a server of one model."""
+        return "" if self.model is None or self.model == "tgi" else self.model
 
     def sampling(self) -> dict[str, Any]:
         """The fields of GenerateParameters; without a temperature of 0, text is sampled."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import EngineStats, EngineTotals, LifeState
-from lmi_core.errors import CapacityError, EngineError, UserError
+from lmi_core.errors import CapacityError, EngineError, ModelError, UserError
 
 VOCAB_SIZE = 1000
 WORDS = (" a", " fox", ' "quoted"', "\n", " é", " 漢字", " back\\slash", " end")
@@ -36,12 +37,27 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     requests: list[GenerationRequest] = field(default_factory=list)
     num_tokens: int = 0
+    startup_adapters: dict[str, Path] = field(default_factory=dict)
+    """What the engine loads when it starts."""
+    adapters: dict[str, Path] = field(default_factory=dict)
+    broken_adapters: frozenset[Path] = frozenset()
 
     async def __aenter__(self) -> Self:
+        self.adapters = dict(self.startup_adapters)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         assert not self.running
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        if path in self.broken_adapters:
+            raise ModelError(f"{path}/adapter_config.json is missing")
+        if name in self.adapters:
+            raise UserError(f"Adapter {name} is registered already", field="adapter")
+        self.adapters[name] = path
+
+    async def unload_adapter(self, name: str) -> None:
+        del self.adapters[name]
 
     def stats(self) -> EngineStats:
         num_running = len(self.running)
@@ -97,6 +113,8 @@ class FakeEngine:
 
     def _check(self, request: GenerationRequest) -> int:
         request.params.validate(vocab_size=VOCAB_SIZE, max_logprobs=20)
+        if request.adapter and request.adapter not in self.adapters:
+            raise UserError(f"Adapter {request.adapter} is not registered", field="adapter")
         if request.prompt is not None:
             num_tokens = len(request.prompt.split())
         else:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from lmi_core.engine.stats import EngineObserver
@@ -33,6 +34,9 @@ class FakeRegistrar:
 
     async def requested_recipe(self, arguments: Mapping[str, str]) -> Recipe:
         return await self.recipe(arguments)
+
+    def adapter_path(self, src: str, model_url: str) -> Path:
+        return Path(src.removeprefix("file://"))
 
     async def recipe(self, arguments: Mapping[str, str]) -> Recipe:
         self.asked.append(arguments)

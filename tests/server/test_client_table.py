@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from lmi_server.route_page import dialects
+from lmi_server.route_page import dialects, shown_path
 
 HERE = Path(__file__).parent
 
@@ -33,9 +33,7 @@ def proofs() -> list[Proof]:
 
 def test_every_route_has_its_line() -> None:
     routes = {
-        (dialect.name, route.path.replace(":.+}", "}"))
-        for dialect in dialects()
-        for route in dialect.routes
+        (dialect.name, shown_path(route)) for dialect in dialects() for route in dialect.routes
     }
     assert {(proof.protocol, proof.path) for proof in proofs()} == routes
 

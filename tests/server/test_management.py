@@ -322,6 +322,7 @@ def test_adapters_are_not_enabled() -> None:
         async with managed() as (served, _):
             for method, path in (
                 ("POST", "/models/first/adapters?name=a&src=/x"),
+                ("POST", "/models/first/adapters/a/update"),
                 ("GET", "/models/first/adapters"),
                 ("DELETE", "/models/first/adapters/a"),
                 ("GET", "/adapters"),

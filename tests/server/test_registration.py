@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lmi_core.config.server_config import ServerConfig
+from lmi_core.errors import ModelError
 from lmi_server.metrics import Metrics
 from lmi_server.model import Recipe
 from lmi_server.model_registry import ModelRegistry
@@ -38,6 +39,34 @@ def store(tmp_path: Path) -> Path:
 
 def ask_for(server: ServerConfig, **arguments: str) -> Recipe:
     return asyncio.run(ConfiguredRegistrar([], {}, server).recipe(arguments))
+
+
+def test_adapters_lie_in_the_model_or_where_models_may(store: Path) -> None:
+    server = ServerConfig(model_store=store, model_url_pattern="/elsewhere/.*", values={})
+    registrar = ConfiguredRegistrar([], {}, server)
+    beside, outside = store / "good" / "adapters" / "fr", store.parent / "outside"
+    beside.mkdir(parents=True)
+    for src in (str(beside), f"file://{beside}", f"{store}/good/../good/adapters/fr"):
+        assert registrar.adapter_path(src, "org/model").resolve() == beside
+    model_url = f"file://{outside}/"
+    assert registrar.adapter_path(str(outside), model_url) == outside
+    for src, status in (
+        (str(outside), 403),
+        (f"{store}/link", 403),
+        ("/elsewhere/x", 424),
+        (f"{store}/absent", 424),
+        ("s3://bucket/fr", 400),
+    ):
+        with pytest.raises(HttpError) as caught:
+            registrar.adapter_path(src, f"file://{store}/good/")
+        assert caught.value.status == status, src
+        if status == 403:
+            assert "(an adapter must lie in its model's directory, under the model" in str(
+                caught.value
+            )
+    (beside / "model.py").write_text("")
+    with pytest.raises(ModelError, match="an adapter's own formatters are not available"):
+        registrar.adapter_path(str(beside), model_url)
 
 
 def test_only_urls_of_the_store_or_the_pattern_are_loaded(store: Path) -> None:

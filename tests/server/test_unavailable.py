@@ -39,7 +39,7 @@ def ask(path: str, body: dict[str, Any], headers: dict[str, str] | None = None) 
         ({"parameters": {"use_beam_search": True}}, f"parameters.use_beam_search is {MISSING}"),
         ({"parameters": {"best_of": 2, "n": 3}}, "best_of must be between n (3) and 128, got 2"),
         ({"parameters": {"best_of": 0}}, "parameters.best_of must be at least 1, got 0"),
-        ({"adapters": "fr"}, f"'fr', but adapters are {MISSING}"),
+        ({"adapters": "fr"}, "'fr', but LoRA is not enabled; set option.enable_lora=true"),
         ({"adapters": ["fr", ""]}, "Number of adapters is not equal to the number of inputs"),
     ],
 )
@@ -120,7 +120,7 @@ def test_tgi_answers_with_the_base_model_for_any_adapter() -> None:
         ({"num_beams": 0}, "num_beams", "num_beams must be at least 1, got 0"),
         ({"best_of": 0}, "best_of", "best_of must be between 1 and 128, got 0"),
         ({"best_of": 2, "n": 3}, "best_of", "best_of must be between 3 and 128, got 2"),
-        ({"adapter_id": "fr"}, "adapter_id", f"adapter_id is {MISSING}"),
+        ({"adapter_id": "fr"}, "adapter_id", "name the adapter in model"),
     ],
 )
 def test_openai(path: str, fields: dict[str, Any], param: str, text: str) -> None:
