@@ -111,6 +111,7 @@ BACKENDS = {
                 "handler.formatter",
                 "kv.fp8",
                 "kv.int8",
+                "lora",
                 "quant.fp8",
                 "quant.int4",
                 "quant.int8",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from lmi_core.config.adapter_config import AdapterConfig
 from lmi_core.config.adapter_settings import is_adapter
 from lmi_core.config.artefacts.cache import download_root
-from lmi_core.config.artefacts.fetch import fetch
+from lmi_core.config.artefacts.fetch import fetch, fetch_adapter
 from lmi_core.config.artefacts.requirements import install_requirements
 from lmi_core.config.artefacts.s3 import fetch_from_s3
 from lmi_core.config.engine_config import EngineConfig
@@ -61,7 +61,7 @@ def prepare_model(
     *,
     num_models: int = 1,
 ) -> Launch | HandlerLaunch:
-    """Fetch one model, and install what its code needs; blocking.
+    """Fetch one model and its adapters, and install what its code needs; blocking.
 
     ``num_models``, with it, are loaded together and share memory. Raises ModelError if the files
     can't be had.
@@ -77,7 +77,9 @@ def prepare_model(
     if is_adapter(model.backend):
         engine = model.adapter_config(directory)
     else:
-        engine = replace(model.engine_config(directory), num_models=num_models)
+        named = () if model.lora is None else model.lora.named
+        adapters = [(a.name, fetch_adapter(a.source, server, environ=environ)) for a in named]
+        engine = replace(model.engine_config(directory, adapters), num_models=num_models)
     return Launch(model=model, engine=engine, server=server, formatter=code)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lmi_core.config.adapter_config import AdapterConfig
 from lmi_core.config.adapter_settings import adapter_config
@@ -16,6 +16,9 @@ from lmi_core.config.merge import Value
 from lmi_core.config.model_files import ModelFiles
 from lmi_core.config.native_settings import engine_config
 from lmi_core.config.placement import Placement
+
+if TYPE_CHECKING:
+    from lmi_core.config.lora_settings import LoraSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class ModelConfig:
     ``settings`` are our engine's fields, also where Transformers computes the model,
     ``handler_settings`` those of the model's own code,
     ``adapter_settings`` those of another backend;
+    ``lora`` is None where no LoRA adapters are served;
     ``passed_on`` are the unknown keys, as text.
     """
 
@@ -60,11 +64,15 @@ class ModelConfig:
     settings: Mapping[str, Any]
     handler_settings: Mapping[str, Any]
     adapter_settings: Mapping[str, object]
+    lora: LoraSettings | None
     passed_on: Mapping[str, str]
     values: Mapping[str, Value]
 
-    def engine_config(self, model: Path | None = None) -> EngineConfig:
-        """Return our engine's configuration; ``model`` is where the files are by now.
+    def engine_config(
+        self, model: Path | None = None, adapters: Sequence[tuple[str, Path]] = ()
+    ) -> EngineConfig:
+        """Return our engine's configuration; ``model`` is where the files are by now, ``adapters``
+        those that ``lora`` names.
 
         Raises ValueError if the model isn't local and ``model`` is not given.
         """
@@ -72,7 +80,10 @@ class ModelConfig:
             if self.source.kind != "local":
                 raise ValueError(f"{self.source.location} must be fetched before it is loaded")
             model = Path(self.source.location)
-        return engine_config(model, self.name, self.backend, dict(self.settings))
+        settings = dict(self.settings)
+        if self.lora is not None:
+            settings["lora"] = self.lora.config(model, adapters)
+        return engine_config(model, self.name, self.backend, settings)
 
     def adapter_config(self, model: Path) -> AdapterConfig:
         """Return the configuration of another library's engine, for files in ``model``."""

@@ -22,17 +22,25 @@ def find_source(values: Values, listed: Listed, problems: Problems) -> ModelSour
             return ModelSource("none", "")
         return ModelSource("local", str(directory))
     text = str(model_id)
-    if text.startswith("s3://"):
-        return ModelSource("s3", text)
-    path = Path(text) if listed.directory is None else listed.directory / text
-    for candidate in (Path(text), path):
-        if is_dir(candidate):
-            return ModelSource("local", str(candidate))
-    if HUB_ID.fullmatch(text):
-        return ModelSource("hub", text, str(revision) if revision else None)
+    source = locate(text, str(revision) if revision else None, listed.directory)
+    if source is not None:
+        return source
     problems.error(
         values.where("option.model_id"),
         f"option.model_id={text[:200]!r} is neither a directory, a hub id, nor an s3:// prefix",
         "option.model_id",
     )
     return ModelSource("none", text)
+
+
+def locate(text: str, revision: str | None, directory: Path | None) -> ModelSource | None:
+    """Return what ``text`` names: an s3:// prefix, a directory, also within ``directory``, or a hub
+    id; None if it is none of them."""
+    if text.startswith("s3://"):
+        return ModelSource("s3", text)
+    for candidate in (Path(text), *(() if directory is None else (directory / text,))):
+        if is_dir(candidate):
+            return ModelSource("local", str(candidate))
+    if HUB_ID.fullmatch(text):
+        return ModelSource("hub", text, revision)
+    return None

@@ -25,6 +25,7 @@ from lmi_core.config.environment import is_tgi, read_environment
 from lmi_core.config.handler_settings import handler_settings
 from lmi_core.config.host import Host, detect_host
 from lmi_core.config.load_models import ModelEntry
+from lmi_core.config.lora_settings import LoraSettings, lora_settings
 from lmi_core.config.merge import Values, merge
 from lmi_core.config.model_config import ModelConfig, ModelSource
 from lmi_core.config.model_files import ModelFiles, read_model_files
@@ -269,13 +270,17 @@ class _Examination:
             refuse_for_cpu(values, files)
         elif decision.backend in ("trtllm", "neuron"):
             ignore_stored_quantisation(values, files)
+        lora = lora_settings(
+            values, decision.backend, written.system, listed.directory, directory, self.problems
+        )
         rows = model_rows(values, decision.backend, written.system, self.problems)
+        rows += () if lora is None else lora.rows(directory)
         if files.requirements is not None and handler is None:
             why = "the native engine runs no code of the model"
             if decision.backend != "native":
                 why = "what the model's code needs must be installed beside the server"
             self.problems.warn(str(files.requirements), f"is not installed: {why}")
-        model = self._config(listed, values, source, files, written, decision)
+        model = self._config(listed, values, source, files, written, decision, lora)
         return model, rows
 
     def _values(self, listed: Listed) -> Values:
@@ -312,6 +317,7 @@ class _Examination:
         files: ModelFiles,
         written: WrittenFor,
         decision: Decision,
+        lora: LoraSettings | None,
     ) -> ModelConfig:
         settings: dict[str, Any] = {}
         backend = decision.backend
@@ -360,6 +366,7 @@ class _Examination:
             settings=MappingProxyType(settings),
             handler_settings=MappingProxyType(own_settings),
             adapter_settings=MappingProxyType(adapter),
+            lora=lora,
             passed_on=MappingProxyType({k: s.text for k, s in values.unknown.items()}),
             values=MappingProxyType(dict(values.known)),
         )

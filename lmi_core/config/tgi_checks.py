@@ -19,7 +19,6 @@ def check_tgi(subject: Subject, host: Host) -> None:
     _input_length(subject)
     _budgets(subject)
     _shards(subject, host)
-    _adapters(subject)
     _dtype(subject)
 
 
@@ -92,17 +91,6 @@ def _shards(subject: Subject, host: Host) -> None:
     quantize = subject.option("quantize")
     if quantize == "exl2" and isinstance(num_shard, int) and num_shard > 1:
         subject.error("option.quantize", "--quantize exl2 can't be sharded; write --num-shard 1")
-
-
-def _adapters(subject: Subject) -> None:
-    adapters = subject.option("lora_adapters")
-    for adapter in adapters if isinstance(adapters, tuple) else ():
-        if adapter.count("@") > 1 or adapter.count("=") > 1:
-            subject.error(
-                "option.lora_adapters",
-                f"LoRA adapter {adapter[:80]!r} is not id, id=path, id@revision or "
-                "id=path@revision",
-            )
 
 
 def _dtype(subject: Subject) -> None:

@@ -44,16 +44,16 @@ def test_a_missing_capability_has_no_effect_where_it_only_tunes():
 
 
 def test_values_that_ask_for_nothing_are_not_refused():
-    for key, value in (("option.enable_lora", False), ("option.speculate", 0)):
+    for key, value in (("option.enable_reasoning", False), ("option.speculate", 0)):
         effect = effect_of(BY_KEY[key], value, "native")
         assert effect == Effect(Outcome.NO_EFFECT, "asks for what happens anyway")
 
 
 def test_adding_the_capability_turns_the_row_on(with_capability):
-    with_capability("weights.dummy", "lora")
+    with_capability("weights.dummy", "chat.reasoning")
     assert effect_of(LOAD_FORMAT, "dummy", "native").outcome is Outcome.MAPPED
     assert effect_of(LOAD_FORMAT, "pt", "native").outcome is Outcome.REFUSED
-    assert effect_of(BY_KEY["option.enable_lora"], True, "native").outcome is Outcome.MAPPED
+    assert effect_of(BY_KEY["option.enable_reasoning"], True, "native").outcome is Outcome.MAPPED
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,12 @@ def test_adding_the_capability_turns_the_row_on(with_capability):
             Effect(Outcome.NO_EFFECT, "asks for what happens anyway"),
         ),
         (
-            needs("lora", tuning=True, idle=()),
+            needs("speculation.ngram", tuning=True, idle=()),
             "v",
-            Effect(Outcome.NO_EFFECT, "not available in this version: LoRA adapters"),
+            Effect(
+                Outcome.NO_EFFECT,
+                "not available in this version: speculative decoding by n-gram",
+            ),
         ),
         (mapped("y", by_value={"v": refused("no")}), "v", Effect(Outcome.REFUSED, "no")),
     ],

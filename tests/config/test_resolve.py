@@ -335,14 +335,14 @@ def test_settings_of_the_cpu_engine_have_no_effect_on_a_gpu(explained):
 
 
 def test_all_faults_of_a_configuration_come_together(model_dir, resolved):
-    name = model_dir("option.dtype=fp17\noption.block_size=24\noption.lora_adapters=a\n")
+    name = model_dir("option.dtype=fp17\noption.block_size=24\noption.lora_adapters=a=b=c\n")
     with pytest.raises(ConfigError) as caught:
         resolved(name, "--port", "x", environ={"OPTION_SEED": "-1"})
     text = str(caught.value)
     for part in (
         "model/serving.properties:1: option.dtype='fp17'",
         "model/serving.properties:2: option.block_size=24 is not a multiple of 16",
-        "model/serving.properties:3: option.lora_adapters=a: not available in this version",
+        "model/serving.properties:3: LoRA adapter 'a=b=c' is not id, id=path",
         "--port: option.port='x'",
         "OPTION_SEED: option.seed='-1'",
     ):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lmi_core.config.artefacts.cache import download_root
 from lmi_core.config.artefacts.hub import fetch_from_hub
-from lmi_core.config.artefacts.local import check_model
+from lmi_core.config.artefacts.local import Check, check_adapter, check_model
 from lmi_core.config.artefacts.progress import Progress
 from lmi_core.config.artefacts.s3 import fetch_from_s3
 from lmi_core.config.model_config import ModelSource
@@ -30,6 +30,25 @@ def fetch(
     Raises ModelError if they can't be had or are broken, MissingExtraError if a client library
     is needed for it. Blocking: call it from a thread.
     """
+    return _fetch(source, server, check_model, environ, progress, with_code=with_code)
+
+
+def fetch_adapter(
+    source: ModelSource, server: ServerConfig, *, environ: Mapping[str, str] | None = None
+) -> Path:
+    """As ``fetch``, of a LoRA adapter."""
+    return _fetch(source, server, check_adapter, environ)
+
+
+def _fetch(
+    source: ModelSource,
+    server: ServerConfig,
+    check: Check,
+    environ: Mapping[str, str] | None,
+    progress: Progress | None = None,
+    *,
+    with_code: bool = False,
+) -> Path:
     environ = os.environ if environ is None else environ
     if source.kind == "local":
         directory = Path(source.location)
@@ -41,6 +60,7 @@ def fetch(
             environ,
             offline=server.offline,
             with_code=with_code,
+            check=check,
         )
     elif source.kind == "s3":
         directory = fetch_from_s3(
@@ -52,5 +72,5 @@ def fetch(
         )
     else:
         raise ModelError("the model has no files: set option.model_id", field="option.model_id")
-    check_model(directory)
+    check(directory)
     return directory

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmi_core.config.artefacts.local import check_model
+from lmi_core.config.artefacts.local import Check, check_model
 from lmi_core.config.paths import is_dir, is_file
 from lmi_core.errors import MissingExtraError, ModelError
 
@@ -51,12 +51,15 @@ def snapshot_in_cache(model_id: str, revision: str | None, cache: Path) -> Path 
     return snapshot if _COMMIT.fullmatch(commit) and is_dir(snapshot) else None
 
 
-def find_in_cache(model_id: str, revision: str | None, cache: Path) -> Path | None:
-    """Return the snapshot of a model in a hub cache; None unless it is there and whole."""
+def find_in_cache(
+    model_id: str, revision: str | None, cache: Path, check: Check = check_model
+) -> Path | None:
+    """Return the snapshot of a model in a hub cache; None unless it is there and whole, as
+    ``check`` finds."""
     snapshot = snapshot_in_cache(model_id, revision, cache)
     try:
         if snapshot is not None:
-            check_model(snapshot)
+            check(snapshot)
     except ModelError:
         return None
     return snapshot
@@ -70,6 +73,7 @@ def fetch_from_hub(
     *,
     offline: bool = False,
     with_code: bool = False,
+    check: Check = check_model,
 ) -> Path:
     """Return the directory of a hub model's snapshot, ``with_code`` if that is to run.
 
@@ -79,7 +83,7 @@ def fetch_from_hub(
     the hub's reason, and MissingExtraError if the client isn't installed.
     """
     cache = hub_cache(environ) if cache is None else cache
-    found = find_in_cache(model_id, revision, cache)
+    found = find_in_cache(model_id, revision, cache, check)
     if found is not None and (offline or _COMMIT.fullmatch(revision or "")):
         return found
     if offline:

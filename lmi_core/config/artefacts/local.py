@@ -1,11 +1,17 @@
-"""Check of a model directory before anything is loaded from it: by the loader's own rules."""
+"""Checks of directories before anything is loaded from them: by the loader's own rules."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from lmi_core.config.paths import is_file
+from lmi_core.errors import ModelError
 from lmi_core.models.checkpoint import read_checkpoint
 from lmi_core.models.hf_config import check_directory, read_json_object
+
+Check = Callable[[Path], None]
+"""Raises ModelError, naming the file, for a directory whose files can't be loaded."""
 
 
 def check_model(directory: Path) -> None:
@@ -16,3 +22,15 @@ def check_model(directory: Path) -> None:
     check_directory(directory)
     read_json_object(directory / "config.json")
     read_checkpoint(directory)
+
+
+def check_adapter(directory: Path) -> None:
+    """Raise ModelError unless ``directory`` has the files of a PEFT adapter; what is in them is
+    checked against the model that it is for."""
+    has_weights = any(directory.glob("*.safetensors")) or is_file(directory / "adapter_model.bin")
+    if not has_weights or not is_file(directory / "adapter_config.json"):
+        raise ModelError(
+            f"{directory} is no LoRA adapter: it needs adapter_config.json and "
+            "adapter_model.safetensors",
+            field="option.lora_adapters",
+        )

@@ -140,6 +140,11 @@ OPTIONS = (
         type=Choice(("auto", "fp16", "bf16", "fp32", "float16", "bfloat16", "float32")),
         doc="Data type of LoRA weights.",
         systems=_BOTH,
-        actions=dict.fromkeys(("native", "vllm"), needs("lora", idle=("auto",))),
+        actions={
+            "native": mapped(
+                None, "adapters have the type of the activations (option.dtype)", capability="lora"
+            ),
+            "vllm": needs("lora", idle=("auto",)),
+        },
     ),
 )

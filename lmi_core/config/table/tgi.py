@@ -151,7 +151,12 @@ OPTIONS = (
         "--lora-adapters",
         Items(Text("id, id=path, id@revision or id=path@revision")),
         "LoRA adapters to load.",
-        needs("lora", idle=()),
+        honoured(
+            None,
+            "registered at load",
+            test="tests/config/test_lora_settings.py::test_adapters_that_a_launcher_names_answer",
+            capability="lora",
+        ),
     ),
     _tgi(
         "--validation-workers",

@@ -1,5 +1,8 @@
 """vLLM keys, with those that came after 0.27."""
 
+from collections.abc import Mapping
+
+from lmi_core.config.lora_config import LARGEST_RANK
 from lmi_core.config.option import Action, Option, honoured, mapped, needs, no_effect, refused
 from lmi_core.config.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
 
@@ -10,7 +13,14 @@ _LORA_SYSTEMS = ("vllm", "lmi_dist")
 
 
 def _lora(
-    name: str, kind: ValueType, doc: str, default: object, idle: tuple[object, ...]
+    name: str,
+    kind: ValueType,
+    doc: str,
+    native: Action,
+    default: object = None,
+    *,
+    idle: tuple[object, ...] = (),
+    defaults: Mapping[str, object] | None = None,
 ) -> Option:
     return Option(
         key=f"option.{name}",
@@ -18,7 +28,8 @@ def _lora(
         doc=doc,
         systems=_LORA_SYSTEMS,
         default=default,
-        actions=dict.fromkeys(("native", "vllm"), needs("lora", idle=idle)),
+        defaults=defaults or {},
+        actions={"native": native, "vllm": needs("lora", idle=idle)},
     )
 
 
@@ -49,13 +60,71 @@ _SESSIONS = needs("server.sessions", idle=(False,))
 _SESSION_DETAIL = needs("server.sessions", tuning=True, idle=())
 
 OPTIONS = (
-    _lora("enable_lora", Bool(), "Serve LoRA adapters.", False, (False,)),
-    _lora("max_loras", Int(1), "Adapters in one batch.", 4, (4,)),
-    _lora("max_lora_rank", Int(1), "Largest rank of an adapter.", 16, (16,)),
-    _lora("lora_extra_vocab_size", Int(0), "Tokens an adapter may add.", 256, (0, 256)),
-    _lora("max_cpu_loras", Int(1), "Adapters kept in host memory.", None, ()),
-    _lora("fully_sharded_loras", Bool(), "Shard adapters fully.", False, (False,)),
-    _lora("long_lora_scaling_factors", Text("numbers"), "Scaling of long LoRA.", None, ()),
+    _lora(
+        "enable_lora",
+        Bool(),
+        "Serve LoRA adapters.",
+        honoured(
+            None,
+            "requests may name adapters; those in adapters/ are registered at load",
+            test="tests/config/test_lora_settings.py::test_adapters_beside_a_model_answer",
+            capability="lora",
+            by_value={False: no_effect("no adapters are served")},
+        ),
+        False,
+        idle=(False,),
+    ),
+    _lora(
+        "max_loras",
+        Int(1),
+        "Adapters in one batch.",
+        no_effect("a batch may have all registered adapters"),
+        4,
+        idle=(4,),
+    ),
+    _lora(
+        "max_lora_rank",
+        Int(1, LARGEST_RANK),
+        "Largest rank of an adapter.",
+        honoured(
+            None,
+            "adapters of a higher rank are refused",
+            test="tests/config/test_lora_settings.py::test_adapters_of_a_higher_rank_are_refused",
+            capability="lora",
+            idle=(16,),
+        ),
+        16,
+        idle=(16,),
+        defaults={"tgi": 128},
+    ),
+    _lora(
+        "lora_extra_vocab_size",
+        Int(0),
+        "Tokens an adapter may add.",
+        no_effect("an adapter that adds tokens is refused when it is loaded"),
+        256,
+        idle=(0, 256),
+    ),
+    _lora(
+        "max_cpu_loras",
+        Int(1),
+        "Adapters kept in host memory.",
+        no_effect("all registered adapters stay in memory"),
+    ),
+    _lora(
+        "fully_sharded_loras",
+        Bool(),
+        "Shard adapters fully.",
+        no_effect("the native engine runs one unsharded copy"),
+        False,
+        idle=(False,),
+    ),
+    _lora(
+        "long_lora_scaling_factors",
+        Text("numbers"),
+        "Scaling of long LoRA.",
+        refused("the native engine has no long LoRA: leave it out"),
+    ),
     _vllm(
         "enable_prefix_caching",
         Bool(),
