@@ -12,7 +12,6 @@ from pathlib import Path
 
 from lmi_core.adapters.open_adapter import open_adapter
 from lmi_core.config.adapter_config import AdapterConfig
-from lmi_core.config.engine_config import EngineConfig
 from lmi_core.config.handler_config import HandlerConfig
 from lmi_core.config.launch import HandlerLaunch, Launch, prepare_model
 from lmi_core.config.model_config import ModelConfig
@@ -156,7 +155,7 @@ def build_options(launch: Launch | HandlerLaunch) -> ServerOptions:
         ),
         tgi=_tgi_options(launch),
         chat_template=_chat_template(launch),
-        has_lora=isinstance(engine, EngineConfig) and engine.lora is not None,
+        has_lora=engine.lora is not None,
     )
 
 

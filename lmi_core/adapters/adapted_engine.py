@@ -9,12 +9,20 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from lmi_core.adapters.choice_text import ChoiceText
-from lmi_core.adapters.token_source import SampledToken, TokenBatch, TokenSource, Top
+from lmi_core.adapters.token_source import (
+    AdapterSource,
+    SampledToken,
+    TokenBatch,
+    TokenSource,
+    Top,
+)
 from lmi_core.config.adapter_config import AdapterConfig
+from lmi_core.config.lora_config import check_adapter_name
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.runner import RunnerInfo
@@ -51,12 +59,15 @@ class AdaptedEngine:
         self._num_open = 0
         self._num_running = 0
         self._tokenizer: Tokenizer | None = None
+        self._adapters: dict[str, Path] = {}
 
     async def __aenter__(self) -> Self:
         self._state = LifeState.LOADING
         try:
             self._tokenizer = await asyncio.to_thread(Tokenizer.load, self.config.model)
             await self._source.start()
+            for name, path in () if self.config.lora is None else self.config.lora.adapters:
+                await self.load_adapter(name, path)
         except BaseException:
             await self._close()
             raise
@@ -76,6 +87,27 @@ class AdaptedEngine:
         await self._source.stop()
         if self._tokenizer is not None:
             self._tokenizer.close()
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """A snapshot of the registered adapters, in order of registration."""
+        return dict(self._adapters)
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Register a LoRA adapter. Raises UserError for an empty or taken name and where LoRA is
+        off, ModelError for one that the library doesn't take."""
+        source = self._adapter_source()
+        check_adapter_name(name)
+        if name in self._adapters:
+            raise UserError(f"Adapter {name} is registered already", field="adapter")
+        await source.load_adapter(name, path)
+        self._adapters[name] = path
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse an adapter to new requests; running ones finish."""
+        self._check_adapter(name)
+        del self._adapters[name]
+        await self._adapter_source().unload_adapter(name)
 
     @property
     def healthy(self) -> bool:
@@ -160,7 +192,7 @@ class AdaptedEngine:
         if (request.prompt is None) == (request.prompt_token_ids is None):
             raise UserError("give either prompt or prompt_token_ids", field="prompt")
         if request.adapter:
-            raise UserError("LoRA is not enabled", field="adapter")
+            self._check_adapter(request.adapter)
         request.params.validate(
             vocab_size=self._source.vocab_size, max_logprobs=self.config.max_logprobs
         )
@@ -170,6 +202,19 @@ class AdaptedEngine:
                 f"{self._num_open} requests are running or waiting, at most {limit} may "
                 "(job_queue_size and option.max_rolling_batch_size); retry later",
                 retry_after_s=1.0,
+            )
+
+    def _adapter_source(self) -> AdapterSource:
+        if self.config.lora is None:
+            raise UserError("LoRA is not enabled", field="adapter")
+        return cast(AdapterSource, self._source)
+
+    def _check_adapter(self, name: str) -> None:
+        self._adapter_source()
+        if name not in self._adapters:
+            names = ", ".join(self._adapters) or "none"
+            raise UserError(
+                f"Adapter {name} is not registered; registered are {names}", field="adapter"
             )
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from lmi_core.engine.outputs import FinishReason
@@ -83,4 +84,16 @@ class TokenSource(Protocol):
 
         ``seed`` counts where the temperature isn't 0.
         """
+        ...
+
+
+class AdapterSource(TokenSource, Protocol):
+    """A source whose engine holds LoRA adapters, which requests name (``AdapterConfig.lora``)."""
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Raises ModelError for an adapter that the engine doesn't take."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Running requests go on."""
         ...

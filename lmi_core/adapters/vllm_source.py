@@ -8,6 +8,7 @@ import importlib
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from lmi_core.adapters.library_error import reason_of
@@ -18,6 +19,7 @@ from lmi_core.adapters.token_source import (
     most_likely,
     refuse_typical_p,
 )
+from lmi_core.adapters.vllm_adapters import VllmAdapters
 from lmi_core.config.adapter_config import AdapterConfig
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.request import GenerationRequest
@@ -41,6 +43,7 @@ class VllmSource:
     def __init__(self, config: AdapterConfig) -> None:
         self._config = config
         self._engine: Any = None
+        self._adapters = VllmAdapters()
         self.vocab_size = 0
         self.max_model_len = 0
         self.eos_token_ids: tuple[int, ...] = ()
@@ -76,6 +79,12 @@ class VllmSource:
         if engine is not None:
             engine.shutdown()
 
+    async def load_adapter(self, name: str, path: Path) -> None:
+        await self._adapters.load(self._engine, name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._adapters.unload(self._engine, name)
+
     async def generate(
         self, request: GenerationRequest, request_id: str, prompt_ids: list[int], seed: int
     ) -> AsyncGenerator[TokenBatch, None]:
@@ -89,7 +98,11 @@ class VllmSource:
         refusal = getattr(errors, "VLLMClientError", ValueError)  # which it is before 0.27
         try:
             outputs = self._engine.generate(
-                prompt, _sampling_params(params, arguments), request_id, priority=request.priority
+                prompt,
+                _sampling_params(params, arguments),
+                request_id,
+                lora_request=self._adapters.find(request.adapter),
+                priority=request.priority,
             )
             async with aclosing(outputs):
                 async for output in outputs:

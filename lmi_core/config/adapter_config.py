@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lmi_core.config.lora_config import LoraConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
@@ -21,3 +23,5 @@ class AdapterConfig:
     max_queue_size: int = 1000
     """Requests beyond ``max_num_seqs`` before new ones are refused."""
     max_logprobs: int = 20
+    lora: LoraConfig | None = None
+    """Adapters; None: there are none, and none can be loaded."""

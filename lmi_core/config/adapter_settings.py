@@ -10,6 +10,7 @@ from typing import Any
 from lmi_core.config.adapter_config import AdapterConfig
 from lmi_core.config.effect import converted, effect_of_value
 from lmi_core.config.lengths import sum_of_lengths
+from lmi_core.config.lora_config import LoraConfig
 from lmi_core.config.merge import Values
 from lmi_core.config.model_files import ModelFiles
 from lmi_core.config.option import Outcome
@@ -78,10 +79,16 @@ def adapter_settings(
 
 
 def adapter_config(
-    backend: str, model: Path, name: str, settings: Mapping[str, object]
+    backend: str,
+    model: Path,
+    name: str,
+    settings: Mapping[str, object],
+    lora: LoraConfig | None = None,
 ) -> AdapterConfig:
     """Return the frozen configuration for a model that is here."""
     arguments = dict(settings)
+    if lora is not None:
+        arguments |= {"enable_lora": True, "max_lora_rank": lora.max_rank}
     ours: dict[str, Any] = {}
     if "max_queue_size" in arguments:
         ours["max_queue_size"] = arguments.pop("max_queue_size")
@@ -92,7 +99,7 @@ def adapter_config(
         if name_there in arguments:
             ours[field] = arguments[name_there]
     return AdapterConfig(
-        backend=backend, model=model, served_model_name=name, arguments=arguments, **ours
+        backend=backend, model=model, served_model_name=name, arguments=arguments, lora=lora, **ours
     )
 
 

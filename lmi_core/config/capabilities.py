@@ -137,7 +137,7 @@ BACKENDS = {
             "transformers",
             "transformers",
         ),
-        Backend("vllm", "vLLM", _FRONT, "vllm", "vllm"),
+        Backend("vllm", "vLLM", _FRONT | {"lora"}, "vllm", "vllm"),
         Backend("trtllm", "TensorRT-LLM", _FRONT, "tensorrt_llm", "trtllm"),
         Backend("neuron", "vLLM Neuron", _FRONT, "vllm_neuron", "neuron", _NEURON_INDEX),
         Backend("handler", "custom handler", frozenset({"handler.custom"})),

@@ -74,11 +74,11 @@ def prepare_model(
     with_code = model.trust_remote_code and model.backend != "native"
     directory = fetch(model.source, server, environ=environ, with_code=with_code)
     engine: EngineConfig | AdapterConfig
+    named = () if model.lora is None else model.lora.named
+    adapters = [(a.name, fetch_adapter(a.source, server, environ=environ)) for a in named]
     if is_adapter(model.backend):
-        engine = model.adapter_config(directory)
+        engine = model.adapter_config(directory, adapters)
     else:
-        named = () if model.lora is None else model.lora.named
-        adapters = [(a.name, fetch_adapter(a.source, server, environ=environ)) for a in named]
         engine = replace(model.engine_config(directory, adapters), num_models=num_models)
     return Launch(model=model, engine=engine, server=server, formatter=code)
 

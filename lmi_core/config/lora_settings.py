@@ -84,7 +84,8 @@ def lora_settings(
         )
     if "lora" not in BACKENDS[backend].capabilities:
         return None
-    _check_dtype(values)
+    if backend == "native":
+        _check_dtype(values)
     max_rank = values.get(_RANK) or BY_KEY[_RANK].default_for(system)
     assert isinstance(max_rank, int)
     settings = LoraSettings(max_rank=max_rank, directory=directory, named=named)

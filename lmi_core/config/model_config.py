@@ -85,9 +85,13 @@ class ModelConfig:
             settings["lora"] = self.lora.config(model, adapters)
         return engine_config(model, self.name, self.backend, settings)
 
-    def adapter_config(self, model: Path) -> AdapterConfig:
-        """Return the configuration of another library's engine, for files in ``model``."""
-        return adapter_config(self.backend, model, self.name, self.adapter_settings)
+    def adapter_config(
+        self, model: Path, adapters: Sequence[tuple[str, Path]] = ()
+    ) -> AdapterConfig:
+        """Return the configuration of another library's engine, for files in ``model``, with the
+        adapters that ``lora`` names."""
+        lora = None if self.lora is None else self.lora.config(model, adapters)
+        return adapter_config(self.backend, model, self.name, self.adapter_settings, lora)
 
     def get(self, key: str) -> object:
         """Return the value given for ``key``, or None."""

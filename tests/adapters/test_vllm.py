@@ -1,12 +1,15 @@
 """The vLLM adapter against a scripted vLLM with the library's names and shapes."""
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from lmi_core.adapters.open_adapter import open_adapter
 from lmi_core.config.adapter_config import AdapterConfig
 from lmi_core.config.host import Host
+from lmi_core.config.lora_config import LoraConfig
 from lmi_core.config.resolve import resolve
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.stats import NullObserver
@@ -262,3 +265,81 @@ def test_from_properties_to_arguments(vllm, tmp_path):
     assert len(run(main())) == 5
     args = vllm.made[-1].args
     assert (args.model, args.served_model_name) == (str(model), "model")
+
+
+LORA = {
+    "lora": LoraConfig(max_rank=32, adapters=(("fr", Path("/adapters/fr")),)),
+    "arguments": {"enable_lora": True},
+}
+
+
+def with_adapter(name, **more):
+    return replace(request(**more), adapter=name)
+
+
+def test_adapters_are_vllms_lora_requests(vllm):
+    async def main():
+        async with open_adapter(config(**LORA)) as engine:
+            assert engine.adapters == {"fr": Path("/adapters/fr")}
+            for name in ("", "fr"):
+                assert await events_of(engine, with_adapter(name))
+            base, french = vllm.made[-1].lora_requests
+            assert base is None
+            assert (french.lora_int_id, french.lora_path) == (1, "/adapters/fr")
+            with pytest.raises(UserError, match="Adapter de is not registered; registered are fr"):
+                await events_of(engine, with_adapter("de"))
+
+    run(main())
+
+
+def test_an_adapter_that_is_loaded_again_is_another_one_to_vllm(vllm):
+    """Which keeps cached blocks by name and number."""
+
+    async def main():
+        async with open_adapter(config(**LORA)) as engine:
+            made = vllm.made[-1]
+            await engine.unload_adapter("fr")
+            assert (engine.adapters, made.loras) == ({}, {})
+            await engine.load_adapter("fr", Path("/adapters/other"))
+            await events_of(engine, with_adapter("fr"))
+            (french,) = made.lora_requests
+            assert (french.lora_name, french.lora_int_id) == ("fr#2", 2)
+            with pytest.raises(UserError, match="Adapter fr is registered already"):
+                await engine.load_adapter("fr", Path("/adapters/fr"))
+            with pytest.raises(
+                ModelError, match="can't load the adapter /broken: Call to add_lora"
+            ):
+                await engine.load_adapter("x", Path("/broken"))
+            assert list(engine.adapters) == ["fr"]
+
+    run(main())
+
+
+def test_without_lora_there_are_no_adapters(vllm):
+    async def main():
+        async with open_adapter(config()) as engine:
+            for refused in (
+                engine.load_adapter("fr", Path("/adapters/fr")),
+                engine.unload_adapter("fr"),
+                events_of(engine, with_adapter("fr")),
+            ):
+                with pytest.raises(UserError, match="LoRA is not enabled"):
+                    await refused
+
+    run(main())
+
+
+def test_what_a_configuration_says_of_adapters_reaches_vllm(tmp_path):
+    model = tmp_path / "model"
+    (model / "adapters" / "fr").mkdir(parents=True)
+    (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (model / "serving.properties").write_text(
+        "engine=Python\noption.rolling_batch=vllm\noption.enable_lora=true\n"
+        "option.max_loras=8\noption.lora_dtype=bf16\n"
+    )
+    (resolved,) = resolve((str(model),), {}, HOST).models
+    assert resolved.backend == "vllm"
+    made = resolved.adapter_config(model, [("de", Path("/adapters/de"))])
+    assert made.lora.adapters == (("fr", model / "adapters/fr"), ("de", Path("/adapters/de")))
+    wanted = {"enable_lora": True, "max_loras": 8, "max_lora_rank": 16, "lora_dtype": "bfloat16"}
+    assert wanted.items() <= made.arguments.items()

@@ -1,6 +1,7 @@
 """LMI-Dist keys; most are shared with vLLM."""
 
 from lmi_core.config.option import Flag, Option, honoured, mapped, needs, no_effect
+from lmi_core.config.table.common import LONG_DTYPES
 from lmi_core.config.value_type import Bool, Choice, Float, Int, Text
 
 _BOTH = ("lmi_dist", "vllm")
@@ -144,7 +145,7 @@ OPTIONS = (
             "native": mapped(
                 None, "adapters have the type of the activations (option.dtype)", capability="lora"
             ),
-            "vllm": needs("lora", idle=("auto",)),
+            "vllm": mapped("lora_dtype", capability="lora", idle=("auto",), convert=LONG_DTYPES),
         },
     ),
 )

@@ -1,6 +1,6 @@
 """Flags and variables of the text-generation-inference launcher that have no LMI key."""
 
-from lmi_core.config.option import Action, Flag, Option, honoured, needs, no_effect, refused
+from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs, no_effect, refused
 from lmi_core.config.table.vllm import CHAT_TEMPLATE
 from lmi_core.config.value_type import Bool, Choice, Float, Int, Items, Text, ValueType
 
@@ -25,6 +25,7 @@ def _tgi(
     secret: bool = False,
     server: bool = False,
     legacy_env: str | None = None,
+    vllm: Action | None = None,
 ) -> Option:
     name = flag.removeprefix("--").replace("-", "_")
     return Option(
@@ -35,7 +36,7 @@ def _tgi(
         default=default,
         flag=Flag(flag, name.upper(), legacy_env, aliases, switch),
         scope="server" if server else "model",
-        actions={"server" if server else "native": action},
+        actions={"server" if server else "native": action, **({"vllm": vllm} if vllm else {})},
         secret=secret,
     )
 
@@ -157,6 +158,7 @@ OPTIONS = (
             test="tests/config/test_lora_settings.py::test_adapters_that_a_launcher_names_answer",
             capability="lora",
         ),
+        vllm=mapped(None, "registered at load", capability="lora"),
     ),
     _tgi(
         "--validation-workers",

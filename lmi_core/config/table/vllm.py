@@ -22,6 +22,7 @@ def _lora(
     idle: tuple[object, ...] = (),
     defaults: Mapping[str, object] | None = None,
 ) -> Option:
+    """``idle``: values that ask nothing of a backend without LoRA."""
     return Option(
         key=f"option.{name}",
         type=kind,
@@ -29,7 +30,7 @@ def _lora(
         systems=_LORA_SYSTEMS,
         default=default,
         defaults=defaults or {},
-        actions={"native": native, "vllm": needs("lora", idle=idle)},
+        actions={"native": native, "vllm": mapped(name, capability="lora", idle=idle)},
     )
 
 

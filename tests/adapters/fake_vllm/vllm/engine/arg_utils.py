@@ -24,6 +24,11 @@ class AsyncEngineArgs:
     kv_transfer_config: "dict | None" = None
     additional_config: dict = field(default_factory=dict)
     block_size: "int | None" = None
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    max_cpu_loras: "int | None" = None
+    lora_dtype: str = "auto"
     disable_log_stats: bool = False
     enable_log_requests: bool = False
 

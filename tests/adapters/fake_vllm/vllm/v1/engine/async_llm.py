@@ -57,6 +57,8 @@ class AsyncLLM:
     model_config: _ModelConfig
     calls: "list[tuple]" = field(default_factory=list)
     aborted: "list[str]" = field(default_factory=list)
+    loras: "dict[int, object]" = field(default_factory=dict)
+    lora_requests: list = field(default_factory=list)
     errored: bool = False
     is_shut_down: bool = False
 
@@ -74,7 +76,19 @@ class AsyncLLM:
     def shutdown(self, timeout=None):
         self.is_shut_down = True
 
-    async def generate(self, prompt, sampling_params, request_id, *, priority=0):
+    async def add_lora(self, lora_request):
+        assert self.args.enable_lora
+        if "broken" in lora_request.lora_path:
+            raise RuntimeError("Call to add_lora method failed: no adapter there")
+        self.loras[lora_request.lora_int_id] = lora_request
+        return True
+
+    async def remove_lora(self, lora_id):
+        del self.loras[lora_id]
+        return True
+
+    async def generate(self, prompt, sampling_params, request_id, *, lora_request=None, priority=0):
+        self.lora_requests.append(lora_request)
         assert sampling_params.output_kind is RequestOutputKind.DELTA
         self.calls.append((prompt, sampling_params, request_id, priority))
         ids = prompt["prompt_token_ids"]
