@@ -12,6 +12,7 @@ from lmi_core.version import __version__
 
 if TYPE_CHECKING:
     from lmi_core.config.engine_config import EngineConfig
+    from lmi_core.config.lora_config import LoraConfig
     from lmi_core.engine.engine import Engine
     from lmi_core.engine.outputs import FinishReason, TokenEvent
     from lmi_core.engine.request import GenerationRequest
@@ -28,6 +29,7 @@ __all__ = [
     "GenerationRequest",
     "Grammar",
     "LmiError",
+    "LoraConfig",
     "SamplingParams",
     "TokenEvent",
     "UserError",
@@ -43,6 +45,7 @@ _MODULES = {
     "GenerationRequest": "lmi_core.engine.request",
     "Grammar": "lmi_core.structured.grammar",
     "LmiError": "lmi_core.errors",
+    "LoraConfig": "lmi_core.config.lora_config",
     "SamplingParams": "lmi_core.engine.sampling_params",
     "TokenEvent": "lmi_core.engine.outputs",
     "UserError": "lmi_core.errors",
