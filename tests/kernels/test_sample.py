@@ -6,120 +6,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lmi_core import _native
 from tests.kernels.paged import LEVELS
-
-Runner = _native.paged_kernels.Runner
-SamplingRows = _native.paged_kernels.SamplingRows
-
-Logits = npt.NDArray[np.float32]
-
-
-def random_logits(rows: int, vocab: int, seed: int = 0, spread: float = 3.0) -> Logits:
-    return np.random.default_rng(seed).standard_normal((rows, vocab), np.float32) * spread
-
-
-def sample(
-    level: str,
-    logits: Logits,
-    rows: list[dict[str, Any]],
-    *,
-    positions: Any = None,
-    sampling_rows: Any = None,
-    target_ids: Any = None,
-    max_logprobs: int = 20,
-    masks: dict[int, npt.NDArray[np.uint32]] | None = None,
-    num_threads: int = 1,
-    stride: int = 1,
-) -> dict[str, Any]:
-    count = len(logits)
-    runner = Runner(level, num_threads=num_threads, stride=stride)
-    result: dict[str, Any] = runner.sample(
-        logits,
-        SamplingRows(rows, logits.shape[1]),
-        sampling_rows=np.arange(count) if sampling_rows is None else sampling_rows,
-        positions=np.arange(count) if positions is None else positions,
-        target_ids=np.full(count, -1) if target_ids is None else target_ids,
-        max_logprobs=max_logprobs,
-        masks=masks or {},
-    )
-    return result
-
-
-def mask_of(token_ids: Any, vocab: int) -> npt.NDArray[np.uint32]:
-    """A bit per token id, lowest first."""
-    bits = np.zeros((vocab + 31) // 32 * 32, np.uint8)
-    bits[np.asarray(token_ids, np.int64)] = 1
-    return np.packbits(bits, bitorder="little").view(np.uint32)
-
-
-def draw_many(level: str, logits: Logits, row: dict[str, Any], count: int) -> npt.NDArray[np.int32]:
-    """Tokens at positions 0 .. count - 1 from the same row of logits."""
-    result = sample(
-        level,
-        np.broadcast_to(logits, (count, logits.size)).copy(),
-        [row],
-        sampling_rows=np.zeros(count),
-        positions=np.arange(count),
-    )
-    ids: npt.NDArray[np.int32] = result["ids"]
-    return ids
-
-
-def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
-    x = logits.astype(np.float64)
-    x = x - x.max(-1, keepdims=True)
-    result: npt.NDArray[np.float64] = x - np.log(np.exp(x).sum(-1, keepdims=True))
-    return result
-
-
-def filtered_probabilities(
-    logits: Logits,
-    *,
-    temperature: float,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    typical_p: float = 1.0,
-) -> npt.NDArray[np.float64]:
-    """The distribution that a row with these settings samples from, by sorting everything."""
-    p = np.exp(log_softmax(logits / np.float32(temperature)))
-    order = np.lexsort((np.arange(p.size), -logits))
-    if top_k:
-        p[order[top_k:]] = 0
-        p /= p.sum()
-    if top_p < 1:
-        before = np.cumsum(p[order]) - p[order]
-        p[order[before >= top_p]] = 0
-        p /= p.sum()
-    if min_p > 0:
-        p[p < min_p * p.max()] = 0
-        p /= p.sum()
-    if typical_p < 1:
-        surprise = -np.log(np.where(p > 0, p, 1))
-        distance = np.where(p > 0, abs(surprise - (p * surprise).sum()), np.inf)
-        order = np.lexsort((np.arange(p.size), distance))
-        before = np.cumsum(p[order]) - p[order]
-        p[order[before >= typical_p]] = 0
-        p /= p.sum()
-    return p
-
-
-def chi_square(ids: npt.NDArray[np.int32], p: npt.NDArray[np.float64]) -> float:
-    """(chi^2 - df) / sqrt(2 df) over the tokens, rare ones pooled: about standard normal."""
-    assert (p[ids] > 0).all(), "a token outside the distribution's support was drawn"
-    observed = np.bincount(ids, minlength=p.size).astype(float)
-    expected = p * ids.size
-    frequent = expected >= 10
-    observed = np.append(observed[frequent], observed[~frequent].sum())
-    expected = np.append(expected[frequent], expected[~frequent].sum())
-    if expected[-1] < 1:
-        observed, expected = observed[:-1], expected[:-1]
-    if expected.size < 2:
-        return 0.0
-    degrees = expected.size - 1
-    statistic = ((observed - expected) ** 2 / expected).sum()
-    return float((statistic - degrees) / np.sqrt(2 * degrees))
+from tests.kernels.sampling_case import (
+    FILTERS,
+    chi_square,
+    draw_many,
+    log_softmax,
+    mask_of,
+    random_logits,
+    sample,
+)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -170,92 +66,6 @@ def test_targets_report_their_log_probability(level: str) -> None:
     np.testing.assert_allclose(result["logprobs"][1], expected[1, 1233], atol=2e-6)
     assert result["ids"].tolist() == [-1, -1, -1]
     assert result["num_top"].tolist() == [2, 4, 0]
-
-
-FILTERS: list[dict[str, Any]] = [
-    {"temperature": 1.0},
-    {"temperature": 0.5},
-    {"temperature": 3.0},
-    {"temperature": 1.0, "top_k": 1},
-    {"temperature": 1.0, "top_k": 40},
-    {"temperature": 2.0, "top_k": 3000},
-    {"temperature": 1.0, "top_p": 0.9},
-    {"temperature": 4.0, "top_p": 0.95},
-    {"temperature": 1.0, "top_p": 0.01},
-    {"temperature": 1.0, "min_p": 0.05},
-    {"temperature": 1.5, "min_p": 1.0},
-    {"temperature": 1.3, "top_k": 50, "top_p": 0.8, "min_p": 0.02},
-    {"temperature": 2.0, "top_p": 0.7, "min_p": 0.1},
-    {"temperature": 2.0, "top_k": 2000, "top_p": 0.7},
-    {"temperature": 1.0, "typical_p": 0.95},
-    {"temperature": 4.0, "typical_p": 0.5},
-    {"temperature": 0.3, "typical_p": 0.2},
-    {"temperature": 1.5, "top_k": 60, "typical_p": 0.7},
-    {"temperature": 2.0, "top_p": 0.8, "min_p": 0.01, "typical_p": 0.6},
-]
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("settings", FILTERS, ids=str)
-@pytest.mark.parametrize("vocab", [300, 5001])
-def test_distribution(level: str, settings: dict[str, Any], vocab: int) -> None:
-    logits = random_logits(1, vocab, seed=2, spread=2.0)[0]
-    p = filtered_probabilities(logits, **settings)
-    ids = draw_many(level, logits, {"seed": 11, **settings}, 4000)
-    assert chi_square(ids, p) < 4
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_every_kept_token_and_no_other_is_drawn(level: str) -> None:
-    """Nearly flat logits, so that the support itself shows."""
-    logits = np.linspace(0.1, 0, 64, dtype=np.float32)
-    for settings in [{"top_k": 10}, {"top_p": 0.3}, {"min_p": 0.97}, {"typical_p": 0.4}]:
-        p = filtered_probabilities(logits, temperature=1.0, **settings)  # type: ignore[arg-type]
-        ids = draw_many(level, logits, {"temperature": 1.0, "seed": 5, **settings}, 3000)
-        np.testing.assert_array_equal(np.unique(ids), np.flatnonzero(p))
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("settings", [{}, {"top_k": 299}, {"top_p": 0.999999}], ids=str)
-@pytest.mark.parametrize(("first", "typical_p"), [(6.0, 0.5), (3.0, 0.9), (4.7, 0.3)])
-def test_typical_tokens_need_not_be_the_likeliest(
-    level: str, settings: dict[str, Any], first: float, typical_p: float
-) -> None:
-    """One likely token and many less likely ones: which are typical depends on their masses."""
-    logits = random_logits(1, 300, seed=8, spread=0.3)[0]
-    logits[150] = first
-    settings = {"temperature": 1.0, "typical_p": typical_p, **settings}
-    p = filtered_probabilities(logits, **settings)
-    assert (p[150] == 0) == (first != 6.0)
-    ids = draw_many(level, logits, {"seed": 6, **settings}, 20000)
-    np.testing.assert_array_equal(np.unique(ids), np.flatnonzero(p))
-    assert chi_square(ids, p) < 4
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_typical_among_equals_keeps_the_lowest_ids(level: str) -> None:
-    logits = np.full(1000, -np.inf, np.float32)
-    logits[[3, *range(200, 999)]] = 0.5
-    ids = draw_many(level, logits, {"temperature": 1.0, "typical_p": 0.0095}, 500)
-    assert set(ids) == {3, *range(200, 207)}
-
-
-@pytest.mark.parametrize("typical_p", [0.05, 0.5, 0.95])
-def test_typical_sets_are_those_of_transformers(typical_p: float) -> None:
-    """The warper of Transformers agrees with the reference that the samplers are tested against."""
-    torch = pytest.importorskip("torch", exc_type=ImportError)
-    process = pytest.importorskip("transformers.generation.logits_process", exc_type=ImportError)
-    logits = random_logits(20, 500, seed=7)
-    kept = process.TypicalLogitsWarper(typical_p)(None, torch.from_numpy(logits)).isfinite().numpy()
-    for row in range(20):
-        p = filtered_probabilities(logits[row], temperature=1.0, typical_p=typical_p)
-        np.testing.assert_array_equal(np.flatnonzero(p), np.flatnonzero(kept[row]))
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_top_k_among_equals_keeps_the_lowest_ids(level: str) -> None:
-    ids = draw_many(level, np.zeros(1000, np.float32), {"temperature": 1.0, "top_k": 7}, 500)
-    assert set(ids) == set(range(7))
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -12,7 +12,7 @@ import pytest
 
 from lmi_core import _native
 from lmi_core.ops.sampling_inputs import SamplingInputs, SamplingResults
-from tests.kernels.test_sample import (
+from tests.kernels.sampling_case import (
     chi_square,
     filtered_probabilities,
     mask_of,
