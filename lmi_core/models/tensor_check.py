@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmi_core.errors import ModelError
 from lmi_core.models.family import WeightNames
 from lmi_core.models.fp8_checkpoint import FP8_DTYPE, goes_with_fp8, scale_problem
 from lmi_core.models.kv_scales import kv_scale_names
 from lmi_core.models.quantized.stored_layers import StoredLayers
 from lmi_core.models.safetensors_file import TensorInfo
 from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.tensor_faults import tensor_faults
 from lmi_core.models.weights import expected_shapes
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
-_MAX_PROBLEMS = 20
 
 
 def check_tensors(
@@ -43,7 +42,8 @@ def check_tensors(
         known.add(f"{names.head}.weight")
     problems += _unexpected(names, tensors, known)
     if problems:
-        raise _error(path, spec, problems)
+        what = f"don't fit config.json ({spec.architecture}, {spec.num_layers} layers)"
+        raise tensor_faults(path, what, problems, field="model")
 
 
 def _problems(
@@ -79,14 +79,3 @@ def _unexpected(
         and not name.endswith(names.ignored)
         and not (has_fp8 and goes_with_fp8(name))
     ]
-
-
-def _error(path: Path, spec: DecoderSpec, problems: list[str]) -> ModelError:
-    shown = problems[:_MAX_PROBLEMS]
-    if len(problems) > len(shown):
-        shown.append(f"and {len(problems) - len(shown)} more")
-    return ModelError(
-        f"{path}: {len(problems)} of the tensors don't fit config.json ({spec.architecture}, "
-        f"{spec.num_layers} layers):\n  " + "\n  ".join(shown),
-        field="model",
-    )

@@ -19,13 +19,13 @@ from lmi_core.models.lora.adapter_config import AdapterConfig, read_adapter_conf
 from lmi_core.models.lora.linears import LoraModule, linear_shapes, lora_modules
 from lmi_core.models.safetensors_file import TensorInfo, read_header
 from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.tensor_faults import tensor_faults
 from lmi_core.ops.recorder import FloatArray
 
 FILE_NAME = "adapter_model.safetensors"
 _PICKLE_NAME = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _SUFFIXES = {"A": ".lora_A.weight", "B": ".lora_B.weight"}
-_MAX_PROBLEMS = 20
 _CONVERT_PICKLE = (
     'python -c "import torch; from safetensors.torch import save_file; '
     "save_file(torch.load('{0}/{1}', weights_only=True), '{0}/{2}')\""
@@ -91,16 +91,9 @@ class _Problems:
 
     def check(self) -> None:
         """Raise ModelError if there are any."""
-        if not self._lines:
-            return
-        shown = self._lines[:_MAX_PROBLEMS]
-        if len(self._lines) > len(shown):
-            shown.append(f"and {len(self._lines) - len(shown)} more")
-        raise ModelError(
-            f"{self._path}: {len(self._lines)} of the tensors can't be served:\n  "
-            + "\n  ".join(shown),
-            field=self._path.name,
-        )
+        if self._lines:
+            what = "can't be served"
+            raise tensor_faults(self._path, what, self._lines, field=self._path.name)
 
 
 @dataclass(frozen=True, slots=True)
