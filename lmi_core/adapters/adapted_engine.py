@@ -22,7 +22,7 @@ from lmi_core.adapters.token_source import (
     Top,
 )
 from lmi_core.config.adapter_config import AdapterConfig
-from lmi_core.config.lora_config import check_adapter_name
+from lmi_core.engine.adapter_names import AdapterNames
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.runner import RunnerInfo
@@ -59,7 +59,7 @@ class AdaptedEngine:
         self._num_open = 0
         self._num_running = 0
         self._tokenizer: Tokenizer | None = None
-        self._adapters: dict[str, Path] = {}
+        self._adapters: AdapterNames[Path] = AdapterNames()
 
     async def __aenter__(self) -> Self:
         self._state = LifeState.LOADING
@@ -91,23 +91,21 @@ class AdaptedEngine:
     @property
     def adapters(self) -> dict[str, Path]:
         """A snapshot of the registered adapters, in order of registration."""
-        return dict(self._adapters)
+        return dict(self._adapters.items())
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Register a LoRA adapter. Raises UserError for an empty or taken name and where LoRA is
         off, ModelError for one that the library doesn't take."""
         source = self._adapter_source()
-        check_adapter_name(name)
-        if name in self._adapters:
-            raise UserError(f"Adapter {name} is registered already", field="adapter")
-        await source.load_adapter(name, path)
-        self._adapters[name] = path
+        with self._adapters.claim(name):
+            await source.load_adapter(name, path)
+            self._adapters.add(name, path)
 
     async def unload_adapter(self, name: str) -> None:
         """Refuse an adapter to new requests; running ones finish."""
-        self._check_adapter(name)
-        del self._adapters[name]
-        await self._adapter_source().unload_adapter(name)
+        source = self._adapter_source()
+        self._adapters.remove(name)
+        await source.unload_adapter(name)
 
     @property
     def healthy(self) -> bool:
@@ -192,7 +190,8 @@ class AdaptedEngine:
         if (request.prompt is None) == (request.prompt_token_ids is None):
             raise UserError("give either prompt or prompt_token_ids", field="prompt")
         if request.adapter:
-            self._check_adapter(request.adapter)
+            self._adapter_source()
+            self._adapters.find(request.adapter)
         request.params.validate(
             vocab_size=self._source.vocab_size, max_logprobs=self.config.max_logprobs
         )
@@ -208,14 +207,6 @@ class AdaptedEngine:
         if self.config.lora is None:
             raise UserError("LoRA is not enabled", field="adapter")
         return cast(AdapterSource, self._source)
-
-    def _check_adapter(self, name: str) -> None:
-        self._adapter_source()
-        if name not in self._adapters:
-            names = ", ".join(self._adapters) or "none"
-            raise UserError(
-                f"Adapter {name} is not registered; registered are {names}", field="adapter"
-            )
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         vocab_size = self._source.vocab_size

@@ -10,10 +10,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from lmi_core.adapters.library_grammar import grammar_arguments
 from lmi_core.adapters.token_source import refuse_typical_p
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
-from lmi_core.structured.grammar import Grammar, GrammarKind
+from lmi_core.structured.grammar import Grammar
 
 _NO_END = -1
 _MAX_SEED = 2**63 - 1
@@ -91,21 +92,14 @@ def _penalties(params: SamplingParams, num_prompt_tokens: int) -> dict[str, Any]
     return penalties
 
 
-def grammar_arguments(grammar: Grammar) -> dict[str, Any]:
+def guided_decoding(grammar: Grammar) -> dict[str, Any]:
     """A grammar by the names of ``GuidedDecodingParams``; UserError for one that it can't read."""
-    match grammar.kind:
-        case GrammarKind.JSON_SCHEMA:
-            return {"json": grammar.text}
-        case GrammarKind.REGEX:
-            return {"regex": grammar.text}
-        case GrammarKind.CHOICE:
-            texts = (json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.text))
-            return {"grammar": "root ::= " + " | ".join(texts)}
-    raise UserError(
-        f"{grammar.field}: only JSON schemas, regular expressions and choices are passed on to "
-        "TensorRT-LLM",
-        field=grammar.field,
-    )
+    return grammar_arguments(grammar, "TensorRT-LLM", _one_of)
+
+
+def _one_of(texts: list[str]) -> dict[str, Any]:
+    quoted = (json.dumps(text, ensure_ascii=False) for text in texts)
+    return {"grammar": "root ::= " + " | ".join(quoted)}
 
 
 def request_priority(priority: int) -> float:

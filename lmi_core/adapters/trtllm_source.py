@@ -12,7 +12,7 @@ from lmi_core.adapters.library_error import reason_of
 from lmi_core.adapters.token_source import TokenBatch
 from lmi_core.adapters.trtllm_choices import TrtllmChoices
 from lmi_core.adapters.trtllm_sampling import (
-    grammar_arguments,
+    guided_decoding,
     request_priority,
     sampling_arguments,
 )
@@ -70,7 +70,7 @@ class TrtllmSource:
     ) -> AsyncGenerator[TokenBatch, None]:
         params = request.params
         arguments = sampling_arguments(params, seed, self.eos_token_ids, len(prompt_ids))
-        rule = None if params.grammar is None else grammar_arguments(params.grammar)
+        rule = None if params.grammar is None else guided_decoding(params.grammar)
         choices = TrtllmChoices(params, self.eos_token_ids, prompt_ids)
         try:
             result = self._llm.generate_async(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from lmi_core.adapters.library_error import reason_of
+from lmi_core.adapters.library_grammar import grammar_arguments
 from lmi_core.adapters.token_source import (
     SampledToken,
     ScoredToken,
@@ -32,7 +32,6 @@ from lmi_core.errors import (
     ModelError,
     UserError,
 )
-from lmi_core.structured.grammar import Grammar, GrammarKind
 
 _BANNED = -1e9
 
@@ -221,25 +220,9 @@ def _sampling_params(params: SamplingParams, arguments: Mapping[str, Any]) -> An
     module = importlib.import_module("vllm.sampling_params")
     more: dict[str, Any] = {"output_kind": module.RequestOutputKind.DELTA}
     if params.grammar is not None:
-        rule = grammar_arguments(params.grammar)
+        rule = grammar_arguments(params.grammar, "vLLM", lambda texts: {"choice": texts})
         more["structured_outputs"] = module.StructuredOutputsParams(**rule)
     return module.SamplingParams(**arguments, **more)
-
-
-def grammar_arguments(grammar: Grammar) -> dict[str, Any]:
-    """A grammar by vLLM's names; UserError for one of a kind that it reads otherwise."""
-    match grammar.kind:
-        case GrammarKind.JSON_SCHEMA:
-            return {"json": grammar.text}
-        case GrammarKind.REGEX:
-            return {"regex": grammar.text}
-        case GrammarKind.CHOICE:
-            return {"choice": json.loads(grammar.text)}
-    raise UserError(
-        f"{grammar.field}: only JSON schemas, regular expressions and choices are passed on to "
-        "vLLM",
-        field=grammar.field,
-    )
 
 
 def _scored(

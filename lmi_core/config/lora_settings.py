@@ -27,7 +27,7 @@ _ITEM = re.compile(r"(?P<name>[^=@]+)(=(?P<place>[^=@]+))?(@(?P<revision>[^=@]+)
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterSource:
+class NamedAdapter:
     """An adapter that is named in the configuration, and where its files are."""
 
     name: str
@@ -41,7 +41,7 @@ class LoraSettings:
     max_rank: int
     directory: Path | None
     """That of the model's serving.properties."""
-    named: tuple[AdapterSource, ...] = ()
+    named: tuple[NamedAdapter, ...] = ()
 
     def config(self, model: Path | None, named: Sequence[tuple[str, Path]] = ()) -> LoraConfig:
         """The engine's part; ``model`` is where the model's files are, ``named`` where those of
@@ -96,7 +96,7 @@ def lora_settings(
     return settings
 
 
-def _named(values: Values, directory: Path | None, problems: Problems) -> tuple[AdapterSource, ...]:
+def _named(values: Values, directory: Path | None, problems: Problems) -> tuple[NamedAdapter, ...]:
     """TGI's list: each ``id``, ``id=place``, ``id@revision`` or ``id=place@revision``."""
     items = values.get(_NAMED)
     found = []
@@ -125,7 +125,7 @@ def _named(values: Values, directory: Path | None, problems: Problems) -> tuple[
                 f"the revision of LoRA adapter {item[:200]!r} has no effect: it is not on the hub",
                 _NAMED,
             )
-        found.append(AdapterSource(match["name"], source))
+        found.append(NamedAdapter(match["name"], source))
     return tuple(found)
 
 

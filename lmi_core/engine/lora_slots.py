@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from lmi_core.config.lora_config import check_adapter_name
+from lmi_core.engine.adapter_names import AdapterNames
 from lmi_core.engine.runner import AdapterStore, LoraRunner, Runner
 from lmi_core.errors import UserError
 
@@ -59,8 +59,7 @@ class LoraSlots:
         self._store: AdapterStore | None = None
         if runner.info.has_adapters:
             self._store = cast(LoraRunner, runner).adapters
-        self._slots: dict[str, LoraSlot] = {}
-        self._loading: set[str] = set()
+        self._slots: AdapterNames[LoraSlot] = AdapterNames()
         self._free_indices: list[int] = []
         self._num_indices = 0
         self._serials = itertools.count()
@@ -75,27 +74,15 @@ class LoraSlots:
         if name == "":
             return None
         self._enabled_store()
-        slot = self._slots.get(name)
-        if slot is None:
-            names = ", ".join(self._slots) or "none"
-            raise UserError(
-                f"Adapter {name} is not registered; registered are {names}", field="adapter"
-            )
-        return slot
+        return self._slots.find(name)
 
     async def load(self, name: str, path: Path) -> None:
         """Register an adapter. Raises UserError for an empty or taken name, ModelError for files
         that can't be served."""
         store = self._enabled_store()
-        check_adapter_name(name)
-        if name in self._slots or name in self._loading:
-            raise UserError(f"Adapter {name} is registered already", field="adapter")
-        self._loading.add(name)
-        try:
+        with self._slots.claim(name):
             packed = await asyncio.to_thread(store.pack, path)
-        finally:
-            self._loading.remove(name)
-        self.register(name, path, packed)
+            self.register(name, path, packed)
         _log.info("adapter %s: %.1f MiB, from %s", name, packed.num_bytes / 2**20, path)
 
     def register(self, name: str, path: Path, packed: PackedLora) -> None:
@@ -104,7 +91,7 @@ class LoraSlots:
         self._enabled_store().set(index, packed)
         # No text's encoding begins with this byte, so that no salt of the base model is the same.
         seed = b"\xff" + next(self._serials).to_bytes(8, "little")
-        self._slots[name] = LoraSlot(name, path, index, seed)
+        self._slots.add(name, LoraSlot(name, path, index, seed))
 
     def unregister(self, name: str, on_freed: Callable[[], None]) -> None:
         """Refuse new requests for an adapter, and free its memory as soon as its last sequence has
@@ -112,7 +99,7 @@ class LoraSlots:
         slot = self.find(name)
         if slot is None:
             raise UserError("the base model can't be unloaded", field="adapter")
-        del self._slots[name]
+        self._slots.remove(name)
 
         def free() -> None:
             self._enabled_store().set(slot.index, None)

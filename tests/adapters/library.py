@@ -7,6 +7,7 @@ from pathlib import Path
 from lmi_core.adapters.open_adapter import open_adapter
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
+from tests.checkpoints import cached_checkpoint
 from tests.engine.harness import run
 
 HERE = Path(__file__).parent
@@ -23,6 +24,16 @@ def imported(monkeypatch, directory, package, module):
 def forget(package):
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         del sys.modules[name]
+
+
+def model_with(directory, properties):
+    """A model's directory in ``directory``, with these lines in its serving.properties."""
+    model = directory / "model"
+    model.mkdir()
+    for path in cached_checkpoint("llama2").iterdir():
+        (model / path.name).symlink_to(path)
+    (model / "serving.properties").write_text(properties)
+    return model
 
 
 def request(prompt=(20, 30), *, request_id="r", echo=False, salt="", priority=0, **params):

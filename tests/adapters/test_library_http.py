@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import cached_checkpoint
+from tests.adapters.library import model_with
 from tests.cli.test_native import post, serving
 
 pytestmark = pytest.mark.timeout(120)
@@ -13,11 +13,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.mark.parametrize("backend", ["vllm", "trtllm"])
 def test_every_protocol(tmp_path, backend):
-    model = tmp_path / "model"
-    model.mkdir()
-    for path in cached_checkpoint("llama2").iterdir():
-        (model / path.name).symlink_to(path)
-    (model / "serving.properties").write_text(f"option.rolling_batch={backend}\n")
+    model = model_with(tmp_path, f"option.rolling_batch={backend}\n")
     library = {"PYTHONPATH": str(Path(__file__).parent / f"fake_{backend}")}
     with serving(str(model), environ=library) as url:
         parameters = {"max_new_tokens": 6, "details": True}

@@ -11,7 +11,7 @@ from lmi_core.config.resolve import resolve
 from lmi_core.errors import EngineError, MissingExtraError, UserError
 from lmi_core.structured.grammar import Grammar
 from tests.adapters import library
-from tests.adapters.library import HERE, events_of, imported, request
+from tests.adapters.library import HERE, events_of, imported, model_with, request
 from tests.checkpoints import cached_checkpoint
 from tests.engine.harness import run
 
@@ -117,14 +117,11 @@ def test_the_errors_of_its_release_of_vllm(vllm, monkeypatch):
 
 
 def test_from_properties_to_arguments(vllm, tmp_path):
-    model = tmp_path / "model"
-    model.mkdir()
-    for path in cached_checkpoint("llama2").iterdir():
-        (model / path.name).symlink_to(path)
-    (model / "serving.properties").write_text(
+    model = model_with(
+        tmp_path,
         "option.entryPoint=djl_python.transformers_neuronx\noption.tensor_parallel_degree=2\n"
         "option.n_positions=64\noption.context_length_estimate=32,16\n"
-        "option.neuron_optimize_level=2\noption.block_size=16\n"
+        "option.neuron_optimize_level=2\noption.block_size=16\n",
     )
     host = Host(num_neuron_cores=2, packages=frozenset({"vllm_neuron"}))
     made = resolve((str(model),), {}, host).models[0].adapter_config(model)

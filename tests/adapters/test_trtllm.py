@@ -17,7 +17,7 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import ConfigError, EngineError, MissingExtraError, ModelError, UserError
 from lmi_core.structured.grammar import Grammar
 from tests.adapters import library
-from tests.adapters.library import events_of, forget, imported, request
+from tests.adapters.library import events_of, forget, imported, model_with, request
 from tests.checkpoints import cached_checkpoint
 from tests.engine.harness import run
 
@@ -263,18 +263,15 @@ def test_priorities_keep_their_order():
 
 
 def test_from_properties_to_arguments(llm, tmp_path):
-    model = tmp_path / "model"
-    model.mkdir()
-    for path in cached_checkpoint("llama2").iterdir():
-        (model / path.name).symlink_to(path)
-    (model / "serving.properties").write_text(
+    model = model_with(
+        tmp_path,
         "engine=MPI\noption.rolling_batch=trtllm\noption.dtype=bf16\njob_queue_size=9\n"
         "option.max_input_len=40\noption.max_output_len=24\noption.max_rolling_batch_size=7\n"
         "option.tensor_parallel_degree=2\noption.max_num_tokens=128\noption.tokens_per_block=64\n"
         "option.kv_cache_free_gpu_mem_fraction=0.8\noption.enable_kv_cache_reuse=true\n"
         "option.batch_scheduler_policy=max_utilization\noption.enable_trt_overlap=true\n"
         "option.use_custom_all_reduce=false\noption.enable_chunked_prefill=true\n"
-        'option.moe_config={"backend": "CUTLASS"}\noption.output_formatter=json\n'
+        'option.moe_config={"backend": "CUTLASS"}\noption.output_formatter=json\n',
     )
     host = Host(num_gpus=2, packages=frozenset({"tensorrt_llm"}))
     resolved = resolve((str(model),), {}, host).models[0]

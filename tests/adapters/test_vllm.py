@@ -1,5 +1,6 @@
 """The vLLM adapter against a scripted vLLM with the library's names and shapes."""
 
+import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from lmi_core.errors import (
 )
 from lmi_core.structured.grammar import Grammar
 from tests.adapters import library
-from tests.adapters.library import events_of, forget, imported, request
+from tests.adapters.library import events_of, forget, imported, model_with, request
 from tests.checkpoints import cached_checkpoint
 from tests.engine.harness import run
 
@@ -231,16 +232,13 @@ def test_without_the_library(monkeypatch):
 
 
 def test_from_properties_to_arguments(vllm, tmp_path):
-    model = tmp_path / "model"
-    model.mkdir()
-    for path in cached_checkpoint("llama2").iterdir():
-        (model / path.name).symlink_to(path)
-    (model / "serving.properties").write_text(
+    model = model_with(
+        tmp_path,
         "option.rolling_batch=vllm\noption.dtype=bf16\noption.max_model_len=64\n"
         "option.max_rolling_batch_size=7\noption.tensor_parallel_degree=2\n"
         "option.speculative_draft_model=d\noption.speculative_length=3\n"
         'option.kv_transfer_config={"kv_role": "kv_both"}\njob_queue_size=9\n'
-        "option.output_formatter=json\noption.enforce_eager=true\n"
+        "option.output_formatter=json\noption.enforce_eager=true\n",
     )
     host = Host(num_gpus=2, packages=HOST.packages)
     resolved = resolve((str(model),), {}, host).models[0]
@@ -288,6 +286,23 @@ def test_adapters_are_vllms_lora_requests(vllm):
             assert (french.lora_int_id, french.lora_path) == (1, "/adapters/fr")
             with pytest.raises(UserError, match="Adapter de is not registered; registered are fr"):
                 await events_of(engine, with_adapter("de"))
+
+    run(main())
+
+
+def test_a_name_belongs_to_the_adapter_that_is_being_loaded(vllm):
+    async def main():
+        async with open_adapter(config(**LORA)) as engine:
+            loads = [engine.load_adapter("x", Path(f"/adapters/{i}")) for i in range(2)]
+            first, second = await asyncio.gather(*loads, return_exceptions=True)
+            assert first is None
+            assert isinstance(second, UserError)
+            assert "Adapter x is registered already" in str(second)
+            assert engine.adapters["x"] == Path("/adapters/0")
+            assert len(vllm.made[-1].loras) == 2
+            with pytest.raises(ModelError):
+                await engine.load_adapter("y", Path("/broken"))
+            await engine.load_adapter("y", Path("/adapters/y"))
 
     run(main())
 
