@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lmi_core.ops import packed_weight
 from lmi_core.ops.cuda import cublaslt
-from lmi_core.ops.cuda.arguments import ARGUMENTS
 from lmi_core.ops.cuda.library import DTYPES
 from lmi_core.ops.cuda.step_list import StepList, StepListSizes
 from lmi_core.ops.recorder import RowSymbol
@@ -109,7 +108,7 @@ class RecordedSteps:
             arguments["workspace_bytes"] = self._workspace.numel()
         elif node.name == "sample":
             arguments["modified"] = self._modified.data_ptr()
-        struct = ARGUMENTS[_STRUCTS.get(node.name, node.name)]
+        struct = self.list.library.interface.kernels[_STRUCTS.get(node.name, node.name)]
         self.list.add(node.name, node.rows, struct(**arguments))
 
     def _plain(self, value: object) -> object:
