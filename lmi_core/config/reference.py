@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 from lmi_core.config.capabilities import BACKENDS, CAPABILITIES
-from lmi_core.config.command_line import SYNONYMS
 from lmi_core.config.effect import effect_of, show
 from lmi_core.config.environment import variables_of
 from lmi_core.config.option import SYSTEMS, Action, Option, Outcome
-from lmi_core.config.table import BY_KEY, OPTIONS, shared, transformers
+from lmi_core.config.table import BY_KEY, OPTIONS, SYNONYMS, shared, transformers
 
 _LIBRARIES = ("vllm", "trtllm", "neuron")
 PAGE = Path(__file__).with_name("REFERENCE.md")
