@@ -49,7 +49,9 @@ def ask(path: str, body: bytes, headers: dict[str, str] = JSON) -> Answer:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize(("path", "name"), [("/invocations", "inputs"), ("/v1/completions", "prompt")])
+@pytest.mark.parametrize(
+    ("path", "name"), [("/invocations", "inputs"), ("/v1/completions", "prompt")]
+)
 def test_the_last_of_two_fields_of_a_name_counts(path: str, name: str) -> None:
     async def run() -> None:
         async with serving() as served:
