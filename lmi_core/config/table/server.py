@@ -257,6 +257,13 @@ OPTIONS = (
         "VLLM_LOGGING_LEVEL",
     ),
     _server(
+        "verbose",
+        Bool(),
+        "Print every route once the server listens.",
+        honoured("verbose", test="tests/server/test_process.py::test_routes_are_printed_if_asked"),
+        False,
+    ),
+    _server(
         "request_timeout",
         Float(0, 86400, above=True),
         "Seconds a connection has to deliver its headers, and then its body.",
