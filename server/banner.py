@@ -1,4 +1,4 @@
-"""What the server prints once it listens: what serves, from which memory, and on request the routes."""
+"""What the server prints once it listens: what serves, in which memory, its routes if asked."""
 
 from __future__ import annotations
 
