@@ -42,6 +42,8 @@ def test_launcher_flags():
         (["--trust-remote-code=true"], "takes no value"),
         (["--quantize", "AWQ"], "'AWQ' is not one of awq"),
         (["--option", "x"], "'x' is not key=value"),
+        (["--max-modell-len", "9"], "unknown flag; did you mean --max-model-len?"),
+        (["--tensor-paralel-size", "9"], "unknown flag; did you mean --tensor-parallel-size?"),
     ],
 )
 def test_faults(argv, message):
@@ -110,6 +112,17 @@ def test_every_option_is_a_flag_by_its_own_name():
         (["--no-overlap"], "option.overlap", False),
         (["--no-prefix-caching"], "option.enable_prefix_caching", False),
         (["--guaranteed-no-evict"], "option.guaranteed_no_evict", True),
+        (["--dtype", "half"], "option.dtype", "half"),
+        (["--max_model_len", "5"], "option.max_model_len", 5),
+        (["--kv-cache-dtype", "auto"], "option.kv_cache_dtype", "auto"),
+        (["-tp", "2"], "option.tensor_parallel_degree", 2),
+        (["--lora-modules", "a=/x", "b=/y"], "option.lora_adapters", ("a=/x", "b=/y")),
+        (["--no-enable-prefix-caching"], "option.enable_prefix_caching", False),
+        (["-c", "4096"], "option.ctx_size", 4096),
+        (["-np", "4"], "option.max_rolling_batch_size", 4),
+        (["-ngl", "all"], "option.n_gpu_layers", "all"),
+        (["--no-mmap"], "option.mmap", False),
+        (["-ctk", "q8_0"], "option.cache_type_k", "q8_0"),
         (["--kv-cache-bytes", "1M"], "option.kv_cache_bytes", 1 << 20),
     ],
 )
@@ -122,3 +135,8 @@ def test_flags_of_our_own(argv, key, value):
 
 def test_everything_after_two_dashes_is_a_model():
     assert parse("--", "--strict", "x")[0].models == ["--strict", "x"]
+
+
+def test_a_model_may_be_a_flags_value():
+    invocation, _, problems = parse("--model", "dir", "--dtype", "half")
+    assert (invocation.models, invocation.tgi, problems.items) == (["dir"], False, [])

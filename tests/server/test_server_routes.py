@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 
 import pytest
 
 from lmi_server.banner import banner, scope_of
-from lmi_server.logging import ConsoleFormatter
+from lmi_server.logging import ConsoleFormatter, JsonFormatter
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import serving
 from tests.server.test_models import LMI
@@ -108,6 +109,20 @@ def test_a_line_of_the_log_quotes_what_has_spaces() -> None:
     record.fields = {"status": 424, "error": 'no "x"\nhere', "path": "/a b", "ms": 0.5}
     line = ConsoleFormatter().format(record)
     assert line.endswith(' request status=424 error="no \\"x\\"\\nhere" path="/a b" ms=0.5')
+
+
+def test_logs_hold_nothing_that_moves_a_cursor() -> None:
+    text = "\x1b[2J\r\n\x9b \u202e é"
+    for formatter in (ConsoleFormatter(), JsonFormatter()):
+        try:
+            raise ValueError(text)
+        except ValueError:
+            record = logging.LogRecord("x", logging.INFO, "", 0, text, (), sys.exc_info())
+        record.fields = {"path": text}
+        line = formatter.format(record)
+        assert all(part.isprintable() for part in line.split("\n"))
+    entry = json.loads(line)
+    assert entry["message"] == entry["path"] == text
 
 
 def test_the_banner_says_who_can_reach_the_server() -> None:

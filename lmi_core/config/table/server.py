@@ -250,10 +250,11 @@ OPTIONS = (
     ),
     _server(
         "log_level",
-        Choice(("debug", "info", "warning")),
+        Choice(("debug", "info", "warning", "error")),
         "Least severity that is logged.",
         honoured("log_level", test=_NAME_AND_LOG),
         "info",
+        "VLLM_LOGGING_LEVEL",
     ),
     _server(
         "request_timeout",
