@@ -2,8 +2,8 @@
 
 ``data/written_by_libraries.safetensors`` was made by autoawq 0.2.9, auto-gptq 0.7.1 (``gptq_v2``:
 then converted by gptqmodel 7.7.0) and compressed-tensors 0.20.0 from random matrices: each layer's
-tensors under its name, its quantization_config in the metadata, and under ``expected`` every seventh
-input column of what the library itself reads from them.
+tensors under its name, its quantization_config in the metadata, and under ``expected`` every
+seventh input column of what the library itself reads from them.
 """
 
 import json

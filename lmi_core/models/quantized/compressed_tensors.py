@@ -1,8 +1,8 @@
 """The integer layouts of compressed-tensors (TGI format reference, compressed-tensors).
 
 weight[n, k] = weight_scale[n, g] (q[n, k] - z[n, g]). ``int-quantized`` has q and z as they are, in
-int8; ``pack-quantized`` has them with 2^(bits - 1) added, in words along k and along n, and so codes
-are kept. Activations get a scale per row, in int8 or not at all, whatever the checkpoint
+int8; ``pack-quantized`` has them with 2^(bits - 1) added, in words along k and along n; so
+codes are kept. Activations get a scale per row, in int8 or not at all, whatever the checkpoint
 says of them.
 """
 
