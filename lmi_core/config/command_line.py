@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from lmi_core.config.option import Flag, Option
 from lmi_core.config.origin import Rank, Setting
+from lmi_core.config.paths import exists
 from lmi_core.config.problem import Problems
 from lmi_core.config.table import BY_FLAG, BY_KEY, option_of_flag, suggest_flag
 from lmi_core.config.value_type import FALSE_WORDS, TRUE_WORDS, Bool
@@ -48,6 +50,12 @@ def parse_command_line(argv: Sequence[str], problems: Problems) -> Invocation:
     return _Parser(list(argv), problems).parse()
 
 
+def _is_value(argument: str) -> bool:
+    if argument.startswith("-"):
+        return argument[1:2].isdigit()
+    return not exists(Path(argument))
+
+
 class _Parser:
     def __init__(self, argv: list[str], problems: Problems) -> None:
         self.rest = argv
@@ -82,7 +90,7 @@ class _Parser:
         elif (option := option_of_flag(name)) is not None:
             self._option_flag(option, name, value)
         else:
-            self._unknown(name)
+            self._unknown(name, has_value=value is not None)
 
     def _own_value(self, name: str, value: str | None) -> None:
         kind = _OWN_VALUES[name]
@@ -156,7 +164,11 @@ class _Parser:
     def _add(self, key: str, text: str, rank: Rank, where: str) -> None:
         self.result.settings.append(Setting(key, text, rank, where))
 
-    def _unknown(self, name: str) -> None:
+    def _unknown(self, name: str, *, has_value: bool) -> None:
+        """Note the flag; what follows it is taken as its value, unless that is there to be served,
+        lest a model be made of it."""
+        if not has_value and self.rest and _is_value(self.rest[0]):
+            self.rest.pop(0)
         near = suggest_flag(name)
         hint = f"did you mean {near}?" if near else "see lmi explain --help"
         self.problems.error(name[:80], f"unknown flag; {hint}")

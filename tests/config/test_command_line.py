@@ -51,6 +51,24 @@ def test_faults(argv, message):
     assert message in " ".join(map(str, problems.errors))
 
 
+@pytest.mark.parametrize(
+    ("argv", "models"),
+    [
+        (["--no-such-space", "4"], []),
+        (["--no-such-space", "org/draft", "--port", "1"], []),
+        (["--no-such-bias", "-1"], []),
+        (["--no-such-space=4", "org/m"], ["org/m"]),
+        (["--no-such-switch", "HERE"], ["HERE"]),
+        (["org/m", "--no-such-space", "4"], ["org/m"]),
+    ],
+)
+def test_the_value_of_an_unknown_flag_is_no_model(tmp_path, argv, models):
+    here = {"HERE": str(tmp_path)}
+    invocation, _, problems = parse(*(here.get(argument, argument) for argument in argv))
+    assert invocation.models == [here.get(model, model) for model in models]
+    assert len(problems.errors) == 1
+
+
 def test_own_arguments():
     invocation, values, problems = parse(
         *("dir", "--option", "option.dtype=fp32", "-o", "seed=3", "--strict", "--json"),
