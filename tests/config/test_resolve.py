@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from lmi_core.config.engine_config import EngineConfig
-from lmi_core.config.host import Host
-from lmi_core.config.load_models import ModelEntry
-from lmi_core.config.placement import Placement
 from lmi_core.config.resolve import resolve_entry
+from lmi_core.config.sources.load_models import ModelEntry
+from lmi_core.config.targets.host import Host
+from lmi_core.config.targets.placement import Placement
 from lmi_core.errors import ConfigError
+from lmi_core.settings.engine_config import EngineConfig
 
 from .cases import CPU, NO_CACHE
 
@@ -147,7 +147,7 @@ def test_the_containers_store_serves_where_nothing_is_named(
     model_dir, resolved, tmp_path, monkeypatch
 ):
     store = tmp_path / model_dir("option.seed=4", config=LLAMA)
-    monkeypatch.setattr("lmi_core.config.models.CONTAINER_STORE", store)
+    monkeypatch.setattr("lmi_core.config.sources.models.CONTAINER_STORE", store)
     (model,) = resolved(environ={"OPTION_MAX_MODEL_LEN": "9"}).models
     assert (model.name, model.settings["seed"], model.settings["max_model_len"]) == ("model", 4, 9)
     (other,) = resolved("--model-id", "org/m").models
@@ -167,6 +167,32 @@ def test_hub_variable_adds_a_model_of_its_own(model_dir, explained):
     assert (local.source.kind, local.source.location) == ("local", "a")
     assert (hub.name, hub.source.kind) == ("org_some_model", "hub")
     assert (hub.source.location, hub.source.revision) == ("org/some-model", "abc")
+
+
+def test_hub_variable_is_stronger_than_the_option_and_says_so(explained):
+    environ = {"HF_MODEL_ID": "org/hub", "OPTION_MODEL_ID": "org/option", "MODEL_ID": "org/tgi"}
+    environ |= {"HF_REVISION": "abc", "HF_MODEL_REVISION": "old", "OPTION_REVISION": "def"}
+    report = explained(environ=environ)
+    assert [model.source.location for model in report.models] == ["org/hub"]
+    rows = {row.key: row for row in report.rows[0]}
+    overridden = ("OPTION_MODEL_ID: org/option", "MODEL_ID: org/tgi")
+    assert rows["option.model_id"].overridden == overridden
+    assert rows["option.revision"].value == "abc"
+    losers = ("HF_MODEL_REVISION: old", "OPTION_REVISION: def")
+    assert rows["option.revision"].overridden == losers
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "unused"),
+    [
+        (["org/m"], {"HF_MODEL_ID": "org/hub", "HF_TASK": "x"}, ["HF_MODEL_ID", "HF_TASK"]),
+        (["--model-id", "org/m"], {"HF_REVISION": "abc"}, ["HF_REVISION"]),
+        ([], {"HF_MODEL_ID": "org/hub", "HF_REVISION": "abc"}, []),
+    ],
+)
+def test_hub_variables_that_do_not_count_are_named(explained, argv, environ, unused):
+    warnings = explained(*argv, environ=environ).warnings
+    assert [w.where for w in warnings if "is not used" in w.message] == unused
 
 
 def test_several_models_have_names_of_their_own(model_dir, resolved):

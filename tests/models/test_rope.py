@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lmi_core.errors import ModelError
-from lmi_core.models.hf_config import HfConfig
 from lmi_core.models.rope import inverse_frequencies, rope_tables
 from lmi_core.models.rope_config import rope_spec, scaled_max_positions
 from lmi_core.models.spec import RopeSpec
+from lmi_core.weights.hf_config import HfConfig
 
 MAX_POSITIONS = 4096
 LLAMA3 = {
@@ -134,6 +134,10 @@ def test_longest_context(scaling: dict[str, Any], expected: int) -> None:
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is '2'"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "at least 1"),
         ({"rope_scaling": {"type": "linear", "factor": True}}, "factor is True"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e308}}, "rope_scaling.factor is 1e+308"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0**20}}, "more than 2147483647"),
+        ({"rope_scaling": {**YARN, "factor": 1e308}}, "rope_scaling.factor is 1e+308"),
+        ({"rope_scaling": {"type": "linear", "factor": 10**400}}, "must be a number above 0"),
         ({"rope_scaling": [1]}, "must be an object or null"),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": None}}, "low_freq_factor is None"),
         ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor"),

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.protocols.base import HttpError
-from lmi_server.protocols.decode import MAX_DEPTH, check_depth
-from lmi_server.protocols.tgi_schema import CompatBody, GenerateBody, body_decoder
+from lmi_server.dialects.base import HttpError
+from lmi_server.dialects.decode import MAX_DEPTH, check_depth
+from lmi_server.dialects.tgi.schema import CompatBody, GenerateBody, body_decoder
 from tests.server.harness import Answer, Served, http_request, serving
 
 TEMPLATE = ChatTemplate({"default": "{{ messages | length }}"})
@@ -47,6 +47,19 @@ def ask(path: str, body: bytes, headers: dict[str, str] = JSON) -> Answer:
             return answer
 
     return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("/invocations", "inputs"), ("/v1/completions", "prompt")]
+)
+def test_the_last_of_two_fields_of_a_name_counts(path: str, name: str) -> None:
+    async def run() -> None:
+        async with serving() as served:
+            body = f'{{"{name}": "first", "max_tokens": 1, "{name}": "last"}}'.encode()
+            assert (await served.post(body, path, headers=JSON)).status == 200
+            assert served.engine.requests[-1].prompt == "last"
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "HEAD"])

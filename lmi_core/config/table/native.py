@@ -1,11 +1,11 @@
-"""Keys of the native engine that no other system has."""
+"""Keys of the lmi engine that no other system has."""
 
-from lmi_core.config.option import Action, Flag, Option, honoured, mapped, refused
-from lmi_core.config.value_type import Bool, Bytes, Choice, Int, Text, ValueType
+from lmi_core.config.table.option import Action, Flag, Option, honoured, mapped, refused
+from lmi_core.config.table.value_type import Bool, Bytes, Choice, Int, Text, ValueType
 
 _TESTS = "tests/config/test_honoured.py"
 _LIMITS = "tests/config/test_honoured_limits.py"
-_CACHE = "tests/engine/test_repack_cache.py"
+_CACHE = "tests/weights/test_repack_cache.py"
 _DEVICES = f"{_TESTS}::test_devices_give_the_same_greedy_tokens"
 _FP8_CACHE = honoured(
     "kv_dtype",
@@ -27,14 +27,16 @@ def _native(
     doc: str,
     default: object = None,
     native: Action | None = None,
+    *env: str,
 ) -> Option:
     return Option(
         key=f"option.{name}",
         type=kind,
         doc=doc,
-        systems=("native",),
+        systems=("lmi",),
         default=default,
-        actions={"native": native or mapped(name)},
+        env=env,
+        actions={"lmi": native or mapped(name)},
     )
 
 
@@ -65,20 +67,22 @@ OPTIONS = (
         "kv_cache_bytes",
         Bytes(),
         "Bytes of the KV cache.",
-        native=honoured("kv_cache_bytes", test=f"{_LIMITS}::test_bytes_of_the_cache"),
+        None,
+        honoured("kv_cache_bytes", test=f"{_LIMITS}::test_bytes_of_the_cache"),
+        "VLLM_CPU_KVCACHE_SPACE",
     ),
     Option(
         key="option.kv_cache_dtype",
         type=Choice(
             ("auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2", "fp8", "fp8_e4m3"),
         ),
-        doc="Data type of the KV cache; the native engine has fp8 with option.device=cuda only.",
+        doc="Data type of the KV cache; the lmi engine has fp8 with option.device=cuda only.",
         spellings=("option.kv_dtype",),
-        systems=("vllm", "tgi", "native"),
+        systems=("vllm", "tgi", "lmi"),
         default="auto",
-        flag=Flag("--kv-cache-dtype", "KV_CACHE_DTYPE", choices=("fp8_e4m3fn", "fp8_e5m2")),
+        flag=Flag("--kv-cache-dtype", "KV_CACHE_DTYPE"),
         actions={
-            "native": honoured(
+            "lmi": honoured(
                 "kv_dtype",
                 test=f"{_TESTS}::test_data_types",
                 by_value={
@@ -167,6 +171,7 @@ OPTIONS = (
             capability="batch.invariant",
             idle=(False,),
         ),
+        "VLLM_BATCH_INVARIANT",
     ),
     _native(
         "guaranteed_no_evict",

@@ -1,0 +1,158 @@
+"""Reading of ``config.json`` and ``generation_config.json`` in every spelling in use."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmi_core.errors import ModelError
+
+_MAX_INTEGER = 2**31 - 1
+"""What the native code counts with."""
+_MAX_LAYERS = 10_000
+"""So that a slip of the keyboard is an error, not a list of names that fills the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class HfConfig:
+    """A checkpoint's configuration with checked access; every fault is a ``ModelError``."""
+
+    path: Path
+    values: dict[str, Any]
+    eos_token_ids: tuple[int, ...] = ()
+    """Union of both files' ids, ascending."""
+    bos_token_id: int | None = None
+
+    def error(self, key: str, problem: str) -> ModelError:
+        return ModelError(f"{self.path}: {key} {problem}", field=key)
+
+    @property
+    def architecture(self) -> str:
+        names = self.values.get("architectures")
+        if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+            raise self.error(
+                "architectures",
+                f'is {names!r}, but must list one class name, e.g. ["LlamaForCausalLM"]',
+            )
+        return names[0]
+
+    @property
+    def num_layers(self) -> int:
+        return self.integer("num_hidden_layers", maximum=_MAX_LAYERS)
+
+    def integer(
+        self,
+        key: str,
+        default: int | None = None,
+        *,
+        minimum: int = 1,
+        maximum: int = _MAX_INTEGER,
+    ) -> int:
+        """An integer within bounds; absent or null: ``default``, if there is one."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise self.error(key, f"is {value!r}, but must be an integer >= {minimum}")
+        if value > maximum:
+            raise self.error(key, f"is {value}, but must be an integer <= {maximum}")
+        return value
+
+    def optional_integer(self, key: str, default: int | None = None) -> int | None:
+        """As ``integer``, but null is None; ``default`` stands for an absent key."""
+        value = self.values.get(key, default)
+        return None if value is None else self.integer(key, default)
+
+    def number(self, key: str, default: float) -> float:
+        return positive_number(self, key, self.values.get(key, default))
+
+    def boolean(self, key: str, default: bool = False) -> bool:
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, f"is {value!r}, but must be true or false")
+        return value
+
+    def string(self, key: str, default: str) -> str:
+        value = self.values.get(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, f"is {value!r}, but must be a string")
+        return value
+
+
+def positive_number(config: HfConfig, key: str, value: object) -> float:
+    """``value`` as a finite float above 0, named ``key`` in the error."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= sys.float_info.max:  # type: ignore[operator]
+        raise config.error(key, f"is {value!r}, but must be a number above 0")
+    return float(value)  # type: ignore[arg-type]
+
+
+def read_hf_config(directory: Path) -> HfConfig:
+    """Read a model directory's configuration.
+
+    Raises ModelError when the directory or config.json is missing, can't be read or isn't a JSON
+    object.
+    """
+    check_directory(directory)
+    path = directory / "config.json"
+    values = read_json_object(path)
+    generation_path = directory / "generation_config.json"
+    generation = read_json_object(generation_path) if generation_path.exists() else {}
+    eos_ids = _token_ids(path, "eos_token_id", values)
+    eos_ids += _token_ids(generation_path, "eos_token_id", generation)
+    bos_ids = _token_ids(path, "bos_token_id", values)
+    return HfConfig(path, values, tuple(sorted(set(eos_ids))), bos_ids[0] if bos_ids else None)
+
+
+def check_directory(directory: Path) -> None:
+    """Raise ModelError unless ``directory`` is one whose files can be read."""
+    try:
+        is_directory = stat.S_ISDIR(directory.stat().st_mode)
+    except FileNotFoundError:
+        what = "does not exist"
+    except (OSError, ValueError) as error:
+        what = f"can't be read: {getattr(error, 'strerror', None) or error}"
+    else:
+        if is_directory and os.access(directory, os.R_OK | os.X_OK):
+            return
+        what = "can't be read: Permission denied" if is_directory else "is not a directory"
+    raise ModelError(
+        f"model {directory} {what}; give a directory with config.json, *.safetensors and "
+        "tokenizer.json",
+        field="model",
+    )
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A file's JSON object, or ModelError."""
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelError(
+            f"{path} is missing: a model directory needs it", field=path.name
+        ) from None
+    except OSError as error:
+        raise ModelError(f"{path} can't be read: {error.strerror}", field=path.name) from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}", field=path.name) from error
+    if not isinstance(values, dict):
+        raise ModelError(
+            f"{path} must hold a JSON object, found {type(values).__name__}", field=path.name
+        )
+    return values
+
+
+def _token_ids(path: Path, key: str, values: dict[str, Any]) -> list[int]:
+    value = values.get(key)
+    ids = list(value) if isinstance(value, list) else [] if value is None else [value]
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+            raise ModelError(
+                f"{path}: {key} is {value!r}, but must be a token id >= 0 or a list of them",
+                field=key,
+            )
+    return ids

@@ -1,1 +1,0 @@
-"""One module per wire protocol, all behind the seam in ``base``."""

@@ -1,0 +1,398 @@
+"""The oracle: every op in plain torch, over a paged cache of its own.
+
+Ops are recorded as closures and executed on steps given as arrays. Dtypes follow the native graph's
+rules: activations that the graph keeps in the act dtype are rounded to it, arithmetic is float32
+(float64 with ``fp64``).
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lmi_core.ops.device.adapter_table import AdapterTable
+from lmi_core.ops.device.step_arrays import IntArray, StepArrays
+from lmi_core.ops.recorder import Handle, KvCache, LinearWeight, LoraTable, RowSymbol
+from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.matrix import Matrix, dense
+
+DTypeName = Literal["fp32", "bf16", "fp64"]
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """Per logit row: logits, the sampled id (-1: none), log-probability of it or of the target."""
+
+    logits: npt.NDArray[np.float64]
+    sampled_ids: IntArray
+    logprobs: npt.NDArray[np.float64]
+
+
+class TorchMappedFile:
+    """A read-only mapping of a file."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def array(self, offset: int, num_bytes: int) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(self._map, np.uint8, num_bytes, offset)
+
+    def drop(self, offset: int, num_bytes: int) -> None:
+        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_DONTNEED, start, offset + num_bytes - start)
+
+
+class TorchLinearWeight:
+    """Matrix [num_outputs, num_inputs]; a gated one holds gate above up."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+        self.num_outputs, self.num_inputs = matrix.shape
+        self.num_bytes = matrix.numel() * matrix.element_size()
+
+
+class TorchWeights:
+    """Maps files and holds matrices as tensors."""
+
+    @property
+    def keeps_fp8(self) -> bool:
+        return False
+
+    def open(self, path: Path) -> TorchMappedFile:
+        return TorchMappedFile(path)
+
+    def pack(
+        self,
+        parts: Sequence[Matrix],
+        *,
+        names: Sequence[str] = (),
+        format: Literal["fp32", "bf16", "int8", "int4", "fp8"],
+        gated: bool,
+    ) -> TorchLinearWeight:
+        if format not in _DTYPES:
+            raise ValueError(f"the reference has fp32 and bf16 weights, not {format}")
+        matrix = torch.cat([_tensor(part) for part in dense(parts)])
+        return TorchLinearWeight(matrix.to(_DTYPES[format]))
+
+
+class TorchKvCache:
+    """Keys and values, each [layers, slots, kv heads, head_dim]."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: DTypeName | Literal["int8"],
+    ) -> None:
+        shape = (num_layers, num_blocks * block_size, num_kv_heads, head_dim)
+        self.block_size = block_size
+        # NaN shows a read of what was never written. int8 keeps what the codes stand for.
+        self.is_int8 = dtype == "int8"
+        stored = torch.float32 if dtype == "int8" else _DTYPES[dtype]
+        self.keys = torch.full(shape, torch.nan, dtype=stored)
+        self.values = self.keys.clone()
+
+    @property
+    def num_bytes(self) -> int:
+        return 2 * self.keys.numel() * self.keys.element_size()
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Keys and values [slots, kv heads, head_dim]."""
+        for store, rows in ((self.keys, keys), (self.values, values)):
+            store[layer, slots] = (_through_int8(rows) if self.is_int8 else rows).to(store.dtype)
+
+    def copy_block(self, src: int, dst: int) -> None:
+        size = self.block_size
+        for store in (self.keys, self.values):
+            store[:, dst * size : (dst + 1) * size] = store[:, src * size : (src + 1) * size]
+
+
+class _Run:
+    """One execution: the step and the value of every handle so far."""
+
+    def __init__(self, step: StepArrays) -> None:
+        self.step = step
+        self.values: dict[Handle, Tensor] = {}
+        self.result: StepResult | None = None
+
+
+class TorchRecorder:
+    """Records ops as closures; ``run`` executes them. ``act_dtype`` fp64 computes in float64."""
+
+    def __init__(self, act_dtype: DTypeName = "fp32") -> None:
+        self.act_dtype: DTypeName = act_dtype
+        self._act = _DTYPES[act_dtype]
+        self._wide_dtype = "fp64" if act_dtype == "fp64" else "fp32"
+        self._wide = _DTYPES[self._wide_dtype]
+        self._nodes: list[Callable[[_Run], None]] = []
+        self._caches: dict[int, TorchKvCache] = {}
+
+    def run(self, step: StepArrays) -> StepResult:
+        """Execute the recorded ops; ``sample`` must have been recorded."""
+        run = _Run(step)
+        with torch.no_grad():
+            for src, dst in zip(step.copy_src.tolist(), step.copy_dst.tolist(), strict=True):
+                for cache in self._caches.values():
+                    cache.copy_block(src, dst)
+            for node in self._nodes:
+                node(run)
+        if run.result is None:
+            raise ValueError("the graph has no sample op, so a step has no result")
+        return run.result
+
+    def embed(self, table: npt.NDArray[np.generic], scale: float) -> Handle:
+        rows = _tensor(table)
+
+        def compute(run: _Run) -> Tensor:
+            return rows[_index(run.step.token_ids)].to(self._wide) * scale
+
+        return self._record("embed", self._wide_dtype, table.shape[1], "T", compute)
+
+    def rms_norm(self, x: Handle, weight: FloatArray, eps: float) -> Handle:
+        scale = self._widen(weight)
+        return self._record(
+            "rms_norm",
+            self.act_dtype,
+            x.columns,
+            x.rows,
+            lambda run: _rms_norm(run.values[x], scale, eps).to(self._act),
+        )
+
+    def linear(
+        self,
+        x: Handle,
+        weight: LinearWeight,
+        *,
+        bias: FloatArray | None,
+        activation: Literal["", "silu", "gelu_tanh"],
+        residual: Handle | None,
+        out_dtype: Literal["fp32", "act"],
+    ) -> Handle:
+        matrix = cast(TorchLinearWeight, weight).matrix.to(self._wide)
+        offset = None if bias is None else self._widen(bias)
+
+        def product(run: _Run) -> Tensor:
+            y = torch.nn.functional.linear(run.values[x].to(self._wide), matrix, offset)
+            return _gated(y, activation) if activation else y
+
+        if residual is not None:
+
+            def add(run: _Run) -> None:
+                run.values[residual] = run.values[residual] + product(run)
+
+            self._nodes.append(add)
+            return residual
+        columns = weight.num_outputs // 2 if activation else weight.num_outputs
+        is_act = activation != "" or out_dtype == "act"
+        dtype = self.act_dtype if is_act else self._wide_dtype
+        return self._record(
+            "linear", dtype, columns, x.rows, lambda run: product(run).to(_DTYPES[dtype])
+        )
+
+    def gated_activation(self, x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle:
+        return self._record(
+            "gated_activation",
+            self.act_dtype,
+            x.columns // 2,
+            x.rows,
+            lambda run: _gated(run.values[x], activation).to(self._act),
+        )
+
+    def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
+        adapters = cast(AdapterTable, table)
+
+        def add(run: _Run) -> None:
+            result = run.values[y].clone()
+            for part in adapters.parts(run.step, linear_id):
+                z = run.values[x][part.rows].to(self._wide) @ part.a.to(self._wide).t()
+                product = z.to(self._act).to(self._wide) @ part.b.to(self._wide).t()
+                result[part.rows, part.outputs] += product
+            run.values[y] = result
+
+        self._nodes.append(add)
+        return y
+
+    def rope_cache_write(
+        self,
+        qkv: Handle,
+        cache: KvCache,
+        layer: int,
+        *,
+        num_q_heads: int,
+        cos: FloatArray,
+        sin: FloatArray,
+        q_norm: FloatArray | None,
+        k_norm: FloatArray | None,
+        norm_eps: float,
+    ) -> Handle:
+        store = self._cache(cache)
+        num_kv_heads, head_dim = store.keys.shape[2:]
+        cos_table, sin_table = self._widen(cos), self._widen(sin)
+        norms = [None if w is None else self._widen(w) for w in (q_norm, k_norm)]
+
+        def compute(run: _Run) -> Tensor:
+            heads = run.values[qkv].view(len(run.step.token_ids), -1, head_dim)
+            q, k, v = torch.split(heads, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
+            if norms[0] is not None:
+                q = _rms_norm(q, norms[0], norm_eps)
+            if norms[1] is not None:
+                k = _rms_norm(k, norms[1], norm_eps)
+            positions, slots = _index(run.step.positions), _index(run.step.slots)
+            rotation = cos_table[positions].unsqueeze(1), sin_table[positions].unsqueeze(1)
+            store.write(layer, slots, _rotate(k, *rotation), v)
+            return _rotate(q, *rotation).flatten(1).to(self._act)
+
+        return self._record(
+            "rope_cache_write", self.act_dtype, num_q_heads * head_dim, "T", compute
+        )
+
+    def attention(
+        self,
+        q: Handle,
+        cache: KvCache,
+        layer: int,
+        *,
+        num_q_heads: int,
+        scale: float,
+        window: int,
+        soft_cap: float,
+    ) -> Handle:
+        store = self._cache(cache)
+
+        def compute(run: _Run) -> Tensor:
+            queries = run.values[q].to(self._wide)
+            queries = queries.view(len(queries), num_q_heads, -1)
+            y = torch.empty_like(queries)
+            for seq in range(len(run.step.num_rows)):
+                first, count = int(run.step.first_rows[seq]), int(run.step.num_rows[seq])
+                rows, slots = slice(first, first + count), _slots(run.step, seq, store.block_size)
+                k = store.keys[layer, slots].to(self._wide)
+                v = store.values[layer, slots].to(self._wide)
+                positions = _index(run.step.positions[rows])
+                y[rows] = _attend(queries[rows], k, v, positions, scale, window, soft_cap)
+            return y.flatten(1).to(self._act)
+
+        return self._record("attention", self.act_dtype, q.columns, "T", compute)
+
+    def gather_logit_rows(self, x: Handle) -> Handle:
+        def compute(run: _Run) -> Tensor:
+            return run.values[x][_index(run.step.logit_token_rows)]
+
+        return self._record("gather_logit_rows", x.dtype, x.columns, "L", compute)
+
+    def sample(self, logits: Handle) -> None:
+        """Greedy, the lowest id among equals: the distribution is the oracle, not the draw."""
+
+        def compute(run: _Run) -> None:
+            values = run.values[logits].to(torch.float64)
+            sampled, targets = _index(run.step.sampling_rows) >= 0, _index(run.step.target_ids)
+            ids = torch.where(sampled, values.argmax(-1), torch.tensor(-1))
+            wanted = torch.where(targets >= 0, targets, ids)
+            logprobs = values.log_softmax(-1).gather(1, wanted.clamp(min=0).unsqueeze(1)).squeeze(1)
+            run.result = StepResult(
+                logits=values.numpy(),
+                sampled_ids=ids.to(torch.int32).numpy(),
+                logprobs=logprobs.numpy(),
+            )
+
+        self._nodes.append(compute)
+
+    def _record(
+        self,
+        op: str,
+        dtype: str,
+        columns: int,
+        rows: RowSymbol,
+        compute: Callable[[_Run], Tensor],
+    ) -> Handle:
+        handle = Handle(self, f"{op}{len(self._nodes)}", dtype, columns, rows, None)
+
+        def node(run: _Run) -> None:
+            run.values[handle] = compute(run)
+
+        self._nodes.append(node)
+        return handle
+
+    def _cache(self, cache: KvCache) -> TorchKvCache:
+        store = cast(TorchKvCache, cache)
+        return self._caches.setdefault(id(store), store)
+
+    def _widen(self, values: FloatArray) -> Tensor:
+        return torch.from_numpy(values.copy()).to(self._wide)
+
+
+def _tensor(values: npt.NDArray[np.generic]) -> Tensor:
+    """A tensor of an array as stored, bf16 from uint16; copied: mapped files are read-only."""
+    tensor = torch.from_numpy(np.array(values))
+    return tensor.view(torch.bfloat16) if values.dtype == np.uint16 else tensor
+
+
+def _index(values: IntArray) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _slots(step: StepArrays, seq: int, block_size: int) -> Tensor:
+    """Cache slots of a sequence's positions in order."""
+    positions = np.arange(step.kv_lengths[seq])
+    blocks = step.block_tables[step.table_rows[seq], positions // block_size]
+    return torch.from_numpy(blocks.astype(np.int64) * block_size + positions % block_size)
+
+
+def _through_int8(x: Tensor) -> Tensor:
+    """The nearest multiples of a scale per row, the largest value's 127th part."""
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return torch.where(scale > 0, (x / scale).round() * scale, 0.0)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
+
+
+def _gated(gate_up: Tensor, activation: str) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    if activation == "silu":
+        return torch.nn.functional.silu(gate) * up
+    return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    scale: float,
+    window: int,
+    soft_cap: float,
+) -> Tensor:
+    """q [rows, hq, d] at ``positions`` over k, v [kv length, hkv, d] -> [rows, hq, d]."""
+    num_groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(num_groups, dim=1), v.repeat_interleave(num_groups, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    distance = positions.unsqueeze(1) - torch.arange(k.shape[0])
+    hidden = distance < 0
+    if window:
+        hidden |= distance >= window
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v)
