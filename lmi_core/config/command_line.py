@@ -14,7 +14,12 @@ from lmi_core.config.problem import Problems
 from lmi_core.config.table import BY_FLAG, BY_KEY, option_of_flag, suggest_flag
 from lmi_core.config.value_type import FALSE_WORDS, TRUE_WORDS, Bool
 
-_OWN_SWITCHES = {"--strict": "strict", "--prefer-native": "prefer_native", "--json": "json"}
+_OWN_SWITCHES = {
+    "--strict": "strict",
+    "--prefer-native": "prefer_native",
+    "--json": "json",
+    "--all": "all",
+}
 _OWN_VALUES = {
     "--option": "option",
     "-o": "option",
@@ -41,6 +46,7 @@ class Invocation:
     strict: bool = False
     prefer_native: bool = False
     json: bool = False
+    all: bool = False
     help: bool = False
     tgi: bool = False
 
