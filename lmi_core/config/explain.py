@@ -208,7 +208,9 @@ def as_json(report: Report, needs: Sequence[Needs] = ()) -> dict[str, object]:
 
 
 def _memory_json(needs: Needs) -> dict[str, object] | None:
-    return {"problem": needs} if isinstance(needs, str) else needs and asdict(needs)
+    if needs is None:
+        return None
+    return {"problem": needs} if isinstance(needs, str) else asdict(needs)
 
 
 def _row_json(row: Row) -> dict[str, object]:
