@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmi_core.config.command_line import split_arguments
-from lmi_core.config.engine_config import EngineConfig
-from lmi_core.config.launch import Launch, prepare_model
 from lmi_core.config.resolve import resolve
+from lmi_core.config.sources.command_line import split_arguments
+from lmi_core.config.targets.launch import Launch, prepare_model
 from lmi_core.errors import UserError
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.chat import ChatTemplate
 
 

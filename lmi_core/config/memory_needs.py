@@ -39,7 +39,7 @@ Needs = MemoryNeeds | str | None
 def memory_needs(model: ModelConfig, directory: Path | None) -> Needs:
     """The needs of a model of the CPU engine whose files are in ``directory``, or why it can't have
     them; None where that isn't known before it is loaded."""
-    if model.backend != "native" or directory is None or not any(directory.glob("*.safetensors")):
+    if model.backend != "lmi" or directory is None or not any(directory.glob("*.safetensors")):
         return None
     if model.settings.get("device", "cpu") != "cpu":
         return None
@@ -53,11 +53,11 @@ def memory_needs(model: ModelConfig, directory: Path | None) -> Needs:
 
 def _needs(model: ModelConfig, directory: Path) -> MemoryNeeds:
     from lmi_core import _native
-    from lmi_core.engine.native_runner import cache_dtype, plan_kv_cache
-    from lmi_core.models.checkpoint import read_checkpoint
-    from lmi_core.models.hf_config import read_hf_config
     from lmi_core.models.registry import family_of
     from lmi_core.models.weights import expected_shapes
+    from lmi_core.runners.cpu.cpu_runner import cache_dtype, plan_kv_cache
+    from lmi_core.weights.checkpoint import read_checkpoint
+    from lmi_core.weights.hf_config import read_hf_config
 
     config = model.engine_config(directory)
     hf_config = read_hf_config(directory)

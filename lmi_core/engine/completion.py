@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.make_request import Prompt
 from lmi_core.engine.outputs import FinishReason, TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.chat import ChatTemplate
 
 

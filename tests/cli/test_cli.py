@@ -245,7 +245,7 @@ def test_a_configuration_names_the_model(
 def test_a_gpu_without_torch_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "lmi_core.engine.device_runner", raising=False)
+    monkeypatch.delitem(sys.modules, "lmi_core.runners.device.device_runner", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["generate", "x", "--device", "cuda"]) == 2
     assert "device=cuda needs the 'cuda' extra" in capsys.readouterr().err

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from lmi_core.config.engine_config import EngineConfig
 from lmi_core.config.explain import main
-from lmi_core.config.host import Host
-from lmi_core.config.option import Outcome
 from lmi_core.config.resolve import resolve
 from lmi_core.config.table import OPTIONS
-from lmi_core.engine.native_runner import load_native_runner
+from lmi_core.config.table.option import Outcome
+from lmi_core.config.targets.host import Host
+from lmi_core.runners.cpu.cpu_runner import load_cpu_runner
+from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import cached_checkpoint
 
 from .cases import CASES, NO_CACHE
@@ -111,7 +111,7 @@ def test_memory_that_a_model_needs_is_that_which_it_takes(quantize):
     out = io.StringIO()
     assert main([str(path), "--json", *flags], environ={}, host=Host(), out=out) == 0
     needs = json.loads(out.getvalue())["models"][0]["memory"]
-    runner, _ = load_native_runner(EngineConfig(model=path, quantize=quantize, num_threads=1))
+    runner, _ = load_cpu_runner(EngineConfig(model=path, quantize=quantize, num_threads=1))
     info = runner.info
     runner.close()
     assert needs["kv_cache_bytes"] == info.kv_cache_bytes
