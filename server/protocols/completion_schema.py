@@ -7,6 +7,7 @@ import msgspec
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
+from lmi_server.protocols.best_of import check_num_sequences
 from lmi_server.protocols.decode import decode_json
 from lmi_server.protocols.openai_schema import (
     OpenAIBody,
@@ -79,6 +80,7 @@ def prompts_of(completion: CompletionBody) -> tuple[Prompt, ...]:
                 field=f"prompt[{index}]",
             )
         prompts.append(item if isinstance(item, str) else _token_ids(item, f"prompt[{index}]"))
+    check_num_sequences(len(prompts), completion.num_candidates, "prompt")
     return tuple(prompts)
 
 

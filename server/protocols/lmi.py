@@ -30,6 +30,7 @@ from lmi_server.protocols.base import (
     Renderer,
     Reply,
 )
+from lmi_server.protocols.best_of import check_num_sequences
 from lmi_server.protocols.decode import decode_text
 from lmi_server.protocols.lmi_adapters import LmiAdapters
 from lmi_server.protocols.lmi_chat import LmiChats
@@ -136,6 +137,7 @@ class LmiProtocol(Protocol):
         known, later = split_parameters(body.parameters or {}, self._release)
         parameters, unknown = decode_parameters(known)
         fields = unknown_fields(call.body, body.__struct_fields__) if _is_json(call) else ()
+        check_num_sequences(len(prompts), num_candidates(parameters), "inputs")
         adapters = self._adapters.chosen(body.adapters, call, len(prompts))
         _refuse_cached_prompt(body)
         stream = bool(body.stream) and self._release.has_stream_field
