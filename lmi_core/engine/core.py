@@ -331,8 +331,8 @@ class EngineCore:
         if num_waiting < limit and (num_waiting <= 0 or num_waiting + num_choices <= limit):
             return
         raise CapacityError(
-            f"{num_waiting} requests are waiting, at most {limit} may (job_queue_size; each of their "
-            "choices counts); retry later, or raise the limit",
+            f"{num_waiting} requests are waiting, at most {limit} may (job_queue_size; each of "
+            "their choices counts); retry later, or raise the limit",
             retry_after_s=self._retry_after_s(num_waiting),
         )
 
