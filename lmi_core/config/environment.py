@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from lmi_core.config.option import Option
 from lmi_core.config.origin import Rank, Setting
 from lmi_core.config.problem import Problems
-from lmi_core.config.table import OPTIONS, key_of
+from lmi_core.config.table import BY_KEY, OPTIONS, key_of
 
 AMBIGUOUS = frozenset(
     {"PORT", "HOSTNAME", "REVISION", "DTYPE", "API_KEY", "MASTER_ADDR", "MASTER_PORT", "NGROK"}
@@ -52,6 +52,12 @@ def read_environment(
     settings += _aliases(environ)
     settings += _tgi(environ, problems, tgi or is_tgi(environ))
     return settings
+
+
+def secret_variables(environ: Mapping[str, str], *, tgi: bool = False) -> tuple[str, ...]:
+    """Return the names of those variables that give the server a secret of its own, in order."""
+    found = read_environment(environ, Problems(), tgi=tgi)
+    return tuple(sorted({s.where for s in found if (o := BY_KEY.get(s.key)) and o.secret}))
 
 
 def _regular(environ: Mapping[str, str]) -> Iterator[Setting]:

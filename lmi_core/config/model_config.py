@@ -15,6 +15,7 @@ from lmi_core.config.handler_config import HandlerConfig
 from lmi_core.config.merge import Value
 from lmi_core.config.model_files import ModelFiles
 from lmi_core.config.native_settings import engine_config
+from lmi_core.config.paths import first_file
 from lmi_core.config.placement import Placement
 
 if TYPE_CHECKING:
@@ -112,6 +113,18 @@ class ModelConfig:
             settings["properties"] = {**settings["properties"], "model_id": model_id}
         settings["model_name"] = self.name
         return HandlerConfig(**settings, packages=packages)
+
+    def file(self, key: str, files: Path) -> str | None:
+        """Return the text given for ``key``, which names a file, or None; one that the model's own
+        options name is in the model's directories, ``files`` that of its weights."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        text = str(value.value)
+        if not value.setting.is_of_model or "{" in text:
+            return text
+        own = (files,) if self.directory is None else (files, self.directory)
+        return str(first_file(text, own))
 
     def where(self, key: str) -> str:
         """Return where ``key`` was given, or "default"."""

@@ -22,6 +22,7 @@ from lmi_core.config.custom_code import check_downloaded
 from lmi_core.config.dispatch import Decision, dispatch
 from lmi_core.config.entry_point import check_formatter, find_handler
 from lmi_core.config.environment import is_tgi, read_environment
+from lmi_core.config.handler_environment import withheld, withheld_rows
 from lmi_core.config.handler_settings import handler_settings
 from lmi_core.config.host import Host, detect_host
 from lmi_core.config.load_models import ModelEntry
@@ -32,7 +33,6 @@ from lmi_core.config.model_files import ModelFiles, read_model_files
 from lmi_core.config.model_source import find_source
 from lmi_core.config.models import (
     HUB_ONLY,
-    PROPERTIES,
     Listed,
     list_entry,
     list_models,
@@ -45,7 +45,8 @@ from lmi_core.config.native_settings import (
     refuse_other_quantisations,
     runs_in_engine,
 )
-from lmi_core.config.origin import Rank, Setting
+from lmi_core.config.origin import PROPERTIES, Rank, Setting
+from lmi_core.config.own_files import refuse_others_files
 from lmi_core.config.paths import is_file
 from lmi_core.config.placement import placement_for
 from lmi_core.config.problem import Problem, Problems
@@ -242,6 +243,7 @@ class _Examination:
         source = find_source(values, listed, self.problems)
         directory = cached_directory(source, self.server, self.environ) or listed.directory
         files = read_model_files(directory, self.problems)
+        refuse_others_files(values, listed, directory, self.problems)
         handler = find_handler(values, listed.directory, self.problems)
         check_formatter(handler, values, self.problems)
         written = written_for(
@@ -281,7 +283,7 @@ class _Examination:
                 why = "what the model's code needs must be installed beside the server"
             self.problems.warn(str(files.requirements), f"is not installed: {why}")
         model = self._config(listed, values, source, files, written, decision, lora)
-        return model, rows
+        return model, rows + withheld_rows(model.handler_settings.get("withheld", ()))
 
     def _values(self, listed: Listed) -> Values:
         own = list(listed.settings)
@@ -340,6 +342,7 @@ class _Examination:
             own_settings = handler_settings(
                 handler, values, listed.directory, self.host, self.problems
             )
+            own_settings["withheld"] = withheld(values, self.environ, tgi=self.tgi)
         formatter = values.get("option.output_formatter")
         if handler is not None and handler.output_formatter is not None:
             formatter = None
