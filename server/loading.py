@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lmi_core.adapters.open_adapter import open_adapter
 from lmi_core.config.adapter_config import AdapterConfig
+from lmi_core.config.capabilities import BACKENDS
 from lmi_core.config.handler_config import HandlerConfig
 from lmi_core.config.launch import HandlerLaunch, Launch, prepare_model
 from lmi_core.config.model_config import ModelConfig
@@ -68,6 +69,7 @@ def recipe_of(
         version=model.version,
         open=open_model,
         url=_url(model),
+        engine=BACKENDS[model.backend].title,
         queue_size=_number(model, "job_queue_size"),
         batch_size=_number(model, "batch_size"),
         max_batch_delay_ms=_number(model, "max_batch_delay"),
@@ -105,6 +107,7 @@ def server_options(server: ServerConfig) -> ServerOptions:
         receive_timeout_s=server.receive_timeout_s,
         drain_timeout_s=server.drain_timeout_s,
         log_format=server.log_format,
+        verbose=server.verbose,
         lmi=LmiOptions(statuses=server.statuses),
     )
 

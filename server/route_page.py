@@ -31,6 +31,8 @@ reach that protocol. With `--api-key`, routes that aren't marked open need
 or with `open_management`, or where the server listens on the loopback interface only. With a
 `management_address` of their own they are there, and only there.
 
+A field that a JSON body has twice counts as its last one says, on every route.
+
 """
 
 

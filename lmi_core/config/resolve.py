@@ -292,8 +292,6 @@ class _Examination:
             if is_file(path):
                 own += self._own(path)
         shared = [s for s in self.shared if s.where not in HUB_ONLY]
-        if listed.from_hub_variable:
-            shared = [s for s in shared if s.key != "option.model_id" or s.rank >= Rank.FLAG]
         return merge((*shared, *own), self.problems, strict=self.invocation.strict)
 
     def _own(self, path: Path) -> list[Setting]:
@@ -395,9 +393,6 @@ def _server_file(
 
 def _split(settings: Sequence[Setting]) -> tuple[list[Setting], list[Setting]]:
     """Part the settings into those of server keys and the rest."""
-    server: list[Setting] = []
-    rest: list[Setting] = []
-    for setting in settings:
-        option = BY_KEY.get(setting.key)
-        (server if option is not None and option.scope == "server" else rest).append(setting)
-    return server, rest
+    of_server = {key for key, option in BY_KEY.items() if option.scope == "server"}
+    server = [setting for setting in settings if setting.key in of_server]
+    return server, [setting for setting in settings if setting.key not in of_server]

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from lmi_core.config.engine_config import EngineConfig
 
 KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
+_MAX_POSITIONS = 2**31 - 1
+"""Positions are 32-bit numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,12 @@ def rope_spec(config: HfConfig, head_dim: int, max_positions: int) -> RopeSpec:
         low_freq_factor=spec.number("low_freq_factor", None if kind == "llama3" else 1.0),
         high_freq_factor=spec.number("high_freq_factor", None if kind == "llama3" else 4.0),
     )
+    if max(max_positions, rope.original_max_positions) * rope.factor > _MAX_POSITIONS:
+        raise config.error(
+            f"{key}.factor",
+            f"is {rope.factor}, which makes more than {_MAX_POSITIONS} positions of "
+            f"{max(max_positions, rope.original_max_positions)}; give a smaller one",
+        )
     if rope.high_freq_factor <= rope.low_freq_factor:
         raise config.error(
             f"{key}.high_freq_factor",

@@ -13,9 +13,9 @@ from lmi_core.models.loader import LoadedModel, Quantization, load_model
 from lmi_core.models.weights import PackFormat
 from lmi_core.ops.native import NativeWeights
 from lmi_core.ops.recorder import LinearWeight
-from lmi_core.ops.torch_reference import TorchWeights
 from tests.checkpoints import cached_checkpoint
 from tests.models.forward import NativeForward, TorchForward, all_logits
+from tests.ops.torch_reference import TorchWeights
 
 MOST_ERROR = 0.06
 """What int8 activations may cost in three random layers, relative to the logits."""

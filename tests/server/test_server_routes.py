@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lmi_server.banner import banner, scope_of
+from lmi_server.banner import banner, route_list, scope_of
 from lmi_server.logging import ConsoleFormatter, JsonFormatter
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import serving
@@ -128,7 +128,7 @@ def test_logs_hold_nothing_that_moves_a_cursor() -> None:
 def test_the_banner_says_who_can_reach_the_server() -> None:
     url = "http://127.0.0.1:8080"
     assert scope_of("127.0.0.1") == ""
-    text = banner([], url, scope=scope_of("0.0.0.0"))
+    text = banner(url, [], scope=scope_of("0.0.0.0"))
     assert text.startswith(f"Listening on {url} (and on every other address, 0.0.0.0)\n")
-    assert "Authorization" not in text
-    assert "-H 'Authorization: Bearer KEY'" in banner([], url, needs_key=True)
+    assert "Authorization" not in route_list([], url)
+    assert "-H 'Authorization: Bearer KEY'" in route_list([], url, needs_key=True)

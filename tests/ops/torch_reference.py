@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
@@ -20,10 +21,19 @@ from torch import Tensor
 from lmi_core.ops.adapter_table import AdapterTable
 from lmi_core.ops.matrix import Matrix, dense
 from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, LoraTable, RowSymbol
-from lmi_core.ops.step_arrays import StepArrays, StepResult
+from lmi_core.ops.step_arrays import IntArray, StepArrays
 
 DTypeName = Literal["fp32", "bf16", "fp64"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """Per logit row: logits, the sampled id (-1: none), log-probability of it or of the target."""
+
+    logits: npt.NDArray[np.float64]
+    sampled_ids: IntArray
+    logprobs: npt.NDArray[np.float64]
 
 
 class TorchMappedFile:
@@ -330,7 +340,7 @@ def _tensor(values: npt.NDArray[np.generic]) -> Tensor:
     return tensor.view(torch.bfloat16) if values.dtype == np.uint16 else tensor
 
 
-def _index(values: npt.NDArray[np.int32]) -> Tensor:
+def _index(values: IntArray) -> Tensor:
     return torch.from_numpy(values.astype(np.int64))
 
 
