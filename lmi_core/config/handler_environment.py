@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lmi_core.config.environment import secret_variables
-from lmi_core.config.merge import SECRET, Values
-from lmi_core.config.option import Outcome
 from lmi_core.config.rows import Row
+from lmi_core.config.sources.environment import secret_variables
+from lmi_core.config.sources.merge import SECRET, Values
+from lmi_core.config.table.option import Outcome
 
 KEY = "option.handler_environment"
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmi_core.config.handler_environment import KEY as _HANDLER_ENVIRONMENT
-from lmi_core.config.merge import Value, Values
-from lmi_core.config.models import Listed
 from lmi_core.config.problem import Problems
+from lmi_core.config.sources.merge import Value, Values
+from lmi_core.config.sources.models import Listed
 
 _TEMPLATE = "option.chat_template"
 _MODEL_ID = "option.model_id"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lmi_core.models.hf_config import HfConfig
 from lmi_core.models.rope_config import rope_spec, scaled_max_positions
 from lmi_core.models.spec import Activation, AttentionSpec, DecoderSpec
+from lmi_core.weights.hf_config import HfConfig
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",

@@ -8,29 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lmi_core.models.checkpoint import read_checkpoint
 from lmi_core.models.family import WeightNames
-from lmi_core.models.fp8_checkpoint import FP8_DTYPE, scale_of
-from lmi_core.models.hf_config import read_hf_config
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
-from lmi_core.models.quantized.checkpoint import quantization_at_load, read_layout
-from lmi_core.models.quantized.methods import CheckpointMethod
-from lmi_core.models.quantized.stored_layers import StoredLayers
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import RopeOverride
-from lmi_core.models.safetensors_file import TensorInfo
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.tensor_check import check_tensors
 from lmi_core.models.tensor_reader import Progress, TensorReader
-from lmi_core.models.weights import (
-    DecoderWeights,
-    LayerWeights,
-    PackFormat,
-    Quantization,
-    WeightBackend,
-    WeightFormat,
-    expected_shapes,
-)
+from lmi_core.models.weights import DecoderWeights, LayerWeights, WeightBackend, expected_shapes
+from lmi_core.weights.checkpoint import read_checkpoint
+from lmi_core.weights.formats import PackFormat, Quantization, WeightFormat
+from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
+from lmi_core.weights.hf_config import read_hf_config
+from lmi_core.weights.quantized.checkpoint import quantization_at_load, read_layout
+from lmi_core.weights.quantized.methods import CheckpointMethod
+from lmi_core.weights.quantized.stored_layers import StoredLayers
+from lmi_core.weights.safetensors_file import TensorInfo
 
 _log = logging.getLogger(__name__)
 
@@ -153,7 +146,7 @@ def _warn(reader: TensorReader, weight_format: WeightFormat) -> None:
 
 
 def _native_backend() -> WeightBackend:
-    from lmi_core.ops.native import NativeWeights
+    from lmi_core.ops.cpu import NativeWeights
 
     return NativeWeights()
 

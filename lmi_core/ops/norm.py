@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lmi_core.ops.recorder import FloatArray, Handle
+from lmi_core.ops.recorder import Handle
+from lmi_core.weights.formats import FloatArray
 
 
 def rms_norm(x: Handle, weight: FloatArray, eps: float) -> Handle:

@@ -3,7 +3,7 @@
 import pytest
 
 from lmi_core.config.handler_environment import KEY
-from lmi_core.config.option import Outcome
+from lmi_core.config.table.option import Outcome
 
 SECRETS = {"SERVING_ADMIN_KEY": "hunter2", "OPTION_API_KEY": "hunter3"}
 OTHERS = {
@@ -19,7 +19,7 @@ def environment(model_dir, resolved):
     def of(*argv, **environ):
         directory = model_dir("", model__py="def handle(inputs): ...")
         (model,) = resolved(directory, *argv, environ=environ).models
-        return model.handler_config().environment(environ)
+        return model.custom_code_config().environment(environ)
 
     return of
 

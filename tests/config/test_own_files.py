@@ -2,13 +2,13 @@
 
 import pytest
 
-from lmi_core.config.load_models import ModelEntry
-from lmi_core.config.merge import merge
-from lmi_core.config.model_source import find_source
-from lmi_core.config.models import Listed
-from lmi_core.config.origin import Rank, Setting
+from lmi_core.config.artefacts.model_source import find_source
 from lmi_core.config.own_files import refuse_others_files
 from lmi_core.config.problem import Problems
+from lmi_core.config.sources.load_models import ModelEntry
+from lmi_core.config.sources.merge import merge
+from lmi_core.config.sources.models import Listed
+from lmi_core.config.sources.origin import Rank, Setting
 
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 

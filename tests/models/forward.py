@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lmi_core.models.decoder import record
 from lmi_core.models.loader import LoadedModel
 from lmi_core.ops import LoraTable
-from lmi_core.ops.step_arrays import StepArrays
+from lmi_core.ops.device.step_arrays import StepArrays
 
 BLOCK_SIZE = 16
 MAX_TOKENS = 512
@@ -85,7 +85,7 @@ class NativeForward:
         adapters: LoraTable | None = None,
     ) -> None:
         from lmi_core import _native
-        from lmi_core.ops.native import NativeRecorder
+        from lmi_core.ops.cpu import CpuRecorder
 
         attention, table = model.spec.attention, shuffled_block_table(max_model_len)
         self.cache = _native.KvCache(
@@ -103,7 +103,7 @@ class NativeForward:
             block_size=BLOCK_SIZE,
             act_dtype=dtype,
         )
-        recorder = NativeRecorder(self.graph)
+        recorder = CpuRecorder(self.graph)
         self.logits = record(model, recorder, self.cache, max_model_len, adapters).value
         self.graph.output(self.logits)
         self.graph.finish()

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from lmi_core.errors import ModelError
-from lmi_core.models.float_tensors import to_float32
-from lmi_core.models.fp8_checkpoint import FP8_DTYPE
-from lmi_core.models.quantized.checkpoint import layout_of
-from lmi_core.models.quantized.layout import LayerTensors
-from lmi_core.models.quantized.settings import QuantizationSettings
-from lmi_core.models.safetensors_file import read_header
-from lmi_core.ops.fp8_matrix import Fp8Matrix, expand_scales
+from lmi_core.weights.float_tensors import to_float32
+from lmi_core.weights.fp8_checkpoint import FP8_DTYPE
+from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
+from lmi_core.weights.quantized.checkpoint import layout_of
+from lmi_core.weights.quantized.layout import LayerTensors
+from lmi_core.weights.quantized.settings import QuantizationSettings
+from lmi_core.weights.safetensors_file import read_header
 
 FILE = Path(__file__).parent / "data" / "written_by_libraries.safetensors"
 TENSORS = read_header(FILE)

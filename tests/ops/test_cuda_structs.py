@@ -14,17 +14,21 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.ops.cuda import arguments, library, sampling  # noqa: E402
-from lmi_core.ops.cuda.activation import ACTIVATIONS, MAX_CODED_COLUMNS  # noqa: E402
-from lmi_core.ops.cuda.attention import (  # noqa: E402
+from lmi_core.ops.device.quantized_rows import CODE_STRIDE  # noqa: E402
+from lmi_core.ops.kernels.cuda import (  # noqa: E402
+    arguments,
+    library,
+    sampling,
+)
+from lmi_core.ops.kernels.cuda.activation import ACTIVATIONS, MAX_CODED_COLUMNS  # noqa: E402
+from lmi_core.ops.kernels.cuda.attention import (  # noqa: E402
     MAX_GROUP,
     MAX_HEAD_DIM,
     NARROW_HEAD_DIM,
     WIDE_HEAD_BYTES,
 )
-from lmi_core.ops.cuda.linear import MAX_FEW_ROWS  # noqa: E402
-from lmi_core.ops.cuda.norm import MAX_COLUMNS  # noqa: E402
-from lmi_core.ops.quantized_rows import CODE_STRIDE  # noqa: E402
+from lmi_core.ops.kernels.cuda.linear import MAX_FEW_ROWS  # noqa: E402
+from lmi_core.ops.kernels.cuda.norm import MAX_COLUMNS  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 
 CSRC = Path(__file__).parents[2] / "csrc"

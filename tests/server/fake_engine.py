@@ -10,9 +10,9 @@ from typing import Self
 
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.engine.request import GenerationRequest
-from lmi_core.engine.runner import RunnerInfo
 from lmi_core.engine.stats import EngineInfo, EngineStats, EngineTotals, LifeState
 from lmi_core.errors import CapacityError, EngineError, ModelError, UserError
+from lmi_core.runners.runner import RunnerInfo
 
 VOCAB_SIZE = 1000
 WORDS = (" a", " fox", ' "quoted"', "\n", " é", " 漢字", " back\\slash", " end")

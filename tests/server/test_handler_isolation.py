@@ -8,9 +8,9 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-from lmi_server.handler_backend import HandlerBackend
-from lmi_server.metrics import Metrics
-from tests.handlers.harness import write
+from lmi_server.http.metrics import Metrics
+from lmi_server.models.custom_code_backend import CustomCodeBackend
+from tests.custom_code.harness import write
 from tests.server.harness import Served, eventually, serving_backend
 
 HANDLER = """
@@ -92,7 +92,7 @@ def test_no_answer_goes_to_another_caller(tmp_path: Path) -> None:
             is_over.set()
             await asyncio.gather(*callers)
 
-    backend = HandlerBackend(config)
+    backend = CustomCodeBackend(config)
     asyncio.run(run())
     wrong = {token: text for token, text in seen.items() if text not in (token, "failed")}
     assert not wrong

@@ -6,7 +6,6 @@ import difflib
 from dataclasses import replace
 from functools import cache, lru_cache
 
-from lmi_core.config.option import Option
 from lmi_core.config.table import (
     accelerate,
     batching,
@@ -26,7 +25,8 @@ from lmi_core.config.table import (
     trtllm,
     vllm,
 )
-from lmi_core.config.value_type import Bool
+from lmi_core.config.table.option import Option
+from lmi_core.config.table.value_type import Bool
 
 _OPTIONS: tuple[Option, ...] = (
     common.OPTIONS

@@ -3,8 +3,8 @@
 Source: ``vllm serve --help`` and ``llama-server --help``.
 """
 
-from lmi_core.config.option import Action, Option, mapped, no_effect, refused
-from lmi_core.config.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
+from lmi_core.config.table.option import Action, Option, mapped, no_effect, refused
+from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
 
 SYNONYMS = {
     "--api": "api",
@@ -55,7 +55,7 @@ _LLAMA_CACHE = {"f32": "fp32", "f16": "bf16", "bf16": "bf16", "q8_0": "int8"}
 
 
 def _of(system: str, name: str, kind: ValueType, doc: str, native: Action, vllm: str) -> Option:
-    actions = {"native": native, **({"vllm": mapped(vllm)} if vllm else {})}
+    actions = {"lmi": native, **({"vllm": mapped(vllm)} if vllm else {})}
     return Option(key=f"option.{name}", type=kind, doc=doc, systems=(system,), actions=actions)
 
 
@@ -82,7 +82,7 @@ def _quiet(name: str, doc: str) -> Option:
     )
 
 
-_ONE_COPY = no_effect("the native engine runs one unsharded copy")
+_ONE_COPY = no_effect("the lmi engine runs one unsharded copy")
 _CACHE_TYPE = mapped(
     "kv_dtype",
     "K and V have one data type",
@@ -190,7 +190,7 @@ OPTIONS = (
         "cont_batching",
         Bool(),
         "Batch requests as they come.",
-        no_effect("the native engine always batches continuously"),
+        no_effect("the lmi engine always batches continuously"),
     ),
     _llama(
         "mmap",
