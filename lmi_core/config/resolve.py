@@ -15,10 +15,9 @@ from lmi_core.config.artefacts.custom_code import check_downloaded
 from lmi_core.config.artefacts.entry_point import check_formatter, find_handler
 from lmi_core.config.artefacts.model_files import ModelFiles, read_model_files
 from lmi_core.config.artefacts.model_source import find_source
+from lmi_core.config.artefacts.own_files import refuse_others_files
 from lmi_core.config.checks import Subject, check
-from lmi_core.config.handler_environment import withheld, withheld_rows
 from lmi_core.config.model_config import ModelConfig, ModelSource
-from lmi_core.config.own_files import refuse_others_files
 from lmi_core.config.paths import is_file
 from lmi_core.config.problem import Problem, Problems
 from lmi_core.config.rows import Row, model_rows, server_rows
@@ -47,6 +46,7 @@ from lmi_core.config.targets.engine_settings import (
     refuse_other_quantisations,
     runs_in_engine,
 )
+from lmi_core.config.targets.handler_environment import withheld, withheld_rows
 from lmi_core.config.targets.host import Host, detect_host
 from lmi_core.config.targets.library_settings import (
     ignore_stored_quantisation,

@@ -17,7 +17,7 @@ from lmi_server.http.options import ServerOptions
 from lmi_server.models.model_registry import ModelRegistry
 
 _PATTERN = re.compile(r":[^{}]*\}")
-PAGE = Path(__file__).parent / "ROUTES.md"
+PAGE = Path(__file__).parents[1] / "ROUTES.md"
 
 _HEAD = """# Routes
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lmi_core.config.handler_environment import KEY
 from lmi_core.config.table.option import Outcome
+from lmi_core.config.targets.handler_environment import KEY
 
 SECRETS = {"SERVING_ADMIN_KEY": "hunter2", "OPTION_API_KEY": "hunter3"}
 OTHERS = {

@@ -1,4 +1,4 @@
-"""What a step list refuses; what it does is compared in tests/runners/device/test_cuda_runner.py."""
+"""What a step list refuses; tests/runners/device/test_cuda_runner.py compares what it does."""
 
 from __future__ import annotations
 

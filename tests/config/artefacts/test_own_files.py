@@ -3,7 +3,7 @@
 import pytest
 
 from lmi_core.config.artefacts.model_source import find_source
-from lmi_core.config.own_files import refuse_others_files
+from lmi_core.config.artefacts.own_files import refuse_others_files
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.load_models import ModelEntry
 from lmi_core.config.sources.merge import merge

@@ -10,10 +10,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmi_core.config.handler_environment import KEY as _HANDLER_ENVIRONMENT
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Value, Values
 from lmi_core.config.sources.models import Listed
+from lmi_core.config.targets.handler_environment import KEY as _HANDLER_ENVIRONMENT
 
 _TEMPLATE = "option.chat_template"
 _MODEL_ID = "option.model_id"
