@@ -243,7 +243,7 @@ class _Examination:
         source = find_source(values, listed, self.problems)
         directory = cached_directory(source, self.server, self.environ) or listed.directory
         files = read_model_files(directory, self.problems)
-        refuse_others_files(values, listed, directory, self.problems)
+        refuse_others_files(values, listed, directory)
         handler = find_handler(values, listed.directory, self.problems)
         check_formatter(handler, values, self.problems)
         written = written_for(

@@ -10,27 +10,24 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Value, Values
 from lmi_core.config.sources.models import Listed
 from lmi_core.config.targets.handler_environment import KEY as _HANDLER_ENVIRONMENT
 
 _TEMPLATE = "option.chat_template"
 _MODEL_ID = "option.model_id"
-_TOKENIZER = "option.tokenizer"
 _PATHS = (
     _TEMPLATE,
     _MODEL_ID,
     "option.entryPoint",
     "option.lora_adapters",
     "option.speculative_draft_model",
+    "option.tokenizer",
     "option.tokenizer_config_path",
 )
 
 
-def refuse_others_files(
-    values: Values, listed: Listed, files: Path | None, problems: Problems
-) -> None:
+def refuse_others_files(values: Values, listed: Listed, files: Path | None) -> None:
     """Refuse the values by which a model's own file reaches beyond the model.
 
     ``files``: the directory of its weights, where they are here. In a directory that the operator
@@ -48,10 +45,6 @@ def refuse_others_files(
             )
         elif key == _HANDLER_ENVIRONMENT:
             values.refused[key] = _refusal("it is about the server", value.option.variable)
-    tokenizer = values.unknown.get(_TOKENIZER)
-    if tokenizer and tokenizer.is_of_model and _leaves(tokenizer.text, (listed.directory, files)):
-        what = f"{_TOKENIZER}={tokenizer.shown} is outside the model's directory"
-        problems.error(tokenizer.where, _refusal(what, "OPTION_TOKENIZER"), _TOKENIZER)
 
 
 def _paths(value: Value) -> Sequence[str]:

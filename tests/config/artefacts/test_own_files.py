@@ -72,7 +72,7 @@ def test_an_archive_serves_no_other_models_weights(model_dir, tmp_path, model_id
     setting = Setting("option.model_id", text, Rank.FILE, f"{unpacked}/serving.properties:1")
     problems = Problems()
     values = merge([setting], problems)
-    refuse_others_files(values, listed, None, problems)
+    refuse_others_files(values, listed, None)
     assert values.refused or find_source(values, listed, problems).kind == "hub"
 
 
