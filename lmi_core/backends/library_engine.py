@@ -35,7 +35,7 @@ from lmi_core.engine.stats import (
 from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.library_config import LibraryConfig
-from lmi_core.text.stop import StopStrings
+from lmi_core.text.stop import stop_strings
 from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
 
 _log = logging.getLogger(__name__)
@@ -171,6 +171,7 @@ class LibraryEngine:
         """As ``Engine.generate_batches``."""
         arrival_s = time.monotonic()
         self._check(request)
+        request = replace(request, params=request.params.counted(self._source.vocab_size))
         self._num_open += 1
         self._totals.num_requests += 1
         run = _Run(self, request, arrival_s)
@@ -213,7 +214,7 @@ class LibraryEngine:
         wrong = next((i for i in token_ids if not 0 <= i < vocab_size), None)
         if wrong is not None:
             raise UserError(
-                f"there is no token id {wrong}; allowed are 0 to {vocab_size - 1}",
+                f"token id {wrong} is out of vocabulary; allowed are 0 to {vocab_size - 1}",
                 field="prompt_token_ids",
             )
 
@@ -240,7 +241,7 @@ class _Run:
         try:
             self._prompt_ids = await self._encode()
             engine._totals.num_prompt_tokens += len(self._prompt_ids)
-            self._texts = self._choices()
+            self._texts = await self._choices()
             if request.echo and request.params.prompt_logprobs is None:
                 yield [self._prompt_event(tuple((i, None, ()) for i in self._prompt_ids))]
             source = engine._source.generate(
@@ -270,7 +271,10 @@ class _Run:
                 request.prompt, add_special_tokens=request.add_special_tokens, max_tokens=longest
             )
         if not ids:
-            raise UserError("the prompt is empty; it needs at least one token", field="prompt")
+            raise UserError(
+                "the prompt is empty: it must be provided and non-empty, of at least one token",
+                field="prompt",
+            )
         if len(ids) > longest:
             raise prompt_too_long(len(ids), longest)
         return ids
@@ -282,9 +286,9 @@ class _Run:
         length = most if wanted is None else min(wanted, most)
         return replace(self._request, params=replace(params, max_new_tokens=length))
 
-    def _choices(self) -> list[ChoiceText]:
+    async def _choices(self) -> list[ChoiceText]:
         params = self._request.params
-        stops = StopStrings(params.stop) if params.stop else None
+        stops = await stop_strings(params.stop)
         return [
             ChoiceText(
                 params,

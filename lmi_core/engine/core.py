@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from lmi_core.engine.active_request import ActiveRequest
+from lmi_core.engine.active_request import ActiveRequest, OpenRequests
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.loop import StepLoop
@@ -18,6 +18,7 @@ from lmi_core.engine.lora_slots import LoraSlot, LoraSlots
 from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.policy import Queues
 from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
@@ -25,13 +26,16 @@ from lmi_core.engine.stream import EventStream
 from lmi_core.errors import CapacityError, ConfigError, EngineError, UserError
 from lmi_core.runners.runner import Runner
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.structured.allowed_tokens import AllowedTokens
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.library import load_library
 from lmi_core.structured.matcher import CompiledGrammar, GrammarLibrary
-from lmi_core.text.stop import StopMatcher, StopStrings
+from lmi_core.text.stop import StopMatcher, StopStrings, stop_strings
 from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
 
 _MAX_RETRY_AFTER_S = 60.0
+_MAX_PROMPT_TOKENS = 1 << 24
+"""Of all choices of all open requests together; their lists take 8 bytes each."""
 
 
 class EngineCore:
@@ -70,7 +74,7 @@ class EngineCore:
             waiting_steps=config.waiting_steps,
         )
         self._scheduler = Scheduler(queues, self._memory, policy)
-        self._requests: dict[str, ActiveRequest] = {}
+        self._requests = OpenRequests()
         self._totals = EngineTotals()
         self._delivery = Delivery(
             self._scheduler, tokenizer, self._requests, self._totals, observer
@@ -87,6 +91,7 @@ class EngineCore:
         )
         self._grammars = GrammarCompiler(self._grammar_library)
         self._num_encoding = 0
+        self._num_encoding_sequences = 0
         self._started_s = time.monotonic()
         self.state = LifeState.READY
         max_total_tokens = min(runner.info.max_model_len, self._memory.num_max_tokens)
@@ -111,19 +116,25 @@ class EngineCore:
         arrival_s = time.monotonic()
         self._check_accepting()
         self._check_request(request)
-        self._check_queue()
+        vocab_size = self._runner.info.vocab_size
+        request = replace(request, params=request.params.counted(vocab_size))
+        params = request.params
+        self._check_queue(params.n)
         self._num_encoding += 1
+        self._num_encoding_sequences += params.n
         try:
             prompt_ids = await self._prompt_ids(request)
             self._check_prompt(prompt_ids)
-            grammar = request.params.grammar
-            compiled = None if grammar is None else await self._grammars.compile(grammar)
+            self._check_num_tokens(len(prompt_ids), params.n)
+            compiled = await self._compiled(params)
+            stops = await stop_strings(params.stop)
         finally:
             self._num_encoding -= 1
+            self._num_encoding_sequences -= params.n
         self._check_accepting()
         self._check_id(request.request_id)
         adapter = self.adapters.find(request.adapter)
-        self._admit(request, prompt_ids, compiled, adapter, stream, arrival_s)
+        self._admit(request, prompt_ids, compiled, stops, adapter, stream, arrival_s)
         stream.abort = partial(self.abort, request.request_id)
 
     def abort(self, request_id: str, stream: EventStream | None = None) -> None:
@@ -194,6 +205,7 @@ class EngineCore:
         request: GenerationRequest,
         prompt_ids: list[int],
         grammar: CompiledGrammar | None,
+        stops: StopStrings | None,
         adapter: LoraSlot | None,
         stream: EventStream,
         arrival_s: float,
@@ -207,7 +219,7 @@ class EngineCore:
             arrival_s=arrival_s,
             stream=stream,
         )
-        active.sequences = self._sequences(active, grammar)
+        active.sequences = self._sequences(active, grammar, stops)
         self._totals.num_requests += 1
         self._totals.num_prompt_tokens += len(prompt_ids)
         self._requests[request.request_id] = active
@@ -217,7 +229,9 @@ class EngineCore:
             stream.notify()
         self._loop.wake()
 
-    def _sequences(self, active: ActiveRequest, grammar: CompiledGrammar | None) -> list[Sequence]:
+    def _sequences(
+        self, active: ActiveRequest, grammar: CompiledGrammar | None, stops: StopStrings | None
+    ) -> list[Sequence]:
         request = active.request
         params = request.params
         num_prompt = len(active.prompt_ids)
@@ -226,14 +240,14 @@ class EngineCore:
             max_len = min(max_len, num_prompt + params.max_new_tokens)
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
         hashes = self._memory.hash_prompt(active.prompt_ids, active.prefix_seed)
-        stops = StopStrings(params.stop) if params.stop else None
+        end_ids = eos_ids | frozenset(params.stop_token_ids)
         return [
             Sequence(
                 active,
                 choice,
                 key=(request.priority, self._totals.num_requests, choice),
                 max_len=max_len,
-                end_ids=eos_ids | frozenset(params.stop_token_ids),
+                end_ids=end_ids,
                 hashes=hashes.copy(),
                 detokenizer=self.tokenizer.detokenizer(
                     skip_special_tokens=params.skip_special_tokens, context=active.prompt_ids
@@ -254,6 +268,14 @@ class EngineCore:
             add_special_tokens=request.add_special_tokens,
             max_tokens=self.info.max_prompt_tokens,
         )
+
+    async def _compiled(self, params: SamplingParams) -> CompiledGrammar | None:
+        """What keeps the output to the grammar and the tokens that are asked for."""
+        grammar, allowed = params.grammar, params.allowed_token_ids
+        compiled = None if grammar is None else await self._grammars.compile(grammar)
+        if allowed is None:
+            return compiled
+        return AllowedTokens(allowed, self._runner.info.vocab_size, compiled)
 
     def _grammar_library(self) -> GrammarLibrary:
         return load_library(
@@ -292,7 +314,10 @@ class EngineCore:
 
     def _check_prompt(self, prompt_ids: list[int]) -> None:
         if not prompt_ids:
-            raise UserError("the prompt is empty; it needs at least one token", field="prompt")
+            raise UserError(
+                "the prompt is empty: it must be provided and non-empty, of at least one token",
+                field="prompt",
+            )
         if len(prompt_ids) > self.info.max_prompt_tokens:
             raise prompt_too_long(len(prompt_ids), self.info.max_prompt_tokens)
         self.check_token_ids(prompt_ids)
@@ -307,21 +332,38 @@ class EngineCore:
             raise UserError(f"token ids are ints, not {token_ids!r:.80}", field="prompt") from None
         wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
         raise UserError(
-            f"there is no token id {wrong}; allowed are 0 to {vocab_size - 1}",
+            f"token id {wrong} is out of vocabulary; allowed are 0 to {vocab_size - 1}",
             field="prompt",
         )
 
-    def _check_queue(self) -> None:
+    def _check_queue(self, num_choices: int) -> None:
+        """Each choice counts; a request with more of them than may wait comes in alone."""
+        num_waiting = self._scheduler.num_waiting + self._num_encoding_sequences
         # Those for whom there is room don't wait for more than the next step.
-        num_waiting = self._num_waiting() - self._memory.num_free_rows
+        num_waiting -= self._memory.num_free_rows
         limit = self._config.max_queue_size
-        if num_waiting < limit:
+        if num_waiting < limit and (num_waiting <= 0 or num_waiting + num_choices <= limit):
             return
         raise CapacityError(
-            f"{num_waiting} requests are waiting, at most {limit} may (job_queue_size); "
-            "retry later, or raise the limit",
+            f"{num_waiting} requests are waiting, at most {limit} may (job_queue_size; each of "
+            "their choices counts); retry later, or raise the limit",
             retry_after_s=self._retry_after_s(num_waiting),
         )
+
+    def _check_num_tokens(self, num_prompt_tokens: int, num_choices: int) -> None:
+        num_tokens, limit = num_prompt_tokens * num_choices, _MAX_PROMPT_TOKENS
+        if num_tokens > limit:
+            raise UserError(
+                f"n is {num_choices}, of a prompt of {num_prompt_tokens} tokens; together they may "
+                f"have {limit}: lower n, or shorten the prompt",
+                field="n",
+            )
+        if self._requests.num_prompt_tokens + num_tokens > limit:
+            raise CapacityError(
+                f"the open requests' prompts have {self._requests.num_prompt_tokens} tokens, and "
+                f"with {num_tokens} more over {limit}; retry later",
+                retry_after_s=self._retry_after_s(len(self._requests)),
+            )
 
     def _num_waiting(self) -> int:
         return len(self._requests) - self._scheduler.num_running_requests + self._num_encoding

@@ -22,6 +22,8 @@ from lmi_server.models.backend import Generator, Publisher
 
 log = logging.getLogger(__name__)
 
+_PROMPTS_PER_TURN = 16
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -49,7 +51,10 @@ async def respond(
     send_timeout_s: float,
 ) -> web.StreamResponse:
     """Run a plan and answer it. Errors before the first byte are raised, later ones are sent."""
-    requests = [await _truncated(backend, r, plan.truncate_prompt_tokens) for r in plan.requests]
+    requests = []
+    for index, asked in enumerate(plan.requests):
+        await _take_turns(index)
+        requests.append(await _truncated(backend, asked, plan.truncate_prompt_tokens))
     if plan.renderer.streams:
         if len(requests) == 1:
             feed = partial(_feed, plan.renderer, meter, 0)
@@ -72,6 +77,12 @@ async def respond(
     return _whole(plan, plan.renderer.finish())
 
 
+async def _take_turns(index: int) -> None:
+    """Of a call's many prompts, only some are looked at in one turn of the loop."""
+    if index and index % _PROMPTS_PER_TURN == 0:
+        await asyncio.sleep(0)
+
+
 def _whole(plan: Plan, body: bytes) -> web.Response:
     headers = {**plan.headers, **plan.renderer.headers()}
     return web.Response(body=body, headers={**headers, "Content-Type": plan.renderer.content_type})
@@ -88,9 +99,14 @@ def _failed(plan: Plan, meter: RequestMeter, error: EngineError) -> web.Response
 async def _truncated(
     backend: Generator, request: GenerationRequest, num_tokens: int | None
 ) -> GenerationRequest:
-    if num_tokens is None or request.prompt is None:
+    if num_tokens is None:
         return request
-    token_ids = await backend.encode(request.prompt, add_special_tokens=request.add_special_tokens)
+    token_ids: Sequence[int] = request.prompt_token_ids or ()
+    if request.prompt is not None:
+        special = request.add_special_tokens
+        token_ids = await backend.encode(request.prompt, add_special_tokens=special)
+    if num_tokens < 0:
+        num_tokens = backend.max_model_len - 1
     if len(token_ids) <= num_tokens:
         return request
     return replace(request, prompt=None, prompt_token_ids=tuple(token_ids[-num_tokens:]))
@@ -112,6 +128,7 @@ async def _collect_all(
     try:
         async with asyncio.TaskGroup() as group:
             for index, request in enumerate(requests):
+                await _take_turns(index)
                 group.create_task(_collect(backend, request, index, plan, meter))
     except* UserError as errors:
         raise _first(errors) from None
@@ -153,8 +170,11 @@ async def _merged(
         finally:
             arrived.set()
 
-    tasks = [asyncio.ensure_future(read(*numbered)) for numbered in enumerate(requests)]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for index, request in enumerate(requests):
+            await _take_turns(index)
+            tasks.append(asyncio.ensure_future(read(index, request)))
         open_tasks = tasks
         while open_tasks:
             await arrived.wait()
