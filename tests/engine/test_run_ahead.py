@@ -223,6 +223,7 @@ def test_the_step_behind_a_failed_one_leaves_nothing(failing: int) -> None:
 
     async def main() -> None:
         runner = FakeRunner(runs_ahead=True, block_size=4)
+        runner.fails_late = True
 
         def fail(number: int) -> str:
             if number == failing + 1:
