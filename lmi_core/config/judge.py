@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from lmi_core.config.problem import Problem, Problems
 from lmi_core.config.targets.engine_settings import runs_in_engine
 from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.server_config import ServerConfig
-from lmi_core.errors import UserError
+from lmi_core.errors import MissingExtraError, UserError
 
 _Check = Callable[[], None]
 """Raises UserError for what can't be served."""
@@ -75,8 +76,10 @@ def _whole_directory(
 
 
 def _check_device(model: ModelConfig, host: Host) -> None:
-    wants_gpu = runs_in_engine(model.backend) and model.settings.get("device") == "cuda"
-    if wants_gpu and host.num_gpus == 0:
+    device = model.settings.get("device", "cpu") if runs_in_engine(model.backend) else "cpu"
+    if device != "cpu" and importlib.util.find_spec("torch") is None:
+        raise MissingExtraError(f"device={device}", "cuda")
+    if device == "cuda" and host.num_gpus == 0:
         raise UserError(
             "option.device=cuda, but no GPU is visible here: set option.device=cpu, or look at "
             "nvidia-smi and CUDA_VISIBLE_DEVICES",
