@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from lmi_core.config.table.option import Action, Option, honoured, mapped, needs, no_effect, refused
 from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
 from lmi_core.settings.lora_config import LARGEST_RANK
+from lmi_core.tools.forms import ALIASES, FORMS
+from lmi_core.tools.reasoning import REASONING
 
 _SYSTEMS = ("vllm",)
 CHAT_TEMPLATE = "tests/cli/test_options.py::test_defaults_of_requests_and_the_chat_template"
-TOOL_STYLE = (
-    "tests/server/dialects/openai/test_chat_tools.py::test_the_configured_style_is_enforced"
-)
+TOOL_FORM = "tests/server/dialects/openai/test_answer_forms.py::test_configured_parsers"
+REASONING_FORM = TOOL_FORM
+_TOOL_FORMS = (*FORMS, *ALIASES)
 _LORA_SYSTEMS = ("vllm", "lmi_dist")
 
 
@@ -205,10 +207,11 @@ OPTIONS = (
         Text("parser name"),
         "Parser of tool calls in the model's text.",
         refused(
-            "write hermes or llama3_json, or leave it out: the chat template shows which",
+            f"write one of {', '.join(sorted(_TOOL_FORMS))}, or leave it out: the chat template "
+            "shows which",
             by_value=dict.fromkeys(
-                ("hermes", "llama3_json"),
-                honoured(None, "how enforced calls are written; both are read", test=TOOL_STYLE),
+                _TOOL_FORMS,
+                honoured(None, "how calls are read, and enforced ones written", test=TOOL_FORM),
             ),
         ),
     ),
@@ -216,14 +219,25 @@ OPTIONS = (
         "enable_reasoning",
         Bool(),
         "Split reasoning from the answer.",
-        needs("chat.reasoning"),
+        honoured(
+            None,
+            "reasoning is split off where reasoning_parser or the chat template shows its form",
+            test=REASONING_FORM,
+            by_value={False: honoured(None, "reasoning stays in the content", test=REASONING_FORM)},
+        ),
         False,
     ),
     _vllm(
         "reasoning_parser",
         Text("parser name"),
         "Parser of reasoning in the model's text.",
-        needs("chat.reasoning", idle=()),
+        refused(
+            f"write one of {', '.join(sorted(REASONING))}, or leave it out: the chat template "
+            "shows which",
+            by_value=dict.fromkeys(
+                REASONING, honoured(None, "marks of the reasoning", test=REASONING_FORM)
+            ),
+        ),
     ),
     _vllm(
         "chat_template",
