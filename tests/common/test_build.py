@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-OBJECTS = Path(__file__).parents[2] / "build/native/CMakeFiles/lmi_native.dir/csrc/cpu/isa"
+ROOT = Path(__file__).parents[2]
+OBJECTS = ROOT / "build/native/CMakeFiles/lmi_native.dir/csrc/cpu/isa"
 NM = shutil.which("nm")
 
 
