@@ -53,7 +53,7 @@ def load_device_runner(
         )
     except torch.OutOfMemoryError as error:
         raise _no_room_for_weights(config, device) from error
-    check_max_model_len(config, model)
+    check_max_model_len(config, model.spec)
     return make_runner(config, model, device, chosen, others_bytes), model
 
 
