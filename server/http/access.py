@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Mapping, Sequence
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -14,6 +14,13 @@ from lmi_server.dialects.routes import Handler, Route
 
 _PREFLIGHT_METHODS = "GET, POST, OPTIONS"
 _PREFLIGHT_MAX_AGE_S = 600
+_HOST = re.compile(r"(?P<name>[\w.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
+_FORWARDED = re.compile(
+    "forwarded|via|(x|true|cf|fastly)-((original-|cluster-)?forwarded-.+|real-ip|client-ip"
+    "|connecting-ip|original-.+|envoy-external-address)",
+    re.IGNORECASE,
+)
+"""Headers by which a proxy tells whom it asks for."""
 
 
 class Access:
@@ -42,6 +49,15 @@ class Access:
         self._origins = frozenset(origins)
         self._methods = methods or _PREFLIGHT_METHODS
         self._headers = headers
+
+    @property
+    def managers(self) -> str:
+        """Whose calls the management routes let through, in a word."""
+        if self._admin_keys:
+            return "admin key"
+        return ("anyone" if self._open_management else "local") + (
+            " with an API key" if self._keys else ""
+        )
 
     def guard(self, route: Route, handler: Handler) -> Handler:
         """``handler``, behind the key that the route needs."""
@@ -90,28 +106,29 @@ class Access:
 
 
 def _check_local(request: web.Request) -> None:
-    """The page of a browser on this machine may send requests too, in any site's name."""
-    peer = request.remote or ""
+    """A browser on this machine sends requests too, in any site's name, and a proxy on it those of
+    others."""
+    hosts = request.headers.getall("Host", ())
     if (
-        is_loopback(peer)
-        and is_loopback(_host_name(request.host))
+        is_loopback(request.remote or "")
+        and len(hosts) == 1
+        and is_loopback(_host_name(hosts[0]))
         and "Origin" not in request.headers
+        and not any(map(_FORWARDED.fullmatch, request.headers))
     ):
         return
     raise HttpError(
         403,
         "ForbiddenException",
-        "Management is for programs of the server's own machine, unless the server has an "
-        "--admin-key",
+        "Management is for programs of the server's own machine, not for its browsers and proxies, "
+        "unless the server has an --admin-key",
     )
 
 
 def _host_name(host: str) -> str:
-    """The name or address in a Host header; empty when the header has none."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    """The name or address in a Host header; empty where it is not that and a port alone."""
+    match = _HOST.fullmatch(host)
+    return "" if match is None else match["name"].strip("[]").lower()
 
 
 def _check_key(keys: Sequence[bytes], authorization: str) -> None:
