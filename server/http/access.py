@@ -10,7 +10,8 @@ from aiohttp import web
 
 from lmi_core.config.address import is_loopback
 from lmi_server.dialects.base import HttpError
-from lmi_server.dialects.routes import Handler, Route
+from lmi_server.dialects.routes import METER, Handler, Route
+from lmi_server.http.tenants import NO_LIMITS, TENANT, Tenant, TenantLimits, salt_of
 
 _PREFLIGHT_METHODS = "GET, POST, OPTIONS"
 _PREFLIGHT_MAX_AGE_S = 600
@@ -40,10 +41,17 @@ class Access:
         headers: str | None = None,
         admin_key: str | None = None,
         open_management: bool = False,
+        limits: TenantLimits = NO_LIMITS,
+        shares_prefix_cache: bool = False,
     ) -> None:
         """``admin_key``: what opens management routes; without one they are for callers of the
-        same machine, other than its browsers, or, with ``open_management``, for everybody."""
-        self._keys = tuple(key.encode() for key in api_keys)
+        same machine, other than its browsers, or, with ``open_management``, for everybody.
+        ``limits``: those of each key. ``shares_prefix_cache``: keys share cached prefixes."""
+        self._keys = tuple(dict.fromkeys(key.encode() for key in api_keys))
+        has_salts = len(self._keys) > 1 and not shares_prefix_cache
+        self._tenants = [Tenant(limits, salt_of(k) if has_salts else "") for k in self._keys]
+        if not self._keys and limits.exist:
+            self._tenants = [Tenant(limits)]
         self._admin_keys = () if admin_key is None else (admin_key.encode(),)
         self._open_management = open_management
         self._origins = frozenset(origins)
@@ -65,15 +73,19 @@ class Access:
         if route.is_management:
             keys = self._admin_keys or keys
         is_local = route.is_management and not self._admin_keys and not self._open_management
-        if not is_local and (not keys or route.is_open):
+        tenants = [] if route.is_management or route.is_open else self._tenants
+        if not is_local and not tenants and (not keys or route.is_open):
             return handler
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             if is_local:
                 _check_local(request)
-            if keys:
-                _check_key(keys, request.headers.get("Authorization", ""))
-            return await handler(request)
+            key_id = _check_key(keys, request.headers.get("Authorization", "")) if keys else 0
+            if not tenants:
+                return await handler(request)
+            tenant = request[TENANT] = tenants[key_id]
+            with tenant.enter(request[METER]):
+                return await handler(request)
 
         return guarded
 
@@ -131,13 +143,14 @@ def _host_name(host: str) -> str:
     return "" if match is None else match["name"].strip("[]").lower()
 
 
-def _check_key(keys: Sequence[bytes], authorization: str) -> None:
+def _check_key(keys: Sequence[bytes], authorization: str) -> int:
+    """Which of the keys was sent; HttpError for none of them."""
     scheme, _, given = authorization.partition(" ")
     key = given.strip().encode("utf-8", "surrogateescape")
     # Every key is compared, so that the time taken doesn't say which one came close.
     matches = [hmac.compare_digest(key, allowed) for allowed in keys]
     if scheme.lower() == "bearer" and any(matches):
-        return
+        return matches.index(True)
     what = "no API key was sent" if not authorization else "the API key is wrong"
     raise HttpError(
         401,

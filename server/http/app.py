@@ -60,6 +60,8 @@ def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Appl
         headers=options.cors_headers,
         admin_key=options.admin_key,
         open_management=options.open_management,
+        limits=options.tenant_limits,
+        shares_prefix_cache=options.shares_prefix_cache,
     )
     choice = ModelChoice(models)
     app = web.Application(
