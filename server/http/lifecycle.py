@@ -17,6 +17,7 @@ from aiohttp import web
 
 from lmi_core.errors import UserError
 from lmi_server.dialects.routes import Route
+from lmi_server.http.acceptor import Acceptor
 from lmi_server.http.app import REFUSE, ROUTES, build_app, may_manage
 from lmi_server.http.banner import banner, reachable_url, route_list, scope_of
 from lmi_server.http.connections import Connection
@@ -142,7 +143,7 @@ class Listener:
             handler_cancellation=True,
             shutdown_timeout=_CANCEL_TIMEOUT_S,
         )
-        self._listening: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
 
     async def start(self, bound: socket.socket) -> None:
         """Accept connections on a bound socket."""
@@ -157,23 +158,26 @@ class Listener:
             keepalive_timeout=self._options.keepalive_timeout_s,
             lingering_time=_LINGERING_S,
         )
+        self._acceptor = Acceptor(
+            bound, accept, tls=self._tls, handshake_timeout_s=self._options.receive_timeout_s
+        )
         try:
-            self._listening = await asyncio.get_running_loop().create_server(
-                accept, sock=bound, backlog=_BACKLOG, ssl=self._tls
-            )
+            self._acceptor.start(_BACKLOG)
         except OSError as error:
             host, port = bound.getsockname()[:2]
             raise _port_error(host, port, error) from None
 
     def close(self) -> None:
         """Accept nothing more."""
-        if self._listening is not None:
-            self._listening.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         if self._runner.server is not None:
             self._runner.server.pre_shutdown()
 
     async def cleanup(self) -> None:
         """End every connection."""
+        if self._acceptor is not None:
+            await self._acceptor.cleanup()
         await self._runner.cleanup()
 
 
