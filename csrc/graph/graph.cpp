@@ -63,6 +63,7 @@ void Graph::fuse_quantization() {
     }
     norm->args.y_dtype = DType::kI8;
     norm->args.group_size = quantize->args.group_size;
+    norm->args.rounding = quantize->args.rounding;
     norm->y = quantize->y;
     values_[norm->y].first_node = static_cast<int32_t>(i) - 1;
   }

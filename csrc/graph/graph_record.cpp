@@ -67,7 +67,8 @@ ValueId Graph::linear_input(ValueId x, const cpu::PackedLinear& weight) {
   const cpu::QuantizeRowsArgs args{.x_dtype = dtype,
                                    .x_stride = weight.num_inputs,
                                    .num_columns = weight.num_inputs,
-                                   .group_size = weight.group_size};
+                                   .group_size = weight.group_size,
+                                   .rounding = weight.rounding};
   add_node(QuantizeNode{args, x, y}, {x, y});
   return y;
 }

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lmi_core import _native
 from lmi_core.ops.recorder import Handle, KvCache, LinearWeight, LoraTable
 from lmi_core.weights.formats import FloatArray
-from lmi_core.weights.matrix import Matrix, packable, packed_group_size
+from lmi_core.weights.matrix import Matrix, packable, packed_group_size, row_rounding
 
 if TYPE_CHECKING:
     from lmi_core.weights.packed_model import PackedModel
@@ -49,6 +49,7 @@ class NativeWeights:
         if format == "fp8":
             raise ValueError("the CPU engine has no products with fp8 matrices")
         group_size = packed_group_size(parts, format)
+        rounding = row_rounding(parts)
         label = f"{format}{group_size or ''}{' gated' if gated else ''} {' '.join(names)}"
         if self.packed is not None:
             found = self.packed.find(
@@ -58,6 +59,7 @@ class NativeWeights:
                 format=format,
                 gated=gated,
                 group_size=group_size,
+                rounding=rounding,
             )
             if found is not None:
                 return found
@@ -66,6 +68,7 @@ class NativeWeights:
             format=format,
             gated=gated,
             group_size=group_size,
+            rounding=rounding,
             instruction_set=self.instruction_set,
             num_threads=self.num_threads,
         )

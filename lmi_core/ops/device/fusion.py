@@ -19,10 +19,15 @@ def fuse_quantization(nodes: list[Node], values: list[Value]) -> None:
         maker = makers.pop(x, None)
         if maker is None:
             continue
-        for name in ("codes", "scales"):
-            cast(Value, node.arguments[name]).first = x.first
-        for name in ("codes", "scales", "stride", "code_type"):
-            maker.arguments[name] = node.arguments[name]
+        results = {
+            name: value
+            for name, value in node.arguments.items()
+            if name not in ("x", "num_columns", "dtype")
+        }
+        for value in results.values():
+            if isinstance(value, Value):
+                value.first = x.first
+        maker.arguments |= results
         nodes.remove(node)
         fused.append((maker, x))
     arguments = [item for node in nodes for item in node.arguments.items()]

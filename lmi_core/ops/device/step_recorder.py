@@ -14,7 +14,7 @@ from lmi_core.ops.device import packed_weight
 from lmi_core.ops.device.fusion import fuse_quantization
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.paged_cache import CacheScales, PagedCache, fixed_of
-from lmi_core.ops.device.quantized_rows import CODE_TYPES, stride_of
+from lmi_core.ops.device.quantized_rows import CODE_TYPES, max_outliers, stride_of
 from lmi_core.ops.device.recorded_steps import Node, RecordedSteps, UnpackedWeight, Value
 from lmi_core.ops.device.step_list import StepListSizes
 from lmi_core.ops.device.torch_weights import DTYPES as TORCH_DTYPES
@@ -297,6 +297,11 @@ class StepRecorder:
         stride = stride_of(x.columns)
         codes = self._value(code_type, stride, x.rows)
         scales = self._value(torch.float32, 1, x.rows)
+        lists: dict[str, object] = {}
+        if weight.row_format == "outliers":
+            room = 1 + max_outliers(x.columns)
+            outliers = self._value(torch.int32, room, x.rows)
+            lists = {"outliers": outliers, "outlier_stride": room}
         self._node(
             "quantize_rows",
             x.rows,
@@ -307,6 +312,7 @@ class StepRecorder:
             stride=stride,
             dtype=x.dtype,
             code_type=code_type,
+            **lists,
         )
         self._node(
             "linear_quantized",
@@ -322,6 +328,7 @@ class StepRecorder:
             group_size=weight.group_size,
             is_gated=weight.is_gated,
             code_type=code_type,
+            **lists,
         )
 
     def _want_multiplied(self, op: str, x: Value) -> None:
