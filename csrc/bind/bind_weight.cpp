@@ -106,6 +106,13 @@ uint64_t packed_checksum(const LinearWeight& weight) {
   return checksum(weight.data(), weight.num_bytes());
 }
 
+// Equal for weights that take the same quantised rows.
+std::optional<std::string> row_format(const LinearWeight& weight) {
+  if (!weight.packed().is_quantized()) return std::nullopt;
+  return std::string(cpu::row_rounding_name(weight.packed().rounding)) + ", summed over " +
+         std::to_string(weight.packed().group_size);
+}
+
 void bind_linear_weight(py::module_& m) {
   py::class_<LinearWeight>(m, "LinearWeight")
       .def_static("pack", &pack, py::arg("parts"), py::kw_only(), py::arg("format"),
@@ -129,6 +136,7 @@ void bind_linear_weight(py::module_& m) {
       .def_property_readonly(
           "rounding",
           [](const LinearWeight& w) { return cpu::row_rounding_name(w.packed().rounding); })
+      .def_property_readonly("row_format", &row_format)
       .def_property_readonly("num_bytes", &LinearWeight::num_bytes)
       .def("packed", &packed_bytes)
       .def("checksum", &packed_checksum)
@@ -192,6 +200,7 @@ void bind_kv_cache(py::module_& m) {
           },
           py::kw_only(), py::arg("num_layers"), py::arg("block_size"), py::arg("num_kv_heads"),
           py::arg("head_dim"), py::arg("dtype"))
+      .def_property_readonly("head_dim", [](const KvCache& c) { return c.view().head_dim; })
       .def_property_readonly("num_bytes", &KvCache::num_bytes)
       .def("read", &read_block, py::arg("layer"), py::arg("block_id"));
 }
