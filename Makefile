@@ -110,16 +110,16 @@ bench-peers-quick: $(VENV)/.installed
 cuda: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda -DLMI_CUDA=ON
 	cmake --build build/cuda --target lmi_cuda
-	csrc/cuda/resources.py check build/cuda
-	$(BIN)/python csrc/cuda/waits.py build/cuda
+	tests/machine_code/resources.py check build/cuda
+	$(BIN)/python tests/machine_code/waits.py build/cuda
 
 cuda-resources: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda -DLMI_CUDA=ON
 	cmake --build build/cuda --target lmi_cuda
-	csrc/cuda/resources.py write build/cuda
+	tests/machine_code/resources.py write build/cuda
 
 cuda-loops: cuda
-	$(BIN)/python csrc/cuda/loops.py build/cuda '$(KERNEL)'
+	$(BIN)/python tests/machine_code/loops.py build/cuda '$(KERNEL)'
 
 cuda-all: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda-all -DLMI_CUDA=ON \
