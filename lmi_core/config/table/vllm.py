@@ -5,14 +5,53 @@ from collections.abc import Mapping
 from lmi_core.config.table.option import Action, Option, honoured, mapped, needs, no_effect, refused
 from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
 from lmi_core.settings.lora_config import LARGEST_RANK
-from lmi_core.tools.forms import ALIASES, FORMS
-from lmi_core.tools.reasoning import REASONING
 
 _SYSTEMS = ("vllm",)
 CHAT_TEMPLATE = "tests/cli/test_options.py::test_defaults_of_requests_and_the_chat_template"
 TOOL_FORM = "tests/server/dialects/openai/test_answer_forms.py::test_configured_parsers"
 REASONING_FORM = TOOL_FORM
-_TOOL_FORMS = (*FORMS, *ALIASES)
+TOOL_FORMS = [
+    "cohere_command3",
+    "command_r",
+    "deepseek_v3",
+    "deepseek_v31",
+    "functiongemma",
+    "gemma",
+    "glm45",
+    "gpt_oss",
+    "granite",
+    "granite-20b-fc",
+    "hermes",
+    "internlm",
+    "jamba",
+    "kimi_k2",
+    "llama3_json",
+    "llama4_json",
+    "llama4_pythonic",
+    "mistral",
+    "openai",
+    "phi4_mini_json",
+    "pythonic",
+    "qwen3_coder",
+    "qwen3_xml",
+]
+"""As in ``lmi_core/tools/forms.py``, which explaining doesn't load."""
+REASONING_FORMS = [
+    "cohere",
+    "deepseek_r1",
+    "deepseek_v3",
+    "glm45",
+    "granite",
+    "holo2",
+    "internlm",
+    "kimi_k2",
+    "minimax_m2",
+    "mistral",
+    "openai_gptoss",
+    "qwen3",
+    "seed_oss",
+]
+"""As in ``lmi_core/tools/reasoning.py``."""
 _LORA_SYSTEMS = ("vllm", "lmi_dist")
 
 
@@ -207,10 +246,9 @@ OPTIONS = (
         Text("parser name"),
         "Parser of tool calls in the model's text.",
         refused(
-            f"write one of {', '.join(sorted(_TOOL_FORMS))}, or leave it out: the chat template "
-            "shows which",
+            f"write one of {', '.join(TOOL_FORMS)}, or leave it out: the chat template shows which",
             by_value=dict.fromkeys(
-                _TOOL_FORMS,
+                TOOL_FORMS,
                 honoured(None, "how calls are read, and enforced ones written", test=TOOL_FORM),
             ),
         ),
@@ -232,10 +270,10 @@ OPTIONS = (
         Text("parser name"),
         "Parser of reasoning in the model's text.",
         refused(
-            f"write one of {', '.join(sorted(REASONING))}, or leave it out: the chat template "
+            f"write one of {', '.join(REASONING_FORMS)}, or leave it out: the chat template "
             "shows which",
             by_value=dict.fromkeys(
-                REASONING, honoured(None, "marks of the reasoning", test=REASONING_FORM)
+                REASONING_FORMS, honoured(None, "marks of the reasoning", test=REASONING_FORM)
             ),
         ),
     ),

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from lmi_core.config.resolve import resolve
+from lmi_core.config.table.vllm import REASONING_FORMS, TOOL_FORMS
 from lmi_core.demo import MODEL_DIR
 from lmi_core.engine.outputs import FinishReason, TokenEvent
 from lmi_core.errors import ConfigError, UserError
 from lmi_core.structured.marks import quote_mark, resolve_marks, text_before_mark
 from lmi_core.text.chat import ChatTemplate
 from lmi_core.text.tokenizer import Tokenizer
-from lmi_core.tools.forms import FORMS, form_named
+from lmi_core.tools.forms import ALIASES, FORMS, form_named
 from lmi_core.tools.reasoning import HARMONY, REASONING
 from lmi_server.dialects.base import Call, Plan
 from lmi_server.dialects.openai.openai import OpenAIProtocol
@@ -256,6 +257,11 @@ def test_configured_parsers() -> None:
     for flag in ("--tool-call-parser", "--reasoning-parser"):
         with pytest.raises(ConfigError, match=r"mistral.*or leave it out"):
             template_of(flag, "nonsense")
+
+
+def test_the_options_name_every_parser() -> None:
+    assert set(TOOL_FORMS) == {*FORMS, *ALIASES}
+    assert set(REASONING_FORMS) == set(REASONING)
 
 
 def test_reasoning_can_be_left_in_the_content() -> None:
