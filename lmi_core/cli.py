@@ -1,4 +1,4 @@
-"""The command line: ``lmi serve | chat | generate | explain | doctor``.
+"""The command line: ``lmi serve | chat | generate | bench | explain | doctor``.
 
 Imports are inside the commands, so that each pays only for what it uses.
 """
@@ -81,6 +81,8 @@ def _run(argv: list[str]) -> int:
         return _generate(argv[1:])
     if argv[:1] == ["chat"]:
         return _chat(argv[1:])
+    if argv[:1] == ["bench"]:
+        return _bench(argv[1:])
     return _doctor(build_parser().parse_args(argv))
 
 
@@ -99,6 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser("serve", help="serve a model over HTTP")
     commands.add_parser("generate", help="stream a completion to the terminal")
     commands.add_parser("chat", help="talk to a model in the terminal")
+    commands.add_parser("bench", help="measure a model, or a server")
     doctor = commands.add_parser("doctor", help="say what this machine offers and what is used")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser("explain", help="say what becomes of every configuration key")
@@ -143,6 +146,19 @@ def _chat_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _bench_parser() -> argparse.ArgumentParser:
+    from lmi_core.bench.command import KINDS, add_arguments
+
+    parser = _Parser(
+        prog="lmi bench",
+        usage="lmi bench {prefill,decode,serve} [MODEL | --url URL] [flags] [flags of lmi serve]",
+        description="Measures the engine on this machine, or a server under load.",
+    )
+    parser.add_argument("kind", choices=KINDS, help="of serve, offline where there is no --url")
+    add_arguments(parser)
+    return parser
+
+
 def _check_instruction_set(name: str, given_as: str) -> None:
     if not name:
         return
@@ -171,7 +187,7 @@ def _generate(argv: list[str]) -> int:
     from lmi_core.generate import generate
     from lmi_core.local_model import open_local_model, parse_arguments
 
-    args, model = parse_arguments(_generate_parser(), argv, takes_models=False)
+    args, model = parse_arguments(_generate_parser(), argv, num_words=1)
     return generate(args, open_local_model(model, DEMO_MODEL))
 
 
@@ -179,8 +195,16 @@ def _chat(argv: list[str]) -> int:
     from lmi_core.chat.command import chat, open_source
     from lmi_core.local_model import parse_arguments
 
-    args, model = parse_arguments(_chat_parser(), argv, takes_models=True)
+    args, model = parse_arguments(_chat_parser(), argv, num_words=0)
     return chat(args, open_source(args, model, DEMO_MODEL))
+
+
+def _bench(argv: list[str]) -> int:
+    from lmi_core.bench.command import bench
+    from lmi_core.local_model import parse_arguments
+
+    args, model = parse_arguments(_bench_parser(), argv, num_words=1)
+    return bench(args, model, DEMO_MODEL)
 
 
 def _doctor(args: argparse.Namespace) -> int:
