@@ -107,6 +107,7 @@ def server_options(server: ServerConfig) -> ServerOptions:
         receive_timeout_s=server.receive_timeout_s,
         drain_timeout_s=server.drain_timeout_s,
         log_format=server.log_format,
+        strict_requests=server.strict_requests,
         verbose=server.verbose,
         lmi=LmiOptions(statuses=server.statuses),
     )

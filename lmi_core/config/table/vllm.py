@@ -2,7 +2,16 @@
 
 from collections.abc import Mapping
 
-from lmi_core.config.table.option import Action, Option, honoured, mapped, needs, no_effect, refused
+from lmi_core.config.table.option import (
+    Action,
+    Flag,
+    Option,
+    honoured,
+    mapped,
+    needs,
+    no_effect,
+    refused,
+)
 from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
 from lmi_core.settings.lora_config import LARGEST_RANK
 
@@ -45,6 +54,7 @@ def _vllm(
     *,
     vllm: Action | None = None,
     trtllm: str | None = None,
+    flag: Flag | None = None,
 ) -> Option:
     actions = {"lmi": native, "vllm": vllm or mapped(name)}
     if trtllm is not None:
@@ -56,6 +66,7 @@ def _vllm(
         systems=_SYSTEMS,
         default=default,
         actions=actions,
+        flag=flag,
     )
 
 
@@ -139,6 +150,7 @@ OPTIONS = (
             idle=(False,),
         ),
         trtllm="kv_cache_config.enable_block_reuse",
+        flag=Flag("--prefix-caching", "PREFIX_CACHING"),
     ),
     _vllm(
         "enable_chunked_prefill",
