@@ -21,6 +21,8 @@ SYNONYMS = {
     "--request-timeout": "request_timeout",
     "--strict-requests": "strict_requests",
     "--verbose": "verbose",
+    "-v": "verbose",
+    "--metric-aliases": "metric_aliases",
     "--no-prefix-caching": "option.enable_prefix_caching",
     "--model": "option.model_id",
     # vLLM
