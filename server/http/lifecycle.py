@@ -22,6 +22,7 @@ from lmi_server.http.app import REFUSE, ROUTES, build_app, may_manage
 from lmi_server.http.banner import banner, reachable_url, route_list, scope_of
 from lmi_server.http.connections import Connection
 from lmi_server.http.options import ServerOptions
+from lmi_server.http.readiness import notify
 from lmi_server.models.model_registry import ModelRegistry
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) 
                 await models.load_all()
             await server.start(*sockets)
             announce(_report(models, server.app[ROUTES], urls(options, sockets)))
+            if options.wait_for_models:
+                notify("READY=1")
             if options.api != "tgi" and not may_manage(options):
                 log.info(
                     "management routes are off: beyond the loopback interface they need an "
@@ -56,7 +59,9 @@ async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) 
                 )
             if not options.wait_for_models:
                 await _load_while_serving(models, server, stop)
+                notify("READY=1")
             await stop.requested.wait()
+            notify("STOPPING=1")
             await server.stop(stop.urgent)
     log.info("stopped")
 
