@@ -71,6 +71,10 @@ class ServerOptions:
     drain_timeout_s: float = 30.0
     """How long a stopping server lets running requests finish."""
     log_format: LogFormat = "console"
+    ui: bool = False
+    """Serve the page for people at /ui."""
+    ui_report: Mapping[str, object] = field(default_factory=dict, repr=False)
+    """The configuration's explanation, which the page shows."""
     verbose: bool = False
     """Print every route once the server listens."""
     lmi: LmiOptions = field(default_factory=LmiOptions)

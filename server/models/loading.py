@@ -114,6 +114,7 @@ def server_options(server: ServerConfig) -> ServerOptions:
         drain_timeout_s=server.drain_timeout_s,
         log_format=server.log_format,
         verbose=server.verbose,
+        ui=server.ui,
         lmi=LmiOptions(statuses=server.statuses),
     )
 
