@@ -134,7 +134,7 @@ def _quantiles(
 
 
 def _quantile(counts: list[tuple[float, float]], share: float) -> float:
-    """In proportion within its bucket, as Prometheus' histogram_quantile; the last bound at most."""
+    """In proportion within a bucket, as Prometheus' histogram_quantile; the last bound at most."""
     wanted, low, below = share * counts[-1][1], 0.0, 0.0
     for bound, count in counts:
         if count >= wanted:
