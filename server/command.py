@@ -29,10 +29,10 @@ def serve(argv: Sequence[str], default_model: Path) -> int:
     """
     deployment = resolve(argv, default_model=default_model)
     server = deployment.server
-    setup_logging(server.log_format, server.log_level)
+    options = server_options(server)
+    setup_logging(options.log_format, server.log_level)
     for warning in deployment.warnings:
         log.warning(warning)
-    options = server_options(server)
     if options.ui:
         report = as_json(examine(argv, default_model=default_model))
         options = replace(options, ui_report=report)

@@ -22,7 +22,8 @@ from lmi_core.errors import ConfigError
 from lmi_core.settings.custom_code_config import CustomCodeConfig
 from lmi_core.settings.library_config import LibraryConfig
 from lmi_core.text.chat import ChatTemplate
-from lmi_core.tools.tools import ToolStyle
+from lmi_core.tools.forms import form_named
+from lmi_core.tools.reasoning import REASONING
 from lmi_server.dialects.lmi.formatting import FormattingBackend
 from lmi_server.dialects.lmi.lmi import LmiOptions
 from lmi_server.dialects.lmi.release import Release
@@ -173,12 +174,17 @@ def _chat_template(launch: Launch) -> ChatTemplate | None:
     """The model's, unless the configuration names another; what is broken in it is logged."""
     files = launch.engine.model
     config_path = launch.model.file("option.tokenizer_config_path", files)
-    parser = launch.model.get("option.tool_call_parser")
+    parser, reasoning = (
+        launch.model.get(f"option.{name}") for name in ("tool_call_parser", "reasoning_parser")
+    )
+    if reasoning is None and launch.model.get("option.enable_reasoning") is False:
+        reasoning = "none"
     template = ChatTemplate.load(
         files,
         template=launch.model.file("option.chat_template", files),
         config_path=None if config_path is None else Path(config_path),
-        tool_style=None if parser is None else ToolStyle(str(parser)),
+        tool_form=None if parser is None else form_named(str(parser)),
+        reasoning="none" if reasoning == "none" else REASONING.get(str(reasoning)),
     )
     for fault in [] if template is None else template.faults():
         log.warning("%s; chats are refused, everything else works", fault)

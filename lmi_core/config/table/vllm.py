@@ -8,9 +8,50 @@ from lmi_core.settings.lora_config import LARGEST_RANK
 
 _SYSTEMS = ("vllm",)
 CHAT_TEMPLATE = "tests/cli/test_options.py::test_defaults_of_requests_and_the_chat_template"
-TOOL_STYLE = (
-    "tests/server/dialects/openai/test_chat_tools.py::test_the_configured_style_is_enforced"
-)
+TOOL_FORM = "tests/server/dialects/openai/test_answer_forms.py::test_configured_parsers"
+REASONING_FORM = TOOL_FORM
+TOOL_FORMS = [
+    "cohere_command3",
+    "command_r",
+    "deepseek_v3",
+    "deepseek_v31",
+    "functiongemma",
+    "gemma",
+    "glm45",
+    "gpt_oss",
+    "granite",
+    "granite-20b-fc",
+    "hermes",
+    "internlm",
+    "jamba",
+    "kimi_k2",
+    "llama3_json",
+    "llama4_json",
+    "llama4_pythonic",
+    "mistral",
+    "openai",
+    "phi4_mini_json",
+    "pythonic",
+    "qwen3_coder",
+    "qwen3_xml",
+]
+"""As in ``lmi_core/tools/forms.py``, which explaining doesn't load."""
+REASONING_FORMS = [
+    "cohere",
+    "deepseek_r1",
+    "deepseek_v3",
+    "glm45",
+    "granite",
+    "holo2",
+    "internlm",
+    "kimi_k2",
+    "minimax_m2",
+    "mistral",
+    "openai_gptoss",
+    "qwen3",
+    "seed_oss",
+]
+"""As in ``lmi_core/tools/reasoning.py``."""
 _LORA_SYSTEMS = ("vllm", "lmi_dist")
 
 
@@ -205,10 +246,10 @@ OPTIONS = (
         Text("parser name"),
         "Parser of tool calls in the model's text.",
         refused(
-            "write hermes or llama3_json, or leave it out: the chat template shows which",
+            f"write one of {', '.join(TOOL_FORMS)}, or leave it out: the chat template shows which",
             by_value=dict.fromkeys(
-                ("hermes", "llama3_json"),
-                honoured(None, "how enforced calls are written; both are read", test=TOOL_STYLE),
+                TOOL_FORMS,
+                honoured(None, "how calls are read, and enforced ones written", test=TOOL_FORM),
             ),
         ),
     ),
@@ -216,14 +257,25 @@ OPTIONS = (
         "enable_reasoning",
         Bool(),
         "Split reasoning from the answer.",
-        needs("chat.reasoning"),
+        honoured(
+            None,
+            "reasoning is split off where reasoning_parser or the chat template shows its form",
+            test=REASONING_FORM,
+            by_value={False: honoured(None, "reasoning stays in the content", test=REASONING_FORM)},
+        ),
         False,
     ),
     _vllm(
         "reasoning_parser",
         Text("parser name"),
         "Parser of reasoning in the model's text.",
-        needs("chat.reasoning", idle=()),
+        refused(
+            f"write one of {', '.join(REASONING_FORMS)}, or leave it out: the chat template "
+            "shows which",
+            by_value=dict.fromkeys(
+                REASONING_FORMS, honoured(None, "marks of the reasoning", test=REASONING_FORM)
+            ),
+        ),
     ),
     _vllm(
         "chat_template",
