@@ -37,7 +37,7 @@ def html(
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>\n'
         '<meta name="viewport" content="width=device-width">\n'
-        f"<style>{_STYLE}</style>\n<h1>{escape(title)}</h1>\n<table class="facts">{rows}</table>\n"
+        f'<style>{_STYLE}</style>\n<h1>{escape(title)}</h1>\n<table class="facts">{rows}</table>\n'
         f'<h2>Plots</h2>\n<div class="plots">{"".join(plots)}</div>\n'
         f"<h2>Figures</h2>\n{_table(sides)}\n</html>\n"
     )
