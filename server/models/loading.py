@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from lmi_core.backends.open_backend import open_backend
 from lmi_core.config.model_config import ModelConfig
@@ -114,6 +115,7 @@ def server_options(server: ServerConfig) -> ServerOptions:
         receive_timeout_s=server.receive_timeout_s,
         drain_timeout_s=server.drain_timeout_s,
         log_format=server.log_format,
+        strict_requests=server.strict_requests,
         verbose=server.verbose,
         ui=server.ui,
         lmi=LmiOptions(statuses=server.statuses),
@@ -157,6 +159,7 @@ def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
         lmi=LmiOptions(
             output_formatter=model.output_formatter,
             tgi_compat=model.tgi_compat,
+            pipeline=_pipeline(model),
             release=Release.parse(release) if (release := model.lmi_compat) else None,
             samples=model.get("option.decoding_strategy") == "sample",
             stop=stop if isinstance(stop, tuple) else (),
@@ -189,6 +192,21 @@ def _chat_template(launch: Launch) -> ChatTemplate | None:
     for fault in [] if template is None else template.faults():
         log.warning("%s; chats are refused, everything else works", fault)
     return template
+
+
+def _pipeline(model: ModelConfig) -> Literal["", "answers", "lines", "lines with prompt"]:
+    """How LMI answers where option.rolling_batch=disable, but for its async_mode."""
+    if model.get("option.rolling_batch") != "disable" or model.get("option.async_mode") is True:
+        return ""
+    if model.system != "accelerate":
+        return ""
+    match model.get("option.enable_streaming"):
+        case "true":
+            return "lines"
+        case "huggingface":
+            return "lines with prompt"
+        case _:
+            return "answers"
 
 
 def _capacity(handler: CustomCodeConfig) -> int:

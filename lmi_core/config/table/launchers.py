@@ -20,6 +20,7 @@ SYNONYMS = {
     "--log-level": "log_level",
     "--request-timeout": "request_timeout",
     "--ui": "ui",
+    "--strict-requests": "strict_requests",
     "--verbose": "verbose",
     "-v": "verbose",
     "--metric-aliases": "metric_aliases",
