@@ -28,6 +28,7 @@ _TLS = honoured(
     test="tests/cli/test_options.py::test_https",
 )
 _CORS = honoured(None, "answered to a browser's preflight", test=_HEADERS)
+_LIMITS_OF_ANSWERS = "tests/server/http/test_answer_deadline.py::test_silence_ends_an_answer"
 _ERROR_RATE = honoured(
     None,
     "more of them and /ping answers 503",
@@ -242,7 +243,7 @@ OPTIONS = (
         "chunked_read_timeout",
         Int(1),
         "Seconds between two pieces of an answer.",
-        needs("server.chunked_read_timeout", tuning=True, idle=()),
+        honoured("limits", "where it is given", test=_LIMITS_OF_ANSWERS),
         60,
     ),
     _server(
