@@ -13,6 +13,7 @@ from lmi_core.config.table.option import (
 from lmi_core.config.table.value_type import Bool, Choice, Int, Items, Text
 
 _COMMON = ("common",)
+_PIPELINE = "tests/server/dialects/lmi/test_pipelines.py::test_answers_without_a_rolling_batch"
 _CHOICE = mapped(None, "takes part in the choice of the backend")
 _INT8 = needs("quant.int8", "leave it out to serve the model in bf16", setting="quantize")
 
@@ -228,8 +229,11 @@ OPTIONS = (
                         convert={"scheduler": "max-sparsity"},
                         tuning=True,
                     ),
-                    "disable": no_effect(
-                        "the lmi engine always batches continuously; answers are the same"
+                    "disable": honoured(
+                        None,
+                        "LMI's routes answer a list with the prompts in front; the lmi engine "
+                        "batches continuously all the same",
+                        test=_PIPELINE,
                     ),
                 },
             ),
@@ -331,7 +335,13 @@ OPTIONS = (
         systems=_COMMON,
         default=1800,
         env=("MODEL_LOADING_TIMEOUT", "SAGEMAKER_STARTUP_TIMEOUT"),
-        actions={"lmi": needs("server.loading_timeout", tuning=True, idle=())},
+        actions={
+            "lmi": honoured(
+                "loading_timeout_s",
+                "where it is given",
+                test="tests/server/http/test_answer_deadline.py::test_loading_has_a_limit",
+            )
+        },
     ),
     Option(
         key="option.predict_timeout",
@@ -340,7 +350,13 @@ OPTIONS = (
         systems=_COMMON,
         default=120,
         env=("PREDICT_TIMEOUT", "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS"),
-        actions={"lmi": needs("server.predict_timeout", tuning=True, idle=())},
+        actions={
+            "lmi": honoured(
+                "limits",
+                "where it is given: between two tokens of an answer",
+                test="tests/server/http/test_answer_deadline.py::test_silence_ends_an_answer",
+            )
+        },
     ),
     Option(
         key="option.output_formatter",
@@ -366,7 +382,18 @@ OPTIONS = (
         systems=_COMMON,
         default="false",
         deprecated="since 0.25: continuous batching streams whenever a request asks for it",
-        actions={"lmi": no_effect("continuous batching streams whenever a request asks")},
+        actions={
+            "lmi": honoured(
+                None,
+                "beside option.rolling_batch=disable, as LMI streams without a rolling batch; else "
+                "a request asks for a stream",
+                test=_PIPELINE,
+                idle=("false",),
+                by_value={
+                    "false": no_effect("continuous batching streams whenever a request asks")
+                },
+            )
+        },
     ),
     Option(
         key="option.waiting_steps",

@@ -28,6 +28,7 @@ _TLS = honoured(
     test="tests/cli/test_options.py::test_https",
 )
 _CORS = honoured(None, "answered to a browser's preflight", test=_HEADERS)
+_LIMITS_OF_ANSWERS = "tests/server/http/test_answer_deadline.py::test_silence_ends_an_answer"
 _ERROR_RATE = honoured(
     None,
     "more of them and /ping answers 503",
@@ -242,7 +243,7 @@ OPTIONS = (
         "chunked_read_timeout",
         Int(1),
         "Seconds between two pieces of an answer.",
-        needs("server.chunked_read_timeout", tuning=True, idle=()),
+        honoured("limits", "where it is given", test=_LIMITS_OF_ANSWERS),
         60,
     ),
     _server(
@@ -295,6 +296,14 @@ OPTIONS = (
         ),
     ),
     _server(
+        "ui",
+        Bool(),
+        "Serve a page for people at /ui, and at / to browsers: live figures, a playground, the "
+        "configuration, the routes.",
+        honoured("ui", test="tests/server/http/test_ui.py::test_the_page_is_for_everybody"),
+        False,
+    ),
+    _server(
         "metric_aliases",
         Items(Choice(("vllm", "tgi"))),
         "Other servers whose names /metrics has besides our own: vllm, which is also what the "
@@ -324,6 +333,16 @@ OPTIONS = (
         Bool(),
         "Print every route once the server listens.",
         honoured("verbose", test="tests/server/test_process.py::test_routes_are_printed_if_asked"),
+        False,
+    ),
+    _server(
+        "strict_requests",
+        Bool(),
+        "Refuse requests with unknown fields (422) instead of ignoring and reporting those.",
+        honoured(
+            "strict_requests",
+            test="tests/server/test_fields.py::test_unknown_fields_are_reported_or_refused",
+        ),
         False,
     ),
     _server(

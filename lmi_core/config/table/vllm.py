@@ -2,7 +2,16 @@
 
 from collections.abc import Mapping
 
-from lmi_core.config.table.option import Action, Option, honoured, mapped, needs, no_effect, refused
+from lmi_core.config.table.option import (
+    Action,
+    Flag,
+    Option,
+    honoured,
+    mapped,
+    needs,
+    no_effect,
+    refused,
+)
 from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
 from lmi_core.settings.lora_config import LARGEST_RANK
 
@@ -86,6 +95,7 @@ def _vllm(
     *,
     vllm: Action | None = None,
     trtllm: str | None = None,
+    flag: Flag | None = None,
 ) -> Option:
     actions = {"lmi": native, "vllm": vllm or mapped(name)}
     if trtllm is not None:
@@ -97,6 +107,7 @@ def _vllm(
         systems=_SYSTEMS,
         default=default,
         actions=actions,
+        flag=flag,
     )
 
 
@@ -117,6 +128,20 @@ OPTIONS = (
         ),
         False,
         idle=(False,),
+    ),
+    _lora(
+        "adapters",
+        Text("directory"),
+        "Directory within the model's that holds adapters.",
+        honoured(
+            None,
+            "adapters in it are registered at load",
+            test="tests/config/test_lora_settings.py::test_adapters_may_be_in_another_directory",
+            capability="lora",
+            idle=("adapters",),
+        ),
+        "adapters",
+        idle=("adapters",),
     ),
     _lora(
         "max_loras",
@@ -180,6 +205,7 @@ OPTIONS = (
             idle=(False,),
         ),
         trtllm="kv_cache_config.enable_block_reuse",
+        flag=Flag("--prefix-caching", "PREFIX_CACHING"),
     ),
     _vllm(
         "enable_chunked_prefill",
@@ -193,6 +219,19 @@ OPTIONS = (
             by_value={False: no_effect("prompts are always chunked; tokens are the same")},
         ),
         trtllm="enable_chunked_prefill",
+    ),
+    _vllm(
+        "kv_transfer_config",
+        Json(),
+        "Transfer of KV caches between processes.",
+        no_effect("one process computes whole requests; nothing is transferred"),
+    ),
+    _vllm(
+        "lmcache_config_file",
+        Text("path"),
+        "Configuration of LMCache.",
+        no_effect("prefixes are cached by the lmi engine itself"),
+        vllm=no_effect("set LMCACHE_CONFIG_FILE, which LMCache reads in the server's process"),
     ),
     _vllm(
         "max_logprobs",
