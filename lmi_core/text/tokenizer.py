@@ -30,7 +30,7 @@ _THREAD_CHARS = 256 * 1024
 """Longer ones go to a child, whose time and memory are bounded: a character takes up to 150 bytes
 while it is encoded."""
 _BYTES_PER_CHAR = 192
-MAX_SPAN_CHARS = 1 << 20
+MAX_SPAN_CHARS = _THREAD_CHARS
 _MAX_MEMORY_BYTES = 4 << 30
 _MAX_RESULT_BYTES = 64 << 20
 
@@ -129,27 +129,28 @@ class Tokenizer:
                 text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
             )
         if max_tokens is not None and len(text) > max_tokens:
-            await self._refuse_longer(text, max_tokens)
+            if not self._knows_max:
+                await asyncio.get_running_loop().run_in_executor(self._threads, self._find_max)
+            self.refuse_longer(text, max_tokens)
         if len(text) > _THREAD_CHARS:
             return await self._encode_in_child(text, add_special_tokens, max_tokens)
         loop = asyncio.get_running_loop()
         encoding = await loop.run_in_executor(self._threads, self._encode, text, add_special_tokens)
         return self._ids(encoding, add_special_tokens, max_tokens)
 
-    async def _refuse_longer(self, text: str, max_tokens: int) -> None:
-        """Raise UserError for a text that has more tokens however it is encoded, where that is
-        known."""
-        if not self._knows_max:
-            loop = asyncio.get_running_loop()
-            self._max_token_chars = await loop.run_in_executor(self._threads, self._longest)
-            self._knows_max = True
-        if self._max_token_chars is not None:
+    def refuse_longer(self, text: str, max_tokens: int | None) -> None:
+        """Raise UserError for a text that must have more tokens, where that is known; looks at the
+        vocabulary when it is called first."""
+        self._find_max()
+        if self._max_token_chars is not None and max_tokens is not None:
             at_least = -(-len(text) // self._max_token_chars) - 1  # a leading BOS may be taken off
             if at_least > max_tokens:
                 raise prompt_too_long(at_least, max_tokens, is_least=True)
 
-    def _longest(self) -> int | None:
-        return max_token_chars(json.loads(self._backend.to_str()))
+    def _find_max(self) -> None:
+        if not self._knows_max:
+            self._max_token_chars = max_token_chars(json.loads(self._backend.to_str()))
+            self._knows_max = True
 
     async def _encode_in_child(
         self, text: str, add_special_tokens: bool, max_tokens: int | None

@@ -25,6 +25,7 @@ from tests.engine.fake_runner import FakeRunner
 from tests.server.dialects.tgi.test_tgi_http import serving
 from tests.server.harness import Served, eventually
 from tests.server.http.footprint import footprint, growth_faults
+from tests.server.sizes import SHAPES, grown
 
 CHAT = {
     "messages": [
@@ -161,6 +162,8 @@ def make_case(seed: str) -> Case:
     rng = random.Random(seed)
     method, path, recorded = rng.choice(RECORDED)
     body = b"" if recorded is None else mutated_body(rng, recorded)
+    if recorded is not None and rng.random() < 0.02:
+        body = grown_body(rng, recorded)
     headers = {"Host": "x", "Connection": "close", "Content-Type": "application/json"}
     if body or method == "POST":
         headers["Content-Length"] = str(len(body))
@@ -198,6 +201,12 @@ def mutated_body(rng: random.Random, recorded: dict[str, Any]) -> bytes:
             target[name] = copy.deepcopy(rng.choice(ODD_VALUES))
     data = json.dumps(body, ensure_ascii=rng.random() < 0.5).encode("utf-8", "replace")
     return mutated_bytes(rng, data, rng.randint(1, 4)) if rng.random() < 0.25 else data
+
+
+def grown_body(rng: random.Random, recorded: dict[str, Any]) -> bytes:
+    """A valid body with a value that is large: up to 8 MiB, mostly less."""
+    name = rng.choice([*recorded, *recorded.get("parameters", ()), *_NAMES])
+    return grown(recorded, name, rng.choice(list(SHAPES)), int(2 ** rng.uniform(12, 23)))
 
 
 def mutated_bytes(rng: random.Random, data: bytes, number: int) -> bytes:
