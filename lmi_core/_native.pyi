@@ -271,6 +271,9 @@ class LinearWeight:
     @property
     def group_size(self) -> int: ...
     @property
+    def row_format(self) -> str | None:
+        """How rows are quantised for it, equal for weights that take the same rows; None: not at all."""
+    @property
     def num_bytes(self) -> int: ...
     layout_version: int
     """Counted up when packing gives other bytes."""
@@ -317,6 +320,8 @@ class KvCache:
     def block_bytes(
         *, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
     ) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
     @property
     def num_bytes(self) -> int: ...
     def read(
@@ -368,8 +373,14 @@ class Graph:
     ) -> None: ...
     def embed(self, table: npt.NDArray[np.generic], scale: float = 1.0) -> Handle:
         """Rows of ``table`` [vocab, hidden] (fp32, or bf16 as uint16; kept alive) by token id -> fp32 [T, hidden]."""
-    def rms_norm(self, x: Handle, weight: npt.NDArray[np.float32], eps: float) -> Handle:
-        """fp32 [R, n] -> act dtype [R, n]."""
+    def rms_norm(
+        self,
+        x: Handle,
+        weight: npt.NDArray[np.float32],
+        eps: float,
+        reader: LinearWeight | None = None,
+    ) -> Handle:
+        """fp32 [R, n] -> act dtype [R, n], or quantised as products with ``reader`` take it."""
     def linear(
         self,
         x: Handle,

@@ -78,11 +78,13 @@ Handle embed(PyGraph& self, const py::array& table, float scale) {
                                    .num_columns = table.shape(1)})};
 }
 
-Handle rms_norm(PyGraph& self, const Handle& x, const FloatArray& weight, float eps) {
+Handle rms_norm(PyGraph& self, const Handle& x, const FloatArray& weight, float eps,
+                const LinearWeight* reader) {
   self.keep(weight);
   return {&self,
           self.graph.rms_norm(id_of(self, x),
-                              {.weight = weight.data(), .eps = eps, .num_columns = weight.size()})};
+                              {.weight = weight.data(), .eps = eps, .num_columns = weight.size()},
+                              reader == nullptr ? nullptr : &reader->packed())};
 }
 
 Handle linear(PyGraph& self, const Handle& x, const py::object& weight_object,
@@ -179,7 +181,7 @@ void bind_graph_class(py::module_& m) {
            py::arg("instruction_set") = "")
       .def("embed", &embed, py::arg("table"), py::arg("scale") = 1.0f, py::keep_alive<0, 1>())
       .def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("eps"),
-           py::keep_alive<0, 1>())
+           py::arg("reader") = py::none(), py::keep_alive<0, 1>())
       .def("linear", &linear, py::arg("x"), py::arg("weight"), py::kw_only(),
            py::arg("bias") = py::none(), py::arg("activation") = "",
            py::arg("residual") = py::none(), py::arg("out_dtype") = "fp32", py::keep_alive<0, 1>())

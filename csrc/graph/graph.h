@@ -55,12 +55,13 @@ class Graph {
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  // Recording. A linear with a quantised weight quantises its input, in a node of its own or, where
-  // a norm makes the input for it alone, in the norm. Arguments carry the constant operands
-  // (weights, sizes, flags); pointers to activations, row counts and the step are filled in at run
-  // time. Owners of constant memory are kept by the caller for as long as the graph lives.
+  // Recording. A linear with a quantised weight quantises its input, in a node of its own unless
+  // the input comes quantised: a norm whose result nothing reads but linears with weights like
+  // `reader` gives it so. Arguments carry the constant operands (weights, sizes, flags); pointers
+  // to activations, row counts and the step are filled in at run time. Owners of constant memory
+  // are kept by the caller for as long as the graph lives.
   ValueId embed(cpu::EmbedArgs args);
-  ValueId rms_norm(ValueId x, cpu::RmsNormArgs args);
+  ValueId rms_norm(ValueId x, cpu::RmsNormArgs args, const cpu::PackedLinear* reader = nullptr);
   ValueId linear(ValueId x, cpu::LinearArgs args);
   ValueId linear_add(ValueId x, ValueId residual, cpu::LinearArgs args);  // in place
   ValueId gated_activation(ValueId x, cpu::Activation activation);
@@ -143,7 +144,6 @@ class Graph {
   void check_operand(ValueId id, DType dtype, int64_t columns, const char* what) const;
   ValueId linear_input(ValueId x, const cpu::PackedLinear& weight);
   void check_adapters(const StepView& step) const;
-  void fuse_quantization();
   void fuse_argmax();
   int64_t row_capacity(RowSymbol rows) const;
   void run_measured(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch);

@@ -47,12 +47,17 @@ ValueId Graph::embed(cpu::EmbedArgs args) {
   return y;
 }
 
-ValueId Graph::rms_norm(ValueId x, cpu::RmsNormArgs args) {
+ValueId Graph::rms_norm(ValueId x, cpu::RmsNormArgs args, const cpu::PackedLinear* reader) {
   check_recording();
-  const int64_t columns = value(x).columns;
   check_operand(x, DType::kF32, args.num_columns, "rms_norm");
   args.y_dtype = config_.act_dtype;
-  const ValueId y = add_value("norm", config_.act_dtype, columns, value(x).rows);
+  int64_t columns = args.num_columns;
+  if (reader != nullptr && reader->is_quantized()) {
+    args.y_dtype = DType::kI8;
+    args.group_size = reader->group_size;
+    columns = cpu::quantized_row_bytes(columns, reader->group_size);
+  }
+  const ValueId y = add_value("norm", args.y_dtype, columns, value(x).rows);
   add_node(RmsNormNode{args, x, y}, {x, y});
   return y;
 }
@@ -60,9 +65,13 @@ ValueId Graph::rms_norm(ValueId x, cpu::RmsNormArgs args) {
 // What the linear's kernel reads: x, or its quantised rows.
 ValueId Graph::linear_input(ValueId x, const cpu::PackedLinear& weight) {
   const DType dtype = weight.is_quantized() ? config_.act_dtype : weight.dtype;
+  const int64_t row_bytes = cpu::quantized_row_bytes(weight.num_inputs, weight.group_size);
+  if (weight.is_quantized() && value(x).dtype == DType::kI8) {
+    check_operand(x, DType::kI8, row_bytes, "linear of quantised rows");
+    return x;
+  }
   check_operand(x, dtype, weight.num_inputs, "linear");
   if (!weight.is_quantized()) return x;
-  const int64_t row_bytes = cpu::quantized_row_bytes(weight.num_inputs, weight.group_size);
   const ValueId y = add_value("quantized", DType::kI8, row_bytes, value(x).rows);
   const cpu::QuantizeRowsArgs args{.x_dtype = dtype,
                                    .x_stride = weight.num_inputs,

@@ -8,12 +8,12 @@ from lmi_core.models.lora_linears import LayerLinear, linear_id
 from lmi_core.models.rope import rope_tables
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear
-from lmi_core.ops import Handle, KvCache, LoraTable, Recorder
+from lmi_core.ops import Graph, Handle, KvCache, LoraTable
 
 
 def record(
     model: LoadedModel,
-    recorder: Recorder,
+    graph: Graph,
     cache: KvCache,
     max_model_len: int,
     adapters: LoraTable | None = None,
@@ -21,7 +21,7 @@ def record(
     """Record ``model`` for contexts of up to ``max_model_len`` tokens; returns the logits.
 
     ``adapters``: for a model that was loaded with ``takes_adapters``."""
-    return Decoder(model.spec, model.weights, cache, max_model_len, adapters).record(recorder)
+    return Decoder(model.spec, model.weights, cache, max_model_len, adapters).record(graph)
 
 
 class Decoder:
@@ -41,9 +41,9 @@ class Decoder:
         self.adapters = adapters
         self.cos, self.sin = rope_tables(spec.rope, max_model_len)
 
-    def record(self, recorder: Recorder) -> Handle:
+    def record(self, graph: Graph) -> Handle:
         """Record the forward pass and the sampling of its logits, fp32 [L, vocab]."""
-        x = ops.embed(recorder, self.weights.embedding)
+        x = ops.embed(graph, self.weights.embedding)
         for layer_id, layer in enumerate(self.weights.layers):
             x = self._attention(x, layer, layer_id)
             x = self._mlp(x, layer, layer_id)

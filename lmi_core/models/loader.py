@@ -19,7 +19,7 @@ from lmi_core.models.weights import DecoderWeights, LayerWeights, WeightBackend,
 from lmi_core.weights.checkpoint import read_checkpoint
 from lmi_core.weights.formats import PackFormat, Quantization, WeightFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
-from lmi_core.weights.hf_config import read_hf_config
+from lmi_core.weights.hf_config import HfConfig, read_hf_config
 from lmi_core.weights.quantized.checkpoint import quantization_at_load, read_layout
 from lmi_core.weights.quantized.methods import CheckpointMethod
 from lmi_core.weights.quantized.stored_layers import StoredLayers
@@ -45,6 +45,56 @@ class LoadedModel:
     """For an fp8 KV cache, of each layer; empty: the checkpoint has none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlan:
+    """What a directory's headers and settings say of a model that can be loaded."""
+
+    config: HfConfig
+    spec: DecoderSpec
+    names: WeightNames
+    shapes: Mapping[str, tuple[int, ...]]
+    tensors: Mapping[str, TensorInfo]
+    quantized: StoredLayers
+    quantize: Quantization | None
+    """What matrices are quantised to while they are loaded."""
+
+
+def plan_model(
+    path: Path,
+    *,
+    quantize: Quantization | CheckpointMethod | None = None,
+    rope: RopeOverride | None = None,
+) -> ModelPlan:
+    """Read and check all but the weights of the model in ``path``; arguments and errors are those
+    of ``load_model``."""
+    config = read_hf_config(path)
+    layout = read_layout(config)
+    made = quantization_at_load(config, quantize)
+    if rope is not None:
+        config = rope.apply(config)
+    family = family_of(config.architecture)
+    spec = family.read_spec(config)
+    for token_id in config.eos_token_ids:
+        if token_id >= spec.vocab_size:
+            raise config.error(
+                "eos_token_id", f"{token_id} is beyond the vocabulary of {spec.vocab_size}"
+            )
+    tensors = read_checkpoint(path)
+    shapes = expected_shapes(spec, family.names)
+    matrices = {name: shape for name, shape in shapes.items() if name != family.names.embedding}
+    quantized = StoredLayers(layout, matrices, tensors)
+    check_tensors(path, spec, family.names, tensors, quantized)
+    return ModelPlan(
+        config=config,
+        spec=spec,
+        names=family.names,
+        shapes=shapes,
+        tensors=tensors,
+        quantized=quantized,
+        quantize=made,
+    )
+
+
 def load_model(
     path: Path,
     dtype: Literal["auto", "bf16", "fp32"] = "auto",
@@ -66,25 +116,11 @@ def load_model(
     adapters must come before.
     Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape.
     """
-    config = read_hf_config(path)
-    layout = read_layout(config)
-    made = quantization_at_load(config, quantize)
-    if rope is not None:
-        config = rope.apply(config)
-    family = family_of(config.architecture)
-    spec = family.read_spec(config)
-    for token_id in config.eos_token_ids:
-        if token_id >= spec.vocab_size:
-            raise config.error(
-                "eos_token_id", f"{token_id} is beyond the vocabulary of {spec.vocab_size}"
-            )
-    tensors = read_checkpoint(path)
-    shapes = expected_shapes(spec, family.names)
-    matrices = {name: shape for name, shape in shapes.items() if name != family.names.embedding}
-    quantized = StoredLayers(layout, matrices, tensors)
-    check_tensors(path, spec, family.names, tensors, quantized)
-    weight_format = _stored_format(tensors, family.names) if dtype == "auto" else dtype
-    scale_names = kv_scale_names(spec, family.names, tensors)
+    plan = plan_model(path, quantize=quantize, rope=rope)
+    config, spec, names, made = plan.config, plan.spec, plan.names, plan.quantize
+    tensors, quantized, shapes = plan.tensors, plan.quantized, plan.shapes
+    weight_format = _stored_format(tensors, names) if dtype == "auto" else dtype
+    scale_names = kv_scale_names(spec, names, tensors)
     reader = TensorReader(
         _needed([*shapes, *scale_names], tensors, quantized),
         quantized,
@@ -94,7 +130,7 @@ def load_model(
         progress,
     )
     head_format: PackFormat = weight_format if made is None else "int8"
-    weights = _load_weights(reader, spec, family.names, head_format, fuses_gate=not takes_adapters)
+    weights = _load_weights(reader, spec, names, head_format, fuses_gate=not takes_adapters)
     _warn(reader, weight_format)
     return LoadedModel(
         path=path,
@@ -104,7 +140,7 @@ def load_model(
         quantize=made or reader.kept_format,
         eos_token_ids=config.eos_token_ids,
         bos_token_id=config.bos_token_id,
-        kv_scales=read_kv_scales(path, spec, family.names, scale_names, reader.vector),
+        kv_scales=read_kv_scales(path, spec, names, scale_names, reader.vector),
     )
 
 

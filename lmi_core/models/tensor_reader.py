@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from lmi_core.errors import ModelError
 from lmi_core.models.weights import Linear, MappedFile, WeightBackend
-from lmi_core.weights.float_tensors import FLOAT_DTYPES, to_float32
+from lmi_core.weights.float_tensors import DTYPES, to_float32
 from lmi_core.weights.formats import FloatArray, PackFormat, Quantization, WeightFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
@@ -22,13 +22,6 @@ from lmi_core.weights.safetensors_file import TensorInfo
 Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and in all."""
 
-_NUMPY_DTYPES = {
-    **FLOAT_DTYPES,
-    FP8_DTYPE: np.uint8,
-    "I8": np.int8,
-    "I32": np.int32,
-    "I64": np.int64,
-}
 _FORMATS: tuple[Quantization, ...] = ("int4", "int8", "fp8")
 
 
@@ -174,7 +167,7 @@ class TensorReader:
     def _view(self, name: str) -> npt.NDArray[np.generic]:
         tensor = self._tensors[name]
         raw = self._file(tensor.path).array(tensor.offset, tensor.num_bytes)
-        dtype = np.dtype(_NUMPY_DTYPES[tensor.dtype])
+        dtype = np.dtype(DTYPES[tensor.dtype])
         if raw.ctypes.data % dtype.itemsize != 0:
             raw = raw.copy()
         return raw.view(dtype).reshape(tensor.shape)
