@@ -21,6 +21,7 @@ from lmi_core.version import __version__
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"
 
 _UNKNOWN_COMMAND = re.compile(r".*invalid choice: '(\w+)' \(choose from (.*)\)")
+_FLAG = re.compile(r"-(?!h$|-help$|-version$)")
 _INTERRUPTED = 130
 _INTERNAL_ERROR = 70
 _IO_ERROR = 74
@@ -71,7 +72,17 @@ def _fail(error: Exception, text: str, exit_code: int) -> int:
     return exit_code
 
 
+def launcher() -> int:
+    """``text-generation-launcher``: TGI's flags and protocol."""
+    return main(["text-generation-launcher", *sys.argv[1:]])
+
+
 def _run(argv: list[str]) -> int:
+    if argv[:1] == ["text-generation-launcher"]:
+        return _launch(argv[1:])
+    if argv[:1] == ["djl-serving"] or (argv and _FLAG.match(argv[0])):
+        # As images are called: docker run IMAGE --model-id MODEL
+        argv = ["serve", *(argv[1:] if argv[0] == "djl-serving" else argv)]
     # All but the last take the configuration's own arguments.
     if argv[:1] == ["explain"]:
         return _explain(argv[1:])
@@ -181,6 +192,13 @@ def _serve(argv: list[str]) -> int:
     from lmi_server.command import serve
 
     return serve(argv, DEMO_MODEL)
+
+
+def _launch(argv: list[str]) -> int:
+    names_model = os.environ.get("MODEL_ID") or any(
+        argument.partition("=")[0] == "--model-id" for argument in argv
+    )
+    return _serve(argv if names_model else ["--model-id", str(DEMO_MODEL), *argv])
 
 
 def _generate(argv: list[str]) -> int:
