@@ -55,6 +55,7 @@ ValueId Graph::rms_norm(ValueId x, cpu::RmsNormArgs args, const cpu::PackedLinea
   if (reader != nullptr && reader->is_quantized()) {
     args.y_dtype = DType::kI8;
     args.group_size = reader->group_size;
+    args.rounding = reader->rounding;
     columns = cpu::quantized_row_bytes(columns, reader->group_size);
   }
   const ValueId y = add_value("norm", args.y_dtype, columns, value(x).rows);
@@ -76,7 +77,8 @@ ValueId Graph::linear_input(ValueId x, const cpu::PackedLinear& weight) {
   const cpu::QuantizeRowsArgs args{.x_dtype = dtype,
                                    .x_stride = weight.num_inputs,
                                    .num_columns = weight.num_inputs,
-                                   .group_size = weight.group_size};
+                                   .group_size = weight.group_size,
+                                   .rounding = weight.rounding};
   add_node(QuantizeNode{args, x, y}, {x, y});
   return y;
 }
