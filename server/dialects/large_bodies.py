@@ -17,6 +17,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import EngineInfo
 from lmi_core.errors import EngineError, UserError
 from lmi_core.sandbox.pool import Limits, shared_pool
+from lmi_core.text.metered_template import CostlyTemplateError, metered
 from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
 from lmi_server.dialects.base import Call, Plan
 
@@ -28,6 +29,7 @@ _MANY_ITEMS = 16_384
 _MANY_RENDERED = 1024
 _LONG_CHARS = 256 * 1024
 """A prompt of more characters is tokenized where it was decoded."""
+_PROCESSOR_S = 10
 _MAX_TOKEN_IDS = 2 << 20
 _MAX_RESULT_BYTES = 32 << 20
 _BYTES_PER_BYTE = 48
@@ -49,15 +51,21 @@ async def rendered(render: Callable[[], bytes], num_items: int) -> bytes:
 
 
 async def decoded(decode: Callable[[bytes], T], body: bytes, backend: Any) -> T:
-    """``decode(body)``. For a large body ``decode`` must be something that can be pickled.
+    """``decode(body)``, in a child for a large body or a chat template that costs much: ``decode``
+    must be something that can be pickled.
 
     In the child ``backend`` is a ``StandIn``. Raises what ``decode`` raises, and UserError when it
     takes too much time or memory, or makes too much of the body.
     """
     if not is_large(body):
-        return decode(body)
+        try:
+            with metered():
+                return decode(body)
+        except CostlyTemplateError:
+            pass
     limits = Limits(
-        what=f"reading a body of {len(body)} bytes",
+        what=f"reading a body of {len(body)} bytes, with its chat template if it is a chat,",
+        processor_s=_PROCESSOR_S,
         memory_bytes=(1 << 30) + _BYTES_PER_BYTE * len(body),
         result_bytes=_MAX_RESULT_BYTES,
     )

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from lmi_core.text.chat import ChatTemplate
+from lmi_server.dialects import large_bodies
 from lmi_server.dialects.tgi.options import TgiOptions
 from tests.engine.fake_runner import FakeRunner
 from tests.server.dialects.tgi.test_tgi_http import serving
@@ -52,6 +54,46 @@ def test_no_body_holds_the_loop(path: str, body: dict[str, Any], name: str) -> N
 )
 def test_nor_does_the_largest(path: str, body: dict[str, Any], name: str, shape: str) -> None:
     check(path, [grown(body, name, shape, 60 * MIB)])
+
+
+DOUBLING = (
+    "{% set n = namespace(s=['x']) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}"
+)
+CHAT_ROUTES = (
+    "/invocations",
+    "/v1/chat/completions",
+    "/tgi/v1/chat/completions",
+    "/tgi/invocations",
+    "/tokenize",
+    "/chat_tokenize",
+)
+
+
+@pytest.mark.parametrize("path", CHAT_ROUTES)
+@pytest.mark.parametrize(
+    ("source", "is_served"),
+    [
+        ("{% for i in range(1500) %}{% for j in range(1500) %}{% endfor %}{% endfor %}x", True),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}x", False),
+        ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", False),
+        (DOUBLING, False),
+    ],
+)
+def test_a_costly_chat_template(
+    path: str, source: str, is_served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes its own request's time, with an end, and nobody else's."""
+    monkeypatch.setattr(large_bodies, "_PROCESSOR_S", 1)
+
+    async def run() -> None:
+        template = ChatTemplate({"default": source})
+        options: dict[str, Any] = {"api": "lmi", "chat_template": template, "tgi": TgiOptions()}
+        async with serving(FakeRunner(max_model_len=512), **options) as served:
+            answer = await served.post({"messages": CHAT["messages"], "max_tokens": 2}, path)
+            assert (answer.status == 200) == is_served, answer.body
+            assert answer.status in (200, 400, 422, 424)
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(
