@@ -27,9 +27,9 @@ _FREE_CHARS = 4096
 _SIZE = 512
 _FILTERS = frozenset({
     "abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float",
-    "groupby", "int", "items", "join", "last", "length", "list", "lower", "map", "reject", "rejectattr",
-    "replace", "reverse", "round", "safe", "select", "selectattr", "sort", "string", "sum",
-    "title", "tojson", "trim", "truncate", "unique", "upper",
+    "groupby", "int", "items", "join", "last", "length", "list", "lower", "map", "reject",
+    "rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr", "sort", "string",
+    "sum", "title", "tojson", "trim", "truncate", "unique", "upper",
 })  # fmt: skip
 _METHODS = frozenset({
     "capitalize", "count", "endswith", "find", "get", "index", "isdigit", "items", "keys", "lower",
