@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lmi_core.errors import EngineError
 from lmi_core.sandbox import message
 
 _MAX_CALL_BYTES = 1 << 40
@@ -45,11 +46,23 @@ def main(descriptor: int) -> int:
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         is_last = peak_bytes > _MAX_RESIDENT_BYTES
         try:
-            message.send(connection, message.encode((*outcome, records.kept, is_last)))
+            message.send(connection, _encoded(outcome, records.kept, is_last))
         except (MemoryError, ConnectionError):
             return 1
         if is_last:
             return 0
+
+
+def _encoded(
+    outcome: tuple[str, Any], records: list[tuple[str, int, str]], is_last: bool
+) -> list[bytes | memoryview]:
+    try:
+        return message.encode((*outcome, records, is_last))
+    except (MemoryError, ConnectionError):
+        raise
+    except Exception as error:  # what a function has made can't be pickled
+        failure = message.raised(EngineError(f"the child's result can't be sent: {error}"))
+        return message.encode(("error", failure, records, is_last))
 
 
 def _run(

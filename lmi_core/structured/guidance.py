@@ -7,7 +7,7 @@ and its load. On top, a matcher has a budget of processor time.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import llguidance
@@ -15,6 +15,7 @@ import numpy as np
 
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar, GrammarKind
+from lmi_core.structured.marks import resolve_marks
 from lmi_core.structured.matcher import Mask
 from lmi_core.structured.size import check_size
 from lmi_core.text.tokenizer import Tokenizer
@@ -43,18 +44,22 @@ class GuidanceLibrary:
             llguidance.TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, eos_token_ids[0])),
             eos_token=list(eos_token_ids),
         )
+        self._special_id = _special_ids(tokenizer)
         self._limits = llguidance.LLParserLimits(verbose_errors=False, **limits or {})
 
     def compile(self, grammar: Grammar) -> GuidanceGrammar:
-        return _compile(grammar, self._tokenizer, self._limits)
+        return _compile(grammar, self._tokenizer, self._limits, self._special_id)
 
 
 def _compile(
-    grammar: Grammar, tokenizer: llguidance.LLTokenizer, limits: llguidance.LLParserLimits
+    grammar: Grammar,
+    tokenizer: llguidance.LLTokenizer,
+    limits: llguidance.LLParserLimits,
+    special_id: Callable[[str], int | None],
 ) -> GuidanceGrammar:
     check_size(grammar)
     try:
-        source = _source(grammar)
+        source = _source(grammar, special_id)
     except (ValueError, RecursionError) as error:
         raise _refused(grammar, str(error)) from None
     compiled = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
@@ -76,7 +81,7 @@ def try_grammar(grammar: Grammar) -> None:
     """Compile a grammar for a vocabulary of bytes, which takes as long as for any other. Raises
     what ``compile`` raises."""
     limits = llguidance.LLParserLimits(verbose_errors=False)
-    _compile(grammar, llguidance.LLTokenizer("byte"), limits)
+    _compile(grammar, llguidance.LLTokenizer("byte"), limits, lambda _: None)
 
 
 class GuidanceGrammar:
@@ -138,13 +143,24 @@ class _Vocabulary:
         return self._tokenizer.encode_now(text, add_special_tokens=False)
 
 
-def _source(grammar: Grammar) -> str:
+def _special_ids(tokenizer: Tokenizer) -> Callable[[str], int | None]:
+    def special_id(text: str) -> int | None:
+        token_id = tokenizer.token_id(text)
+        return token_id if token_id in tokenizer.special_ids else None
+
+    return special_id
+
+
+def _source(grammar: Grammar, special_id: Callable[[str], int | None]) -> str:
     """The grammar in the library's own form; ValueError when it can't be read."""
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         options: Any = {"whitespace_pattern": _JSON_WHITESPACE}
         return str(llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=options))
     form: Any = grammar.kind.value
-    return str(llguidance.grammar_from(form, grammar.text))
+    text = grammar.text
+    if grammar.kind is GrammarKind.LARK:
+        text = resolve_marks(text, special_id)
+    return str(llguidance.grammar_from(form, text))
 
 
 def _refused(grammar: Grammar, reason: str) -> UserError:

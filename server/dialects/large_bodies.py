@@ -20,6 +20,7 @@ from lmi_core.sandbox.pool import Limits, shared_pool
 from lmi_core.text.metered_template import CostlyTemplateError, metered
 from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
 from lmi_server.dialects.base import Call, Plan
+from lmi_server.dialects.unknown_fields import collect_ignored, note_ignored
 
 T = TypeVar("T")
 
@@ -69,7 +70,7 @@ async def decoded(decode: Callable[[bytes], T], body: bytes, backend: Any) -> T:
         memory_bytes=(1 << 30) + _BYTES_PER_BYTE * len(body),
         result_bytes=_MAX_RESULT_BYTES,
     )
-    return await shared_pool().run(
+    answer: tuple[T, list[str]] = await shared_pool().run(
         _decode_in_child,
         decode,
         PickleBuffer(body),
@@ -78,6 +79,9 @@ async def decoded(decode: Callable[[bytes], T], body: bytes, backend: Any) -> T:
         known=backend,
         stand_in=_stand_in(backend),
     )
+    value, ignored = answer
+    note_ignored(ignored)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +147,13 @@ def _of(backend: Any, name: str) -> Any:
         return None
 
 
-def _decode_in_child(decode: Callable[[bytes], T], body: memoryview, stand_in: StandIn) -> T:
+def _decode_in_child(
+    decode: Callable[[bytes], T], body: memoryview, stand_in: StandIn
+) -> tuple[Any, list[str]]:
+    """The result, and the names of the fields that were ignored."""
+    ignored = collect_ignored()
     value: Any = decode(bytes(body))
-    return _bounded(value, stand_in) if isinstance(value, Plan) else value  # type: ignore[return-value]
+    return (_bounded(value, stand_in) if isinstance(value, Plan) else value), ignored
 
 
 def _bounded(plan: Plan, stand_in: StandIn) -> Plan:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lmi_core.errors import CapacityError, UserError
+from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_core.sandbox import pool as pool_module
 from lmi_core.sandbox.pool import Limits, SandboxPool
 from tests.sandbox import work
@@ -108,6 +108,8 @@ def test_results_errors_and_logs_come_back(caplog: pytest.LogCaptureFixture) -> 
         assert (caught.value.code, caught.value.hint) == (7, "ask again")
         assert await pool.run(work.warn, "é", limits=LIMITS) == "é"
         assert caplog.record_tuples == [("tests.sandbox", logging.WARNING, "seen: é")]
+        with pytest.raises(EngineError, match="the child's result can't be sent: .*generator"):
+            await pool.run(work.generate, limits=LIMITS)
         known = asyncio.get_running_loop()  # can't be pickled
         name = await pool.run(work.name_of, known, limits=LIMITS, known=known, stand_in=LIMITS)
         assert name == "Limits"

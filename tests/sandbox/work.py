@@ -59,3 +59,7 @@ def name_of(thing: object) -> str:
 
 def environment() -> dict[str, str]:
     return dict(os.environ)
+
+
+def generate() -> object:
+    return (number for number in range(3))
