@@ -108,7 +108,7 @@ def test_results_errors_and_logs_come_back(caplog: pytest.LogCaptureFixture) -> 
         assert (caught.value.code, caught.value.hint) == (7, "ask again")
         assert await pool.run(work.warn, "é", limits=LIMITS) == "é"
         assert caplog.record_tuples == [("tests.sandbox", logging.WARNING, "seen: é")]
-        with pytest.raises(EngineError, match="the child's result can't be sent: .*generator"):
+        with pytest.raises(EngineError, match="the child's result can't be sent"):
             await pool.run(work.generate, limits=LIMITS)
         known = asyncio.get_running_loop()  # can't be pickled
         name = await pool.run(work.name_of, known, limits=LIMITS, known=known, stand_in=LIMITS)
