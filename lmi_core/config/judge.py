@@ -39,6 +39,22 @@ def judge(
         except UserError as error:
             key = error.field if error.field in model.values else None
             problems.error("" if key is None else model.where(key), str(error), key)
+        except OSError as error:
+            problems.error(str(error.filename or ""), f"can't be read: {error.strerror or error}")
+    return problems.errors
+
+
+def judge_server(server: ServerConfig) -> tuple[Problem, ...]:
+    """The same of the server as a whole."""
+    problems = Problems()
+    if server.certificate_file is None:
+        return ()
+    from lmi_core.config.targets.tls import tls_context
+
+    try:
+        tls_context(server)
+    except UserError as error:
+        problems.error("", str(error), error.field)
     return problems.errors
 
 
