@@ -261,3 +261,22 @@ def test_what_cannot_be_read_is_named(model, monkeypatch):
     code, text = explain(str(model))
     assert code == 2
     assert "model.safetensors: can't be read: Permission denied" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "code"),
+    [
+        ("import no_such_package.inner", {}, 2),
+        ("from no_such_package import x", {"requirements.txt": "no-such-package"}, 0),
+        ("import no_such_package", {"no_such_package.py": ""}, 0),
+        ("import json, numpy", {}, 0),
+        ("try:\n    import no_such_package\nexcept ImportError:\n    pass", {}, 0),
+    ],
+)
+def test_what_a_handler_imports_is_installed(tmp_path, line, files, code):
+    (tmp_path / "model.py").write_text(f"{line}\ndef handle(inputs): ...")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    got, text = explain(str(tmp_path))
+    assert got == code, text
+    assert ("imports no_such_package, which isn't installed" in text) == (code == 2)
