@@ -306,7 +306,7 @@ def load_cpu_runner(
         config.dtype,
         quantize=config.quantize,
         rope=RopeOverride.of(config),
-        backend=NativeWeights(config.instruction_set, num_threads, packed),
+        backend=NativeWeights(config.instruction_set, num_threads, packed, config.activations),
         progress=None if progress is None else partial(progress, "weights"),
         takes_adapters=config.lora is not None,
     )
