@@ -19,7 +19,10 @@ SYNONYMS = {
     "--log-format": "log_format",
     "--log-level": "log_level",
     "--request-timeout": "request_timeout",
+    "--strict-requests": "strict_requests",
     "--verbose": "verbose",
+    "-v": "verbose",
+    "--metric-aliases": "metric_aliases",
     "--no-prefix-caching": "option.enable_prefix_caching",
     "--model": "option.model_id",
     # vLLM

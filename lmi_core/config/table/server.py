@@ -295,6 +295,16 @@ OPTIONS = (
         ),
     ),
     _server(
+        "metric_aliases",
+        Items(Choice(("vllm", "tgi"))),
+        "Other servers whose names /metrics has besides our own: vllm, which is also what the "
+        "Kubernetes inference gateway reads, and tgi.",
+        honoured(
+            "metric_aliases",
+            test="tests/server/http/test_metric_aliases.py::test_a_server_has_the_names_asked_for",
+        ),
+    ),
+    _server(
         "log_format",
         Choice(("console", "json")),
         "Form of log lines.",
@@ -314,6 +324,16 @@ OPTIONS = (
         Bool(),
         "Print every route once the server listens.",
         honoured("verbose", test="tests/server/test_process.py::test_routes_are_printed_if_asked"),
+        False,
+    ),
+    _server(
+        "strict_requests",
+        Bool(),
+        "Refuse requests with unknown fields (422) instead of ignoring and reporting those.",
+        honoured(
+            "strict_requests",
+            test="tests/server/test_fields.py::test_unknown_fields_are_reported_or_refused",
+        ),
         False,
     ),
     _server(
