@@ -131,7 +131,7 @@ OPTIONS = (
                 ),
                 "bf16": honoured(
                     "activations",
-                    "rows as they are, in sums of fp32, on the CPU engine: two to four times slower",
+                    "rows as they are, in sums of fp32, on the CPU engine: 2 to 4 times slower",
                     test=_ACTIVATIONS,
                 ),
             },
