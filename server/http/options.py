@@ -74,6 +74,10 @@ class ServerOptions:
     drain_timeout_s: float = 30.0
     """How long a stopping server lets running requests finish."""
     log_format: LogFormat = "console"
+    ui: bool = False
+    """Serve the page for people at /ui."""
+    ui_report: Mapping[str, object] = field(default_factory=dict, repr=False)
+    """The configuration's explanation, which the page shows."""
     verbose: bool = False
     strict_requests: bool = False
     """Answer 422 to requests with fields that nobody here knows, instead of ignoring them."""

@@ -123,6 +123,7 @@ def server_options(server: ServerConfig) -> ServerOptions:
         log_format=server.log_format,
         strict_requests=server.strict_requests,
         verbose=server.verbose,
+        ui=server.ui,
         lmi=LmiOptions(statuses=server.statuses),
     )
 

@@ -296,6 +296,14 @@ OPTIONS = (
         ),
     ),
     _server(
+        "ui",
+        Bool(),
+        "Serve a page for people at /ui, and at / to browsers: live figures, a playground, the "
+        "configuration, the routes.",
+        honoured("ui", test="tests/server/http/test_ui.py::test_the_page_is_for_everybody"),
+        False,
+    ),
+    _server(
         "metric_aliases",
         Items(Choice(("vllm", "tgi"))),
         "Other servers whose names /metrics has besides our own: vllm, which is also what the "
