@@ -33,6 +33,7 @@ _SHAPE: dict[str, Any] = {
     "max_position_embeddings": 512,
     "bos_token_id": BOS_ID,
     "eos_token_id": EOS_ID,
+    "pad_token_id": None,
     "tie_word_embeddings": False,
 }
 
@@ -50,6 +51,12 @@ LLAMA3_ROPE = _rope(
     original_max_position_embeddings=64,
 )
 YARN_ROPE = _rope("yarn", factor=4.0, original_max_position_embeddings=128)
+
+LONG_ROPE = {
+    **_rope("longrope", original_max_position_embeddings=256, partial_rotary_factor=0.75),
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
+}
 
 # name -> (model type, configuration beyond _SHAPE)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -82,6 +89,61 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+# The same of families whose tests are tests/models/test_families.py.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", {"head_dim": 32}),
+    "gemma2": (
+        "gemma2",
+        {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 20}
+        | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 20}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "phi3": (
+        "phi3",
+        {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 256},
+    ),
+    "phi3_long": (
+        "phi3",
+        {"rope_parameters": LONG_ROPE | {"original_max_position_embeddings": 2}}
+        | {"original_max_position_embeddings": 2, "sliding_window": 24},
+    ),
+    "granite": (
+        "granite",
+        {"attention_multiplier": 0.3, "residual_multiplier": 0.4, "embedding_multiplier": 3.0}
+        | {"logits_scaling": 1.3, "attention_bias": True, "mlp_bias": True},
+    ),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "olmo": ("olmo", {}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo3",
+        {"sliding_window": 24}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {"rope_parameters": {"sliding_attention": _rope("default"), "full_attention": YARN_ROPE}},
+    ),
+    "glm": ("glm", {"head_dim": 32}),
+    "glm4": ("glm4", {"head_dim": 32}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "stablelm_parallel": ("stablelm", {"use_parallel_residual": True, "qk_layernorm": True}),
+    "cohere": ("cohere", {"logit_scale": 0.9}),
+    "cohere_plus": ("cohere", {"logit_scale": 0.9, "use_qk_norm": True}),
+    "cohere2": (
+        "cohere2",
+        {"logit_scale": 0.9, "sliding_window": 24}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "nemotron": ("nemotron", {"attention_bias": True, "mlp_bias": True}),
+    "exaone4": (
+        "exaone4",
+        {"sliding_window": 24}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+}
+
 
 def make_checkpoint(
     directory: Path,
@@ -93,7 +155,8 @@ def make_checkpoint(
     tokenizer: bool = True,
     **config: Any,
 ) -> Path:
-    """Write config.json, safetensors and a tokenizer of a ``VARIANTS`` entry to ``directory``.
+    """Write config.json, safetensors and a tokenizer to ``directory``, of an entry of ``VARIANTS``
+    or ``FAMILIES``.
 
     ``dtype``: float32, bfloat16 or float16. ``config`` overrides the model's configuration.
     """
@@ -102,13 +165,13 @@ def make_checkpoint(
 
     logging.disable_progress_bar()
 
-    model_type, extra = VARIANTS[variant]
+    model_type, extra = (VARIANTS | FAMILIES)[variant]
     settings = {**_SHAPE, **extra, **config}
     torch_dtype = getattr(torch, dtype)
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(model_type, **settings), dtype=torch.float32
     )
-    _draw_weights(model, seed)
+    draw_weights(model, seed)
     model.to(torch_dtype)
     model.config.dtype = torch_dtype
     directory.mkdir(parents=True, exist_ok=True)
@@ -136,7 +199,8 @@ def _root() -> Path:
     return Path(_temporary_directory().name)
 
 
-def _draw_weights(model: Any, seed: int) -> None:
+def draw_weights(model: Any, seed: int) -> None:
+    """As the module says."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -144,7 +208,7 @@ def _draw_weights(model: Any, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("norm.weight"):
+            if name.endswith("norm.weight") or (parameter.ndim == 1 and "bias" not in name):
                 parameter.copy_(1.0 + 0.1 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.2 * noise)

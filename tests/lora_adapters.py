@@ -62,7 +62,7 @@ def write_adapter(
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": alpha,
-        "target_modules": list(TARGETS),
+        "target_modules": sorted({name.split(".")[-3] for name in tensors}),
         "bias": "none",
         "modules_to_save": None,
         "use_dora": False,

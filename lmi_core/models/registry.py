@@ -3,10 +3,52 @@
 from __future__ import annotations
 
 from lmi_core.errors import ModelError
-from lmi_core.models.families import llama, mistral, qwen2, qwen3
+from lmi_core.models.families import (
+    cohere,
+    cohere2,
+    exaone4,
+    gemma,
+    gemma2,
+    gemma3,
+    glm,
+    glm4,
+    granite,
+    llama,
+    mistral,
+    nemotron,
+    olmo,
+    olmo2,
+    olmo3,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+    stablelm,
+)
 from lmi_core.models.family import Family
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, qwen3.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    cohere.FAMILY,
+    cohere2.FAMILY,
+    exaone4.FAMILY,
+    gemma.FAMILY,
+    gemma2.FAMILY,
+    gemma3.FAMILY,
+    glm.FAMILY,
+    glm4.FAMILY,
+    granite.FAMILY,
+    llama.FAMILY,
+    mistral.FAMILY,
+    nemotron.FAMILY,
+    olmo.FAMILY,
+    olmo2.FAMILY,
+    olmo3.FAMILY,
+    phi3.FAMILY,
+    qwen2.FAMILY,
+    qwen3.FAMILY,
+    smollm3.FAMILY,
+    stablelm.FAMILY,
+)
 
 
 def supported_architectures() -> tuple[str, ...]:

@@ -5,9 +5,9 @@ A recorder stands behind every handle: ``ops.native`` records into the engine's 
 """
 
 from lmi_core.ops.attention import attention, rope_cache_write
-from lmi_core.ops.embedding import embed, gather_logit_rows
-from lmi_core.ops.linear import gated_activation, linear, lora_add
-from lmi_core.ops.norm import rms_norm
+from lmi_core.ops.embedding import add_positions, embed, gather_logit_rows
+from lmi_core.ops.linear import activation, linear, lora_add, soft_cap
+from lmi_core.ops.norm import norm, norm_heads, rms_norm
 from lmi_core.ops.recorder import Handle, KvCache, LinearWeight, LoraTable, Recorder
 from lmi_core.ops.sampling import sample
 
@@ -17,13 +17,17 @@ __all__ = [
     "LinearWeight",
     "LoraTable",
     "Recorder",
+    "activation",
+    "add_positions",
     "attention",
     "embed",
-    "gated_activation",
     "gather_logit_rows",
     "linear",
     "lora_add",
+    "norm",
+    "norm_heads",
     "rms_norm",
     "rope_cache_write",
     "sample",
+    "soft_cap",
 ]

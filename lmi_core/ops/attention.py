@@ -43,10 +43,12 @@ def attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    slopes: FloatArray | None = None,
 ) -> Handle:
     """Causal attention with grouped queries: act [T, hq d] -> act [T, hq d].
 
-    ``window``: keys seen counting the query's own; 0: all. ``soft_cap``: 0: none.
+    ``window``: keys seen counting the query's own; 0: all. ``soft_cap``: 0: none. ``slopes``: [hq],
+    a head's scores grow by its slope times the key's position less the query's (ALiBi).
     """
     return q.recorder.attention(
         q,
@@ -56,4 +58,5 @@ def attention(
         scale=scale,
         window=window,
         soft_cap=soft_cap,
+        slopes=slopes,
     )

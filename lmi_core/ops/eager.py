@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,21 @@ from torch import Tensor
 
 from lmi_core.ops.adapter_table import AdapterTable
 from lmi_core.ops.device_step import DeviceStep
+from lmi_core.ops.fallback import only_in_torch
 from lmi_core.ops.packed_weight import PackedWeight
 from lmi_core.ops.paged_cache import PagedCache
 from lmi_core.ops.pending_results import PendingResults
 from lmi_core.ops.quantized_rows import QuantizedRows, RowFormat
-from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, LoraTable, RowSymbol
+from lmi_core.ops.recorder import (
+    Activation,
+    FloatArray,
+    Handle,
+    KvCache,
+    LinearWeight,
+    LoraTable,
+    NormKind,
+    RowSymbol,
+)
 from lmi_core.ops.sampling_inputs import SamplingInputs
 from lmi_core.ops.select import Kernels
 from lmi_core.ops.torch_weights import DTYPES, DeviceConstants, DeviceWeight, as_tensor
@@ -92,7 +102,7 @@ class EagerRecorder:
         """Find out where every value is used last and which are wanted as codes only, and allocate
         what ops share; nothing can be recorded afterwards."""
         self._row_formats = _row_formats(self._nodes)
-        seen: set[Handle] = set()
+        seen: set[Handle] = set() if self._logits is None else {self._logits}
         for node in reversed(self._nodes):
             node.last_used = tuple(h for h in dict.fromkeys(node.inputs) if h not in seen)
             seen.update(node.inputs)
@@ -157,26 +167,96 @@ class EagerRecorder:
         y = self._record("rms_norm", self.act_dtype, x.columns, x.rows, (x,), compute)
         return y
 
+    def add_positions(self, x: Handle, table: npt.NDArray[np.generic], offset: int) -> Handle:
+        rows = as_tensor(table).to(self.device)
+
+        def add(replay: Replay) -> None:
+            replay.add_later(x, rows[replay.step.positions + offset].float())
+
+        self._nodes.append(_Node((x,), add))
+        return x
+
+    def norm(
+        self,
+        x: Handle,
+        weight: FloatArray | None,
+        bias: FloatArray | None,
+        eps: float,
+        *,
+        kind: NormKind,
+        residual: Handle | None,
+        out_dtype: Literal["fp32", "act"],
+    ) -> Handle:
+        scale, offset = self._optional(weight), self._optional(bias)
+        run = self._torch_op("norm")
+        dtype = self._act if out_dtype == "act" else torch.float32
+
+        def compute(replay: Replay) -> Tensor | QuantizedRows:
+            codes = self._row_formats.get(y) if residual is None else None
+            result: Tensor | QuantizedRows = run(
+                replay[x], scale, offset, eps, kind=kind, out_dtype=dtype, codes=codes
+            )
+            return result
+
+        if residual is not None:
+            dtype, y = torch.float32, residual
+
+            def add(replay: Replay) -> None:
+                replay.add_later(y, cast(Tensor, compute(replay)))
+
+            self._nodes.append(_Node((x, y), add))
+            return y
+        name = self.act_dtype if out_dtype == "act" else "fp32"
+        y = self._record("norm", name, x.columns, x.rows, (x,), compute)
+        return y
+
+    def norm_heads(
+        self,
+        x: Handle,
+        weight: FloatArray,
+        bias: FloatArray | None,
+        eps: float,
+        *,
+        kind: NormKind,
+        first_column: int,
+        num_groups: int,
+    ) -> Handle:
+        scale = self._constants.put(weight).view(num_groups, -1)
+        offset = None if bias is None else self._constants.put(bias).view(num_groups, -1)
+        columns = slice(first_column, first_column + weight.size)
+        run = self._torch_op("norm")
+
+        def compute(replay: Replay) -> None:
+            value = replay[x]
+            groups = value[:, columns].reshape(len(value), num_groups, -1)
+            y = run(groups, scale, offset, eps, kind=kind, out_dtype=torch.float32)
+            value[:, columns] = y.flatten(1)
+
+        self._nodes.append(_Node((x,), compute))
+        return x
+
     def linear(
         self,
         x: Handle,
         weight: LinearWeight,
         *,
         bias: FloatArray | None,
-        activation: Literal["", "silu", "gelu_tanh"],
+        activation: Activation | Literal[""],
+        gated: bool,
         residual: Handle | None,
         out_dtype: Literal["fp32", "act"],
     ) -> Handle:
         multiply = self._multiply(weight)
         offset = None if bias is None else self._constants.put(bias)
         is_act = activation != "" or out_dtype == "act"
+        activate = self._activate(gated)
 
         row_format = weight.row_format if isinstance(weight, PackedWeight) else None
 
         def product(replay: Replay) -> Tensor | QuantizedRows:
             y: Tensor | QuantizedRows = multiply(replay.operand(x), offset)
             if activation:
-                y = self.kernels.gated_activation(
+                y = activate(
                     y, activation, out_dtype=self._act, codes=self._row_formats.get(result)
                 )
             return y.to(self._act) if is_act and isinstance(y, Tensor) else y
@@ -189,20 +269,32 @@ class EagerRecorder:
 
             self._nodes.append(_Node((x, residual), add, row_format))
             return residual
-        columns = weight.num_outputs // 2 if activation else weight.num_outputs
+        columns = weight.num_outputs // 2 if activation and gated else weight.num_outputs
         dtype = self.act_dtype if is_act else "fp32"
         result = self._record("linear", dtype, columns, x.rows, (x,), product, row_format)
         return result
 
-    def gated_activation(self, x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle:
+    def activation(self, x: Handle, activation: Activation, *, gated: bool) -> Handle:
+        activate = self._activate(gated)
+
         def compute(replay: Replay) -> Tensor | QuantizedRows:
-            result: Tensor | QuantizedRows = self.kernels.gated_activation(
+            result: Tensor | QuantizedRows = activate(
                 replay[x], activation, out_dtype=self._act, codes=self._row_formats.get(y)
             )
             return result
 
-        y = self._record("gated_activation", self.act_dtype, x.columns // 2, x.rows, (x,), compute)
+        columns = x.columns // 2 if gated else x.columns
+        y = self._record("activation", self.act_dtype, columns, x.rows, (x,), compute)
         return y
+
+    def soft_cap(self, x: Handle, cap: float) -> Handle:
+        run = self._torch_op("soft_cap")
+
+        def compute(replay: Replay) -> None:
+            replay[x] = run(replay[x], cap)
+
+        self._nodes.append(_Node((x,), compute))
+        return x
 
     def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
         adapters = cast(AdapterTable, table)
@@ -267,8 +359,12 @@ class EagerRecorder:
         scale: float,
         window: int,
         soft_cap: float,
+        slopes: FloatArray | None,
     ) -> Handle:
         store = self._cache(cache)
+        extra = {}
+        if slopes is not None:
+            extra["slopes"] = self._constants.put(slopes)
 
         def compute(replay: Replay) -> Tensor:
             keys, values, scales = store.layers[layer]
@@ -282,6 +378,7 @@ class EagerRecorder:
                 window=window,
                 soft_cap=soft_cap,
                 scales=scales,
+                **extra,
             )
             return y
 
@@ -313,6 +410,16 @@ class EagerRecorder:
 
         self._nodes.append(_Node(inputs, run, row_format))
         return handle
+
+    def _activate(self, gated: bool) -> Callable[..., Any]:
+        return self.kernels.gated_activation if gated else self._torch_op("activation")
+
+    def _torch_op(self, op: str) -> Callable[..., Any]:
+        """Of an op that only ``torch_ops`` has."""
+        return only_in_torch(op, self.kernels.chosen["rms_norm"], self.kernels.chosen["linear"])
+
+    def _optional(self, values: FloatArray | None) -> Tensor | None:
+        return None if values is None else self._constants.put(values)
 
     def _multiply(
         self, weight: LinearWeight

@@ -13,6 +13,11 @@ def embed(recorder: Recorder, table: npt.NDArray[np.generic], *, scale: float = 
     return recorder.embed(table, scale)
 
 
+def add_positions(x: Handle, table: npt.NDArray[np.generic], *, offset: int = 0) -> Handle:
+    """x + the row of ``table`` of each token's position + ``offset``: fp32 [T, n], in place."""
+    return x.recorder.add_positions(x, table, offset)
+
+
 def gather_logit_rows(x: Handle) -> Handle:
     """fp32 [T, n] -> fp32 [L, n]: the rows whose logits are wanted."""
     return x.recorder.gather_logit_rows(x)

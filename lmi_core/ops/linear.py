@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lmi_core.ops.recorder import FloatArray, Handle, LinearWeight, LoraTable
+from lmi_core.ops.recorder import Activation, FloatArray, Handle, LinearWeight, LoraTable
 
 
 def linear(
@@ -12,13 +12,15 @@ def linear(
     weight: LinearWeight,
     *,
     bias: FloatArray | None = None,
-    activation: Literal["", "silu", "gelu_tanh"] = "",
+    activation: Activation | Literal[""] = "",
+    gated: bool = True,
     residual: Handle | None = None,
     out_dtype: Literal["fp32", "act"] = "fp32",
 ) -> Handle:
     """x @ weight^T + bias: act [R, k] -> [R, n], accumulated in fp32.
 
-    ``activation``: ``weight`` holds gate and up, the result is act(gate) * up, act [R, n / 2].
+    ``activation``: ``weight`` holds gate and up, the result is act(gate) * up, act [R, n / 2]; not
+    ``gated``, act(y), act [R, n].
     ``residual``: fp32 [R, n], added to in place and returned.
     """
     if x.columns != weight.num_inputs:
@@ -26,14 +28,25 @@ def linear(
     if bias is not None and bias.shape != (weight.num_outputs,):
         raise ValueError(f"linear to {weight.num_outputs} outputs got a bias of {bias.shape}")
     return x.recorder.linear(
-        x, weight, bias=bias, activation=activation, residual=residual, out_dtype=out_dtype
+        x,
+        weight,
+        bias=bias,
+        activation=activation,
+        gated=gated,
+        residual=residual,
+        out_dtype=out_dtype,
     )
 
 
-def gated_activation(x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle:
-    """act(gate) * up: fp32 [R, 2 n], gate before up -> act [R, n]; for where ``linear`` can't do it
-    itself, since something is added to its results first."""
-    return x.recorder.gated_activation(x, activation)
+def activation(x: Handle, activation: Activation, *, gated: bool = True) -> Handle:
+    """act(gate) * up: fp32 [R, 2 n], gate before up -> act [R, n], or act(x) -> act [R, n]; for
+    where ``linear`` can't do it itself, since something is added to its results first."""
+    return x.recorder.activation(x, activation, gated=gated)
+
+
+def soft_cap(x: Handle, cap: float) -> Handle:
+    """cap tanh(x / cap), fp32 in place."""
+    return x.recorder.soft_cap(x, cap)
 
 
 def lora_add(x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:

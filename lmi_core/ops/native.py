@@ -11,7 +11,15 @@ import numpy.typing as npt
 
 from lmi_core import _native
 from lmi_core.ops.matrix import Matrix, packable, packed_group_size
-from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, LoraTable
+from lmi_core.ops.recorder import (
+    Activation,
+    FloatArray,
+    Handle,
+    KvCache,
+    LinearWeight,
+    LoraTable,
+    NormKind,
+)
 
 if TYPE_CHECKING:
     from lmi_core.models.packed_model import PackedModel
@@ -82,8 +90,50 @@ class NativeRecorder:
     def embed(self, table: npt.NDArray[np.generic], scale: float) -> Handle:
         return self._handle(self.graph.embed(table, scale))
 
+    def add_positions(self, x: Handle, table: npt.NDArray[np.generic], offset: int) -> Handle:
+        return self._handle(self.graph.add_positions(_value(x), table, offset))
+
     def rms_norm(self, x: Handle, weight: FloatArray, eps: float) -> Handle:
-        return self._handle(self.graph.rms_norm(_value(x), weight, eps))
+        return self._handle(self.graph.norm(_value(x), weight, None, eps))
+
+    def norm(
+        self,
+        x: Handle,
+        weight: FloatArray | None,
+        bias: FloatArray | None,
+        eps: float,
+        *,
+        kind: NormKind,
+        residual: Handle | None,
+        out_dtype: Literal["fp32", "act"],
+    ) -> Handle:
+        target = None if residual is None else _value(residual)
+        result = self.graph.norm(
+            _value(x), weight, bias, eps, kind=kind, residual=target, out_dtype=out_dtype
+        )
+        return self._handle(result)
+
+    def norm_heads(
+        self,
+        x: Handle,
+        weight: FloatArray,
+        bias: FloatArray | None,
+        eps: float,
+        *,
+        kind: NormKind,
+        first_column: int,
+        num_groups: int,
+    ) -> Handle:
+        result = self.graph.norm_heads(
+            _value(x),
+            weight,
+            bias,
+            eps,
+            kind=kind,
+            first_column=first_column,
+            num_groups=num_groups,
+        )
+        return self._handle(result)
 
     def linear(
         self,
@@ -91,7 +141,8 @@ class NativeRecorder:
         weight: LinearWeight,
         *,
         bias: FloatArray | None,
-        activation: Literal["", "silu", "gelu_tanh"],
+        activation: Activation | Literal[""],
+        gated: bool,
         residual: Handle | None,
         out_dtype: Literal["fp32", "act"],
     ) -> Handle:
@@ -105,8 +156,11 @@ class NativeRecorder:
         )
         return self._handle(result)
 
-    def gated_activation(self, x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle:
-        return self._handle(self.graph.gated_activation(_value(x), activation))
+    def activation(self, x: Handle, activation: Activation, *, gated: bool) -> Handle:
+        return self._handle(self.graph.activation(_value(x), activation, gated=gated))
+
+    def soft_cap(self, x: Handle, cap: float) -> Handle:
+        return self._handle(self.graph.soft_cap(_value(x), cap))
 
     def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
         native = cast(_native.LoraTable, table)
@@ -148,6 +202,7 @@ class NativeRecorder:
         scale: float,
         window: int,
         soft_cap: float,
+        slopes: FloatArray | None,
     ) -> Handle:
         result = self.graph.attention(
             _value(q),
@@ -157,6 +212,7 @@ class NativeRecorder:
             scale=scale,
             window=window,
             soft_cap=soft_cap,
+            slopes=slopes,
         )
         return self._handle(result)
 

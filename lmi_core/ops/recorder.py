@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 RowSymbol = Literal["T", "S", "L"]
 FloatArray = npt.NDArray[np.float32]
+NormKind = Literal["none", "rms", "layer"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
 
 
 class LinearWeight(Protocol):
@@ -67,18 +69,43 @@ class Recorder(Protocol):
     """Records calls of ops. Shapes, dtypes and aliasing are those of ``_native.Graph``."""
 
     def embed(self, table: npt.NDArray[np.generic], scale: float) -> Handle: ...
+    def add_positions(self, x: Handle, table: npt.NDArray[np.generic], offset: int) -> Handle: ...
     def rms_norm(self, x: Handle, weight: FloatArray, eps: float) -> Handle: ...
+    def norm(
+        self,
+        x: Handle,
+        weight: FloatArray | None,
+        bias: FloatArray | None,
+        eps: float,
+        *,
+        kind: NormKind,
+        residual: Handle | None,
+        out_dtype: Literal["fp32", "act"],
+    ) -> Handle: ...
+    def norm_heads(
+        self,
+        x: Handle,
+        weight: FloatArray,
+        bias: FloatArray | None,
+        eps: float,
+        *,
+        kind: NormKind,
+        first_column: int,
+        num_groups: int,
+    ) -> Handle: ...
     def linear(
         self,
         x: Handle,
         weight: LinearWeight,
         *,
         bias: FloatArray | None,
-        activation: Literal["", "silu", "gelu_tanh"],
+        activation: Activation | Literal[""],
+        gated: bool,
         residual: Handle | None,
         out_dtype: Literal["fp32", "act"],
     ) -> Handle: ...
-    def gated_activation(self, x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle: ...
+    def activation(self, x: Handle, activation: Activation, *, gated: bool) -> Handle: ...
+    def soft_cap(self, x: Handle, cap: float) -> Handle: ...
     def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle: ...
     def rope_cache_write(
         self,
@@ -103,6 +130,7 @@ class Recorder(Protocol):
         scale: float,
         window: int,
         soft_cap: float,
+        slopes: FloatArray | None,
     ) -> Handle: ...
     def gather_logit_rows(self, x: Handle) -> Handle: ...
     def sample(self, logits: Handle) -> None: ...

@@ -17,11 +17,11 @@ def test_rms_norm(level, num_columns):
     rng = np.random.default_rng(num_columns)
     x = rng.standard_normal((19, num_columns), dtype=np.float32) * 3
     weight = rng.standard_normal(num_columns, dtype=np.float32)
-    y = kernels.rms_norm(level, x, weight, eps=1e-5)
+    y = kernels.norm(level, x, weight, eps=1e-5)
     wide = x.astype(np.float64)
     reference = wide / np.sqrt(np.mean(wide**2, axis=1, keepdims=True) + 1e-5) * weight
     assert np.allclose(y, reference, rtol=1e-6, atol=1e-7)
-    halves = kernels.rms_norm(level, x, weight, eps=1e-5, out_dtype="bf16")
+    halves = kernels.norm(level, x, weight, eps=1e-5, out_dtype="bf16")
     assert np.array_equal(halves, to_bf16(y))
 
 
@@ -29,8 +29,8 @@ def test_rms_norm_rows_are_independent(level):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((300, 200), dtype=np.float32)
     weight = np.ones(200, np.float32)
-    together = kernels.rms_norm(level, x, weight, eps=1e-6, num_threads=3)
-    alone = [kernels.rms_norm(level, x[i : i + 1], weight, eps=1e-6)[0] for i in range(300)]
+    together = kernels.norm(level, x, weight, eps=1e-6, num_threads=3)
+    alone = [kernels.norm(level, x[i : i + 1], weight, eps=1e-6)[0] for i in range(300)]
     assert np.array_equal(together, alone)
 
 

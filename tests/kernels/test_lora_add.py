@@ -119,7 +119,5 @@ def test_gated_activation_is_that_of_the_fused_linear(level, dtype, activation, 
     fused = kernels.linear(level, x, gated, activation=activation, out_dtype=dtype)
     plain = kernels.linear(level, x, LinearWeight.pack(parts, format=dtype))
     for num_threads in (1, 3):
-        y = kernels.gated_activation(
-            level, plain, activation, out_dtype=dtype, num_threads=num_threads
-        )
+        y = kernels.activation(level, plain, activation, out_dtype=dtype, num_threads=num_threads)
         assert np.array_equal(y, fused)

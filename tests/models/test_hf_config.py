@@ -57,8 +57,8 @@ def test_saved_configurations_keep_their_meaning(variant: str) -> None:
     assert spec.family == model_type
     assert spec.tied_head == extra.get("tie_word_embeddings", False)
     assert spec.attention.head_dim == extra.get("head_dim", 16)
-    assert spec.rope.kind == extra.get("rope_parameters", {}).get("rope_type", "default")
-    assert spec.attention.qk_norm == (model_type == "qwen3")
+    assert spec.ropes[0].kind == extra.get("rope_parameters", {}).get("rope_type", "default")
+    assert spec.attention.qk_norm == ("head" if model_type == "qwen3" else "")
     assert config.eos_token_ids == (1,)
     assert config.bos_token_id == 0
 
@@ -130,7 +130,7 @@ def test_eos_ids_of_both_files(
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, but must be an integer"),
         ({"hidden_size": 100}, "32 heads don't divide 100"),
         ({"num_key_value_heads": 5}, "num_key_value_heads is 5"),
-        ({"hidden_act": "relu"}, "hidden_act is 'relu'; supported: silu"),
+        ({"hidden_act": "mish"}, "hidden_act is 'mish'; supported: silu"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
         ({"head_dim": 63}, "head_dim is 63"),

@@ -6,7 +6,6 @@ from lmi_core.models.family import (
     Family,
     attention_spec,
     decoder_spec,
-    head_dim,
     layer_windows,
 )
 from lmi_core.models.hf_config import HfConfig
@@ -16,8 +15,6 @@ from lmi_core.models.spec import DecoderSpec
 def read_spec(config: HfConfig) -> DecoderSpec:
     attention = attention_spec(
         config,
-        num_kv_heads=config.integer("num_key_value_heads", config.integer("num_attention_heads")),
-        head_dim=head_dim(config),
         windows=layer_windows(config),
         qkv_bias=True,
     )

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from lmi_core.errors import ModelError
-from lmi_core.models.family import WeightNames
 from lmi_core.models.float_tensors import FLOAT_DTYPES, to_float32
 from lmi_core.models.lora.adapter_config import AdapterConfig, read_adapter_config
 from lmi_core.models.lora.linears import LoraModule, linear_shapes, lora_modules
@@ -47,20 +46,19 @@ Adapter = list[list[AdapterPart]]
 """Parts by linear id, see ``linears``."""
 
 
-def read_adapter(
-    directory: Path, spec: DecoderSpec, names: WeightNames, *, max_rank: int
-) -> Adapter:
+def read_adapter(directory: Path, spec: DecoderSpec, *, max_rank: int) -> Adapter:
     """Read and check an adapter for a model; raises ModelError naming every faulty tensor."""
     config = read_adapter_config(directory)
     path = _tensors_file(directory)
     tensors = read_header(path)
-    modules = lora_modules(spec, names)
+    modules = lora_modules(spec)
     pairs = _pair(path, tensors, modules)
     _check(path, config, pairs, max_rank)
     adapter: Adapter = [[] for _ in linear_shapes(spec)]
     for pair in pairs:
         module = pair.module
         b = _read(pair.b) * np.float32(config.scale_of(module.name))
+        b = b if module.rows is None else b[module.rows]
         adapter[module.linear_id].append(AdapterPart(_read(pair.a), b, module.first_output))
     return adapter
 

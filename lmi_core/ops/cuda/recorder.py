@@ -21,7 +21,16 @@ from lmi_core.ops.cuda.step_list import StepListSizes
 from lmi_core.ops.packed_weight import PackedWeight
 from lmi_core.ops.paged_cache import CacheScales, PagedCache, fixed_of
 from lmi_core.ops.quantized_rows import CODE_TYPES, stride_of
-from lmi_core.ops.recorder import FloatArray, Handle, KvCache, LinearWeight, LoraTable, RowSymbol
+from lmi_core.ops.recorder import (
+    Activation,
+    FloatArray,
+    Handle,
+    KvCache,
+    LinearWeight,
+    LoraTable,
+    NormKind,
+    RowSymbol,
+)
 from lmi_core.ops.torch_weights import DTYPES as TORCH_DTYPES
 from lmi_core.ops.torch_weights import DeviceConstants, DeviceWeight, as_tensor
 
@@ -90,19 +99,49 @@ class StepRecorder:
         )
         return self._handle("rms_norm", y)
 
+    def add_positions(self, x: Handle, table: npt.NDArray[np.generic], offset: int) -> NoReturn:
+        raise NotNativeError("add_positions", "learned positions have no CUDA kernel")
+
+    def norm(
+        self,
+        x: Handle,
+        weight: FloatArray | None,
+        bias: FloatArray | None,
+        eps: float,
+        *,
+        kind: NormKind,
+        residual: Handle | None,
+        out_dtype: Literal["fp32", "act"],
+    ) -> NoReturn:
+        raise NotNativeError("norm", "no CUDA kernel but for RMS norms before linears")
+
+    def norm_heads(
+        self,
+        x: Handle,
+        weight: FloatArray,
+        bias: FloatArray | None,
+        eps: float,
+        *,
+        kind: NormKind,
+        first_column: int,
+        num_groups: int,
+    ) -> NoReturn:
+        raise NotNativeError("norm_heads", "norms of all heads together have no CUDA kernel")
+
     def linear(
         self,
         x: Handle,
         weight: LinearWeight,
         *,
         bias: FloatArray | None,
-        activation: Literal["", "silu", "gelu_tanh"],
+        activation: Activation | Literal[""],
+        gated: bool,
         residual: Handle | None,
         out_dtype: Literal["fp32", "act"],
     ) -> Handle:
         y = self._product(x, weight, None if bias is None else self._constants.put(bias))
         if activation:
-            return self._gated(y, activation)
+            return self._activated(y, activation, gated)
         if out_dtype == "act":
             raise NotNativeError("linear", f"no kernel rounds its results to {self.act_dtype}")
         if residual is None:
@@ -113,8 +152,11 @@ class StepRecorder:
         self._addends[target] = y
         return residual
 
-    def gated_activation(self, x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle:
-        return self._gated(cast(Value, x.value), activation)
+    def activation(self, x: Handle, activation: Activation, *, gated: bool) -> Handle:
+        return self._activated(cast(Value, x.value), activation, gated)
+
+    def soft_cap(self, x: Handle, cap: float) -> NoReturn:
+        raise NotNativeError("soft_cap", "soft caps of logits have no CUDA kernel")
 
     def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> NoReturn:
         raise NotNativeError("lora_add", "LoRA adapters have no CUDA kernel")
@@ -171,8 +213,11 @@ class StepRecorder:
         scale: float,
         window: int,
         soft_cap: float,
+        slopes: FloatArray | None,
     ) -> Handle:
         self._want_native("attention")
+        if slopes is not None:
+            raise NotNativeError("attention", "the CUDA kernel has no ALiBi")
         store = self._cache(cache)
         keys, _, scales = store.layers[layer]
         fixed = fixed_of(scales)
@@ -328,7 +373,9 @@ class StepRecorder:
         if x.dtype not in DTYPES:
             raise NotNativeError(op, f"the CUDA kernel has no {str(x.dtype)[6:]} rows")
 
-    def _gated(self, gate_up: Value, activation: str) -> Handle:
+    def _activated(self, gate_up: Value, activation: str, gated: bool) -> Handle:
+        if not gated or activation not in ACTIVATIONS:
+            raise NotNativeError("activation", f"no CUDA kernel for {activation}")
         self._want_native("gated_activation")
         y = self._value(self._act, gate_up.columns // 2, gate_up.rows)
         self._node(
