@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -58,7 +58,7 @@ LONG_ROPE = {
     "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
 }
 
-# name -> (model type, configuration beyond _SHAPE)
+# name -> (model type, configuration beyond SHAPE)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama1": ("llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-6}),
     "llama2": ("llama", {"rms_norm_eps": 1e-5}),
@@ -166,7 +166,7 @@ def make_checkpoint(
     logging.disable_progress_bar()
 
     model_type, extra = (VARIANTS | FAMILIES)[variant]
-    settings = {**_SHAPE, **extra, **config}
+    settings = {**SHAPE, **extra, **config}
     torch_dtype = getattr(torch, dtype)
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(model_type, **settings), dtype=torch.float32

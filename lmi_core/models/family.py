@@ -36,7 +36,6 @@ class Family:
     """A model family as data: how its config.json reads, and what its tensors are called."""
 
     name: str
-    architectures: tuple[str, ...]
     read_spec: Callable[[HfConfig], DecoderSpec]
     keys: Mapping[str, str] = field(default_factory=dict)
     """What its config.json calls keys that others call otherwise."""

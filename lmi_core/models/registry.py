@@ -2,66 +2,54 @@
 
 from __future__ import annotations
 
-from lmi_core.errors import ModelError
-from lmi_core.models.families import (
-    cohere,
-    cohere2,
-    exaone4,
-    gemma,
-    gemma2,
-    gemma3,
-    glm,
-    glm4,
-    granite,
-    llama,
-    mistral,
-    nemotron,
-    olmo,
-    olmo2,
-    olmo3,
-    phi3,
-    qwen2,
-    qwen3,
-    smollm3,
-    stablelm,
-)
-from lmi_core.models.family import Family
+import importlib
+from typing import TYPE_CHECKING
 
-FAMILIES: tuple[Family, ...] = (
-    cohere.FAMILY,
-    cohere2.FAMILY,
-    exaone4.FAMILY,
-    gemma.FAMILY,
-    gemma2.FAMILY,
-    gemma3.FAMILY,
-    glm.FAMILY,
-    glm4.FAMILY,
-    granite.FAMILY,
-    llama.FAMILY,
-    mistral.FAMILY,
-    nemotron.FAMILY,
-    olmo.FAMILY,
-    olmo2.FAMILY,
-    olmo3.FAMILY,
-    phi3.FAMILY,
-    qwen2.FAMILY,
-    qwen3.FAMILY,
-    smollm3.FAMILY,
-    stablelm.FAMILY,
-)
+from lmi_core.errors import ModelError
+
+if TYPE_CHECKING:
+    from lmi_core.models.family import Family
+
+MODULES = {
+    "Cohere2ForCausalLM": "cohere2",
+    "CohereForCausalLM": "cohere",
+    "Exaone4ForCausalLM": "exaone4",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "GemmaForCausalLM": "gemma",
+    "Glm4ForCausalLM": "glm4",
+    "GlmForCausalLM": "glm",
+    "GraniteForCausalLM": "granite",
+    "LlamaForCausalLM": "llama",
+    "Mistral3ForConditionalGeneration": "mistral",
+    "MistralForCausalLM": "mistral",
+    "NemotronForCausalLM": "nemotron",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
+    "OlmoForCausalLM": "olmo",
+    "Phi3ForCausalLM": "phi3",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "StableLmForCausalLM": "stablelm",
+}
+"""The module of each architecture's family, imported when it is wanted."""
 
 
 def supported_architectures() -> tuple[str, ...]:
-    return tuple(name for family in FAMILIES for name in family.architectures)
+    return tuple(MODULES)
 
 
 def family_of(architecture: str) -> Family:
     """The family that an architecture belongs to, or ModelError listing those there are."""
-    for family in FAMILIES:
-        if architecture in family.architectures:
-            return family
-    raise ModelError(
-        f"architecture {architecture!r} in config.json is not supported; supported: "
-        f"{', '.join(supported_architectures())}",
-        field="architectures",
-    )
+    if architecture not in MODULES:
+        raise ModelError(
+            f"architecture {architecture!r} in config.json is not supported; supported: "
+            f"{', '.join(MODULES)}",
+            field="architectures",
+        )
+    family: Family = importlib.import_module(
+        f"lmi_core.models.families.{MODULES[architecture]}"
+    ).FAMILY
+    return family

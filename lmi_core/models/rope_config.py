@@ -12,6 +12,7 @@ from lmi_core.models.spec import RopeKind, RopeSpec
 if TYPE_CHECKING:
     from lmi_core.config.engine_config import EngineConfig
 
+_OLD_KINDS = {"su": "longrope"}
 KINDS: tuple[RopeKind, ...] = tuple(kind for kind in get_args(RopeKind) if kind != "none")
 
 
@@ -66,6 +67,7 @@ def rope_spec(
     """
     key, values = _rope_values(config, layer_type)
     kind = values.get("rope_type", values.get("type", "default"))
+    kind = _OLD_KINDS.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in KINDS:
         raise config.error(key, f"has rope_type {kind!r}; supported: {', '.join(KINDS)}")
     if head_dim % 2 != 0 or head_dim < 4:

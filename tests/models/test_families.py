@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from lmi_core.models.loader import load_model
-from tests.checkpoints import EOS_ID, FAMILIES, cached_checkpoint
+from tests.checkpoints import EOS_ID, FAMILIES, SHAPE, cached_checkpoint, draw_weights
 from tests.lora_adapters import adapter_tensors, write_adapter
 from tests.models import test_lora_parity as lora
 from tests.models.forward import EagerForward, Forward, NativeForward, TorchForward, all_logits
@@ -141,3 +141,46 @@ def layer_modules(path: Path) -> set[str]:
         for name, tensor in load_file(path / "model.safetensors").items()
         if ".0." in name and name.endswith(".weight") and tensor.ndim == 2 and "norm" not in name
     }
+
+
+def test_the_text_part_of_a_multimodal_model(tmp_path: Path) -> None:
+    """Its own configuration, and tensors beside those of the vision part, which are left out."""
+    from transformers import AutoModelForImageTextToText, Gemma3Config, Gemma3TextConfig
+
+    text = {**SHAPE, **FAMILIES["gemma3"][1]}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(
+        text_config=Gemma3TextConfig(**text), vision_config=vision, mm_tokens_per_image=4
+    )
+    check_multimodal(AutoModelForImageTextToText.from_config(config), tmp_path)
+
+
+def test_a_multimodal_model_with_its_own_head(tmp_path: Path) -> None:
+    from transformers import AutoModelForImageTextToText, Mistral3Config
+
+    text = {**SHAPE, "model_type": "mistral", "tie_word_embeddings": False}
+    vision = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16}
+    vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=False)
+    check_multimodal(AutoModelForImageTextToText.from_config(config), tmp_path)
+
+
+def check_multimodal(model: Any, path: Path) -> None:
+    draw_weights(model, seed=0)
+    model.float().save_pretrained(path)
+    inputs = [list(range(4, 60)), [7, 300, 200]]
+    exact = np.concatenate(oracle_logits(model.double(), inputs))
+    loaded = load_model(path)
+    logits = all_logits(NativeForward(loaded, MAX_MODEL_LEN, "fp32"), inputs, max_chunk=9)
+    assert np.abs(np.concatenate(logits) - exact).max() <= 1e-4 * exact.std()
+
+
+def test_tensors_saved_without_the_head_lack_the_prefix(tmp_path: Path) -> None:
+    path = cached_checkpoint("smollm3")
+    (tmp_path / "config.json").write_text((path / "config.json").read_text())
+    tensors = load_file(path / "model.safetensors")
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file(bare, tmp_path / "model.safetensors")
+    whole, found = load_model(path), load_model(tmp_path)
+    np.testing.assert_array_equal(whole.weights.embedding, found.weights.embedding)

@@ -191,3 +191,54 @@ def test_missing_directory_and_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     with pytest.raises(ModelError, match="can't be read"):
         read_hf_config(tmp_path)
+
+
+def spec_of_family(tmp_path: Path, **values: Any) -> DecoderSpec:
+    shape = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4}
+    shape |= {"vocab_size": 100, "intermediate_size": 96}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, **values}))
+    config = read_hf_config(tmp_path)
+    family = family_of(config.architecture)
+    return family.read_spec(family.text_config(config))
+
+
+def test_older_files_of_gemma_3_say_theta_by_other_keys(tmp_path: Path) -> None:
+    spec = spec_of_family(
+        tmp_path,
+        architectures=["Gemma3ForConditionalGeneration"],
+        text_config={
+            "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "sliding_window": 1024,
+        },
+    )
+    assert spec.attention.windows == (1024,) * 5 + (0,)
+    ropes = [(rope.theta, rope.kind, rope.factor) for rope in spec.ropes]
+    assert ropes == [(10000.0, "default", 1.0)] * 5 + [(1000000.0, "linear", 8.0)]
+
+
+def test_older_files_of_phi_3_have_other_names_of_long_rope(tmp_path: Path) -> None:
+    spec = spec_of_family(
+        tmp_path,
+        architectures=["Phi3ForCausalLM"],
+        max_position_embeddings=131072,
+        original_max_position_embeddings=4096,
+        rope_scaling={"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+    )
+    rope = spec.ropes[0]
+    assert (rope.kind, rope.factor, rope.original_max_positions) == ("longrope", 32.0, 4096)
+    assert rope.attention_factor == pytest.approx((1 + 5 / 12) ** 0.5)
+    assert spec.max_positions == 131072
+
+
+def test_gemmas_that_say_gelu_mean_its_approximation(tmp_path: Path) -> None:
+    spec = spec_of_family(tmp_path, architectures=["GemmaForCausalLM"], hidden_act="gelu")
+    assert spec.activation == "gelu_tanh"
+
+
+def test_errors_name_the_key_as_the_family_does(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"layer_norm_eps is 0"):
+        spec_of_family(tmp_path, architectures=["CohereForCausalLM"], layer_norm_eps=0)
+    with pytest.raises(ModelError, match=r"clip_qkv is 8"):
+        spec_of_family(tmp_path, architectures=["OlmoForCausalLM"], clip_qkv=8)

@@ -32,7 +32,6 @@ def read_spec(config: HfConfig) -> DecoderSpec:
 
 FAMILY = Family(
     name="cohere",
-    architectures=("CohereForCausalLM",),
     read_spec=read_spec,
     keys={"rms_norm_eps": "layer_norm_eps"},
 )

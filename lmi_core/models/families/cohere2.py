@@ -24,7 +24,6 @@ def read_spec(config: HfConfig) -> DecoderSpec:
 
 FAMILY = Family(
     name="cohere2",
-    architectures=("Cohere2ForCausalLM",),
     read_spec=read_spec,
     keys={"rms_norm_eps": "layer_norm_eps"},
 )

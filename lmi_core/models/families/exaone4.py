@@ -40,4 +40,4 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="exaone4", architectures=("Exaone4ForCausalLM",), read_spec=read_spec)
+FAMILY = Family(name="exaone4", read_spec=read_spec)

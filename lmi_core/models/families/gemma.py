@@ -28,7 +28,6 @@ def read_spec(config: HfConfig) -> DecoderSpec:
 
 FAMILY = Family(
     name="gemma",
-    architectures=("GemmaForCausalLM",),
     read_spec=read_spec,
     keys={"hidden_act": "hidden_activation"},
 )

@@ -49,7 +49,6 @@ def read_spec(config: HfConfig) -> DecoderSpec:
 
 FAMILY = Family(
     name="gemma2",
-    architectures=("Gemma2ForCausalLM",),
     read_spec=read_spec,
     keys={"hidden_act": "hidden_activation"},
 )

@@ -48,7 +48,6 @@ def read_spec(config: HfConfig) -> DecoderSpec:
 
 FAMILY = Family(
     name="gemma3",
-    architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     read_spec=read_spec,
     keys={"hidden_act": "hidden_activation"},
 )

@@ -29,4 +29,4 @@ def read_spec(config: HfConfig, names: WeightNames = NAMES) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="glm", architectures=("GlmForCausalLM",), read_spec=read_spec)
+FAMILY = Family(name="glm", read_spec=read_spec)

@@ -10,7 +10,6 @@ from lmi_core.models.family import Family
 
 FAMILY = Family(
     name="glm4",
-    architectures=("Glm4ForCausalLM",),
     read_spec=partial(
         read_spec,
         names=replace(

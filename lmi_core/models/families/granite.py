@@ -30,4 +30,4 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="granite", architectures=("GraniteForCausalLM",), read_spec=read_spec)
+FAMILY = Family(name="granite", read_spec=read_spec)

@@ -19,4 +19,4 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="llama", architectures=("LlamaForCausalLM",), read_spec=read_spec)
+FAMILY = Family(name="llama", read_spec=read_spec)

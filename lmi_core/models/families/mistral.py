@@ -17,8 +17,4 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     return decoder_spec(config, "mistral", attention, max_positions=131072)
 
 
-FAMILY = Family(
-    name="mistral",
-    architectures=("MistralForCausalLM", "Mistral3ForConditionalGeneration"),
-    read_spec=read_spec,
-)
+FAMILY = Family(name="mistral", read_spec=read_spec)

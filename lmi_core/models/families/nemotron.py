@@ -26,7 +26,6 @@ def read_spec(config: HfConfig) -> DecoderSpec:
 
 FAMILY = Family(
     name="nemotron",
-    architectures=("NemotronForCausalLM",),
     read_spec=read_spec,
     keys={"rms_norm_eps": "norm_eps"},
 )

@@ -16,4 +16,4 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     return decoder_spec(config, "olmo", attention, max_positions=2048, norm=norm)
 
 
-FAMILY = Family(name="olmo", architectures=("OlmoForCausalLM",), read_spec=read_spec)
+FAMILY = Family(name="olmo", read_spec=read_spec)

@@ -22,4 +22,4 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     return decoder_spec(config, "olmo2", attention, max_positions=2048, norm=norm, names=NAMES)
 
 
-FAMILY = Family(name="olmo2", architectures=("Olmo2ForCausalLM",), read_spec=read_spec)
+FAMILY = Family(name="olmo2", read_spec=read_spec)

@@ -37,4 +37,4 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="olmo3", architectures=("Olmo3ForCausalLM",), read_spec=read_spec)
+FAMILY = Family(name="olmo3", read_spec=read_spec)

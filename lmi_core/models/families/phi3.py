@@ -17,4 +17,4 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     return decoder_spec(config, "phi3", attention, max_positions=4096, norm=norm, names=NAMES)
 
 
-FAMILY = Family(name="phi3", architectures=("Phi3ForCausalLM",), read_spec=read_spec)
+FAMILY = Family(name="phi3", read_spec=read_spec)

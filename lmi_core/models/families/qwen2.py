@@ -21,4 +21,4 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     return decoder_spec(config, "qwen2", attention, max_positions=32768)
 
 
-FAMILY = Family(name="qwen2", architectures=("Qwen2ForCausalLM",), read_spec=read_spec)
+FAMILY = Family(name="qwen2", read_spec=read_spec)

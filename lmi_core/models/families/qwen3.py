@@ -26,4 +26,4 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     return decoder_spec(config, "qwen3", attention, max_positions=32768)
 
 
-FAMILY = Family(name="qwen3", architectures=("Qwen3ForCausalLM",), read_spec=read_spec)
+FAMILY = Family(name="qwen3", read_spec=read_spec)

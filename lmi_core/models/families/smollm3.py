@@ -36,4 +36,4 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="smollm3", architectures=("SmolLM3ForCausalLM",), read_spec=read_spec)
+FAMILY = Family(name="smollm3", read_spec=read_spec)

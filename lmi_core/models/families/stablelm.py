@@ -36,7 +36,6 @@ def read_spec(config: HfConfig) -> DecoderSpec:
 
 FAMILY = Family(
     name="stablelm",
-    architectures=("StableLmForCausalLM",),
     read_spec=read_spec,
     keys={"rms_norm_eps": "layer_norm_eps"},
 )
