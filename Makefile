@@ -52,12 +52,12 @@ test: build
 
 test-triton: build
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -k 'triton and not cuda' tests/ops \
-	  tests/engine/test_torch_runner.py tests/engine/test_device_dtypes.py \
-	  tests/engine/test_torch_invariance.py
+	  tests/runners/device/test_torch_runner.py tests/runners/device/test_device_dtypes.py \
+	  tests/runners/device/test_torch_invariance.py
 
 test-races: build
 	cmake --build build/native --target lmi_cuda_races
-	LMI_TEST_RACES=1 $(BIN)/python -m pytest tests/engine/test_cuda_runner.py tests/ops \
+	LMI_TEST_RACES=1 $(BIN)/python -m pytest tests/runners/device/test_cuda_runner.py tests/ops \
 	  -k '(native and cpu) or races or traffic or cuda_runner'
 
 text-generation-client:
@@ -65,7 +65,7 @@ text-generation-client:
 	build/$@/bin/pip install --quiet text-generation==0.7.0 requests
 
 test-browser: build $(BROWSER)
-	LMI_BROWSER=$(abspath $(BROWSER)) $(BIN)/python -m pytest tests/server/test_browser.py
+	LMI_BROWSER=$(abspath $(BROWSER)) $(BIN)/python -m pytest tests/server/http/test_browser.py
 
 build/browser/chromium:
 	mkdir -p build/browser

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lmi_core.config.host import Host
 from lmi_core.config.resolve import resolve
+from lmi_core.config.targets.host import Host
 
 PROPERTIES = """\
 engine=Python

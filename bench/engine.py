@@ -31,11 +31,11 @@ from bench.adapters import write_adapter
 from bench.checkpoints import SHAPES, Shape, checkpoint
 from bench.rooflines import ELEMENT_BYTES, decode_roof_s, prefill_roof_s
 from bench.roofs import measure_roofs
-from lmi_core.config.engine_config import EngineConfig
-from lmi_core.config.lora_config import LoraConfig
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import NullObserver, StepRecord
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.settings.lora_config import LoraConfig
 
 
 class StepLog(NullObserver):

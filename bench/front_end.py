@@ -27,11 +27,11 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import FinishReason, TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stream import EventStream
-from lmi_server.lifecycle import run_server
-from lmi_server.metrics import Metrics
-from lmi_server.model import recipe_of_engine
-from lmi_server.model_registry import ModelRegistry
-from lmi_server.options import ServerOptions
+from lmi_server.http.lifecycle import run_server
+from lmi_server.http.metrics import Metrics
+from lmi_server.http.options import ServerOptions
+from lmi_server.models.model import recipe_of_engine
+from lmi_server.models.model_registry import ModelRegistry
 
 TICKS_S = (0.005, 0.0)
 CONNECTIONS = (64, 512)

@@ -1,8 +1,8 @@
-"""What each dtype costs the embedded model: its held-out loss on the native engine.
+"""What each dtype costs the embedded model: its held-out loss on the lmi engine.
 
     python -m bench.loss --windows 20
 
-The windows are those of ``lmi_core.demo.evaluate``. An error is the standard error, over the
+The windows are those of ``bench.demo.evaluate``. An error is the standard error, over the
 windows, of the difference to fp32. Needs torch: for the windows, and for fp8 caches, which the CPU
 engine doesn't have.
 """
@@ -17,12 +17,12 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_core.config.engine_config import EngineConfig, KvDType
+from bench.demo.evaluate import held_out_windows
+from bench.demo.packing import PAD_ID
 from lmi_core.demo import MODEL_DIR
-from lmi_core.demo.evaluate import held_out_windows
-from lmi_core.demo.packing import PAD_ID
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.settings.engine_config import EngineConfig, KvDType
 
 DTYPES = (
     "fp32",

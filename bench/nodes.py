@@ -21,9 +21,9 @@ from bench.checkpoints import SHAPES, checkpoint
 from bench.engine import Bench, StepLog
 from bench.rooflines import ELEMENT_BYTES, gflops_of
 from bench.roofs import Roofs, measure_roofs
-from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.engine import Engine
-from lmi_core.engine.native_runner import NativeRunner, load_native_runner
+from lmi_core.runners.cpu.cpu_runner import CpuRunner, load_cpu_runner
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
 
 WEIGHT = re.compile(r" x (\w+)\[(\d+), (\d+)\]")
@@ -59,7 +59,7 @@ def linear_roof_us(weight: re.Match[str], num_rows: int, roofs: Roofs) -> float:
     )
 
 
-def sum_by_op(runner: NativeRunner, num_rows: int, roofs: Roofs) -> Iterator[OpTime]:
+def sum_by_op(runner: CpuRunner, num_rows: int, roofs: Roofs) -> Iterator[OpTime]:
     """In the order of their first nodes."""
     ops: dict[str, OpTime] = {}
     for text, (num_steps, wall_ns, cpu_ns) in zip(
@@ -77,7 +77,7 @@ def sum_by_op(runner: NativeRunner, num_rows: int, roofs: Roofs) -> Iterator[OpT
     yield from ops.values()
 
 
-def show(runner: NativeRunner, num_tokens: int, what: str) -> None:
+def show(runner: CpuRunner, num_tokens: int, what: str) -> None:
     num_threads = runner.info.num_threads
     roofs = measure_roofs(num_threads)
     ops = list(sum_by_op(runner, num_tokens, roofs))
@@ -100,7 +100,7 @@ async def run(arguments: argparse.Namespace) -> None:
         enable_prefix_caching=False,
         repack_cache_dir="none",
     )
-    runner, model = load_native_runner(config)
+    runner, model = load_cpu_runner(config)
     tokenizer = Tokenizer.load(config.model, vocab_size=runner.info.vocab_size)
     async with Engine(config, runner=runner, tokenizer=tokenizer) as engine:
         bench = Bench(

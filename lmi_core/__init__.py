@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from lmi_core.version import __version__
 
 if TYPE_CHECKING:
-    from lmi_core.config.engine_config import EngineConfig
-    from lmi_core.config.lora_config import LoraConfig
     from lmi_core.engine.engine import Engine
     from lmi_core.engine.outputs import FinishReason, TokenEvent
     from lmi_core.engine.request import GenerationRequest
     from lmi_core.engine.sampling_params import SamplingParams
     from lmi_core.errors import CapacityError, EngineError, LmiError, UserError
+    from lmi_core.settings.engine_config import EngineConfig
+    from lmi_core.settings.lora_config import LoraConfig
     from lmi_core.structured.grammar import Grammar
 
 __all__ = [
@@ -39,13 +39,13 @@ __all__ = [
 _MODULES = {
     "CapacityError": "lmi_core.errors",
     "Engine": "lmi_core.engine.engine",
-    "EngineConfig": "lmi_core.config.engine_config",
+    "EngineConfig": "lmi_core.settings.engine_config",
     "EngineError": "lmi_core.errors",
     "FinishReason": "lmi_core.engine.outputs",
     "GenerationRequest": "lmi_core.engine.request",
     "Grammar": "lmi_core.structured.grammar",
     "LmiError": "lmi_core.errors",
-    "LoraConfig": "lmi_core.config.lora_config",
+    "LoraConfig": "lmi_core.settings.lora_config",
     "SamplingParams": "lmi_core.engine.sampling_params",
     "TokenEvent": "lmi_core.engine.outputs",
     "UserError": "lmi_core.errors",

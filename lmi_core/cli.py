@@ -18,7 +18,7 @@ from lmi_core.errors import ConfigError, LmiError, UserError
 from lmi_core.version import __version__
 
 if TYPE_CHECKING:
-    from lmi_core.config.engine_config import EngineConfig
+    from lmi_core.settings.engine_config import EngineConfig
 
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"
 
@@ -159,7 +159,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
 
 def build_engine_config(args: argparse.Namespace) -> EngineConfig:
     """The engine's configuration from parsed arguments."""
-    from lmi_core.config.engine_config import EngineConfig
+    from lmi_core.settings.engine_config import EngineConfig
 
     _check_instruction_set(args.instruction_set, "--instruction-set ")
     model: Path = args.model or DEMO_MODEL

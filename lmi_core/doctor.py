@@ -100,7 +100,7 @@ def _memory(info: dict[str, Any]) -> Finding:
 
 
 def _repack_cache() -> Finding:
-    from lmi_core.models.repack_cache import RepackCache, cache_directory
+    from lmi_core.weights.repack_cache import RepackCache, cache_directory
 
     directory = cache_directory("auto")
     text = "no home directory" if directory is None else RepackCache(directory, 0).describe()
@@ -128,7 +128,7 @@ def _gpu() -> Finding:
 
 def _ops() -> list[Finding]:
     from lmi_core.errors import UserError
-    from lmi_core.ops import select
+    from lmi_core.ops.kernels import select
 
     try:
         chosen = select.select("cuda")

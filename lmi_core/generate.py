@@ -16,8 +16,8 @@ from lmi_core.progress import TerminalProgress
 from lmi_core.text.chat import ChatTemplate
 
 if TYPE_CHECKING:
-    from lmi_core.config.engine_config import EngineConfig
     from lmi_core.engine.engine import Engine
+    from lmi_core.settings.engine_config import EngineConfig
 
 
 def generate(args: argparse.Namespace, config: EngineConfig) -> int:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from lmi_core.config.resolve import resolve
 from lmi_core.progress import TerminalProgress
-from lmi_server.lifecycle import bind_all, run_server
-from lmi_server.loading import recipe_of, server_options
-from lmi_server.logging import setup_logging
-from lmi_server.metrics import Metrics
-from lmi_server.model_registry import ModelRegistry
-from lmi_server.registration import ConfiguredRegistrar
+from lmi_server.http.lifecycle import bind_all, run_server
+from lmi_server.http.logging import setup_logging
+from lmi_server.http.metrics import Metrics
+from lmi_server.models.loading import recipe_of, server_options
+from lmi_server.models.model_registry import ModelRegistry
+from lmi_server.models.registration import ConfiguredRegistrar
 
 log = logging.getLogger(__name__)
 

@@ -131,7 +131,10 @@ def extra_stages() -> list[Stage]:
         )
         for tool in ("memcheck", "racecheck", "synccheck")
     ]
-    launchers = ("tests/engine/test_cuda_runner.py", "tests/engine/test_captured_steps.py")
+    launchers = (
+        "tests/runners/device/test_cuda_runner.py",
+        "tests/runners/device/test_captured_steps.py",
+    )
     environment = {"LMI_CUDA_DEPENDENT_LAUNCH": "1"}
     result.append(
         Stage(

@@ -23,11 +23,11 @@ from bench.gpu.measure import attempt, parse, read_roofs, write
 from bench.gpu.random_model import GPU_SHAPES, random_model
 from bench.rooflines import decode_roof_s, prefill_roof_s
 from bench.roofs import Roofs
-from lmi_core.config.engine_config import EngineConfig
-from lmi_core.engine.device_runner import make_runner
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.ops import select
+from lmi_core.ops.kernels import select
+from lmi_core.runners.device.device_runner import make_runner
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
 
 CONTEXT = 1024

@@ -21,11 +21,12 @@ from torch import Tensor
 
 from bench.gpu.measure import Item, attempt_each, median_s, parse, read_roofs
 from bench.gpu.random_model import random_packed
-from lmi_core.ops import packed_weight, select
-from lmi_core.ops.device_step import DeviceStep
-from lmi_core.ops.packed_weight import PackedWeight
-from lmi_core.ops.paged_cache import KV_DTYPES, CacheScales, PagedCache, Scales
-from lmi_core.ops.step_arrays import StepArrays
+from lmi_core.ops.device import packed_weight
+from lmi_core.ops.device.device_step import DeviceStep
+from lmi_core.ops.device.packed_weight import PackedWeight
+from lmi_core.ops.device.paged_cache import KV_DTYPES, CacheScales, PagedCache, Scales
+from lmi_core.ops.device.step_arrays import StepArrays
+from lmi_core.ops.kernels import select
 
 BLOCK_SIZE = 32
 IMPLEMENTATIONS = ("native", "triton", "torch")

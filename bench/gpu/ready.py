@@ -86,8 +86,8 @@ _START_ENGINE = """if True:
     import asyncio, sys, time
     from pathlib import Path
     from bench.gpu.engine import placeholder_tokenizer
-    from lmi_core.config.engine_config import EngineConfig
-    from lmi_core.engine.device_runner import load_device_runner
+    from lmi_core.settings.engine_config import EngineConfig
+    from lmi_core.runners.device.device_runner import load_device_runner
     from lmi_core.engine.engine import Engine
 
     async def start():

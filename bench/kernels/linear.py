@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.checkpoints import SHAPES, Shape
 from lmi_core import _native
-from lmi_core.ops.native import NativeWeights
+from lmi_core.ops.cpu import NativeWeights
 from lmi_core.ops.recorder import LinearWeight
 
 STREAM_BYTES = 160 << 20  # weights of one timed pass, well beyond any cache

@@ -51,9 +51,9 @@ def server_side(load: Load, *, asks_completions: bool = False) -> Side:
 
 def open_engine(load: Load) -> tuple[Generate, dict[str, Any]]:
     from lmi_core import __version__
-    from lmi_core.config.engine_config import EngineConfig
     from lmi_core.engine.engine import Engine
     from lmi_core.engine.sampling_params import SamplingParams
+    from lmi_core.settings.engine_config import EngineConfig
 
     engine = Engine(
         EngineConfig(

@@ -1,1 +1,1 @@
-"""Other engines behind the same configuration and requests; each imports its library lazily."""
+"""LoRA adapters: PEFT's files, and where in the decoder they add to linears."""

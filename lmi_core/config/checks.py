@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmi_core.config.merge import Values
-from lmi_core.config.model_files import ModelFiles
+from lmi_core.config.artefacts.model_files import ModelFiles
 from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
+from lmi_core.config.sources.merge import Values
 from lmi_core.config.system import WrittenFor
 from lmi_core.config.table.accelerate import NATIVE_QUANTIZE
 
@@ -112,7 +112,7 @@ def _prompt_fits(subject: Subject) -> None:
 
 
 def _adapter_only(subject: Subject) -> None:
-    if subject.files.is_adapter:
+    if subject.files.is_library:
         subject.error(
             "option.model_id",
             "the model is a LoRA adapter without its base model; merge them, or name the base "

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from lmi_core.config.capabilities import BACKENDS
-from lmi_core.config.host import Host
 from lmi_core.config.model_config import ModelConfig
-from lmi_core.config.option import SYSTEMS, Outcome
 from lmi_core.config.resolve import Report, examine
 from lmi_core.config.rows import Row
+from lmi_core.config.table.capabilities import BACKENDS
+from lmi_core.config.table.option import SYSTEMS, Outcome
+from lmi_core.config.targets.host import Host
 
 EXIT_USABLE = 0
 EXIT_WARNINGS = 1

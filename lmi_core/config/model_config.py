@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lmi_core.config.adapter_config import AdapterConfig
-from lmi_core.config.adapter_settings import adapter_config
 from lmi_core.config.artefacts.handler import Handler
-from lmi_core.config.engine_config import EngineConfig
-from lmi_core.config.handler_config import HandlerConfig
-from lmi_core.config.merge import Value
-from lmi_core.config.model_files import ModelFiles
-from lmi_core.config.native_settings import engine_config
-from lmi_core.config.placement import Placement
+from lmi_core.config.artefacts.model_files import ModelFiles
+from lmi_core.config.sources.merge import Value
+from lmi_core.config.targets.engine_settings import engine_config
+from lmi_core.config.targets.library_settings import library_config
+from lmi_core.config.targets.placement import Placement
+from lmi_core.settings.custom_code_config import CustomCodeConfig
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.settings.library_config import LibraryConfig
 
 if TYPE_CHECKING:
-    from lmi_core.config.lora_settings import LoraSettings
+    from lmi_core.config.targets.lora_settings import LoraSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class ModelConfig:
 
     ``values`` maps each given key to its typed value, place and what it overrides;
     ``settings`` are our engine's fields, also where Transformers computes the model,
-    ``handler_settings`` those of the model's own code,
-    ``adapter_settings`` those of another backend;
+    ``custom_code_settings`` those of the model's own code,
+    ``library_settings`` those of another backend;
     ``lora`` is None where no LoRA adapters are served;
     ``passed_on`` are the unknown keys, as text.
     """
@@ -62,8 +62,8 @@ class ModelConfig:
     trust_remote_code: bool
     max_input_tokens: int | None
     settings: Mapping[str, Any]
-    handler_settings: Mapping[str, Any]
-    adapter_settings: Mapping[str, object]
+    custom_code_settings: Mapping[str, Any]
+    library_settings: Mapping[str, object]
     lora: LoraSettings | None
     passed_on: Mapping[str, str]
     values: Mapping[str, Value]
@@ -85,33 +85,33 @@ class ModelConfig:
             settings["lora"] = self.lora.config(model, adapters)
         return engine_config(model, self.name, self.backend, settings)
 
-    def adapter_config(
+    def library_config(
         self, model: Path, adapters: Sequence[tuple[str, Path]] = ()
-    ) -> AdapterConfig:
+    ) -> LibraryConfig:
         """Return the configuration of another library's engine, for files in ``model``, with the
         adapters that ``lora`` names."""
         lora = None if self.lora is None else self.lora.config(model, adapters)
-        return adapter_config(self.backend, model, self.name, self.adapter_settings, lora)
+        return library_config(self.backend, model, self.name, self.library_settings, lora)
 
     def get(self, key: str) -> object:
         """Return the value given for ``key``, or None."""
         value = self.values.get(key)
         return None if value is None else value.value
 
-    def handler_config(
+    def custom_code_config(
         self, *, packages: Path | None = None, model_id: str | None = None
-    ) -> HandlerConfig | None:
+    ) -> CustomCodeConfig | None:
         """Return the configuration of the model's own code, or None where it has none.
 
         ``packages`` is where its requirements are, ``model_id`` where its files are by now.
         """
-        if not self.handler_settings:
+        if not self.custom_code_settings:
             return None
-        settings = dict(self.handler_settings)
+        settings = dict(self.custom_code_settings)
         if model_id is not None:
             settings["properties"] = {**settings["properties"], "model_id": model_id}
         settings["model_name"] = self.name
-        return HandlerConfig(**settings, packages=packages)
+        return CustomCodeConfig(**settings, packages=packages)
 
     def where(self, key: str) -> str:
         """Return where ``key`` was given, or "default"."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from lmi_core.config.origin import Setting
+from lmi_core.config.sources.origin import Setting
 from lmi_core.errors import ConfigError
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from lmi_core.config.capabilities import BACKENDS, CAPABILITIES
-from lmi_core.config.command_line import SYNONYMS
-from lmi_core.config.effect import effect_of, show
-from lmi_core.config.environment import variables_of
-from lmi_core.config.option import SYSTEMS, Action, Option, Outcome
+from lmi_core.config.sources.command_line import SYNONYMS
+from lmi_core.config.sources.environment import variables_of
 from lmi_core.config.table import BY_KEY, OPTIONS, shared, transformers
+from lmi_core.config.table.capabilities import BACKENDS, CAPABILITIES
+from lmi_core.config.table.effect import effect_of, show
+from lmi_core.config.table.option import SYSTEMS, Action, Option, Outcome
 
 _LIBRARIES = ("vllm", "trtllm", "neuron")
 PAGE = Path(__file__).with_name("REFERENCE.md")
@@ -30,7 +30,7 @@ text-generation-inference launcher, `config.properties`, the default. `SERVING_*
 `--models` and `--model-store`, as in the reference server. `lmi explain` says for a given
 configuration what becomes of every key.
 
-"Native" says what the native engine of this version does: **honoured**, **mapped** to a setting of
+"Native" says what the lmi engine of this version does: **honoured**, **mapped** to a setting of
 its own, **no effect**, or **refused**.
 """
 
@@ -119,8 +119,8 @@ def _other_names(option: Option) -> list[str]:
 
 
 def _native(option: Option, default: object) -> str:
-    """Say what the native engine does with a value that asks for something."""
-    backend = "server" if option.scope == "server" else "native"
+    """Say what the lmi engine does with a value that asks for something."""
+    backend = "server" if option.scope == "server" else "lmi"
     action = option.actions[backend]
     text = _general(action)
     for value, special in (action.by_value or {}).items():
@@ -133,7 +133,7 @@ def _native(option: Option, default: object) -> str:
     return text
 
 
-def _outcome(action: Action, backend: str = "native") -> Outcome:
+def _outcome(action: Action, backend: str = "lmi") -> Outcome:
     missing = action.capability is not None and not any(
         action.capability in BACKENDS[name].capabilities for name in (backend, "server")
     )
@@ -142,7 +142,7 @@ def _outcome(action: Action, backend: str = "native") -> Outcome:
     return Outcome.NO_EFFECT if action.tuning else Outcome.REFUSED
 
 
-def _general(action: Action, backend: str = "native") -> str:
+def _general(action: Action, backend: str = "lmi") -> str:
     outcome = _outcome(action, backend)
     if outcome is not action.outcome and action.capability is not None:
         return f"{outcome}: {CAPABILITIES[action.capability]} not available"
@@ -178,7 +178,7 @@ usage: lmi {command} [PATH | HUB_ID ...] [flags] [--option KEY=VALUE ...]
   -s DIR, --model-store DIR
       directory of models to serve
   --prefer-native
-      serve with the native engine where another backend is asked for
+      serve with the lmi engine where another backend is asked for
   --strict
       unknown keys are errors
 

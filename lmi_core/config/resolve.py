@@ -9,35 +9,36 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lmi_core.config.adapter_settings import (
-    adapter_settings,
-    ignore_stored_quantisation,
-    is_adapter,
-)
 from lmi_core.config.artefacts.archives import Archives
 from lmi_core.config.artefacts.cache import cached_directory, download_root
+from lmi_core.config.artefacts.custom_code import check_downloaded
+from lmi_core.config.artefacts.entry_point import check_formatter, find_handler
+from lmi_core.config.artefacts.model_files import ModelFiles, read_model_files
+from lmi_core.config.artefacts.model_source import find_source
 from lmi_core.config.checks import Subject, check
-from lmi_core.config.command_line import Invocation, parse_command_line
-from lmi_core.config.custom_code import check_downloaded
-from lmi_core.config.dispatch import Decision, dispatch
-from lmi_core.config.entry_point import check_formatter, find_handler
-from lmi_core.config.environment import is_tgi, read_environment
-from lmi_core.config.handler_settings import handler_settings
-from lmi_core.config.host import Host, detect_host
-from lmi_core.config.load_models import ModelEntry
-from lmi_core.config.lora_settings import LoraSettings, lora_settings
-from lmi_core.config.merge import Values, merge
 from lmi_core.config.model_config import ModelConfig, ModelSource
-from lmi_core.config.model_files import ModelFiles, read_model_files
-from lmi_core.config.model_source import find_source
-from lmi_core.config.models import (
+from lmi_core.config.paths import is_file
+from lmi_core.config.problem import Problem, Problems
+from lmi_core.config.rows import Row, model_rows, server_rows
+from lmi_core.config.sources.command_line import Invocation, parse_command_line
+from lmi_core.config.sources.environment import is_tgi, read_environment
+from lmi_core.config.sources.load_models import ModelEntry
+from lmi_core.config.sources.merge import Values, merge
+from lmi_core.config.sources.models import (
     HUB_ONLY,
     PROPERTIES,
     Listed,
     list_entry,
     list_models,
 )
-from lmi_core.config.native_settings import (
+from lmi_core.config.sources.origin import Rank, Setting
+from lmi_core.config.sources.properties import read_properties
+from lmi_core.config.sources.rewrites import rewrite
+from lmi_core.config.system import WrittenFor, written_for
+from lmi_core.config.table import BY_KEY
+from lmi_core.config.targets.custom_code_settings import custom_code_settings
+from lmi_core.config.targets.dispatch import Decision, dispatch
+from lmi_core.config.targets.engine_settings import (
     check_engine,
     engine_settings,
     ignore_for_cpu,
@@ -45,16 +46,15 @@ from lmi_core.config.native_settings import (
     refuse_other_quantisations,
     runs_in_engine,
 )
-from lmi_core.config.origin import Rank, Setting
-from lmi_core.config.paths import is_file
-from lmi_core.config.placement import placement_for
-from lmi_core.config.problem import Problem, Problems
-from lmi_core.config.properties import read_properties
-from lmi_core.config.rewrites import rewrite
-from lmi_core.config.rows import Row, model_rows, server_rows
-from lmi_core.config.server_config import ServerConfig, server_config
-from lmi_core.config.system import WrittenFor, written_for
-from lmi_core.config.table import BY_KEY
+from lmi_core.config.targets.host import Host, detect_host
+from lmi_core.config.targets.library_settings import (
+    ignore_stored_quantisation,
+    is_library,
+    library_settings,
+)
+from lmi_core.config.targets.lora_settings import LoraSettings, lora_settings
+from lmi_core.config.targets.placement import placement_for
+from lmi_core.config.targets.server_config import ServerConfig, server_config
 from lmi_core.config.tgi_checks import check_tgi, check_tgi_server
 
 _NAMES = frozenset({"option.model_id", "option.revision", "option.modelName"})
@@ -265,7 +265,7 @@ class _Examination:
         )
         if runs_in_engine(decision.backend):
             ignore_for_cpu(values)
-        if decision.backend == "native":
+        if decision.backend == "lmi":
             refuse_other_quantisations(values, files)
             refuse_for_cpu(values, files)
         elif decision.backend in ("trtllm", "neuron"):
@@ -276,8 +276,8 @@ class _Examination:
         rows = model_rows(values, decision.backend, written.system, self.problems)
         rows += () if lora is None else lora.rows(directory)
         if files.requirements is not None and handler is None:
-            why = "the native engine runs no code of the model"
-            if decision.backend != "native":
+            why = "the lmi engine runs no code of the model"
+            if decision.backend != "lmi":
                 why = "what the model's code needs must be installed beside the server"
             self.problems.warn(str(files.requirements), f"is not installed: {why}")
         model = self._config(listed, values, source, files, written, decision, lora)
@@ -333,11 +333,11 @@ class _Examination:
             problems=self.problems,
         )
         adapter: dict[str, object] = {}
-        if is_adapter(backend):
-            adapter = adapter_settings(values, backend, written.system, placement)
+        if is_library(backend):
+            adapter = library_settings(values, backend, written.system, placement)
         handler, own_settings = written.handler, {}
         if handler is not None and listed.directory is not None:
-            own_settings = handler_settings(
+            own_settings = custom_code_settings(
                 handler, values, listed.directory, self.host, self.problems
             )
         formatter = values.get("option.output_formatter")
@@ -364,8 +364,8 @@ class _Examination:
             trust_remote_code=values.get("option.trust_remote_code") is True,
             max_input_tokens=max_input if isinstance(max_input, int) else None,
             settings=MappingProxyType(settings),
-            handler_settings=MappingProxyType(own_settings),
-            adapter_settings=MappingProxyType(adapter),
+            custom_code_settings=MappingProxyType(own_settings),
+            library_settings=MappingProxyType(adapter),
             lora=lora,
             passed_on=MappingProxyType({k: s.text for k, s in values.unknown.items()}),
             values=MappingProxyType(dict(values.known)),

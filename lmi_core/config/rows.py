@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmi_core.config.adapter_settings import is_adapter
-from lmi_core.config.effect import Effect, effect_of, effect_of_value, show
-from lmi_core.config.merge import Value, Values
-from lmi_core.config.option import Option, Outcome
-from lmi_core.config.origin import Setting
 from lmi_core.config.problem import Problems
+from lmi_core.config.sources.merge import Value, Values
+from lmi_core.config.sources.origin import Setting
 from lmi_core.config.table import BY_KEY
+from lmi_core.config.table.effect import Effect, effect_of, effect_of_value, show
+from lmi_core.config.table.option import Option, Outcome
+from lmi_core.config.targets.library_settings import is_library
 
 SHOWN_DEFAULTS = (
     "option.device",
@@ -89,7 +89,7 @@ def _unknown(setting: Setting, backend: str) -> Row:
     if backend == "handler" and setting.key.startswith("option."):
         name = setting.key.removeprefix("option.")
         effect = Effect(Outcome.MAPPED, f"given to the handler as {name}")
-    if is_adapter(backend) and setting.key.startswith("option."):
+    if is_library(backend) and setting.key.startswith("option."):
         name = setting.key.removeprefix("option.")
         effect = Effect(Outcome.MAPPED, f"{name}={setting.shown}; passed on under its own name")
     return Row(setting.key, setting.shown, setting.where, effect.outcome, effect.text)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmi_core.config.artefacts.handler import Handler
-from lmi_core.config.merge import Values
-from lmi_core.config.model_files import ModelFiles
+from lmi_core.config.artefacts.model_files import ModelFiles
+from lmi_core.config.sources.merge import Values
 
 _NEURON = "djl_python.transformers_neuronx"
 _BY_ENTRY_POINT = {

@@ -6,9 +6,9 @@ Source: TGI format reference, validation and cross-checks.
 from __future__ import annotations
 
 from lmi_core.config.checks import Subject
-from lmi_core.config.host import Host
-from lmi_core.config.merge import Values
 from lmi_core.config.problem import Problems
+from lmi_core.config.sources.merge import Values
+from lmi_core.config.targets.host import Host
 
 _LEGACY = ("--max-input-length", "MAX_INPUT_LENGTH")
 _MODERN = ("--max-input-tokens", "MAX_INPUT_TOKENS")

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.active_request import ActiveRequest
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.kv_memory import KvMemory
@@ -19,12 +18,13 @@ from lmi_core.engine.lora_slots import LoraSlot, LoraSlots
 from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.policy import Queues
 from lmi_core.engine.request import GenerationRequest
-from lmi_core.engine.runner import Runner
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
 from lmi_core.engine.stream import EventStream
 from lmi_core.errors import CapacityError, ConfigError, EngineError, UserError
+from lmi_core.runners.runner import Runner
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.library import load_library
 from lmi_core.structured.matcher import CompiledGrammar, GrammarLibrary

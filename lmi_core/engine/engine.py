@@ -15,18 +15,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.core import EngineCore
-from lmi_core.engine.load_runner import load_runner, load_tokenizer
 from lmi_core.engine.loop_thread import LoopThread
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
-from lmi_core.engine.runner import Runner
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, LifeState, NullObserver
 from lmi_core.engine.stream import EventStream
 from lmi_core.errors import EngineError, UserError
+from lmi_core.runners.load import load_runner, load_tokenizer
+from lmi_core.runners.runner import Runner
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Engine:
-    """Runs a model on the native engine.
+    """Runs a model on the lmi engine.
 
     ``async with Engine(path) as engine`` runs its loop inside the caller's event loop;
     ``Engine(path, own_loop=True)`` runs it in a thread of its own, can be used from any thread or

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from lmi_core.engine.runner import Runner
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.sequence import Sequence, SequenceState
+from lmi_core.runners.runner import Runner
 
 if TYPE_CHECKING:
     from lmi_core._native import BlockPool

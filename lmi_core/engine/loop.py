@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from lmi_core.engine.active_request import ActiveRequest
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.policy import Plan
-from lmi_core.engine.runner import AheadRunner, Runner
 from lmi_core.engine.scheduler import Commit, Scheduler
 from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
 from lmi_core.errors import EngineError
+from lmi_core.runners.runner import AheadRunner, Runner
 
 if TYPE_CHECKING:
     from lmi_core._native import Step

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from lmi_core.engine.adapter_names import AdapterNames
-from lmi_core.engine.runner import AdapterStore, LoraRunner, Runner
+from lmi_core.adapters.names import AdapterNames
 from lmi_core.errors import UserError
+from lmi_core.runners.runner import AdapterStore, LoraRunner, Runner
 
 if TYPE_CHECKING:
-    from lmi_core.models.lora.store import PackedLora
+    from lmi_core.adapters.store import PackedLora
 
 _log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.policy import Plan, Queues
-from lmi_core.engine.runner import RunnerInfo
 from lmi_core.engine.sequence import Sequence
+from lmi_core.runners.runner import RunnerInfo
 
 
 class PagedPolicy:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from lmi_core.engine.outputs import FinishReason
-from lmi_core.engine.runner import RunnerInfo
+from lmi_core.runners.runner import RunnerInfo
 
 
 class LifeState(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lmi_core import ops
 from lmi_core.models.linears import LayerLinear
 from lmi_core.models.loader import LoadedModel
-from lmi_core.models.lora.linears import linear_id
+from lmi_core.models.lora_linears import linear_id
 from lmi_core.models.rope import rope_tables
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear, Norm

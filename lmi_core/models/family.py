@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lmi_core.models.hf_config import HfConfig
 from lmi_core.models.rope_config import rope_spec, scaled_max_positions
-from lmi_core.models.safetensors_file import TensorInfo
 from lmi_core.models.spec import Activation, AttentionSpec, DecoderSpec, NormSpec, RopeSpec
 from lmi_core.models.weight_names import WeightNames
+from lmi_core.weights.hf_config import HfConfig
+from lmi_core.weights.safetensors_file import TensorInfo
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from lmi_core.errors import ModelError
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
-from lmi_core.ops.recorder import FloatArray
+from lmi_core.weights.formats import FloatArray
 
 LayerScales = tuple[float, float]
 """Of keys and of values: what codes are multiples of."""

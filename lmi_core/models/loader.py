@@ -10,18 +10,11 @@ from typing import Literal
 
 import numpy as np
 
-from lmi_core.models.checkpoint import read_checkpoint
 from lmi_core.models.family import text_tensors
-from lmi_core.models.fp8_checkpoint import FP8_DTYPE, scale_of
-from lmi_core.models.hf_config import read_hf_config
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
 from lmi_core.models.linears import LayerLinear, layer_linears, rotate_half_order
-from lmi_core.models.quantized.checkpoint import quantization_at_load, read_layout
-from lmi_core.models.quantized.methods import CheckpointMethod
-from lmi_core.models.quantized.stored_layers import StoredLayers
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import RopeOverride
-from lmi_core.models.safetensors_file import TensorInfo
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.tensor_check import check_tensors
 from lmi_core.models.tensor_reader import Progress, TensorReader
@@ -31,15 +24,19 @@ from lmi_core.models.weights import (
     LayerWeights,
     Linear,
     Norm,
-    PackFormat,
-    Quantization,
     WeightBackend,
-    WeightFormat,
     bias_name,
     expected_shapes,
     qk_norm_tensors,
 )
-from lmi_core.ops.recorder import FloatArray
+from lmi_core.weights.checkpoint import read_checkpoint
+from lmi_core.weights.formats import FloatArray, PackFormat, Quantization, WeightFormat
+from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
+from lmi_core.weights.hf_config import read_hf_config
+from lmi_core.weights.quantized.checkpoint import quantization_at_load, read_layout
+from lmi_core.weights.quantized.methods import CheckpointMethod
+from lmi_core.weights.quantized.stored_layers import StoredLayers
+from lmi_core.weights.safetensors_file import TensorInfo
 
 _log = logging.getLogger(__name__)
 
@@ -169,7 +166,7 @@ def _warn(reader: TensorReader, weight_format: WeightFormat) -> None:
 
 
 def _native_backend() -> WeightBackend:
-    from lmi_core.ops.native import NativeWeights
+    from lmi_core.ops.cpu import NativeWeights
 
     return NativeWeights()
 

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from lmi_core.models.hf_config import HfConfig, positive_number
 from lmi_core.models.spec import RopeKind, RopeSpec
+from lmi_core.weights.hf_config import HfConfig, positive_number
 
 if TYPE_CHECKING:
-    from lmi_core.config.engine_config import EngineConfig
+    from lmi_core.settings.engine_config import EngineConfig
 
 _OLD_KINDS = {"su": "longrope"}
 KINDS: tuple[RopeKind, ...] = tuple(kind for kind in get_args(RopeKind) if kind != "none")

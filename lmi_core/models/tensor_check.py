@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmi_core.models.fp8_checkpoint import FP8_DTYPE, goes_with_fp8, scale_problem
 from lmi_core.models.kv_scales import kv_scale_names
-from lmi_core.models.quantized.stored_layers import StoredLayers
-from lmi_core.models.safetensors_file import TensorInfo
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.tensor_faults import tensor_faults
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.models.weights import expected_shapes
+from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, goes_with_fp8, scale_problem
+from lmi_core.weights.quantized.stored_layers import StoredLayers
+from lmi_core.weights.safetensors_file import TensorInfo
+from lmi_core.weights.tensor_faults import tensor_faults
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 

@@ -9,23 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core.errors import ModelError
-from lmi_core.models.float_tensors import FLOAT_DTYPES, to_float32
-from lmi_core.models.fp8_checkpoint import FP8_DTYPE, scale_of
 from lmi_core.models.linears import RowIds
-from lmi_core.models.quantized.stored_layers import StoredLayers
-from lmi_core.models.safetensors_file import TensorInfo
-from lmi_core.models.weights import (
-    Linear,
-    MappedFile,
-    PackFormat,
-    Quantization,
-    WeightBackend,
-    WeightFormat,
-)
-from lmi_core.ops.fp8_matrix import Fp8Matrix, expand_scales
-from lmi_core.ops.integer_matrix import IntegerMatrix
-from lmi_core.ops.matrix import Matrix, dense, rows_of
-from lmi_core.ops.recorder import FloatArray
+from lmi_core.models.weights import Linear, MappedFile, WeightBackend
+from lmi_core.weights.float_tensors import FLOAT_DTYPES, to_float32
+from lmi_core.weights.formats import FloatArray, PackFormat, Quantization, WeightFormat
+from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
+from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
+from lmi_core.weights.integer_matrix import IntegerMatrix
+from lmi_core.weights.matrix import Matrix, dense, rows_of
+from lmi_core.weights.quantized.stored_layers import StoredLayers
+from lmi_core.weights.safetensors_file import TensorInfo
 
 Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and in all."""

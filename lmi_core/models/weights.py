@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from lmi_core.models.linears import layer_linears
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.ops.matrix import Matrix
-from lmi_core.ops.recorder import FloatArray, LinearWeight
+from lmi_core.ops.recorder import LinearWeight
+from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.matrix import Matrix
 
 WeightFormat = Literal["fp32", "bf16"]
 Quantization = Literal["int8", "int4", "fp8"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lmi_core.ops.recorder import FloatArray, Handle, KvCache
+from lmi_core.ops.recorder import Handle, KvCache
+from lmi_core.weights.formats import FloatArray
 
 
 def rope_cache_write(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lmi_core.ops.recorder import Activation, FloatArray, Handle, LinearWeight, LoraTable
+from lmi_core.ops.recorder import Activation, Handle, LinearWeight, LoraTable
+from lmi_core.weights.formats import FloatArray
 
 
 def linear(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lmi_core.ops.recorder import FloatArray, Handle, NormKind
+from lmi_core.ops.recorder import Handle, NormKind
+from lmi_core.weights.formats import FloatArray
 
 
 def rms_norm(x: Handle, weight: FloatArray, eps: float) -> Handle:

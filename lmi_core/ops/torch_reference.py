@@ -17,11 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lmi_core.ops.adapter_table import AdapterTable
-from lmi_core.ops.matrix import Matrix, dense
+from lmi_core.ops.device.adapter_table import AdapterTable
+from lmi_core.ops.device.step_arrays import StepArrays, StepResult
 from lmi_core.ops.recorder import (
     Activation,
-    FloatArray,
     Handle,
     KvCache,
     LinearWeight,
@@ -29,7 +28,8 @@ from lmi_core.ops.recorder import (
     NormKind,
     RowSymbol,
 )
-from lmi_core.ops.step_arrays import StepArrays, StepResult
+from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.matrix import Matrix, dense
 
 DTypeName = Literal["fp32", "bf16", "fp64"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}

@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lmi_core.errors import ModelError, UserError
-from lmi_core.text.tools import ToolStyle
+from lmi_core.tools.tools import ToolStyle
 
 Message = Mapping[str, Any]
 

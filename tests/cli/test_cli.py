@@ -104,7 +104,7 @@ def test_engine_config() -> None:
 
 
 def test_defaults_are_the_engines_own() -> None:
-    from lmi_core.config.engine_config import EngineConfig
+    from lmi_core.settings.engine_config import EngineConfig
 
     config = build_engine_config(build_parser().parse_args(["generate", "x"]))
     assert config == EngineConfig(model=DEMO_MODEL)
@@ -230,7 +230,7 @@ def test_a_configuration_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_gpu_without_torch_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "lmi_core.engine.device_runner", raising=False)
+    monkeypatch.delitem(sys.modules, "lmi_core.runners.device.device_runner", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["generate", "x", "--device", "cuda"]) == 2
     assert "device=cuda needs the 'cuda' extra" in capsys.readouterr().err

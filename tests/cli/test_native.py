@@ -1,4 +1,4 @@
-"""The commands on the native engine, with a tiny random model: what a user runs, as processes."""
+"""The commands on the lmi engine, with a tiny random model: what a user runs, as processes."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lmi_core.config.host import Host
+from lmi_core.config.targets.host import Host
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from lmi_core.config.host import Host
 from lmi_core.config.resolve import examine, resolve
+from lmi_core.config.targets.host import Host
 from tests.checkpoints import cached_checkpoint
 
 from .cases import CPU, NO_CACHE
@@ -55,7 +55,7 @@ def resolved():
 
 @pytest.fixture
 def configured(tmp_path):
-    """Return a function from what is written to the native engine's configuration."""
+    """Return a function from what is written to the lmi engine's configuration."""
     numbers = itertools.count()
     checkpoint = cached_checkpoint("llama2", dtype="bfloat16")
 

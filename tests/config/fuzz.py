@@ -17,12 +17,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmi_core.config.environment import variables_of
 from lmi_core.config.explain import as_json, as_table, exit_code
-from lmi_core.config.host import Host
-from lmi_core.config.native_settings import runs_in_engine
 from lmi_core.config.resolve import examine
+from lmi_core.config.sources.environment import variables_of
 from lmi_core.config.table import BY_FLAG, BY_KEY, OPTIONS
+from lmi_core.config.targets.engine_settings import runs_in_engine
+from lmi_core.config.targets.host import Host
 
 from .cases import CASES, LLAMA, NO_CACHE
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmi_core.config.host import Host
+from lmi_core.config.targets.host import Host
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
 

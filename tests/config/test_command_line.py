@@ -2,9 +2,9 @@
 
 import pytest
 
-from lmi_core.config.command_line import parse_command_line
-from lmi_core.config.merge import merge
 from lmi_core.config.problem import Problems
+from lmi_core.config.sources.command_line import parse_command_line
+from lmi_core.config.sources.merge import merge
 
 
 def parse(*argv):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmi_core.config.host import Host
+from lmi_core.config.targets.host import Host
 from lmi_core.errors import ConfigError
 
 LLAMA = {"architectures": ["LlamaForCausalLM"]}
@@ -53,7 +53,7 @@ def test_written_for_and_served_natively(
     report = explained(model_dir(properties, config=LLAMA))
     model = model_of(report)
     assert not report.errors
-    assert (model.system, model.backend) == (system, "native")
+    assert (model.system, model.backend) == (system, "lmi")
     assert (model.entry_point, model.mpi_mode) == (entry_point, mpi_mode)
 
 
@@ -78,10 +78,10 @@ def test_a_wanted_engine_that_is_missing_names_the_way_out(
     assert model_of(report).backend == backend
     (error,) = report.errors
     assert missing in str(error)
-    assert "--prefer-native serves it with the native engine" in str(error)
+    assert "--prefer-native serves it with the lmi engine" in str(error)
     assert str(error).startswith("model/serving.properties:1: ")
     preferred = explained(name, "--prefer-native")
-    assert model_of(preferred).backend == "native"
+    assert model_of(preferred).backend == "lmi"
     assert not preferred.errors
 
 
@@ -97,7 +97,7 @@ def test_a_package_that_is_missing_and_one_that_is_there(
     assert f"pip install 'lmi-core[{backend}]'" in str(error)
     report = explained(name, host=Host(packages=frozenset({package})))
     assert not report.errors
-    assert dict(model_of(report).adapter_settings) == {"dtype": "float16", batch: 256}
+    assert dict(model_of(report).library_settings) == {"dtype": "float16", batch: 256}
 
 
 @pytest.mark.parametrize("rolling_batch", ["tnx", "vllm"])
@@ -124,7 +124,7 @@ def test_a_degree_of_parallelism_chooses_neuron_on_its_devices(
     assert str(report.errors[0]).startswith(f"{name}/serving.properties:")
     assert f"{degree} on 2 Neuron cores: vLLM Neuron is not installed" in str(report.errors[0])
     for host in (Host(), Host(num_gpus=2, num_neuron_cores=2)):
-        assert model_of(explained(name, host=host)).backend == "native"
+        assert model_of(explained(name, host=host)).backend == "lmi"
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_neuron_devices_idle_for_others(model_dir, explained, properties, files)
     name = model_dir(properties, config=LLAMA, **files)
     report = explained(name, host=Host(num_neuron_cores=2))
     assert not report.errors
-    assert model_of(report).backend == "native"
+    assert model_of(report).backend == "lmi"
     (warning,) = [each for each in map(str, report.warnings) if "Neuron" in each]
-    assert "2 Neuron cores are visible, but the native engine runs on the CPU" in warning
+    assert "2 Neuron cores are visible, but the lmi engine runs on the CPU" in warning
 
 
 def test_other_architectures_and_tasks_need_transformers(model_dir, explained):
@@ -165,8 +165,8 @@ def test_a_handler_takes_over_unless_an_entry_point_is_given(model_dir, explaine
     assert (model.backend, model.handler.handle) == ("handler", "handle")
     assert model.reason == "model.py answers the requests"
     again = explained(name, "-o", "entryPoint=djl_python.huggingface")
-    assert model_of(again).backend == "native"
-    assert model_of(again).handler_config() is None
+    assert model_of(again).backend == "lmi"
+    assert model_of(again).custom_code_config() is None
     assert not again.errors
 
 
@@ -174,7 +174,7 @@ def test_another_file_may_be_the_handler(model_dir, explained):
     name = model_dir("option.entryPoint=own.py", own__py="def handle(inputs): ...")
     model = model_of(explained(name))
     assert model.backend == "handler"
-    assert model.handler_config().path.name == "own.py"
+    assert model.custom_code_config().path.name == "own.py"
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_a_formatter_leaves_the_model_to_the_native_engine(
     report = explained(model_dir(properties, config=LLAMA, model__py=function))
     model = model_of(report)
     assert not report.errors
-    assert (model.backend, model.output_formatter) == ("native", None)
-    config = model.handler_config()
+    assert (model.backend, model.output_formatter) == ("lmi", None)
+    config = model.custom_code_config()
     assert (config.function, config.output_formatter) == (None, "f")
 
 
@@ -201,8 +201,8 @@ def test_an_input_formatter_leaves_the_model_to_the_native_engine(model_dir, exp
     model = model_of(report)
     assert not report.errors
     assert not report.warnings
-    assert (model.backend, model.output_formatter) == ("native", "json")
-    config = model.handler_config()
+    assert (model.backend, model.output_formatter) == ("lmi", "json")
+    config = model.custom_code_config()
     assert (config.function, config.input_formatter, config.output_formatter) == (None, "f", None)
 
 
@@ -240,7 +240,7 @@ def test_a_formatter_that_is_not_there(model_dir, explained):
 def test_requirements_are_not_needed_natively(model_dir, explained):
     report = explained(model_dir("", config=LLAMA, requirements__txt="x"))
     assert not report.errors
-    assert "the native engine runs no code of the model" in str(report.warnings[0])
+    assert "the lmi engine runs no code of the model" in str(report.warnings[0])
 
 
 def test_diffusion_is_refused(model_dir, resolved):

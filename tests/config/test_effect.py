@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_core.config import capabilities
-from lmi_core.config.effect import Effect, effect_of, show
-from lmi_core.config.option import Option, Outcome, mapped, needs, no_effect, refused
-from lmi_core.config.table import BY_KEY
-from lmi_core.config.value_type import Text
+from lmi_core.config.table import BY_KEY, capabilities
+from lmi_core.config.table.effect import Effect, effect_of, show
+from lmi_core.config.table.option import Option, Outcome, mapped, needs, no_effect, refused
+from lmi_core.config.table.value_type import Text
 
 LOAD_FORMAT = BY_KEY["option.load_format"]
 
@@ -21,15 +20,15 @@ def option(action):
 @pytest.fixture
 def with_capability(monkeypatch):
     def add(*names):
-        native = capabilities.BACKENDS["native"]
+        native = capabilities.BACKENDS["lmi"]
         more = replace(native, capabilities=native.capabilities | set(names))
-        monkeypatch.setitem(capabilities.BACKENDS, "native", more)
+        monkeypatch.setitem(capabilities.BACKENDS, "lmi", more)
 
     return add
 
 
 def test_a_missing_capability_refuses_what_changes_tokens():
-    effect = effect_of(LOAD_FORMAT, "pt", "native")
+    effect = effect_of(LOAD_FORMAT, "pt", "lmi")
     assert effect.outcome is Outcome.REFUSED
     assert effect.text == (
         "not available in this version: weights in PyTorch's pickle format (convert the weights to "
@@ -38,22 +37,22 @@ def test_a_missing_capability_refuses_what_changes_tokens():
 
 
 def test_a_missing_capability_has_no_effect_where_it_only_tunes():
-    effect = effect_of(BY_KEY["option.speculate"], 3, "native")
+    effect = effect_of(BY_KEY["option.speculate"], 3, "lmi")
     assert effect.outcome is Outcome.NO_EFFECT
     assert "speculative decoding by n-gram" in effect.text
 
 
 def test_values_that_ask_for_nothing_are_not_refused():
     for key, value in (("option.enable_reasoning", False), ("option.speculate", 0)):
-        effect = effect_of(BY_KEY[key], value, "native")
+        effect = effect_of(BY_KEY[key], value, "lmi")
         assert effect == Effect(Outcome.NO_EFFECT, "asks for what happens anyway")
 
 
 def test_adding_the_capability_turns_the_row_on(with_capability):
     with_capability("weights.dummy", "chat.reasoning")
-    assert effect_of(LOAD_FORMAT, "dummy", "native").outcome is Outcome.MAPPED
-    assert effect_of(LOAD_FORMAT, "pt", "native").outcome is Outcome.REFUSED
-    assert effect_of(BY_KEY["option.enable_reasoning"], True, "native").outcome is Outcome.MAPPED
+    assert effect_of(LOAD_FORMAT, "dummy", "lmi").outcome is Outcome.MAPPED
+    assert effect_of(LOAD_FORMAT, "pt", "lmi").outcome is Outcome.REFUSED
+    assert effect_of(BY_KEY["option.enable_reasoning"], True, "lmi").outcome is Outcome.MAPPED
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_adding_the_capability_turns_the_row_on(with_capability):
     ],
 )
 def test_actions(action, value, expected):
-    assert effect_of(option({"native": action}), value, "native") == expected
+    assert effect_of(option({"lmi": action}), value, "lmi") == expected
 
 
 def test_a_backend_without_the_key_has_no_effect():

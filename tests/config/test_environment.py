@@ -2,9 +2,9 @@
 
 import pytest
 
-from lmi_core.config.environment import read_environment
-from lmi_core.config.merge import merge
 from lmi_core.config.problem import Problems
+from lmi_core.config.sources.environment import read_environment
+from lmi_core.config.sources.merge import merge
 
 
 def read(environ, **kwargs):

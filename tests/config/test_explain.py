@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from lmi_core.config.explain import main
-from lmi_core.config.host import Host
-from lmi_core.config.option import Outcome
 from lmi_core.config.resolve import resolve
 from lmi_core.config.table import OPTIONS
+from lmi_core.config.table.option import Outcome
+from lmi_core.config.targets.host import Host
 
 from .cases import CASES, NO_CACHE
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lmi_core.config.host import Host
 from lmi_core.config.resolve import resolve
+from lmi_core.config.targets.host import Host
 from tests.checkpoints import cached_checkpoint
 
 

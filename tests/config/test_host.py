@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from lmi_core.config.host import detect_host
+from lmi_core.config.targets.host import detect_host
 
 
 @pytest.fixture

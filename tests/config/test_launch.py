@@ -2,8 +2,8 @@
 
 import pytest
 
-from lmi_core.config.launch import prepare
 from lmi_core.config.resolve import resolve
+from lmi_core.config.targets.launch import prepare
 from lmi_core.errors import ConfigError, ModelError
 
 from .artefacts.conftest import safetensors_bytes

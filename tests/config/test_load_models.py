@@ -2,8 +2,13 @@
 
 import pytest
 
-from lmi_core.config.load_models import name_of, name_of_hub_id, parse_load_models, scan_store
 from lmi_core.config.problem import Problems
+from lmi_core.config.sources.load_models import (
+    name_of,
+    name_of_hub_id,
+    parse_load_models,
+    scan_store,
+)
 
 
 def parse(text):

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from lmi_core.config.engine_config import EngineConfig
-from lmi_core.config.launch import prepare
-from lmi_core.config.lora_config import LoraConfig
 from lmi_core.config.model_config import ModelSource
-from lmi_core.config.option import Outcome
 from lmi_core.config.resolve import resolve
+from lmi_core.config.table.option import Outcome
+from lmi_core.config.targets.launch import prepare
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import ModelError
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.settings.lora_config import LoraConfig
 from tests.checkpoints import cached_checkpoint
 from tests.lora_adapters import cached_adapter
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmi_core.config.command_line import parse_command_line
-from lmi_core.config.environment import read_environment
-from lmi_core.config.merge import merge
-from lmi_core.config.origin import Rank
 from lmi_core.config.problem import Problems
-from lmi_core.config.properties import parse_properties
+from lmi_core.config.sources.command_line import parse_command_line
+from lmi_core.config.sources.environment import read_environment
+from lmi_core.config.sources.merge import merge
+from lmi_core.config.sources.origin import Rank
+from lmi_core.config.sources.properties import parse_properties
 from lmi_core.errors import ConfigError
 
 SOURCES = ("option", "flag", "file", "variable", "alias", "tgi", "server_file")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lmi_core.config.origin import Rank
 from lmi_core.config.problem import Problems
-from lmi_core.config.properties import parse_properties, read_properties
+from lmi_core.config.sources.origin import Rank
+from lmi_core.config.sources.properties import parse_properties, read_properties
 
 
 def parse(data):

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import ConfigError, ModelError
+from lmi_core.settings.engine_config import EngineConfig
 
 from .cases import LLAMA
 

@@ -1,8 +1,8 @@
 """The reference page and the help are what the option table says."""
 
-from lmi_core.config.option import SYSTEMS
 from lmi_core.config.reference import PAGE, flags_help, reference_page
 from lmi_core.config.table import BY_FLAG, BY_KEY, OPTIONS
+from lmi_core.config.table.option import SYSTEMS
 
 from .test_table import LMI_KEYS, TGI_FLAGS
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from lmi_core.config.engine_config import EngineConfig
-from lmi_core.config.host import Host
-from lmi_core.config.load_models import ModelEntry
-from lmi_core.config.placement import Placement
 from lmi_core.config.resolve import resolve_entry
+from lmi_core.config.sources.load_models import ModelEntry
+from lmi_core.config.targets.host import Host
+from lmi_core.config.targets.placement import Placement
 from lmi_core.errors import ConfigError
+from lmi_core.settings.engine_config import EngineConfig
 
 from .cases import CPU, NO_CACHE
 
@@ -147,7 +147,7 @@ def test_the_containers_store_serves_where_nothing_is_named(
     model_dir, resolved, tmp_path, monkeypatch
 ):
     store = tmp_path / model_dir("option.seed=4", config=LLAMA)
-    monkeypatch.setattr("lmi_core.config.models.CONTAINER_STORE", store)
+    monkeypatch.setattr("lmi_core.config.sources.models.CONTAINER_STORE", store)
     (model,) = resolved(environ={"OPTION_MAX_MODEL_LEN": "9"}).models
     assert (model.name, model.settings["seed"], model.settings["max_model_len"]) == ("model", 4, 9)
     (other,) = resolved("--model-id", "org/m").models

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lmi_core.config.capabilities import BACKENDS, CAPABILITIES, NATIVE_ARCHITECTURES
-from lmi_core.config.environment import variables_of
-from lmi_core.config.option import SYSTEMS, Outcome
+from lmi_core.config.sources.environment import variables_of
 from lmi_core.config.table import BY_FLAG, BY_KEY, OPTIONS, suggest_key
+from lmi_core.config.table.capabilities import BACKENDS, CAPABILITIES, NATIVE_ARCHITECTURES
+from lmi_core.config.table.option import SYSTEMS, Outcome
 from lmi_core.models.registry import supported_architectures
 
 DATA = Path(__file__).parent / "data"
@@ -51,7 +51,7 @@ def test_record_is_complete(option):
     assert set(option.systems) <= set(SYSTEMS)
     assert set(option.defaults) <= set(SYSTEMS)
     assert set(option.choices) <= set(SYSTEMS)
-    assert ("server" if option.scope == "server" else "native") in option.actions
+    assert ("server" if option.scope == "server" else "lmi") in option.actions
     if option.replaced_by:
         assert option.deprecated
         assert option.replaced_by in BY_KEY

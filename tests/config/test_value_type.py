@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmi_core.config.value_type import (
+from lmi_core.config.table.value_type import (
     Bool,
     Bytes,
     Choice,

@@ -11,9 +11,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from bench.demo.bpe import load_tokenizer
+from bench.demo.chat import SPECIAL_TOKENS, TEMPLATE, Turn, render_chat
 from lmi_core.demo import MODEL_DIR
-from lmi_core.demo.bpe import load_tokenizer
-from lmi_core.demo.chat import SPECIAL_TOKENS, TEMPLATE, Turn, render_chat
 
 TOKENIZER = load_tokenizer(MODEL_DIR)
 CONFIG = json.loads((MODEL_DIR / "config.json").read_text())

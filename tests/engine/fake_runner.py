@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core import _native
-from lmi_core.engine.runner import RunnerInfo
 from lmi_core.errors import ModelError
+from lmi_core.runners.runner import RunnerInfo
 
 VOCAB_SIZE = 256
 

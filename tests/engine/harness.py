@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
 from tests.engine.fake_runner import VOCAB_SIZE, FakeRunner
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from lmi_core import _native
-from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent, TokenLogprob
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
 from tests.engine.harness import run
 

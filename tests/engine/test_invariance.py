@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from lmi_core import _native
-from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.engine import Engine
-from lmi_core.engine.native_runner import NativeRunner
 from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.runners.cpu.cpu_runner import CpuRunner
+from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
 
 MAX_MODEL_LEN = 480
@@ -159,13 +159,13 @@ MODELS = {
 def steps_ahead(monkeypatch):
     """The steps that were submitted before the last one's tokens were known."""
     steps = []
-    submit_ahead = NativeRunner.submit_ahead
+    submit_ahead = CpuRunner.submit_ahead
 
     def note(runner, step, logit_rows):
         steps.append(step)
         submit_ahead(runner, step, logit_rows)
 
-    monkeypatch.setattr(NativeRunner, "submit_ahead", note)
+    monkeypatch.setattr(CpuRunner, "submit_ahead", note)
     return steps
 
 

@@ -13,13 +13,13 @@ import pytest
 
 import lmi_core
 from lmi_core.cli import DEMO_MODEL
-from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.engine import Engine
-from lmi_core.engine.native_runner import check_sizes
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import LifeState
 from lmi_core.errors import EngineError, UserError
+from lmi_core.runners.cpu.cpu_runner import check_sizes
+from lmi_core.settings.engine_config import EngineConfig
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import (
     assert_nothing_leaked,

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmi_core.config.engine_config import EngineConfig
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
+from lmi_core.settings.engine_config import EngineConfig
 from tests.engine.harness import assert_nothing_leaked, collect, make_engine, run, token_ids
 
 

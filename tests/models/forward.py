@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lmi_core.models.decoder import record
 from lmi_core.models.loader import LoadedModel
 from lmi_core.ops import LoraTable
-from lmi_core.ops.step_arrays import StepArrays
+from lmi_core.ops.device.step_arrays import StepArrays
 
 BLOCK_SIZE = 16
 MAX_TOKENS = 512
@@ -78,9 +78,9 @@ class EagerForward:
     def __init__(self, model: LoadedModel, max_model_len: int, dtype: str) -> None:
         import torch
 
-        from lmi_core.ops.eager import EagerRecorder
-        from lmi_core.ops.paged_cache import PagedCache
-        from lmi_core.ops.select import load, select
+        from lmi_core.ops.device.eager import EagerRecorder
+        from lmi_core.ops.device.paged_cache import PagedCache
+        from lmi_core.ops.kernels.select import load, select
 
         attention = model.spec.attention
         self.table = shuffled_block_table(max_model_len)
@@ -99,7 +99,7 @@ class EagerForward:
         self.recorder.finish()
 
     def step(self, batch: Sequence[Rows]) -> npt.NDArray[Any]:
-        from lmi_core.ops.device_step import DeviceStep
+        from lmi_core.ops.device.device_step import DeviceStep
 
         arrays = step_arrays(batch, self.table)
         arrays = replace(arrays, block_tables=self.table[arrays.table_rows])
@@ -120,7 +120,7 @@ class NativeForward:
         adapters: LoraTable | None = None,
     ) -> None:
         from lmi_core import _native
-        from lmi_core.ops.native import NativeRecorder
+        from lmi_core.ops.cpu import CpuRecorder
 
         attention, table = model.spec.attention, shuffled_block_table(max_model_len)
         self.cache = _native.KvCache(
@@ -138,7 +138,7 @@ class NativeForward:
             block_size=BLOCK_SIZE,
             act_dtype=dtype,
         )
-        recorder = NativeRecorder(self.graph)
+        recorder = CpuRecorder(self.graph)
         self.logits = record(model, recorder, self.cache, max_model_len, adapters).value
         self.graph.output(self.logits)
         self.graph.finish()

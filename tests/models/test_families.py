@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lmi_core.models.loader import load_model
+from tests.adapters import test_lora_parity as lora
 from tests.checkpoints import EOS_ID, FAMILIES, SHAPE, cached_checkpoint, draw_weights
 from tests.lora_adapters import adapter_tensors, write_adapter
-from tests.models import test_lora_parity as lora
 from tests.models.forward import EagerForward, Forward, NativeForward, TorchForward, all_logits
 from tests.models.test_parity import oracle_logits, oracle_model, rms
 from tests.models.test_quantised import MOST_ERROR, Dequantised
@@ -34,7 +34,7 @@ def make_forward(backend: str, variant: str, dtype: str, stored: str) -> Forward
     if backend == "native":
         return NativeForward(load_model(path), MAX_MODEL_LEN, dtype)
     if backend == "eager":
-        from lmi_core.ops.torch_weights import DeviceWeights
+        from lmi_core.ops.device.torch_weights import DeviceWeights
 
         model = load_model(path, backend=DeviceWeights(torch.device("cpu")))
         return EagerForward(model, MAX_MODEL_LEN, dtype)

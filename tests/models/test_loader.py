@@ -157,7 +157,7 @@ def test_scales_of_an_fp8_cache(edited: Callable[..., Path]) -> None:
         model__layers__2__self_attn__v_proj__v_scale=torch.tensor(8.0),
     )
     assert load(path).kv_scales == ((0.25, 0.5), (2.0, 2.0), (4.0, 8.0))
-    from lmi_core.ops.native import NativeWeights
+    from lmi_core.ops.cpu import NativeWeights
 
     assert load_model(path, backend=NativeWeights()).kv_scales == load(path).kv_scales
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lmi_core.ops.paged_cache import CacheScales, FixedScales, Scales
+from lmi_core.ops.device.paged_cache import CacheScales, FixedScales, Scales
 from tests.ops.paged_case import PagedCase
 
 CODES = {

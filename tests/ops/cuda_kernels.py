@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmi_core.ops.cuda import cublaslt, library
+from lmi_core.ops.kernels.cuda import cublaslt, library
 
 _BUILT = Path(__file__).parents[2] / "build/native"
 RACES = _BUILT / "liblmi_cuda_races.so"
@@ -20,7 +20,7 @@ CUBLASLT_EMULATOR = EMULATOR.with_name("liblmi_cublaslt_emulator.so")
 
 
 def use_cuda_kernels(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the kernels of ``lmi_core.ops.cuda`` run on ``device``, or skip the test."""
+    """Let the kernels of ``lmi_core.ops.kernels.cuda`` run on ``device``, or skip the test."""
     if device.type == "cpu":
         if not EMULATOR.exists():
             pytest.skip("the emulator is not built: make build")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmi_core.ops.packed_weight import PackedWeight
+from lmi_core.ops.device.packed_weight import PackedWeight
 from tests.ops.cuda_kernels import use_cuda_kernels
 
 DEVICES = [
@@ -43,10 +43,10 @@ def ops(
     request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> ModuleType:
     if request.param == "torch":
-        return importlib.import_module("lmi_core.ops.torch_ops")
+        return importlib.import_module("lmi_core.ops.kernels.torch_ops")
     if request.param == "native":
         use_cuda_kernels(device, monkeypatch)
-        return importlib.import_module("lmi_core.ops.cuda")
+        return importlib.import_module("lmi_core.ops.kernels.cuda")
     return triton_module(device)
 
 
@@ -60,7 +60,7 @@ def triton_module(device: torch.device) -> ModuleType:
     pytest.importorskip("triton")
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("Triton's interpreter wants a process of its own: make test-triton")
-    return importlib.import_module("lmi_core.ops.triton")
+    return importlib.import_module("lmi_core.ops.kernels.triton")
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lmi_core.ops.device_step import DeviceStep
-from lmi_core.ops.step_arrays import StepArrays
+from lmi_core.ops.device.device_step import DeviceStep
+from lmi_core.ops.device.step_arrays import StepArrays
 
 Float64Array = npt.NDArray[np.float64]
 

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.ops.paged_cache import CacheScales, PagedCache, Scales  # noqa: E402
+from lmi_core.ops.device.paged_cache import CacheScales, PagedCache, Scales  # noqa: E402
 from tests.ops.coded_cache import CODES, FP8, STEPS, coded_cache  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
@@ -150,8 +150,8 @@ def test_cuda_kernels_write_the_codes_of_torch(
 ) -> None:
     """To the bit, from what the same kernel computes in fp32."""
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.cuda")
-    reference = importlib.import_module("lmi_core.ops.torch_ops.rope")
+    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
+    reference = importlib.import_module("lmi_core.ops.kernels.torch_ops.rope")
     case = PagedCase(((0, 2), (17, 1), (15, 3)), 3, 2, head_dim)
     plain = case.cache(device, torch.float32, is_filled=False)
     codes = case.cache(device, CODES[stored], is_filled=False)
@@ -200,7 +200,7 @@ def test_attention_of_triton_with_instructions_for_e4m3(
     triton_ops: ModuleType, device: torch.device, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """As without them, every code among the keys."""
-    codes_of_triton = importlib.import_module("lmi_core.ops.triton.codes")
+    codes_of_triton = importlib.import_module("lmi_core.ops.kernels.triton.codes")
     case = ATTENTION_CASES[name]
     codes, scales, _ = coded_cache(case, device, "fp8_e4m3fn")
     numbers = torch.arange(codes[1].numel(), device=device) % 0x7F  # no NaN
@@ -250,7 +250,7 @@ def test_what_the_cuda_kernels_refuse(
     message: str,
 ) -> None:
     use_cuda_kernels(device, monkeypatch)
-    from lmi_core.ops.cuda import library
+    from lmi_core.ops.kernels.cuda import library
 
     shape = {"num_q_heads": 2, "num_kv_heads": 1, "head_dim": 16}
     if name != "rope_cache_write":
@@ -265,7 +265,7 @@ def test_copied_blocks_are_whole(
 ) -> None:
     """Codes and scales, by the cache itself and by the CUDA kernel."""
     use_cuda_kernels(device, monkeypatch)
-    from lmi_core.ops.cuda.rows import copy_blocks
+    from lmi_core.ops.kernels.cuda.rows import copy_blocks
 
     cache = PagedCache(
         num_layers=2,

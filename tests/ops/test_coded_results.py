@@ -13,10 +13,13 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.ops import select, torch_ops  # noqa: E402
-from lmi_core.ops.eager import EagerRecorder  # noqa: E402
-from lmi_core.ops.quantized_rows import CODE_TYPES, QuantizedRows, stride_of  # noqa: E402
-from lmi_core.ops.torch_weights import DeviceWeight  # noqa: E402
+from lmi_core.ops.device.eager import EagerRecorder  # noqa: E402
+from lmi_core.ops.device.quantized_rows import CODE_TYPES, QuantizedRows, stride_of  # noqa: E402
+from lmi_core.ops.device.torch_weights import DeviceWeight  # noqa: E402
+from lmi_core.ops.kernels import (  # noqa: E402
+    select,
+    torch_ops,
+)
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
     device,
@@ -132,7 +135,7 @@ def test_activations_of_many_columns_or_rows(
 ) -> None:
     """Next to the most that the CUDA kernel has, and so many that a block has fewer threads."""
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.cuda")
+    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
     settings = {"out_dtype": torch.bfloat16}
     gate_up = extremes(rows, 2 * columns).to(device)
     y = ops.gated_activation(gate_up, "silu", **settings)
@@ -146,8 +149,8 @@ def test_results_beside_their_codes(
 ) -> None:
     """The kernels give both where both are wanted."""
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.cuda")
-    from lmi_core.ops.cuda import library
+    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
+    from lmi_core.ops.kernels.cuda import library
 
     x, weight = random(3, 2 * 300).to(device), random(2 * 300, seed=1).to(device)
     out_dtype = DTYPES[dtype]
@@ -213,7 +216,7 @@ def test_codes_are_recorded_where_nothing_else_reads(reads_too: bool) -> None:
 
 def test_codes_that_cannot_be(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     use_cuda_kernels(device, monkeypatch)
-    from lmi_core.ops.cuda import library
+    from lmi_core.ops.kernels.cuda import library
 
     x = random(2, 400).to(device)
     room = torch.empty(2, 512, dtype=torch.int8, device=device)

@@ -13,17 +13,18 @@ import pytest
 
 pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.ops.cuda import arguments, library, sampling, step_list
-from lmi_core.ops.cuda.activation import ACTIVATIONS, MAX_CODED_COLUMNS
-from lmi_core.ops.cuda.attention import (
+from lmi_core.ops.device import step_list
+from lmi_core.ops.device.quantized_rows import CODE_STRIDE
+from lmi_core.ops.kernels.cuda import arguments, library, sampling
+from lmi_core.ops.kernels.cuda.activation import ACTIVATIONS, MAX_CODED_COLUMNS
+from lmi_core.ops.kernels.cuda.attention import (
     MAX_GROUP,
     MAX_HEAD_DIM,
     NARROW_HEAD_DIM,
     WIDE_HEAD_BYTES,
 )
-from lmi_core.ops.cuda.linear import MAX_FEW_ROWS
-from lmi_core.ops.cuda.norm import MAX_COLUMNS
-from lmi_core.ops.quantized_rows import CODE_STRIDE
+from lmi_core.ops.kernels.cuda.linear import MAX_FEW_ROWS
+from lmi_core.ops.kernels.cuda.norm import MAX_COLUMNS
 
 CSRC = Path(__file__).parents[2] / "csrc"
 STRUCTS = {

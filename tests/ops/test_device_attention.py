@@ -50,7 +50,7 @@ def test_attention_over_several_splits(
     triton_ops: ModuleType, device: torch.device, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long and short sequences side by side: the short ones' last splits are empty."""
-    module = importlib.import_module("lmi_core.ops.triton.attention")
+    module = importlib.import_module("lmi_core.ops.kernels.triton.attention")
     monkeypatch.setattr(module, "MIN_SPLIT_KEYS", 32)
     case = PagedCase(((99, 1), (0, 1), (40, 1)), 2, 1, 16)
     keys, values = case.cache(device, torch.float32, is_filled=True)
@@ -76,7 +76,7 @@ def test_attention_over_several_splits(
 def test_plan_splits(
     triton_ops: ModuleType, num_keys: int, num_programs: int, expected: tuple[int, int]
 ) -> None:
-    module = importlib.import_module("lmi_core.ops.triton.attention")
+    module = importlib.import_module("lmi_core.ops.kernels.triton.attention")
     assert module.plan_splits(num_keys, num_programs) == expected
 
 
@@ -93,7 +93,7 @@ def test_native_attention(
 ) -> None:
     """Shapes that the kernels take in different ways."""
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.cuda")
+    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
     case = NATIVE_CASES[name]
     keys, values = case.cache(device, dtype, is_filled=True)
     q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, dtype)
@@ -108,7 +108,7 @@ def test_native_attention_leaves_what_it_has_not(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.cuda")
+    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
     case = PagedCase(((3, 1),), 2, 1, 20)
     keys, values = case.cache(device, torch.bfloat16, is_filled=True)
     q = random(1, 40).to(device, torch.bfloat16)
@@ -119,7 +119,7 @@ def test_native_attention_leaves_what_it_has_not(
 
 
 def test_wide_heads_want_a_gpu_with_much_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("lmi_core.ops.cuda.attention")
+    module = importlib.import_module("lmi_core.ops.kernels.cuda.attention")
     monkeypatch.setattr(
         torch.cuda,
         "get_device_properties",

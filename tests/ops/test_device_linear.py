@@ -48,7 +48,7 @@ def operands(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_linear(device: torch.device, dtype: str, has_bias: bool) -> None:
-    from lmi_core.ops.torch_ops import linear
+    from lmi_core.ops.kernels.torch_ops import linear
 
     x, weight, bias = random(5, 24), random(7, 24, seed=1), random(7, seed=2)
     x, weight = x.to(DTYPES[dtype]), weight.to(DTYPES[dtype])
@@ -70,7 +70,7 @@ def test_native_linear_of_few_rows(
     outputs: int,
 ) -> None:
     use_cuda_kernels(device, monkeypatch)
-    from lmi_core.ops.cuda import linear
+    from lmi_core.ops.kernels.cuda import linear
 
     x, weight, bias, expected = operands(rows, inputs, outputs, dtype)
     y = linear(x.to(device), weight.to(device), None)
@@ -93,7 +93,7 @@ def test_linear_of_cublaslt(
     outputs: int,
 ) -> None:
     use_cuda_kernels(device, monkeypatch)
-    from lmi_core.ops.cuda.cublaslt import linear_dense, unusable_because
+    from lmi_core.ops.kernels.cuda.cublaslt import linear_dense, unusable_because
 
     assert unusable_because() is None
     for seed in (1, 2):  # a shape's second product, of other operands
@@ -111,7 +111,7 @@ def test_cublaslt_of_matrices_that_start_anywhere(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, offset: int
 ) -> None:
     use_cuda_kernels(device, monkeypatch)
-    from lmi_core.ops.cuda.cublaslt import linear_dense, unusable_because
+    from lmi_core.ops.kernels.cuda.cublaslt import linear_dense, unusable_because
 
     assert unusable_because() is None
     for start in (0, offset):
@@ -126,7 +126,7 @@ def test_cublaslt_of_matrices_that_start_anywhere(
 
 def dense_product(name: str, x: Tensor, weight: Tensor, y: Tensor, bias: Tensor | None) -> None:
     """``y``: [R, any], whose first columns are written."""
-    from lmi_core.ops.cuda import library
+    from lmi_core.ops.kernels.cuda import library
 
     workspace = torch.empty(4096, dtype=torch.uint8, device=x.device)
     library.call(
@@ -149,7 +149,7 @@ def dense_product(name: str, x: Tensor, weight: Tensor, y: Tensor, bias: Tensor 
 def test_cublaslt_is_asked_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where operands lie, to 256 bytes, is part of it."""
     use_cuda_kernels(torch.device("cpu"), monkeypatch)
-    from lmi_core.ops.cuda.cublaslt import unusable_because
+    from lmi_core.ops.kernels.cuda.cublaslt import unusable_because
 
     assert unusable_because() is None
     num_heuristics = ctypes.CDLL(str(CUBLASLT_EMULATOR)).cublaslt_num_heuristics
@@ -194,7 +194,7 @@ def test_shapes_without_an_algorithm_run_in_tiles(
 ) -> None:
     """The stand-in of cuBLASLt wants a workspace for so many inputs."""
     use_cuda_kernels(torch.device("cpu"), monkeypatch)
-    from lmi_core.ops.cuda import cublaslt, linear
+    from lmi_core.ops.kernels.cuda import cublaslt, linear
 
     monkeypatch.setattr(cublaslt, "WORKSPACE_BYTES", 256)
     x, weight = random(12, 1096).half(), random(5, 1096, seed=1).half()
@@ -212,7 +212,7 @@ def test_without_cublaslt_torch_multiplies(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     use_cuda_kernels(torch.device("cpu"), monkeypatch)
-    from lmi_core.ops.cuda import cublaslt, linear
+    from lmi_core.ops.kernels.cuda import cublaslt, linear
 
     reason = "libcublasLt.so.13: cannot open shared object file"
     monkeypatch.setattr(cublaslt, "unusable_because", lambda: reason)
@@ -271,7 +271,7 @@ def test_packed_rows_that_the_cuda_kernel_does_not_cover(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     use_cuda_kernels(device, monkeypatch)
-    from lmi_core.ops.cuda import linear_packed
+    from lmi_core.ops.kernels.cuda import linear_packed
 
     inputs = 64 if dtype == torch.float32 else 36
     weight, unpacked = packed_weight(20, inputs, 32, False)

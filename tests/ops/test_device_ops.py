@@ -129,7 +129,7 @@ def test_rope_cache_write(
 
 def test_gather_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     use_cuda_kernels(device, monkeypatch)
-    from lmi_core.ops.cuda.rows import gather_rows
+    from lmi_core.ops.kernels.cuda.rows import gather_rows
 
     ids = torch.tensor([3, 0, 3], dtype=torch.int32)
     for columns in (5, 64):
@@ -141,7 +141,7 @@ def test_gather_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_copy_blocks(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     use_cuda_kernels(device, monkeypatch)
-    from lmi_core.ops.cuda.rows import copy_blocks
+    from lmi_core.ops.kernels.cuda.rows import copy_blocks
 
     store = random(3, 5 * 16, 2, 8).to(torch.bfloat16)
     expected = store.clone()

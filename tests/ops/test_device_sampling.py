@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from lmi_core import _native
-from lmi_core.ops.sampling_inputs import SamplingInputs, SamplingResults
+from lmi_core.ops.device.sampling_inputs import SamplingInputs, SamplingResults
 from tests.kernels.sampling_case import (
     chi_square,
     filtered_probabilities,
@@ -51,25 +51,27 @@ ON_GPU = [
 @pytest.fixture(
     autouse=True,
     params=[
-        pytest.param(("lmi_core.ops.torch_ops", "cpu"), id="torch-cpu"),
-        pytest.param(("lmi_core.ops.torch_ops", "cuda"), id="torch-cuda", marks=ON_GPU),
-        pytest.param(("lmi_core.ops.cuda", "cpu"), id="native-cpu"),
-        pytest.param(("lmi_core.ops.cuda", "cuda"), id="native-cuda", marks=ON_GPU),
+        pytest.param(("lmi_core.ops.kernels.torch_ops", "cpu"), id="torch-cpu"),
+        pytest.param(("lmi_core.ops.kernels.torch_ops", "cuda"), id="torch-cuda", marks=ON_GPU),
+        pytest.param(("lmi_core.ops.kernels.cuda", "cpu"), id="native-cpu"),
+        pytest.param(("lmi_core.ops.kernels.cuda", "cuda"), id="native-cuda", marks=ON_GPU),
     ],
 )
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the test with each sampler."""
     module, device = request.param
-    if module == "lmi_core.ops.cuda":
+    if module == "lmi_core.ops.kernels.cuda":
         use_cuda_kernels(torch.device(device), monkeypatch)
     monkeypatch.setattr(Sampler, "implementation", (module, device))
-    monkeypatch.setattr(Sampler, "is_emulated", module == "lmi_core.ops.cuda" and device == "cpu")
+    monkeypatch.setattr(
+        Sampler, "is_emulated", module == "lmi_core.ops.kernels.cuda" and device == "cpu"
+    )
 
 
 class Sampler:
     """A table, and a step of one-token sequences whose logits are given."""
 
-    implementation = "lmi_core.ops.torch_ops", "cpu"
+    implementation = "lmi_core.ops.kernels.torch_ops", "cpu"
     is_emulated = False
 
     def __init__(self, num_rows: int, vocab_size: int) -> None:

@@ -10,8 +10,12 @@ import pytest
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.errors import MissingExtraError  # noqa: E402
-from lmi_core.ops import flash, flash_choice, select  # noqa: E402
-from lmi_core.ops.paged_cache import CacheScales  # noqa: E402
+from lmi_core.ops.device.paged_cache import CacheScales  # noqa: E402
+from lmi_core.ops.kernels import (  # noqa: E402
+    flash,
+    flash_choice,
+    select,
+)
 from tests.ops.device_ops import assert_close, device, random  # noqa: E402
 from tests.ops.paged_case import ATTENTION_CASES, PagedCase  # noqa: E402
 

@@ -13,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.ops import packed_weight as limits  # noqa: E402
-from lmi_core.ops.device_step import DeviceStep  # noqa: E402
+from lmi_core.ops.device import packed_weight as limits  # noqa: E402
+from lmi_core.ops.device.device_step import DeviceStep  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
     DEVICES,
     DTYPES,
@@ -37,7 +37,7 @@ def ops(device: torch.device) -> ModuleType:
     pytest.importorskip("triton")
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("Triton's interpreter wants a process of its own: make test-triton")
-    return importlib.import_module("lmi_core.ops.triton.invariant")
+    return importlib.import_module("lmi_core.ops.kernels.triton.invariant")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -103,7 +103,7 @@ def test_attention(
     name: str,
 ) -> None:
     """Small partitions, and few partial results at once: many of both."""
-    module = importlib.import_module("lmi_core.ops.triton.invariant.attention")
+    module = importlib.import_module("lmi_core.ops.kernels.triton.invariant.attention")
     monkeypatch.setattr(module, "PARTITION_KEYS", 32)
     monkeypatch.setattr(module, "MAX_PARTIAL_BYTES", 1 << 15)
     case, act = CASES[name], DTYPES["fp32" if dtype == "fp32" else "bf16"]

@@ -13,9 +13,9 @@ import pytest
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core import _native  # noqa: E402
-from lmi_core.ops.fp8_panels import pack_fp8, quantize_fp8  # noqa: E402
-from lmi_core.ops.packed_weight import PackedWeight  # noqa: E402
-from lmi_core.ops.torch_ops.linear_quantized import (  # noqa: E402
+from lmi_core.ops.device.fp8_panels import pack_fp8, quantize_fp8  # noqa: E402
+from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
+from lmi_core.ops.kernels.torch_ops.linear_quantized import (  # noqa: E402
     quantize_rows as torch_quantize_rows,
 )
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
@@ -23,9 +23,9 @@ from tests.ops.device_ops import DEVICES, packed_weight, random, triton_module  
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 IMPLEMENTATIONS = {
-    "torch": "lmi_core.ops.torch_ops.linear_quantized",
-    "triton": "lmi_core.ops.triton.linear_quantized",
-    "native": "lmi_core.ops.cuda.linear_quantized",
+    "torch": "lmi_core.ops.kernels.torch_ops.linear_quantized",
+    "triton": "lmi_core.ops.kernels.triton.linear_quantized",
+    "native": "lmi_core.ops.kernels.cuda.linear_quantized",
 }
 
 
@@ -158,7 +158,7 @@ def test_a_row_is_what_it_is_alone(ops: ModuleType, device: torch.device, rows: 
 
 
 def test_torch_gives_the_bits_of_the_cpu_engine() -> None:
-    from lmi_core.ops.torch_ops import linear_quantized
+    from lmi_core.ops.kernels.torch_ops import linear_quantized
 
     weight, _ = packed_weight(70, 1416, 0, True)
     cpu_weight = same_weight_of_cpu(70, 1416)

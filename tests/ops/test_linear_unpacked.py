@@ -12,12 +12,15 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.ops import packed_weight as limits  # noqa: E402
-from lmi_core.ops import select  # noqa: E402
-from lmi_core.ops.cuda import cublaslt, linear_packed  # noqa: E402
-from lmi_core.ops.eager import EagerRecorder  # noqa: E402
-from lmi_core.ops.packed_weight import PackedWeight  # noqa: E402
-from lmi_core.ops.torch_ops import linear as torch_linear  # noqa: E402
+from lmi_core.ops.device import packed_weight as limits  # noqa: E402
+from lmi_core.ops.device.eager import EagerRecorder  # noqa: E402
+from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
+from lmi_core.ops.kernels import select  # noqa: E402
+from lmi_core.ops.kernels.cuda import (  # noqa: E402
+    cublaslt,
+    linear_packed,
+)
+from lmi_core.ops.kernels.torch_ops import linear as torch_linear  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
     DEVICES,

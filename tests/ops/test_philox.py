@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lmi_core.ops import philox
+from lmi_core.ops.device import philox
 
 
 def test_known_block() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from lmi_core import _native, ops
 from lmi_core.models.loader import LoadedModel, load_model
-from lmi_core.ops.step_arrays import StepArrays
+from lmi_core.ops.device.step_arrays import StepArrays
 from tests.checkpoints import cached_checkpoint
 from tests.models.forward import (
     BLOCK_SIZE,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmi_core.errors import UserError
-from lmi_core.ops import select
+from lmi_core.ops.kernels import select
 
 
 def torch_device(name: str) -> Any:
@@ -79,7 +79,7 @@ def test_native_kernels_run_only_where_asked_for(monkeypatch: pytest.MonkeyPatch
     chosen = select.select("cpu", "rms_norm:native")
     assert chosen["rms_norm"] == "native"
     assert chosen["gated_activation"] == "torch"
-    assert select.load(chosen).rms_norm.__module__ == "lmi_core.ops.cuda.norm"
+    assert select.load(chosen).rms_norm.__module__ == "lmi_core.ops.kernels.cuda.norm"
 
 
 def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = select.select("cpu", "native")
     assert select.describe_launch(chosen) == "from C++"
     assert "launch" not in select.launched_from_python(chosen)
-    assert select.load(chosen).attention.__module__ == "lmi_core.ops.cuda.attention"
+    assert select.load(chosen).attention.__module__ == "lmi_core.ops.kernels.cuda.attention"
     assert "launch" not in select.select("cpu", "native,launch:torch")
     text = select.describe_launch(select.select("cpu", "native,attention:torch"))
     assert text == "from Python for models with attention (torch), else from C++"
@@ -105,7 +105,7 @@ def test_dependent_launches_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("torch", exc_type=ImportError)
-    from lmi_core.ops.cuda import library
+    from lmi_core.ops.kernels.cuda import library
     from tests.ops.cuda_kernels import use_cuda_kernels
 
     use_cuda_kernels(torch_device("cpu"), monkeypatch)
@@ -177,5 +177,5 @@ def test_description() -> None:
 def test_load() -> None:
     pytest.importorskip("torch", exc_type=ImportError)
     kernels = select.load(select.select("cpu", "torch"))
-    assert kernels.attention.__module__ == "lmi_core.ops.torch_ops.attention"
+    assert kernels.attention.__module__ == "lmi_core.ops.kernels.torch_ops.attention"
     assert kernels.chosen["sample"] == "torch"

@@ -1,4 +1,4 @@
-"""What a step list refuses; what it does is compared in tests/engine/test_cuda_runner.py."""
+"""What a step list refuses; what it does is compared in tests/runners/device/test_cuda_runner.py."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core import _native  # noqa: E402
-from lmi_core.ops import packed_weight as limits  # noqa: E402
-from lmi_core.ops import select  # noqa: E402
-from lmi_core.ops.cuda.arguments import RmsNorm  # noqa: E402
-from lmi_core.ops.cuda.recorded_steps import RecordedSteps, Value, assign_offsets  # noqa: E402
-from lmi_core.ops.cuda.recorder import NotNativeError, StepRecorder  # noqa: E402
-from lmi_core.ops.cuda.step_list import StepList, StepListSizes  # noqa: E402
+from lmi_core.ops.device import packed_weight as limits  # noqa: E402
+from lmi_core.ops.device.recorded_steps import RecordedSteps, Value, assign_offsets  # noqa: E402
+from lmi_core.ops.device.step_list import StepList, StepListSizes  # noqa: E402
+from lmi_core.ops.device.step_recorder import NotNativeError, StepRecorder  # noqa: E402
+from lmi_core.ops.device.torch_weights import DeviceWeight  # noqa: E402
+from lmi_core.ops.kernels import select  # noqa: E402
+from lmi_core.ops.kernels.cuda.arguments import RmsNorm  # noqa: E402
 from lmi_core.ops.recorder import Handle  # noqa: E402
-from lmi_core.ops.torch_weights import DeviceWeight  # noqa: E402
 from tests.ops.cuda_kernels import CUBLASLT_EMULATOR, use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import packed_weight  # noqa: E402
 

@@ -16,8 +16,8 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.ops.fp8_panels import pack_fp8  # noqa: E402
-from lmi_core.ops.paged_cache import CacheScales, FixedScales, Scales  # noqa: E402
+from lmi_core.ops.device.fp8_panels import pack_fp8  # noqa: E402
+from lmi_core.ops.device.paged_cache import CacheScales, FixedScales, Scales  # noqa: E402
 from tests.ops.cuda_kernels import EMULATOR, RACES, use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import packed_weight, random  # noqa: E402
 from tests.ops.paged_case import PagedCase  # noqa: E402
@@ -41,7 +41,7 @@ class Site:
 @pytest.fixture
 def ops(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     use_cuda_kernels(torch.device("cpu"), monkeypatch)
-    return importlib.import_module("lmi_core.ops.cuda")
+    return importlib.import_module("lmi_core.ops.kernels.cuda")
 
 
 def traffic_of(run: Callable[[], object]) -> list[Site]:

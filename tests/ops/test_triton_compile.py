@@ -181,7 +181,7 @@ def compile_kernel(module: str, name: str, constants: dict[str, Any], architectu
         constants = {**constants, "IS_DECODED": architecture < 89}
     if "ELEMENT" in constants:
         constants = {**constants, "ELEMENT": triton.language.bfloat16}
-    function = getattr(importlib.import_module(f"lmi_core.ops.triton.{module}"), name)
+    function = getattr(importlib.import_module(f"lmi_core.ops.kernels.triton.{module}"), name)
     signature = {
         parameter: "constexpr" if parameter in constants else _type_of(module, parameter, constants)
         for parameter in function.arg_names

@@ -10,12 +10,12 @@ import json
 import sys
 
 from lmi_core.errors import LmiError
-from lmi_server.lifecycle import run_server
-from lmi_server.logging import setup_logging
-from lmi_server.metrics import Metrics
-from lmi_server.model import recipe_of_engine
-from lmi_server.model_registry import ModelRegistry
-from lmi_server.options import Listening, ServerOptions
+from lmi_server.http.lifecycle import run_server
+from lmi_server.http.logging import setup_logging
+from lmi_server.http.metrics import Metrics
+from lmi_server.http.options import Listening, ServerOptions
+from lmi_server.models.model import recipe_of_engine
+from lmi_server.models.model_registry import ModelRegistry
 from tests.server.fake_engine import FakeEngine
 
 

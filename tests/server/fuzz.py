@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.openapi import TABLE
-from lmi_server.protocols.tgi_options import TgiOptions
+from lmi_server.dialects.tgi.options import TgiOptions
+from lmi_server.http.openapi import TABLE
 from tests.engine.fake_runner import FakeRunner
-from tests.server.footprint import footprint, growth_faults
+from tests.server.dialects.tgi.test_tgi_http import serving
 from tests.server.harness import Served, eventually
-from tests.server.test_tgi_http import serving
+from tests.server.http.footprint import footprint, growth_faults
 
 CHAT = {
     "messages": [

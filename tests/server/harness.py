@@ -10,12 +10,12 @@ from typing import Any
 
 import aiohttp
 
-from lmi_server.app import MODELS
-from lmi_server.lifecycle import HttpServer, bind_all
-from lmi_server.metrics import Metrics
-from lmi_server.model import recipe_of_engine
-from lmi_server.model_registry import ModelRegistry
-from lmi_server.options import ServerOptions
+from lmi_server.http.app import MODELS
+from lmi_server.http.lifecycle import HttpServer, bind_all
+from lmi_server.http.metrics import Metrics
+from lmi_server.http.options import ServerOptions
+from lmi_server.models.model import recipe_of_engine
+from lmi_server.models.model_registry import ModelRegistry
 from tests.server.fake_engine import FakeEngine
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.protocols.base import HttpError
-from lmi_server.protocols.decode import MAX_DEPTH, check_depth
-from lmi_server.protocols.tgi_schema import CompatBody, GenerateBody, body_decoder
+from lmi_server.dialects.base import HttpError
+from lmi_server.dialects.decode import MAX_DEPTH, check_depth
+from lmi_server.dialects.tgi.schema import CompatBody, GenerateBody, body_decoder
 from tests.server.harness import Answer, Served, http_request, serving
 
 TEMPLATE = ChatTemplate({"default": "{{ messages | length }}"})

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from lmi_server.route_page import dialects, shown_path
+from lmi_server.http.route_page import dialects, shown_path
 
 HERE = Path(__file__).parent
 

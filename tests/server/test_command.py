@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from lmi_core.config.launch import prepare
 from lmi_core.config.resolve import resolve
+from lmi_core.config.targets.launch import prepare
 from lmi_core.errors import ConfigError, UserError
-from lmi_server.loading import build_options
-from lmi_server.options import ServerOptions
-from lmi_server.protocols.lmi_release import Release
+from lmi_server.dialects.lmi.release import Release
+from lmi_server.http.options import ServerOptions
+from lmi_server.models.loading import build_options
 from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.server.harness import serving
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from lmi_core.errors import UserError
-from lmi_server.dialects import Dialect, DialectTable, ErrorForm
-from lmi_server.protocols.base import Reply
-from lmi_server.route_page import PAGE, route_page
-from lmi_server.routes import Route
+from lmi_server.dialects.base import Reply
+from lmi_server.dialects.routes import Route
+from lmi_server.dialects.table import Dialect, DialectTable, ErrorForm
+from lmi_server.http.route_page import PAGE, route_page
 from tests.server.harness import serving
 
 BODY = {"inputs": "He is", "parameters": {"max_new_tokens": 2}}
@@ -77,7 +77,7 @@ def test_routes_of_a_path_come_from_its_owner_alone() -> None:
 
 
 def test_the_page_of_routes_is_not_stale() -> None:
-    hint = "run: python -m lmi_server.route_page > server/ROUTES.md"
+    hint = "run: python -m lmi_server.http.route_page > server/ROUTES.md"
     assert PAGE.read_text() == route_page(), hint
 
 

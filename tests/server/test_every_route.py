@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.metrics import Metrics
-from lmi_server.model_registry import ModelRegistry
-from lmi_server.options import ServerOptions
-from lmi_server.route_page import dialects
+from lmi_server.http.metrics import Metrics
+from lmi_server.http.options import ServerOptions
+from lmi_server.http.route_page import dialects
+from lmi_server.models.model_registry import ModelRegistry
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import Served, eventually, http_request, serving_models
-from tests.server.managed import FakeRegistrar
-from tests.server.test_models import recipe
+from tests.server.management.managed import FakeRegistrar
+from tests.server.models.test_models import recipe
 
 TEMPLATE = ChatTemplate({"default": "{{ messages | length }}"})
 DIALECTS = ("lmi", "openai", "tgi")

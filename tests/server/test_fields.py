@@ -10,16 +10,16 @@ import msgspec
 import pytest
 
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.protocols.chat_schema import ChatBody
-from lmi_server.protocols.completion_schema import CompletionBody
-from lmi_server.protocols.lmi_schema import LmiBody, LmiParameters
-from lmi_server.protocols.tgi_options import TgiOptions
-from lmi_server.protocols.tgi_schema import CompatBody, GenerateParameters
-from lmi_server.protocols.tgi_v1_schema import ChatBody as TgiChatBody
-from lmi_server.protocols.tgi_v1_schema import CompletionBody as TgiCompletionBody
-from lmi_server.token_routes import DetokenizeBody, TokenizeBody
+from lmi_server.dialects.lmi.schema import LmiBody, LmiParameters
+from lmi_server.dialects.openai.chat_schema import ChatBody
+from lmi_server.dialects.openai.completion_schema import CompletionBody
+from lmi_server.dialects.openai.token_routes import DetokenizeBody, TokenizeBody
+from lmi_server.dialects.tgi.options import TgiOptions
+from lmi_server.dialects.tgi.schema import CompatBody, GenerateParameters
+from lmi_server.dialects.tgi.v1_schema import ChatBody as TgiChatBody
+from lmi_server.dialects.tgi.v1_schema import CompletionBody as TgiCompletionBody
 from tests.engine.fake_runner import FakeRunner
-from tests.server.test_tgi_http import serving
+from tests.server.dialects.tgi.test_tgi_http import serving
 
 TEMPLATE = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"})
 VALUES: tuple[Any, ...] = (

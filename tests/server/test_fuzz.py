@@ -13,16 +13,16 @@ import pytest
 
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.protocols.base import Call
-from lmi_server.protocols.chat_schema import ChatBody
-from lmi_server.protocols.completion_schema import CompletionBody
-from lmi_server.protocols.lmi import LmiProtocol
-from lmi_server.protocols.lmi_schema import LmiParameters
-from lmi_server.protocols.openai import OpenAIProtocol
+from lmi_server.dialects.base import Call
+from lmi_server.dialects.lmi.lmi import LmiProtocol
+from lmi_server.dialects.lmi.schema import LmiParameters
+from lmi_server.dialects.openai.chat_schema import ChatBody
+from lmi_server.dialects.openai.completion_schema import CompletionBody
+from lmi_server.dialects.openai.openai import OpenAIProtocol
 from tests.engine.fake_runner import FakeRunner
 from tests.server import fuzz
-from tests.server.footprint import Footprint, growth_faults
-from tests.server.test_real_engine import serving_engine
+from tests.server.http.footprint import Footprint, growth_faults
+from tests.server.models.test_real_engine import serving_engine
 
 BODIES: list[dict[str, Any]] = [
     {"inputs": "hello", "parameters": {"max_new_tokens": 3}},

@@ -196,7 +196,7 @@ def test_json_logs_name_requests_but_never_show_prompts() -> None:
         process.popen.terminate()
         _, stderr = process.finish()
     entries = [json.loads(line) for line in stderr.splitlines()]
-    access = [entry for entry in entries if entry["logger"] == "lmi_server.access"]
+    access = [entry for entry in entries if entry["logger"] == "lmi_server.http.access"]
     assert len(access) == 1
     assert access[0]["path"] == "/invocations"
     assert access[0]["id"]
@@ -223,7 +223,13 @@ def test_5000_idle_connections_cost_little_and_are_let_go() -> None:
         usual_s = time.monotonic() - started
         before = resident_bytes(process.popen.pid)
         clients = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.idle_clients", str(process.port), str(NUM_IDLE)],
+            [
+                sys.executable,
+                "-m",
+                "tests.server.http.idle_clients",
+                str(process.port),
+                str(NUM_IDLE),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -12,13 +12,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from lmi_core.config.engine_config import EngineConfig
 from lmi_core.demo import MODEL_DIR
 from lmi_core.engine.engine import Engine
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured import library
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.metrics import Metrics
-from lmi_server.protocols.tgi_options import TgiOptions
+from lmi_server.dialects.tgi.options import TgiOptions
+from lmi_server.http.metrics import Metrics
 from tests.server.harness import Answer, Served, serving_backend
 
 SCHEMA = {

@@ -11,12 +11,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from lmi_core.config.engine_config import EngineConfig
 from lmi_core.demo import MODEL_DIR
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import FinishReason, TokenEvent
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.grammar import Grammar
 from tests.checkpoints import cached_checkpoint
 from tests.engine.fake_runner import FakeRunner

@@ -6,7 +6,6 @@ import difflib
 from dataclasses import replace
 from functools import cache, lru_cache
 
-from lmi_core.config.option import Option
 from lmi_core.config.table import (
     accelerate,
     batching,
@@ -25,6 +24,7 @@ from lmi_core.config.table import (
     trtllm,
     vllm,
 )
+from lmi_core.config.table.option import Option
 
 _OPTIONS: tuple[Option, ...] = (
     common.OPTIONS

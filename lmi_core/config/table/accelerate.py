@@ -1,7 +1,16 @@
 """Hugging Face Accelerate keys."""
 
-from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs, no_effect, refused
-from lmi_core.config.value_type import Bool, Int, StopList, Text
+from lmi_core.config.table.option import (
+    Action,
+    Flag,
+    Option,
+    honoured,
+    mapped,
+    needs,
+    no_effect,
+    refused,
+)
+from lmi_core.config.table.value_type import Bool, Int, StopList, Text
 
 _SYSTEMS = ("accelerate",)
 _NATIVE = {
@@ -73,10 +82,10 @@ QUANTIZE = {
     "compressed-tensors": _checkpoint("compressed-tensors"),
     "marlin": refused("checkpoints in Marlin's own order aren't read: give the GPTQ or AWQ one"),
 }
-"""What the native engine does with each value of ``option.quantize``."""
+"""What the lmi engine does with each value of ``option.quantize``."""
 
 NATIVE_QUANTIZE = ("int8", "int4", "fp8")
-"""The native engine's own names, which every system's configuration may use."""
+"""The lmi engine's own names, which every system's configuration may use."""
 
 TGI_QUANTIZE = (
     "awq",
@@ -112,7 +121,7 @@ OPTIONS = (
             "neuronx",
             "trtllm",
             "tgi",
-            "native",
+            "lmi",
         ),
         spellings=("option.quantization",),
         env=("HF_MODEL_QUANTIZE",),
@@ -140,8 +149,8 @@ OPTIONS = (
             ),
         },
         actions={
-            "native": refused(
-                "the native engine has no such format: leave option.quantize out, or write "
+            "lmi": refused(
+                "the lmi engine has no such format: leave option.quantize out, or write "
                 "bitsandbytes8 or bitsandbytes4",
                 by_value=QUANTIZE,
             ),
@@ -164,7 +173,7 @@ OPTIONS = (
         deprecated="since 0.25",
         replaced_by="option.quantize",
         actions={
-            "native": mapped(
+            "lmi": mapped(
                 "option.quantize",
                 convert={True: "bitsandbytes4"},
                 by_value={False: _OFF},
@@ -180,7 +189,7 @@ OPTIONS = (
         deprecated="since 0.25",
         replaced_by="option.quantize",
         actions={
-            "native": mapped(
+            "lmi": mapped(
                 "option.quantize",
                 convert={True: "bitsandbytes8"},
                 by_value={False: _OFF},
@@ -194,7 +203,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=-1,
         actions={
-            "native": no_effect("one copy runs on the device that option.device names"),
+            "lmi": no_effect("one copy runs on the device that option.device names"),
         },
     ),
     Option(
@@ -203,7 +212,7 @@ OPTIONS = (
         doc="Spread of the layers over devices.",
         systems=_SYSTEMS,
         actions={
-            "native": no_effect("the native engine keeps the model on one device"),
+            "lmi": no_effect("the lmi engine keeps the model on one device"),
         },
     ),
     Option(
@@ -214,7 +223,7 @@ OPTIONS = (
         default=False,
         defaults={"deepspeed": True},
         actions={
-            "native": no_effect("weights are always mapped from the file"),
+            "lmi": no_effect("weights are always mapped from the file"),
             "neuron": no_effect("vLLM Neuron loads checkpoints itself"),
         },
     ),
@@ -226,7 +235,7 @@ OPTIONS = (
         default=False,
         defaults={"accelerate": True, "scheduler": True},
         actions={
-            "native": honoured(
+            "lmi": honoured(
                 "flash_attention",
                 "false, with option.device=cuda: flash-attn does prefills where it is installed "
                 "and measured faster",
@@ -241,7 +250,7 @@ OPTIONS = (
         doc="Texts that end every answer, in pipeline mode.",
         systems=_SYSTEMS,
         actions={
-            "native": honoured(
+            "lmi": honoured(
                 None,
                 "ends the answers of LMI's routes",
                 test="tests/cli/test_options.py::test_defaults_of_requests_and_the_chat_template",

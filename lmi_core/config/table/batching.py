@@ -1,11 +1,11 @@
 """Dynamic batching, queues and workers: keys that the model server reads itself."""
 
-from lmi_core.config.option import Flag, Option, honoured, mapped, no_effect
-from lmi_core.config.value_type import Bool, Int, Text
+from lmi_core.config.table.option import Flag, Option, honoured, mapped, no_effect
+from lmi_core.config.table.value_type import Bool, Int, Text
 
 _SYSTEMS = ("batching",)
 _ONE_ENGINE = no_effect("one engine serves the model; it takes as many requests as its batch holds")
-_CONTINUOUS = no_effect("the native engine batches continuously and never waits to fill a batch")
+_CONTINUOUS = no_effect("the lmi engine batches continuously and never waits to fill a batch")
 _ENGINE_MEMORY = no_effect("memory is planned by the engine; set option.kv_cache_bytes")
 
 
@@ -16,7 +16,7 @@ def _workers(key: str, *env: str) -> Option:
         doc=f"{'Fewest' if key.endswith('minWorkers') else 'Most'} workers of a model.",
         systems=_SYSTEMS,
         env=env,
-        actions={"native": _ONE_ENGINE},
+        actions={"lmi": _ONE_ENGINE},
     )
 
 
@@ -32,7 +32,7 @@ OPTIONS = (
         env=("MAX_CONCURRENT_REQUESTS",),
         flag=Flag("--max-concurrent-requests", "MAX_CONCURRENT_REQUESTS"),
         actions={
-            "native": honoured(
+            "lmi": honoured(
                 "max_queue_size",
                 test="tests/config/test_honoured_limits.py::test_requests_that_may_wait",
             ),
@@ -48,7 +48,7 @@ OPTIONS = (
         default=1,
         spellings=("option.batch_size", "max_dynamic_batch_size"),
         actions={
-            "native": _CONTINUOUS,
+            "lmi": _CONTINUOUS,
             "neuron": mapped("max_num_seqs"),
         },
     ),
@@ -59,7 +59,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=100,
         spellings=("option.max_batch_delay",),
-        actions={"native": _CONTINUOUS},
+        actions={"lmi": _CONTINUOUS},
     ),
     Option(
         key="max_idle_time",
@@ -68,7 +68,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=60,
         spellings=("option.max_idle_time",),
-        actions={"native": _ONE_ENGINE},
+        actions={"lmi": _ONE_ENGINE},
     ),
     Option(
         key="load_on_devices",
@@ -77,7 +77,7 @@ OPTIONS = (
         systems=("common", "batching"),
         default="*",
         spellings=("option.load_on_devices",),
-        actions={"native": no_effect("one copy runs on the device that option.device names")},
+        actions={"lmi": no_effect("one copy runs on the device that option.device names")},
     ),
     _workers("minWorkers", "SERVING_MIN_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS"),
     _workers("maxWorkers", "SERVING_MAX_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS"),
@@ -90,14 +90,14 @@ OPTIONS = (
         type=Int(0),
         doc="Memory in MiB that must be free before the model loads.",
         systems=_SYSTEMS,
-        actions={"native": _ENGINE_MEMORY},
+        actions={"lmi": _ENGINE_MEMORY},
     ),
     Option(
         key="gpu.required_memory_mb",
         type=Int(0),
         doc="Device memory in MiB that must be free before the model loads.",
         systems=_SYSTEMS,
-        actions={"native": _ENGINE_MEMORY},
+        actions={"lmi": _ENGINE_MEMORY},
     ),
     Option(
         key="reserved_memory_mb",
@@ -105,21 +105,21 @@ OPTIONS = (
         doc="Memory in MiB to leave free.",
         systems=_SYSTEMS,
         default=500,
-        actions={"native": _ENGINE_MEMORY},
+        actions={"lmi": _ENGINE_MEMORY},
     ),
     Option(
         key="gpu.reserved_memory_mb",
         type=Int(0),
         doc="Device memory in MiB to leave free.",
         systems=_SYSTEMS,
-        actions={"native": _ENGINE_MEMORY},
+        actions={"lmi": _ENGINE_MEMORY},
     ),
     Option(
         key="translatorFactory",
         type=Text("Java class"),
         doc="Java translator of the reference server.",
         systems=_SYSTEMS,
-        actions={"native": no_effect("no Java runs here")},
+        actions={"lmi": no_effect("no Java runs here")},
     ),
     Option(
         key="retry_threshold",
@@ -127,14 +127,14 @@ OPTIONS = (
         doc="Worker failures until a model counts as failed.",
         systems=_SYSTEMS,
         default=10,
-        actions={"native": no_effect("a second failed step in a row marks the engine unhealthy")},
+        actions={"lmi": no_effect("a second failed step in a row marks the engine unhealthy")},
     ),
     Option(
         key="log_request_metric",
         type=Bool(),
         doc="Log metrics of every request.",
         systems=_SYSTEMS,
-        actions={"native": no_effect("metrics are read from /metrics")},
+        actions={"lmi": no_effect("metrics are read from /metrics")},
     ),
     Option(
         key="metrics_aggregation",
@@ -142,7 +142,7 @@ OPTIONS = (
         doc="Requests summed up in one logged metric.",
         systems=_SYSTEMS,
         default=1000,
-        actions={"native": no_effect("metrics are read from /metrics")},
+        actions={"lmi": no_effect("metrics are read from /metrics")},
     ),
     Option(
         key="metric_dimension",
@@ -150,6 +150,6 @@ OPTIONS = (
         doc="Dimension name of logged metrics.",
         systems=_SYSTEMS,
         default="model",
-        actions={"native": no_effect("metrics are read from /metrics")},
+        actions={"lmi": no_effect("metrics are read from /metrics")},
     ),
 )

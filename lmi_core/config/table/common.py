@@ -1,7 +1,16 @@
 """Keys that every system reads (LMI format reference, common keys and later additions)."""
 
-from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs, no_effect, refused
-from lmi_core.config.value_type import Bool, Choice, Int, Items, Text
+from lmi_core.config.table.option import (
+    Action,
+    Flag,
+    Option,
+    honoured,
+    mapped,
+    needs,
+    no_effect,
+    refused,
+)
+from lmi_core.config.table.value_type import Bool, Choice, Int, Items, Text
 
 _COMMON = ("common",)
 _CHOICE = mapped(None, "takes part in the choice of the backend")
@@ -16,7 +25,7 @@ DTYPES = {
     "bf16": "bf16",
     "bfloat16": "bf16",
 }
-"""Written dtype to the one the native CPU engine computes in; fp16 has no fast CPU path."""
+"""Written dtype to the one the CPU engine computes in; fp16 has no fast CPU path."""
 
 _AUTO = honoured(
     "dtype", test="tests/models/test_loader.py::test_auto_dtype_follows_the_checkpoint"
@@ -50,7 +59,7 @@ ROLLING_BATCHES = (
 def _formatter(name: str) -> Action:
     return honoured(
         "output_formatter",
-        test="tests/server/test_lmi_formats.py::test_formatter_choice",
+        test="tests/server/dialects/lmi/test_lmi_formats.py::test_formatter_choice",
         capability=f"format.{name}",
     )
 
@@ -63,7 +72,7 @@ OPTIONS = (
         systems=_COMMON,
         env=("OPTION_ENGINE",),
         actions={
-            "native": _CHOICE,
+            "lmi": _CHOICE,
             "vllm": _CHOICE,
             "trtllm": _CHOICE,
         },
@@ -73,7 +82,7 @@ OPTIONS = (
         type=Text("path"),
         doc="Directory of the model; used when no model id is given.",
         systems=_COMMON,
-        actions={"native": mapped("model", "used when option.model_id is absent")},
+        actions={"lmi": mapped("model", "used when option.model_id is absent")},
     ),
     Option(
         key="option.model_id",
@@ -83,7 +92,7 @@ OPTIONS = (
         env=("HF_MODEL_ID",),
         flag=Flag("--model-id", "MODEL_ID"),
         actions={
-            "native": honoured(
+            "lmi": honoured(
                 "model",
                 test="tests/config/artefacts/test_local.py::test_a_whole_model_is_returned_as_it_is",
             ),
@@ -98,7 +107,7 @@ OPTIONS = (
         systems=_COMMON,
         deprecated="since 0.27",
         replaced_by="option.model_id",
-        actions={"native": mapped("option.model_id")},
+        actions={"lmi": mapped("option.model_id")},
     ),
     Option(
         key="option.dtype",
@@ -122,7 +131,7 @@ OPTIONS = (
             "neuronx": ("fp32", "fp16", "bf16", "float32", "float16", "bfloat16"),
         },
         actions={
-            "native": mapped(
+            "lmi": mapped(
                 "dtype",
                 convert=DTYPES,
                 by_value={"int8": _INT8, "auto": _AUTO}
@@ -144,7 +153,7 @@ OPTIONS = (
         systems=("accelerate",),
         deprecated="since 0.25",
         replaced_by="option.dtype",
-        actions={"native": mapped("option.dtype")},
+        actions={"lmi": mapped("option.dtype")},
     ),
     Option(
         key="option.tensor_parallel_degree",
@@ -157,7 +166,7 @@ OPTIONS = (
         env=("TENSOR_PARALLEL_DEGREE", "SM_NUM_GPUS"),
         flag=Flag("--num-shard", "NUM_SHARD"),
         actions={
-            "native": no_effect("the native engine runs one unsharded copy"),
+            "lmi": no_effect("the lmi engine runs one unsharded copy"),
             "vllm": mapped("tensor_parallel_size"),
             "trtllm": mapped("tensor_parallel_size"),
         },
@@ -171,7 +180,7 @@ OPTIONS = (
         spellings=("option.pipeline_parallel_size",),
         env=("PIPELINE_PARALLEL_DEGREE",),
         actions={
-            "native": needs("parallel.pipeline", tuning=True, idle=(1,)),
+            "lmi": needs("parallel.pipeline", tuning=True, idle=(1,)),
             "vllm": mapped("pipeline_parallel_size"),
             "neuron": refused(
                 "vLLM Neuron has no pipelines: raise option.tensor_parallel_degree", idle=(1,)
@@ -186,7 +195,7 @@ OPTIONS = (
         systems=_COMMON,
         default=1,
         env=("DJL_CLUSTER_SIZE",),
-        actions={"native": needs("parallel.cluster", tuning=True, idle=(1,))},
+        actions={"lmi": needs("parallel.cluster", tuning=True, idle=(1,))},
     ),
     Option(
         key="option.rolling_batch",
@@ -200,9 +209,9 @@ OPTIONS = (
             "trtllm": ("auto", "trtllm", "disable"),
         },
         actions={
-            "native": mapped(
+            "lmi": mapped(
                 None,
-                "the native engine always batches continuously",
+                "the lmi engine always batches continuously",
                 by_value={
                     "scheduler": needs(
                         "scheduler.max_sparsity",
@@ -212,7 +221,7 @@ OPTIONS = (
                         tuning=True,
                     ),
                     "disable": no_effect(
-                        "the native engine always batches continuously; answers are the same"
+                        "the lmi engine always batches continuously; answers are the same"
                     ),
                 },
             ),
@@ -231,7 +240,7 @@ OPTIONS = (
         env=("MAX_BATCH_SIZE",),
         flag=Flag("--max-batch-size", "MAX_BATCH_SIZE"),
         actions={
-            "native": honoured(
+            "lmi": honoured(
                 "max_num_seqs",
                 test="tests/config/test_honoured_limits.py::test_sequences_of_the_batch",
             ),
@@ -248,7 +257,7 @@ OPTIONS = (
         env=("HF_MODEL_TRUST_REMOTE_CODE", "HF_TRUST_REMOTE_CODE"),
         flag=Flag("--trust-remote-code", "TRUST_REMOTE_CODE", switch=True),
         actions={
-            "native": no_effect("native model families never run code from a model"),
+            "lmi": no_effect("native model families never run code from a model"),
             "vllm": mapped("trust_remote_code"),
             "trtllm": mapped("trust_remote_code"),
         },
@@ -261,7 +270,7 @@ OPTIONS = (
         env=("HF_REVISION", "HF_MODEL_REVISION"),
         flag=Flag("--revision", "REVISION"),
         actions={
-            "native": honoured(
+            "lmi": honoured(
                 "revision",
                 test="tests/config/artefacts/test_hub.py::test_revision_token_and_endpoint_reach_the_client",
             ),
@@ -276,7 +285,7 @@ OPTIONS = (
         systems=_COMMON,
         env=("OPTION_ENTRYPOINT", "DJL_ENTRY_POINT"),
         actions={
-            "native": _CHOICE,
+            "lmi": _CHOICE,
             "vllm": _CHOICE,
             "trtllm": _CHOICE,
         },
@@ -288,7 +297,7 @@ OPTIONS = (
         systems=_COMMON,
         default=False,
         actions={
-            "native": no_effect("the native engine runs without MPI"),
+            "lmi": no_effect("the lmi engine runs without MPI"),
             "trtllm": no_effect("TensorRT-LLM starts its own processes"),
         },
     ),
@@ -297,7 +306,7 @@ OPTIONS = (
         type=Bool(),
         doc="Serve through the asynchronous handlers of later releases.",
         systems=_COMMON,
-        actions={"native": no_effect("the native engine is always asynchronous")},
+        actions={"lmi": no_effect("the lmi engine is always asynchronous")},
     ),
     Option(
         key="option.parallel_loading",
@@ -305,7 +314,7 @@ OPTIONS = (
         doc="Load several copies of the model at the same time.",
         systems=(*_COMMON, "deepspeed"),
         default=False,
-        actions={"native": no_effect("one process serves one copy; there is nothing to overlap")},
+        actions={"lmi": no_effect("one process serves one copy; there is nothing to overlap")},
     ),
     Option(
         key="option.model_loading_timeout",
@@ -314,7 +323,7 @@ OPTIONS = (
         systems=_COMMON,
         default=1800,
         env=("MODEL_LOADING_TIMEOUT", "SAGEMAKER_STARTUP_TIMEOUT"),
-        actions={"native": needs("server.loading_timeout", tuning=True, idle=())},
+        actions={"lmi": needs("server.loading_timeout", tuning=True, idle=())},
     ),
     Option(
         key="option.predict_timeout",
@@ -323,7 +332,7 @@ OPTIONS = (
         systems=_COMMON,
         default=120,
         env=("PREDICT_TIMEOUT", "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS"),
-        actions={"native": needs("server.predict_timeout", tuning=True, idle=())},
+        actions={"lmi": needs("server.predict_timeout", tuning=True, idle=())},
     ),
     Option(
         key="option.output_formatter",
@@ -331,7 +340,7 @@ OPTIONS = (
         doc="Shape of the answer; without it a request's stream field decides.",
         systems=_COMMON,
         actions={
-            "native": mapped(
+            "lmi": mapped(
                 "output_formatter",
                 capability="handler.formatter",
                 by_value={
@@ -349,7 +358,7 @@ OPTIONS = (
         systems=_COMMON,
         default="false",
         deprecated="since 0.25: continuous batching streams whenever a request asks for it",
-        actions={"native": no_effect("continuous batching streams whenever a request asks")},
+        actions={"lmi": no_effect("continuous batching streams whenever a request asks")},
     ),
     Option(
         key="option.waiting_steps",
@@ -357,7 +366,7 @@ OPTIONS = (
         doc="Decode steps during which new requests are held back.",
         systems=(*_COMMON, "accelerate"),
         actions={
-            "native": honoured(
+            "lmi": honoured(
                 "waiting_steps",
                 test="tests/config/test_honoured_limits.py::test_new_requests_wait_for_steps",
             )
@@ -368,7 +377,7 @@ OPTIONS = (
         type=Text("model"),
         doc="Reserved by the reference for a draft model.",
         systems=_COMMON,
-        actions={"native": needs("speculation.draft_model", tuning=True, idle=())},
+        actions={"lmi": needs("speculation.draft_model", tuning=True, idle=())},
     ),
     Option(
         key="option.spec_length",
@@ -376,7 +385,7 @@ OPTIONS = (
         doc="Reserved by the reference: tokens drafted per step.",
         systems=_COMMON,
         default=0,
-        actions={"native": needs("speculation.draft_model", tuning=True, idle=(0,))},
+        actions={"lmi": needs("speculation.draft_model", tuning=True, idle=(0,))},
     ),
     Option(
         key="option.tgi_compat",
@@ -385,9 +394,9 @@ OPTIONS = (
         systems=_COMMON,
         default=False,
         actions={
-            "native": honoured(
+            "lmi": honoured(
                 "tgi_compat",
-                test="tests/server/test_lmi_formats.py::test_tgi_compat",
+                test="tests/server/dialects/lmi/test_lmi_formats.py::test_tgi_compat",
                 capability="format.tgi_compat",
                 idle=(False,),
             )
@@ -399,8 +408,9 @@ OPTIONS = (
         doc="LMI release whose answers and errors clients of /invocations expect.",
         systems=_COMMON,
         actions={
-            "native": honoured(
-                "lmi_compat", test="tests/server/test_lmi_releases.py::test_json_details"
+            "lmi": honoured(
+                "lmi_compat",
+                test="tests/server/dialects/lmi/test_lmi_releases.py::test_json_details",
             )
         },
     ),
@@ -410,7 +420,7 @@ OPTIONS = (
         doc="Third-party request and answer format.",
         systems=_COMMON,
         default=False,
-        actions={"native": refused("send LMI, TGI or OpenAI requests", idle=(False,))},
+        actions={"lmi": refused("send LMI, TGI or OpenAI requests", idle=(False,))},
     ),
     Option(
         key="option.handler",
@@ -419,7 +429,7 @@ OPTIONS = (
         systems=_COMMON,
         default="handle",
         actions={
-            "native": refused(
+            "lmi": refused(
                 "the model's directory has no model.py that defines it", idle=("handle",)
             )
         },
@@ -431,7 +441,7 @@ OPTIONS = (
         systems=_COMMON,
         default=False,
         actions={
-            "native": no_effect("requirements.txt always goes to a directory of its own per model")
+            "lmi": no_effect("requirements.txt always goes to a directory of its own per model")
         },
     ),
     Option(
@@ -441,14 +451,14 @@ OPTIONS = (
         systems=_COMMON,
         default="python",
         env=("PYTHON_EXECUTABLE",),
-        actions={"native": no_effect("the engine runs inside the server, in its own interpreter")},
+        actions={"lmi": no_effect("the engine runs inside the server, in its own interpreter")},
     ),
     Option(
         key="option.env",
         type=Items(Text("NAME=value")),
         doc="Variables exported to the handler process.",
         systems=_COMMON,
-        actions={"native": no_effect("there is no handler process; set variables of the server")},
+        actions={"lmi": no_effect("there is no handler process; set variables of the server")},
     ),
     Option(
         key="option.max_output_size",
@@ -456,7 +466,7 @@ OPTIONS = (
         doc="Largest answer of a handler in bytes.",
         systems=_COMMON,
         default=62914560,
-        actions={"native": no_effect("answers are bounded by max_new_tokens")},
+        actions={"lmi": no_effect("answers are bounded by max_new_tokens")},
     ),
     Option(
         key="option.modelName",
@@ -464,7 +474,7 @@ OPTIONS = (
         doc="Name the model is served under.",
         systems=_COMMON,
         actions={
-            "native": honoured(
+            "lmi": honoured(
                 "served_model_name",
                 test="tests/cli/test_options.py::test_name_log_and_size",
             )
@@ -477,7 +487,7 @@ OPTIONS = (
         systems=("accelerate", "deepspeed", "neuronx", "vllm", "common"),
         env=("HF_TASK",),
         actions={
-            "native": mapped("task", capability="task.other", idle=TEXT_TASKS),
+            "lmi": mapped("task", capability="task.other", idle=TEXT_TASKS),
         },
     ),
 )

@@ -1,10 +1,10 @@
-"""DeepSpeed keys (removed from LMI in 0.28); the native engine stands in for them."""
+"""DeepSpeed keys (removed from LMI in 0.28); the lmi engine stands in for them."""
 
-from lmi_core.config.option import Option, honoured, mapped, no_effect, refused
-from lmi_core.config.value_type import Bool, Float, Int, Text
+from lmi_core.config.table.option import Option, honoured, mapped, no_effect, refused
+from lmi_core.config.table.value_type import Bool, Float, Int, Text
 
 _SYSTEMS = ("deepspeed",)
-_KERNELS = no_effect("chooses a DeepSpeed kernel; the native engine has its own")
+_KERNELS = no_effect("chooses a DeepSpeed kernel; the lmi engine has its own")
 
 OPTIONS = (
     Option(
@@ -14,7 +14,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=1024,
         actions={
-            "native": honoured(
+            "lmi": honoured(
                 "max_model_len",
                 test="tests/config/test_honoured_limits.py::test_length_of_a_sequence",
             ),
@@ -27,7 +27,7 @@ OPTIONS = (
         doc="Capture the forward pass as a CUDA graph.",
         systems=_SYSTEMS,
         default=False,
-        actions={"native": no_effect("the native engine replays its own recorded graph")},
+        actions={"lmi": no_effect("the lmi engine replays its own recorded graph")},
     ),
     Option(
         key="option.triangular_masking",
@@ -36,7 +36,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=True,
         actions={
-            "native": no_effect(
+            "lmi": no_effect(
                 "decoder models are always causal",
                 by_value={False: refused("decoder models are always causal; remove the key")},
             )
@@ -48,7 +48,7 @@ OPTIONS = (
         doc="Layers return tuples.",
         systems=_SYSTEMS,
         default=True,
-        actions={"native": _KERNELS},
+        actions={"lmi": _KERNELS},
     ),
     Option(
         key="option.training_mp_size",
@@ -57,9 +57,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=1,
         actions={
-            "native": refused(
-                "give a checkpoint in safetensors, as saved by Transformers", idle=(1,)
-            )
+            "lmi": refused("give a checkpoint in safetensors, as saved by Transformers", idle=(1,))
         },
     ),
     Option(
@@ -67,7 +65,7 @@ OPTIONS = (
         type=Text("path"),
         doc="DeepSpeed checkpoint file, relative to the model.",
         systems=_SYSTEMS,
-        actions={"native": refused("give a checkpoint in safetensors, as saved by Transformers")},
+        actions={"lmi": refused("give a checkpoint in safetensors, as saved by Transformers")},
     ),
     Option(
         key="option.smoothquant_alpha",
@@ -76,7 +74,7 @@ OPTIONS = (
         systems=("deepspeed", "trtllm"),
         defaults={"trtllm": 0.8},
         actions={
-            "native": no_effect("native int8 needs no smoothing factor"),
+            "lmi": no_effect("native int8 needs no smoothing factor"),
             "trtllm": no_effect("TensorRT-LLM quantises nothing at load"),
         },
     ),
@@ -86,7 +84,7 @@ OPTIONS = (
         doc="Where to save sharded weights.",
         systems=("deepspeed", "neuronx"),
         actions={
-            "native": no_effect("weights are not sharded"),
+            "lmi": no_effect("weights are not sharded"),
             "neuron": no_effect("vLLM Neuron loads and shards checkpoints itself"),
         },
     ),
@@ -95,6 +93,6 @@ OPTIONS = (
         type=Text("path"),
         doc="JSON that replaces the generated DeepSpeed configuration.",
         systems=_SYSTEMS,
-        actions={"native": refused("write its settings as options; DeepSpeed doesn't run here")},
+        actions={"lmi": refused("write its settings as options; DeepSpeed doesn't run here")},
     ),
 )

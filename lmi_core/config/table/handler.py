@@ -5,11 +5,11 @@ Every other key of a model is given to the handler as a property.
 
 from collections.abc import Mapping
 
-from lmi_core.config.option import Action, honoured, mapped, no_effect
+from lmi_core.config.table.option import Action, honoured, mapped, no_effect
 
-_POOL = "tests/handlers/test_pool.py"
-_PROCESS = "tests/handlers/test_process.py"
-_CONFIG = "tests/config/test_handler_settings.py"
+_POOL = "tests/custom_code/test_pool.py"
+_PROCESS = "tests/custom_code/test_process.py"
+_CONFIG = "tests/config/test_custom_code_settings.py"
 _NO_MEMORY = no_effect("a handler plans its memory itself")
 
 ACTIONS: Mapping[str, Action] = {
@@ -19,7 +19,7 @@ ACTIONS: Mapping[str, Action] = {
     ),
     "option.handler": honoured(
         "function",
-        test="tests/server/test_served_handlers.py::test_configuration_reaches_the_processes",
+        test="tests/server/dialects/lmi/test_served_handlers.py::test_configuration_reaches_the_processes",
     ),
     "option.modelName": mapped("model_name"),
     "option.pythonExecutable": honoured(

@@ -1,8 +1,8 @@
 """LMI-Dist keys; most are shared with vLLM."""
 
-from lmi_core.config.option import Flag, Option, honoured, mapped, needs, no_effect
 from lmi_core.config.table.common import LONG_DTYPES
-from lmi_core.config.value_type import Bool, Choice, Float, Int, Text
+from lmi_core.config.table.option import Flag, Option, honoured, mapped, needs, no_effect
+from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Text
 
 _BOTH = ("lmi_dist", "vllm")
 _SYSTEMS = ("lmi_dist",)
@@ -19,7 +19,7 @@ OPTIONS = (
         env=("MAX_BATCH_PREFILL_TOKENS",),
         flag=Flag("--max-batch-prefill-tokens", "MAX_BATCH_PREFILL_TOKENS"),
         actions={
-            "native": honoured(
+            "lmi": honoured(
                 "max_num_batched_tokens",
                 test="tests/config/test_honoured_limits.py::test_tokens_of_a_step",
             ),
@@ -34,15 +34,15 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=True,
         deprecated="since 0.26: attention is always paged",
-        actions={"native": no_effect("attention is always paged")},
+        actions={"lmi": no_effect("attention is always paged")},
     ),
     Option(
         key="option.max_model_len",
         type=Int(1),
         doc="Most tokens of one sequence, prompt and answer together.",
-        systems=(*_BOTH, "native"),
+        systems=(*_BOTH, "lmi"),
         actions={
-            "native": honoured(
+            "lmi": honoured(
                 "max_model_len",
                 test="tests/config/test_honoured_limits.py::test_length_of_a_sequence",
             ),
@@ -57,7 +57,7 @@ OPTIONS = (
         systems=_BOTH,
         default="auto",
         actions={
-            "native": no_effect(
+            "lmi": no_effect(
                 "safetensors is the only format read",
                 by_value={
                     "pt": needs("weights.pickle", "convert the weights to safetensors", idle=()),
@@ -75,7 +75,7 @@ OPTIONS = (
         default=False,
         env=("ENABLE_CUDA_GRAPHS",),
         actions={
-            "native": mapped("enforce_eager", "with option.device=cuda"),
+            "lmi": mapped("enforce_eager", "with option.device=cuda"),
             "vllm": mapped("enforce_eager"),
         },
     ),
@@ -88,7 +88,7 @@ OPTIONS = (
         env=("CUDA_MEMORY_FRACTION",),
         flag=Flag("--cuda-memory-fraction", "CUDA_MEMORY_FRACTION"),
         actions={
-            "native": mapped("gpu_memory_utilization", "with option.device=cuda"),
+            "lmi": mapped("gpu_memory_utilization", "with option.device=cuda"),
             "vllm": mapped("gpu_memory_utilization"),
             "trtllm": mapped("kv_cache_config.free_gpu_memory_fraction"),
         },
@@ -99,7 +99,7 @@ OPTIONS = (
         doc="Draft model of speculative decoding.",
         systems=_SYSTEMS,
         actions={
-            "native": needs(_DRAFT, "greedy tokens are the same without it", tuning=True, idle=()),
+            "lmi": needs(_DRAFT, "greedy tokens are the same without it", tuning=True, idle=()),
             "vllm": mapped("speculative_config.model"),
             "trtllm": _TRT_DRAFT,
         },
@@ -111,7 +111,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=5,
         actions={
-            "native": needs(_DRAFT, tuning=True, idle=()),
+            "lmi": needs(_DRAFT, tuning=True, idle=()),
             "vllm": mapped("speculative_config.num_speculative_tokens"),
             "trtllm": _TRT_DRAFT,
         },
@@ -123,7 +123,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=1,
         actions={
-            "native": needs(_DRAFT, tuning=True, idle=(1,)),
+            "lmi": needs(_DRAFT, tuning=True, idle=(1,)),
             "vllm": mapped("speculative_config.draft_tensor_parallel_size"),
             "trtllm": _TRT_DRAFT,
         },
@@ -134,7 +134,7 @@ OPTIONS = (
         doc="Report the share of drafted tokens that were accepted.",
         systems=_SYSTEMS,
         default=False,
-        actions={"native": needs(_DRAFT, tuning=True)},
+        actions={"lmi": needs(_DRAFT, tuning=True)},
     ),
     Option(
         key="option.lora_dtype",
@@ -142,7 +142,7 @@ OPTIONS = (
         doc="Data type of LoRA weights.",
         systems=_BOTH,
         actions={
-            "native": mapped(
+            "lmi": mapped(
                 None, "adapters have the type of the activations (option.dtype)", capability="lora"
             ),
             "vllm": mapped("lora_dtype", capability="lora", idle=("auto",), convert=LONG_DTYPES),

@@ -1,11 +1,11 @@
-"""Keys of the native engine that no other system has."""
+"""Keys of the lmi engine that no other system has."""
 
-from lmi_core.config.option import Action, Flag, Option, honoured, mapped, refused
-from lmi_core.config.value_type import Bool, Bytes, Choice, Int, Text, ValueType
+from lmi_core.config.table.option import Action, Flag, Option, honoured, mapped, refused
+from lmi_core.config.table.value_type import Bool, Bytes, Choice, Int, Text, ValueType
 
 _TESTS = "tests/config/test_honoured.py"
 _LIMITS = "tests/config/test_honoured_limits.py"
-_CACHE = "tests/engine/test_repack_cache.py"
+_CACHE = "tests/weights/test_repack_cache.py"
 _DEVICES = f"{_TESTS}::test_devices_give_the_same_greedy_tokens"
 _FP8_CACHE = honoured(
     "kv_dtype",
@@ -32,9 +32,9 @@ def _native(
         key=f"option.{name}",
         type=kind,
         doc=doc,
-        systems=("native",),
+        systems=("lmi",),
         default=default,
-        actions={"native": native or mapped(name)},
+        actions={"lmi": native or mapped(name)},
     )
 
 
@@ -72,13 +72,13 @@ OPTIONS = (
         type=Choice(
             ("auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2", "fp8", "fp8_e4m3"),
         ),
-        doc="Data type of the KV cache; the native engine has fp8 with option.device=cuda only.",
+        doc="Data type of the KV cache; the lmi engine has fp8 with option.device=cuda only.",
         spellings=("option.kv_dtype",),
-        systems=("vllm", "tgi", "native"),
+        systems=("vllm", "tgi", "lmi"),
         default="auto",
         flag=Flag("--kv-cache-dtype", "KV_CACHE_DTYPE", choices=("fp8_e4m3fn", "fp8_e5m2")),
         actions={
-            "native": honoured(
+            "lmi": honoured(
                 "kv_dtype",
                 test=f"{_TESTS}::test_data_types",
                 by_value={

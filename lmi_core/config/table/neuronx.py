@@ -4,11 +4,11 @@ On Neuron devices vLLM's plugin for them serves the model, so that keys with an 
 need no column here; ``neuron_config`` is the plugin's own.
 """
 
-from lmi_core.config.option import Action, Option, honoured, mapped, no_effect, refused
-from lmi_core.config.value_type import Bool, Choice, Int, Items, Text, ValueType
+from lmi_core.config.table.option import Action, Option, honoured, mapped, no_effect, refused
+from lmi_core.config.table.value_type import Bool, Choice, Int, Items, Text, ValueType
 
 _SYSTEMS = ("neuronx",)
-_COMPILER = no_effect("chooses how Neuron compiles; the native engine isn't compiled per model")
+_COMPILER = no_effect("chooses how Neuron compiles; the lmi engine isn't compiled per model")
 _OWN_COMPILER = no_effect("vLLM Neuron chooses its compiler's options itself")
 _OWN_LOADER = no_effect("vLLM Neuron loads and shards checkpoints itself")
 
@@ -27,7 +27,7 @@ def _neuron(
         doc=doc,
         systems=_SYSTEMS,
         default=default,
-        actions={"native": native, "neuron": neuron},
+        actions={"lmi": native, "neuron": neuron},
     )
 
 

@@ -1,7 +1,7 @@
 """Keys of the scheduler rolling batch (padded execution bounded by max-sparsity)."""
 
-from lmi_core.config.option import Option, honoured, needs, refused
-from lmi_core.config.value_type import Choice, Float, Int, Text
+from lmi_core.config.table.option import Option, honoured, needs, refused
+from lmi_core.config.table.value_type import Choice, Float, Int, Text
 
 _SYSTEMS = ("scheduler",)
 
@@ -13,7 +13,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default="greedy",
         actions={
-            "native": honoured(
+            "lmi": honoured(
                 None,
                 "of requests on LMI's routes that don't say do_sample",
                 test="tests/cli/test_options.py::test_defaults_of_requests_and_the_chat_template",
@@ -30,7 +30,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=0.33,
         actions={
-            "native": needs(
+            "lmi": needs(
                 "scheduler.max_sparsity",
                 "paged batches have no padding",
                 setting="max_sparsity",
@@ -46,7 +46,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=3,
         actions={
-            "native": needs(
+            "lmi": needs(
                 "scheduler.max_sparsity",
                 "paged batches are never split",
                 setting="max_splits",
@@ -61,6 +61,6 @@ OPTIONS = (
         doc="Sharding of gpt-neox in the scheduler.",
         systems=_SYSTEMS,
         deprecated="since 0.25: use option.tensor_parallel_degree",
-        actions={"native": refused("use option.tensor_parallel_degree")},
+        actions={"lmi": refused("use option.tensor_parallel_degree")},
     ),
 )

@@ -1,7 +1,7 @@
 """Keys of the server as a whole: ``config.properties`` and ``SERVING_*`` variables."""
 
-from lmi_core.config.option import Action, Option, honoured, needs, no_effect
-from lmi_core.config.value_type import Bool, Bytes, Choice, Float, Int, Rate, Text, ValueType
+from lmi_core.config.table.option import Action, Option, honoured, needs, no_effect
+from lmi_core.config.table.value_type import Bool, Bytes, Choice, Float, Int, Rate, Text, ValueType
 
 APIS = ("lmi", "tgi", "openai")
 """The protocols that shared routes can speak."""
@@ -20,7 +20,7 @@ _CORS = honoured(None, "answered to a browser's preflight", test=_HEADERS)
 _ERROR_RATE = honoured(
     None,
     "more of them and /ping answers 503",
-    test="tests/server/test_error_rates.py::test_ping_answers_503_from_then_on",
+    test="tests/server/http/test_error_rates.py::test_ping_answers_503_from_then_on",
 )
 
 
@@ -70,7 +70,7 @@ OPTIONS = (
         "tgi_version",
         Choice(("2", "3")),
         "Release that TGI's routes answer like: 2 for 2.4, 3 for 3.3.",
-        honoured("tgi_version", test="tests/server/test_tgi_options.py::test_release"),
+        honoured("tgi_version", test="tests/server/dialects/tgi/test_tgi_options.py::test_release"),
         "2",
     ),
     _server(
@@ -91,7 +91,7 @@ OPTIONS = (
         honoured(
             None,
             "address that has the management routes alone, where it isn't inference_address",
-            test="tests/server/test_management_address.py::test_management_has_its_own_port",
+            test="tests/server/management/test_management_address.py::test_management_has_its_own_port",
         ),
         "http://127.0.0.1:8080",
     ),
@@ -123,14 +123,16 @@ OPTIONS = (
             None,
             "models that POST /models may load from outside the model store, that requests bring "
             "as model_url with a new model_name, and archives that load_models may name by http",
-            test="tests/server/test_registration.py::test_only_urls_of_the_store_or_the_pattern_are_loaded",
+            test="tests/server/management/test_registration.py::test_only_urls_of_the_store_or_the_pattern_are_loaded",
         ),
     ),
     _server(
         "admin_key",
         Text("key"),
         "Opens the management routes, also where the server isn't on the loopback interface.",
-        honoured("admin_key", test="tests/server/test_management_access.py::test_admin_key"),
+        honoured(
+            "admin_key", test="tests/server/management/test_management_access.py::test_admin_key"
+        ),
         secret=True,
     ),
     _server(
@@ -140,7 +142,7 @@ OPTIONS = (
         "keeps strangers out, as SageMaker's multi-model endpoints do.",
         honoured(
             "open_management",
-            test="tests/server/test_management_access.py::test_open_management",
+            test="tests/server/management/test_management_access.py::test_open_management",
         ),
         False,
         "SAGEMAKER_MULTI_MODEL",
@@ -151,7 +153,7 @@ OPTIONS = (
         "Run the Python code of models that are registered while the server runs.",
         honoured(
             "allow_custom_code",
-            test="tests/server/test_registration.py::test_custom_code_must_be_allowed",
+            test="tests/server/management/test_registration.py::test_custom_code_must_be_allowed",
         ),
         False,
     ),
@@ -161,7 +163,7 @@ OPTIONS = (
         "Open the port only after the models are loaded.",
         honoured(
             "wait_model_loading",
-            test="tests/server/test_models_process.py::test_port_may_open_before_models_are_loaded",
+            test="tests/server/models/test_models_process.py::test_port_may_open_before_models_are_loaded",
         ),
         True,
     ),
@@ -169,7 +171,9 @@ OPTIONS = (
         "allow_multi_status",
         Bool(),
         "Answer 207 to /ping while models load.",
-        honoured("allow_multi_status", test="tests/server/test_models.py::test_ping_while_loading"),
+        honoured(
+            "allow_multi_status", test="tests/server/models/test_models.py::test_ping_while_loading"
+        ),
         False,
     ),
     _server("number_of_netty_threads", Int(0), "I/O threads.", _JAVA, 0),
@@ -238,7 +242,7 @@ OPTIONS = (
         honoured(
             None,
             "at /metrics and /server/metrics, under names of our own; false takes nothing away",
-            test="tests/server/test_server_routes.py::test_metrics_are_where_djl_serving_has_them",
+            test="tests/server/dialects/lmi/test_server_routes.py::test_metrics_are_where_djl_serving_has_them",
         ),
     ),
     _server(
@@ -260,7 +264,7 @@ OPTIONS = (
         Float(0, 86400, above=True),
         "Seconds a connection has to deliver its headers, and then its body.",
         honoured(
-            "receive_timeout_s", test="tests/server/test_connections.py::test_slow_body_is_408"
+            "receive_timeout_s", test="tests/server/http/test_connections.py::test_slow_body_is_408"
         ),
         30.0,
     ),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lmi_core.config.option import Action, Option, Outcome
+from lmi_core.config.table.option import Action, Option, Outcome
 
 FRONT = frozenset(
     {
@@ -67,9 +67,9 @@ FRONT = frozenset(
 
 
 def shared(option: Option) -> Action:
-    """The native engine's action, for another backend. Its test is of the native engine, so that
+    """The lmi engine's action, for another backend. Its test is of the lmi engine, so that
     what is honoured there is mapped here."""
-    return _unproven(option.actions["native"])
+    return _unproven(option.actions["lmi"])
 
 
 def front_actions(option: Option, backends: tuple[str, ...]) -> Mapping[str, Action]:
@@ -85,5 +85,5 @@ def _unproven(action: Action) -> Action:
         return replace(action, by_value=by_value)
     text = action.text
     if not (text or action.setting or action.capability):
-        text = "as with the native engine"
+        text = "as with the lmi engine"
     return replace(action, outcome=Outcome.MAPPED, test=None, text=text, by_value=by_value)

@@ -1,7 +1,7 @@
 """Keys of the Stable Diffusion handler: known, so that they are refused by name."""
 
-from lmi_core.config.option import Option, refused
-from lmi_core.config.value_type import Int
+from lmi_core.config.table.option import Option, refused
+from lmi_core.config.table.value_type import Int
 
 _REFUSED = refused("this server generates text; serve images with another")
 
@@ -13,7 +13,7 @@ def _image(name: str, doc: str, default: int) -> Option:
         doc=doc,
         systems=("stable_diffusion",),
         default=default,
-        actions={"native": _REFUSED},
+        actions={"lmi": _REFUSED},
     )
 
 

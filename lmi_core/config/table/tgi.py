@@ -1,8 +1,17 @@
 """Flags and variables of the text-generation-inference launcher that have no LMI key."""
 
-from lmi_core.config.option import Action, Flag, Option, honoured, mapped, needs, no_effect, refused
+from lmi_core.config.table.option import (
+    Action,
+    Flag,
+    Option,
+    honoured,
+    mapped,
+    needs,
+    no_effect,
+    refused,
+)
+from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Items, Text, ValueType
 from lmi_core.config.table.vllm import CHAT_TEMPLATE
-from lmi_core.config.value_type import Bool, Choice, Float, Int, Items, Text, ValueType
 
 _ROPE = "tests/config/test_honoured.py::test_rotary_settings"
 _MIXED = no_effect(
@@ -36,7 +45,7 @@ def _tgi(
         default=default,
         flag=Flag(flag, name.upper(), legacy_env, aliases, switch),
         scope="server" if server else "model",
-        actions={"server" if server else "native": action, **({"vllm": vllm} if vllm else {})},
+        actions={"server" if server else "lmi": action, **({"vllm": vllm} if vllm else {})},
         secret=secret,
     )
 
@@ -50,7 +59,7 @@ OPTIONS = (
         "--sharded",
         Choice(("true", "false"), exact=True),
         "Shard the model over all visible devices.",
-        no_effect("the native engine runs one unsharded copy"),
+        no_effect("the lmi engine runs one unsharded copy"),
     ),
     _tgi(
         "--speculate",
@@ -172,7 +181,7 @@ OPTIONS = (
         "--cuda-graphs",
         Items(Int(0)),
         "Batch sizes captured as CUDA graphs; 0 for none.",
-        no_effect("the native engine replays its own recorded graph"),
+        no_effect("the lmi engine replays its own recorded graph"),
     ),
     _tgi(
         "--hostname",
@@ -330,7 +339,7 @@ OPTIONS = (
         Int(0),
         "Seconds that running requests have to end.",
         honoured(
-            "drain_timeout_s", test="tests/server/test_connections.py::test_draining_times_out"
+            "drain_timeout_s", test="tests/server/http/test_connections.py::test_draining_times_out"
         ),
         90,
         aliases=("-g",),

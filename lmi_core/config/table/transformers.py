@@ -2,11 +2,19 @@
 
 from collections.abc import Mapping
 
-from lmi_core.config.option import Action, Option, Outcome, honoured, mapped, no_effect, refused
 from lmi_core.config.table.common import LONG_DTYPES
+from lmi_core.config.table.option import (
+    Action,
+    Option,
+    Outcome,
+    honoured,
+    mapped,
+    no_effect,
+    refused,
+)
 from lmi_core.config.table.shared import shared
 
-_TESTS = "tests/adapters/test_transformers_config.py"
+_TESTS = "tests/runners/transformers/test_transformers_config.py"
 _DEVICES = no_effect("one copy runs on one device, unless option.device_map spreads it")
 _CONTINUOUS = no_effect("requests are batched continuously, without waiting for a batch to fill")
 _NO_SHARING = no_effect("sequences share no keys and values")
@@ -69,8 +77,7 @@ ACTIONS: Mapping[str, Action] = {
         "keys and values have the model's data type; leave it out", idle=("auto",)
     ),
     "option.deterministic": refused(
-        "padding and company change roundings; only the native CPU engine's tokens don't depend "
-        "on them",
+        "padding and company change roundings; only the CPU engine's tokens don't depend on them",
         idle=(False,),
     ),
     "option.rope_scaling": _ROTARY,
@@ -82,7 +89,7 @@ ACTIONS: Mapping[str, Action] = {
     "batch_size": _CONTINUOUS,
     "max_batch_delay": _CONTINUOUS,
 }
-"""Where it differs from the native engine, or has tests of its own."""
+"""Where it differs from the lmi engine, or has tests of its own."""
 
 _LOOP = frozenset(
     {
@@ -112,6 +119,6 @@ def transformers_action(option: Option) -> Action | None:
     """The action for a model's key; None: there is no such setting."""
     if option.key in ACTIONS:
         return ACTIONS[option.key]
-    native = option.actions["native"]
+    native = option.actions["lmi"]
     waits = native.outcome is Outcome.REFUSED or native.capability is not None
     return shared(option) if option.key in _LOOP or waits else None

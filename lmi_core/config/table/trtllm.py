@@ -1,12 +1,12 @@
 """TensorRT-LLM keys, with SmoothQuant and AWQ."""
 
-from lmi_core.config.option import Action, Option, honoured, mapped, no_effect, refused
-from lmi_core.config.value_type import Bool, Choice, Float, Int, ValueType
+from lmi_core.config.table.option import Action, Option, honoured, mapped, no_effect, refused
+from lmi_core.config.table.value_type import Bool, Choice, Float, Int, ValueType
 
 _SYSTEMS = ("trtllm",)
 _BUILD = no_effect("chooses how TensorRT-LLM builds its engine; nothing is built here")
 _ROPE = "tests/config/test_honoured.py::test_rotary_settings"
-_MODEL_CONFIG = no_effect("the native engine reads it from the model's config.json")
+_MODEL_CONFIG = no_effect("the lmi engine reads it from the model's config.json")
 _READ = no_effect("TensorRT-LLM reads it from the model's config.json")
 _ROTARY = refused("write it into the model's config.json, where TensorRT-LLM reads it")
 _AT_LOAD = no_effect("TensorRT-LLM quantises nothing at load")
@@ -29,7 +29,7 @@ def _trt(
         systems=_SYSTEMS,
         default=default,
         actions={
-            "native": native,
+            "lmi": native,
             "trtllm": trtllm if isinstance(trtllm, Action) else mapped(trtllm or name),
         },
     )
@@ -110,7 +110,7 @@ OPTIONS = (
         Float(0, 1),
         "Share of free device memory for the KV cache.",
         0.95,
-        no_effect("option.kv_cache_bytes sizes the native engine's cache"),
+        no_effect("option.kv_cache_bytes sizes the lmi engine's cache"),
         "kv_cache_config.free_gpu_memory_fraction",
     ),
     _trt(
@@ -202,7 +202,7 @@ OPTIONS = (
         Int(1),
         "Rotary dimensions of gptj.",
         64,
-        no_effect("is for gptj; the native engine reads it from the model's config.json"),
+        no_effect("is for gptj; the lmi engine reads it from the model's config.json"),
         _READ,
     ),
     Option(
@@ -211,7 +211,7 @@ OPTIONS = (
         doc="Kind of rotary scaling.",
         systems=("trtllm",),
         actions={
-            "native": honoured("rope_scaling", test=_ROPE),
+            "lmi": honoured("rope_scaling", test=_ROPE),
             "trtllm": _ROTARY,
         },
     ),
@@ -221,7 +221,7 @@ OPTIONS = (
         doc="Factor of rotary scaling.",
         systems=("trtllm",),
         actions={
-            "native": honoured("rope_factor", test=_ROPE),
+            "lmi": honoured("rope_factor", test=_ROPE),
             "trtllm": _ROTARY,
         },
     ),
@@ -245,7 +245,7 @@ OPTIONS = (
         Bool(),
         "Run through TensorRT-LLM's Python session; set by detection for T5.",
         False,
-        refused("encoder-decoder models are not served by the native engine", idle=(False,)),
+        refused("encoder-decoder models are not served by the lmi engine", idle=(False,)),
         refused("encoder-decoder models are not served here", idle=(False,)),
     ),
 )

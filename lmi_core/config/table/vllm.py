@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 
-from lmi_core.config.lora_config import LARGEST_RANK
-from lmi_core.config.option import Action, Option, honoured, mapped, needs, no_effect, refused
-from lmi_core.config.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
+from lmi_core.config.table.option import Action, Option, honoured, mapped, needs, no_effect, refused
+from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
+from lmi_core.settings.lora_config import LARGEST_RANK
 
 _SYSTEMS = ("vllm",)
 CHAT_TEMPLATE = "tests/cli/test_options.py::test_defaults_of_requests_and_the_chat_template"
-TOOL_STYLE = "tests/server/test_chat_tools.py::test_the_configured_style_is_enforced"
+TOOL_STYLE = (
+    "tests/server/dialects/openai/test_chat_tools.py::test_the_configured_style_is_enforced"
+)
 _LORA_SYSTEMS = ("vllm", "lmi_dist")
 
 
@@ -30,7 +32,7 @@ def _lora(
         systems=_LORA_SYSTEMS,
         default=default,
         defaults=defaults or {},
-        actions={"native": native, "vllm": mapped(name, capability="lora", idle=idle)},
+        actions={"lmi": native, "vllm": mapped(name, capability="lora", idle=idle)},
     )
 
 
@@ -44,7 +46,7 @@ def _vllm(
     vllm: Action | None = None,
     trtllm: str | None = None,
 ) -> Option:
-    actions = {"native": native, "vllm": vllm or mapped(name)}
+    actions = {"lmi": native, "vllm": vllm or mapped(name)}
     if trtllm is not None:
         actions["trtllm"] = mapped(trtllm)
     return Option(
@@ -116,7 +118,7 @@ OPTIONS = (
         "fully_sharded_loras",
         Bool(),
         "Shard adapters fully.",
-        no_effect("the native engine runs one unsharded copy"),
+        no_effect("the lmi engine runs one unsharded copy"),
         False,
         idle=(False,),
     ),
@@ -124,7 +126,7 @@ OPTIONS = (
         "long_lora_scaling_factors",
         Text("numbers"),
         "Scaling of long LoRA.",
-        refused("the native engine has no long LoRA: leave it out"),
+        refused("the lmi engine has no long LoRA: leave it out"),
     ),
     _vllm(
         "enable_prefix_caching",
@@ -166,7 +168,7 @@ OPTIONS = (
         default=0.0,
         spellings=("option.cpu_offload_gb",),
         actions={
-            "native": no_effect("the CPU engine holds all weights in host memory"),
+            "lmi": no_effect("the CPU engine holds all weights in host memory"),
             "vllm": mapped("cpu_offload_gb"),
         },
     ),
@@ -183,7 +185,7 @@ OPTIONS = (
         "limit_mm_per_prompt",
         Json(),
         "Images, videos and audio clips allowed in a prompt.",
-        no_effect("the native engine takes text only"),
+        no_effect("the lmi engine takes text only"),
     ),
     _vllm(
         "enable_auto_tool_choice",
@@ -192,7 +194,7 @@ OPTIONS = (
         honoured(
             None,
             "calls are looked for wherever a request has tools",
-            test="tests/server/test_chat_tools.py::test_a_whole_answer_with_calls",
+            test="tests/server/dialects/openai/test_chat_tools.py::test_a_whole_answer_with_calls",
             capability="chat.tools",
             by_value={False: no_effect("a request that has tools asks for calls")},
         ),
@@ -240,7 +242,7 @@ OPTIONS = (
         "normalize",
         Bool(),
         "Normalise embeddings.",
-        no_effect("the native engine generates text; it has no embeddings"),
+        no_effect("the lmi engine generates text; it has no embeddings"),
         True,
         vllm=no_effect("models that generate text have no embeddings"),
     ),
@@ -250,7 +252,7 @@ OPTIONS = (
         doc="Sticky sessions with a directory each.",
         systems=_SYSTEMS,
         default=False,
-        actions={"native": _SESSIONS},
+        actions={"lmi": _SESSIONS},
     ),
     Option(
         key="option.sessions_path",
@@ -258,7 +260,7 @@ OPTIONS = (
         doc="Directory of session files.",
         systems=_SYSTEMS,
         default="/dev/shm/djl_sessions",
-        actions={"native": _SESSION_DETAIL},
+        actions={"lmi": _SESSION_DETAIL},
     ),
     Option(
         key="option.sessions_expiration",
@@ -266,14 +268,14 @@ OPTIONS = (
         doc="Seconds a session lives.",
         systems=_SYSTEMS,
         default=1200,
-        actions={"native": _SESSION_DETAIL},
+        actions={"lmi": _SESSION_DETAIL},
     ),
     Option(
         key="option.sessions_s3url",
         type=Text("s3:// prefix"),
         doc="Where sessions are kept across restarts.",
         systems=_SYSTEMS,
-        actions={"native": needs("server.sessions", idle=())},
+        actions={"lmi": needs("server.sessions", idle=())},
     ),
     Option(
         key="option.lmcache_auto_config",
@@ -281,7 +283,7 @@ OPTIONS = (
         doc="Configure LMCache for the model.",
         systems=_SYSTEMS,
         default=False,
-        actions={"native": no_effect("the native engine has its own prefix cache")},
+        actions={"lmi": no_effect("the lmi engine has its own prefix cache")},
     ),
     Option(
         key="option.is_peft_model",
@@ -289,6 +291,6 @@ OPTIONS = (
         doc="The model directory is a LoRA adapter; set by detection.",
         systems=_SYSTEMS,
         default=False,
-        actions={"native": refused("merge the adapter into its base model first", idle=(False,))},
+        actions={"lmi": refused("merge the adapter into its base model first", idle=(False,))},
     ),
 )

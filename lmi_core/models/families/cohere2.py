@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from lmi_core.models.families.cohere import read_spec as read_cohere
 from lmi_core.models.family import NO_ROPE, Family, local_layers, local_windows
-from lmi_core.models.hf_config import HfConfig
 from lmi_core.models.spec import DecoderSpec
+from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:

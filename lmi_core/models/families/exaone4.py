@@ -12,9 +12,9 @@ from lmi_core.models.family import (
     local_windows,
     norm_spec,
 )
-from lmi_core.models.hf_config import HfConfig
 from lmi_core.models.rope_config import rope_spec
 from lmi_core.models.spec import DecoderSpec
+from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:

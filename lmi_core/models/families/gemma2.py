@@ -11,9 +11,9 @@ from lmi_core.models.family import (
     local_windows,
     norm_spec,
 )
-from lmi_core.models.hf_config import HfConfig
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
+from lmi_core.weights.hf_config import HfConfig
 
 NAMES = WeightNames(
     attention_post_norm="post_attention_layernorm.weight",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lmi_core.models.family import Family, attention_spec, decoder_spec
-from lmi_core.models.hf_config import HfConfig
 from lmi_core.models.spec import DecoderSpec
+from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:

@@ -12,8 +12,8 @@ from lmi_core.models.family import (
     norm_spec,
     ropes_by_type,
 )
-from lmi_core.models.hf_config import HfConfig
 from lmi_core.models.spec import DecoderSpec
+from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:

@@ -9,8 +9,8 @@ from lmi_core.models.family import (
     default_head_dim,
     layer_windows,
 )
-from lmi_core.models.hf_config import HfConfig
 from lmi_core.models.spec import DecoderSpec
+from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:

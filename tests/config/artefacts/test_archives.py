@@ -146,7 +146,7 @@ def test_load_models_names_an_archive(tmp_path: Path, web: Web) -> None:
     assert (first.name, second.name, second.version) == ("a_b", "own", "v1")
     assert first.archive_url == f"{web.url}/a-b.tar.gz"
     assert first.get("job_queue_size") == 9
-    assert first.backend == "native"
+    assert first.backend == "lmi"
     assert not examine([], variables, CPU).errors
 
 

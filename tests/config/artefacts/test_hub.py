@@ -6,10 +6,10 @@ import pytest
 
 from lmi_core.config.artefacts.fetch import fetch
 from lmi_core.config.artefacts.hub import PATTERNS, fetch_from_hub, find_in_cache, hub_cache
-from lmi_core.config.host import Host
 from lmi_core.config.model_config import ModelSource
 from lmi_core.config.resolve import examine
-from lmi_core.config.server_config import ServerConfig
+from lmi_core.config.targets.host import Host
+from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, ModelError
 
 from .fake_hub import FakeHub

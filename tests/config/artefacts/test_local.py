@@ -9,7 +9,7 @@ from lmi_core.config.artefacts.cache import download_root
 from lmi_core.config.artefacts.fetch import fetch
 from lmi_core.config.artefacts.local import check_model
 from lmi_core.config.model_config import ModelSource
-from lmi_core.config.server_config import ServerConfig
+from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import ModelError
 
 SERVER = ServerConfig(values={})

@@ -1,0 +1,1 @@
+"""How the embedded model was made: its text, its training, its export."""

@@ -1,0 +1,176 @@
+"""From a PEFT directory to what an adapter adds to each of the decoder's linears.
+
+Format: ``base_model.model.<module>.lora_A.weight`` [rank, inputs] and ``.lora_B.weight`` [outputs,
+rank]; the module's result grows by scale * B A x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lmi_core.adapters.adapter_config import AdapterConfig, read_adapter_config
+from lmi_core.errors import ModelError
+from lmi_core.models.lora_linears import LoraModule, linear_shapes, lora_modules
+from lmi_core.models.spec import DecoderSpec
+from lmi_core.weights.float_tensors import FLOAT_DTYPES, to_float32
+from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.safetensors_file import TensorInfo, read_header
+from lmi_core.weights.tensor_faults import tensor_faults
+
+FILE_NAME = "adapter_model.safetensors"
+_PICKLE_NAME = "adapter_model.bin"
+_PREFIX = "base_model.model."
+_SUFFIXES = {"A": ".lora_A.weight", "B": ".lora_B.weight"}
+_CONVERT_PICKLE = (
+    'python -c "import torch; from safetensors.torch import save_file; '
+    "save_file(torch.load('{0}/{1}', weights_only=True), '{0}/{2}')\""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPart:
+    """What is added to the outputs from ``first_output`` on of a fused matrix."""
+
+    a: FloatArray
+    """[rank, inputs]"""
+    b: FloatArray
+    """[outputs, rank], times the scale."""
+    first_output: int
+
+
+Adapter = list[list[AdapterPart]]
+"""Parts by linear id, see ``linears``."""
+
+
+def read_adapter(directory: Path, spec: DecoderSpec, *, max_rank: int) -> Adapter:
+    """Read and check an adapter for a model; raises ModelError naming every faulty tensor."""
+    config = read_adapter_config(directory)
+    path = _tensors_file(directory)
+    tensors = read_header(path)
+    modules = lora_modules(spec)
+    pairs = _pair(path, tensors, modules)
+    _check(path, config, pairs, max_rank)
+    adapter: Adapter = [[] for _ in linear_shapes(spec)]
+    for pair in pairs:
+        module = pair.module
+        b = _read(pair.b) * np.float32(config.scale_of(module.name))
+        b = b if module.rows is None else b[module.rows]
+        adapter[module.linear_id].append(AdapterPart(_read(pair.a), b, module.first_output))
+    return adapter
+
+
+def _tensors_file(directory: Path) -> Path:
+    path = directory / FILE_NAME
+    if path.is_file():
+        return path
+    files = sorted(directory.glob("*.safetensors"))
+    if len(files) == 1:
+        return files[0]
+    hint = "fetch it"
+    if (directory / _PICKLE_NAME).is_file():
+        command = _CONVERT_PICKLE.format(directory, _PICKLE_NAME, FILE_NAME)
+        hint = f"found {_PICKLE_NAME}, convert it: {command}"
+    raise ModelError(f"{directory} has no {FILE_NAME}; {hint}", field=FILE_NAME)
+
+
+class _Problems:
+    """Faults of a file's tensors, raised together."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines: list[str] = []
+
+    def add(self, kind: str, tensor: TensorInfo, what: str) -> None:
+        self._lines.append(f"{kind}: {tensor.name} {what}")
+
+    def check(self) -> None:
+        """Raise ModelError if there are any."""
+        if self._lines:
+            what = "can't be served"
+            raise tensor_faults(self._path, what, self._lines, field=self._path.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    module: LoraModule
+    a: TensorInfo
+    b: TensorInfo
+
+
+def _pair(
+    path: Path, tensors: Mapping[str, TensorInfo], modules: Mapping[str, LoraModule]
+) -> list[_Pair]:
+    """The tensors of every adapted module, in the model's order."""
+    problems = _Problems(path)
+    found: dict[str, dict[str, TensorInfo]] = {}
+    for name, tensor in tensors.items():
+        module, matrix = _split(name)
+        if matrix and module in modules:
+            found.setdefault(module, {})[matrix] = tensor
+        else:
+            problems.add("unexpected", tensor, _why_unexpected(module, matrix))
+    for module, pair in found.items():
+        for matrix, suffix in _SUFFIXES.items():
+            if matrix not in pair:
+                (other,) = pair.values()
+                problems.add("incomplete", other, f"has no {_PREFIX}{module}{suffix} beside it")
+    problems.check()
+    if not found:
+        raise ModelError(f"{path} holds no tensors", field=path.name)
+    return [
+        _Pair(modules[name], found[name]["A"], found[name]["B"])
+        for name in modules
+        if name in found
+    ]
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A tensor's module, and whether it is its A or B; "" if neither."""
+    module = name.removeprefix(_PREFIX)
+    for matrix, suffix in _SUFFIXES.items():
+        if module != name and module.endswith(suffix):
+            return module.removesuffix(suffix), matrix
+    return module, ""
+
+
+def _why_unexpected(module: str, matrix: str) -> str:
+    if "lora_magnitude_vector" in module:
+        return "is of DoRA, which isn't served"
+    if any(part in module for part in ("lm_head", "embed_tokens", "lora_embedding")):
+        return "is of the embedding or the output head, whose adapters aren't served"
+    if matrix:
+        return f"is of {module}, which the model hasn't, or which takes no adapter"
+    return "is neither A nor B of a module: only LoRA's own tensors are served"
+
+
+def _check(path: Path, config: AdapterConfig, pairs: list[_Pair], max_rank: int) -> None:
+    problems = _Problems(path)
+    for pair in pairs:
+        rank, shape = config.rank_of(pair.module.name), pair.module.shape
+        for tensor, expected in (
+            (pair.a, (rank, shape.num_inputs)),
+            (pair.b, (shape.num_outputs, rank)),
+        ):
+            if tensor.shape != expected:
+                problems.add(
+                    "wrong shape",
+                    tensor,
+                    f"is {list(tensor.shape)}, expected {list(expected)} for rank {rank}",
+                )
+            elif tensor.dtype not in FLOAT_DTYPES:
+                problems.add("wrong dtype", tensor, f"is {tensor.dtype}, must be F32, F16 or BF16")
+        if rank > max_rank:
+            problems.add(
+                "rank", pair.a, f"is of rank {rank}; allowed are up to {max_rank} (max_lora_rank)"
+            )
+    problems.check()
+
+
+def _read(tensor: TensorInfo) -> FloatArray:
+    raw = np.fromfile(tensor.path, np.uint8, tensor.num_bytes, offset=tensor.offset)
+    values = raw.view(FLOAT_DTYPES[tensor.dtype]).reshape(tensor.shape)
+    return to_float32(values, tensor.dtype)

@@ -1,0 +1,116 @@
+"""What a model's own files say: architecture, lengths, checkpoint format, custom code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi_core.config.paths import is_dir, is_file
+from lmi_core.config.problem import Problems
+from lmi_core.errors import ModelError
+from lmi_core.weights.hf_config import HfConfig
+from lmi_core.weights.quantized.methods import is_in_fp8
+from lmi_core.weights.quantized.settings import QuantizationSettings, read_settings
+
+MAX_CONFIG_BYTES = 16 << 20
+
+_GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Facts read from a model directory; None where the files don't say or aren't here yet."""
+
+    architecture: str | None = None
+    model_type: str | None = None
+    max_position_embeddings: int | None = None
+    quantization: QuantizationSettings | None = None
+    is_encoder_decoder: bool = False
+    is_diffusion: bool = False
+    is_library: bool = False
+    requirements: Path | None = None
+    known: bool = False
+
+    @property
+    def quant_method(self) -> str | None:
+        """How the checkpoint is quantised."""
+        return None if self.quantization is None else self.quantization.method
+
+    @property
+    def is_in_fp8(self) -> bool:
+        """Whether the checkpoint's matrices are."""
+        return self.quantization is not None and is_in_fp8(self.quantization)
+
+    @property
+    def is_generative(self) -> bool:
+        """Whether the architecture generates text, as far as its name tells."""
+        return self.architecture is None or self.architecture.endswith(_GENERATIVE)
+
+
+def read_model_files(directory: Path | None, problems: Problems) -> ModelFiles:
+    """Read what ``directory`` holds; a broken config.json is an error."""
+    if directory is None or not is_dir(directory):
+        return ModelFiles()
+    requirements = directory / "requirements.txt"
+    config = _read_config(directory / "config.json", problems)
+    facts = config or {}
+    architectures = facts.get("architectures")
+    return ModelFiles(
+        architecture=_first_text(architectures),
+        model_type=_text(facts.get("model_type")),
+        max_position_embeddings=_max_positions(facts),
+        quantization=_quantization(directory, facts, problems),
+        is_encoder_decoder=facts.get("is_encoder_decoder") is True,
+        is_diffusion=is_file(directory / "model_index.json"),
+        is_library=config is None and is_file(directory / "adapter_config.json"),
+        requirements=requirements if is_file(requirements) else None,
+        known=config is not None,
+    )
+
+
+def _read_config(path: Path, problems: Problems) -> dict[str, object] | None:
+    if not is_file(path):
+        return None
+    try:
+        with path.open("rb") as file:
+            config = json.loads(file.read(MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        problems.error(str(path), f"is not readable JSON ({str(error)[:120]})")
+        return None
+    if not isinstance(config, dict):
+        problems.error(str(path), "is not a JSON object")
+        return None
+    return config
+
+
+def _quantization(
+    directory: Path, facts: dict[str, object], problems: Problems
+) -> QuantizationSettings | None:
+    try:
+        settings = read_settings(HfConfig(directory / "config.json", facts))
+        return None if settings is None or not settings.method else settings
+    except ModelError as error:
+        where, _, what = str(error).partition(": ")
+        problems.error(where, what)
+        return None
+
+
+def _max_positions(facts: dict[str, object]) -> int | None:
+    """Return the model's length limit, unless rotary scaling moves it; the loader knows then."""
+    scaling = facts.get("rope_scaling") or facts.get("rope_parameters")
+    if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) != "default":
+        return None
+    for key in ("max_position_embeddings", "max_seq_len", "n_positions"):
+        value = facts.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _first_text(value: object) -> str | None:
+    return _text(value[0]) if isinstance(value, list) and value else None

@@ -1,0 +1,1 @@
+"""Where configuration is written: command line, environment, properties; merged by precedence."""

@@ -1,0 +1,185 @@
+"""Arguments of ``lmi serve`` and ``lmi explain``: our own, the model server's and TGI's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lmi_core.config.problem import Problems
+from lmi_core.config.sources.origin import Rank, Setting
+from lmi_core.config.table import BY_FLAG, BY_KEY, suggest_flag
+from lmi_core.config.table.option import Flag, Option
+from lmi_core.config.table.value_type import FALSE_WORDS, TRUE_WORDS, Bool
+
+_OWN_SWITCHES = {"--strict": "strict", "--prefer-native": "prefer_native", "--json": "json"}
+_OWN_VALUES = {
+    "--option": "option",
+    "-o": "option",
+    "--config-file": "config_file",
+    "-f": "config_file",
+    "--models": "models",
+    "-m": "models",
+    "--model-store": "model_store",
+    "-s": "model_store",
+}
+SYNONYMS = {
+    "--api": "api",
+    "--admin-key": "admin_key",
+    "--allow-custom-code": "allow_custom_code",
+    "--host": "option.hostname",
+    "--threads": "option.num_threads",
+    "--served-model-name": "option.modelName",
+    "--max-queue-size": "job_queue_size",
+    "--max-request-size": "max_request_size",
+    "--drain-timeout": "option.graceful_termination_timeout",
+    "--log-format": "log_format",
+    "--log-level": "log_level",
+    "--request-timeout": "request_timeout",
+    "--no-prefix-caching": "option.enable_prefix_caching",
+}
+"""Flags of our own whose names differ from their option's."""
+
+
+@dataclass(slots=True)
+class Invocation:
+    """What a command line says; ``models`` are the positional paths, URLs or hub ids.
+
+    ``tgi`` says that it is a TGI launcher's: the model is named by ``--model-id``.
+    """
+
+    models: list[str] = field(default_factory=list)
+    settings: list[Setting] = field(default_factory=list)
+    config_file: str | None = None
+    strict: bool = False
+    prefer_native: bool = False
+    json: bool = False
+    help: bool = False
+    tgi: bool = False
+
+
+def parse_command_line(argv: Sequence[str], problems: Problems) -> Invocation:
+    """Read arguments; unknown flags and malformed ones are errors with a suggestion."""
+    return _Parser(list(argv), problems).parse()
+
+
+def _option_of(name: str) -> Option | None:
+    """Return the option whose key a flag spells with dashes, if it belongs to a model."""
+    if name in SYNONYMS:
+        return BY_KEY[SYNONYMS[name]]
+    if not name.startswith("--") or "_" in name:
+        return None
+    key = name[2:].replace("-", "_")
+    option = BY_KEY.get("option." + key)
+    if option is None and (negated := BY_KEY.get("option." + key.removeprefix("no_"))) is not None:
+        option = negated if isinstance(negated.type, Bool) else None
+    return option if option is not None and option.scope == "model" else None
+
+
+class _Parser:
+    def __init__(self, argv: list[str], problems: Problems) -> None:
+        self.rest = argv
+        self.problems = problems
+        self.result = Invocation()
+
+    def parse(self) -> Invocation:
+        while self.rest:
+            argument = self.rest.pop(0)
+            if argument == "--":
+                self.result.models += self.rest
+                break
+            if len(argument) > 1 and argument.startswith("-"):
+                self._flag(argument)
+            else:
+                self.result.models.append(argument)
+        return self.result
+
+    def _flag(self, argument: str) -> None:
+        name, separator, inline = argument.partition("=")
+        value = inline if separator else None
+        if name in ("-h", "--help"):
+            self.result.help = True
+        elif name in _OWN_SWITCHES and value is None:
+            setattr(self.result, _OWN_SWITCHES[name], True)
+        elif name in _OWN_VALUES:
+            self._own_value(name, value)
+        elif name in BY_FLAG:
+            self._tgi_flag(name, value)
+        elif (option := _option_of(name)) is not None:
+            self._option_flag(option, name, value)
+        else:
+            self._unknown(name)
+
+    def _own_value(self, name: str, value: str | None) -> None:
+        kind = _OWN_VALUES[name]
+        values = [value] if value is not None else self._take(name)
+        if kind == "models":
+            while value is None and values and self.rest and not self.rest[0].startswith("-"):
+                values.append(self.rest.pop(0))
+            if values:
+                self._add("load_models", ",".join(values), Rank.SERVER_FLAG, name)
+        elif kind == "model_store" and values:
+            self._add("model_store", values[0], Rank.SERVER_FLAG, name)
+        elif kind == "config_file" and values:
+            self.result.config_file = values[0]
+        elif kind == "option" and values:
+            self._option(name, values[0])
+
+    def _option(self, name: str, pair: str) -> None:
+        key, separator, text = pair.partition("=")
+        key = key.strip()
+        if not separator or not key:
+            self.problems.error(name, f"{pair[:80]!r} is not key=value")
+            return
+        if key not in BY_KEY and "option." + key in BY_KEY:
+            key = "option." + key
+        self._add(key, text, Rank.OVERRIDE, f"{name} {key}")
+
+    def _option_flag(self, option: Option, name: str, value: str | None) -> None:
+        """Any other option, under its own name; a truth value may stand alone or be ``--no-``."""
+        if isinstance(option.type, Bool) and name.startswith("--no-"):
+            if value is not None:
+                self.problems.error(name, f"{name} takes no value")
+            value = "false"
+        elif value is None and isinstance(option.type, Bool) and not self._is_word_next():
+            value = "true"
+        values = [value] if value is not None else self._take(name)
+        if values:
+            self._add(option.key, values[0], Rank.FLAG, name)
+
+    def _is_word_next(self) -> bool:
+        return bool(self.rest) and self.rest[0].lower() in TRUE_WORDS | FALSE_WORDS
+
+    def _tgi_flag(self, name: str, value: str | None) -> None:
+        option = BY_FLAG[name]
+        flag = option.flag
+        assert flag is not None
+        self.result.tgi |= option.key == "option.model_id"
+        if flag.switch:
+            if value is not None:
+                self.problems.error(name, f"{name} takes no value")
+            self._add(option.key, "true", Rank.FLAG, name)
+            return
+        values = [value] if value is not None else self._take(name)
+        if values and self._is_choice(option, flag, name, values[0]):
+            self._add(option.key, values[0], Rank.FLAG, name)
+
+    def _is_choice(self, option: Option, flag: Flag, name: str, value: str) -> bool:
+        if not flag.choices or value in flag.choices:
+            return True
+        allowed = ", ".join(flag.choices)
+        self.problems.error(name, f"{value[:80]!r} is not one of {allowed}", option.key)
+        return False
+
+    def _take(self, name: str) -> list[str]:
+        if not self.rest or self.rest[0].startswith("--"):
+            self.problems.error(name, f"{name} needs a value")
+            return []
+        return [self.rest.pop(0)]
+
+    def _add(self, key: str, text: str, rank: Rank, where: str) -> None:
+        self.result.settings.append(Setting(key, text, rank, where))
+
+    def _unknown(self, name: str) -> None:
+        near = suggest_flag(name)
+        hint = f"did you mean {near}?" if near else "see lmi explain --help"
+        self.problems.error(name[:80], f"unknown flag; {hint}")

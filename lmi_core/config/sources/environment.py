@@ -1,0 +1,135 @@
+"""Reader of environment variables: ``OPTION_*``, ``SERVING_*``, documented aliases, TGI's.
+
+Source: LMI format reference, environment; TGI format reference, launcher options.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from lmi_core.config.problem import Problems
+from lmi_core.config.sources.origin import Rank, Setting
+from lmi_core.config.table import OPTIONS, key_of
+from lmi_core.config.table.option import Option
+
+AMBIGUOUS = frozenset(
+    {"PORT", "HOSTNAME", "REVISION", "DTYPE", "API_KEY", "MASTER_ADDR", "MASTER_PORT", "NGROK"}
+)
+"""TGI variables with names so common that they count only next to ``MODEL_ID`` or a TGI flag."""
+
+
+def _inverted(text: str) -> str:
+    """``ENABLE_CUDA_GRAPHS``: exactly true means not eager, anything else eager."""
+    return "false" if text == "true" else "true"
+
+
+def _mebibytes(text: str) -> str:
+    return str(int(text) << 20) if re.fullmatch("[0-9]{1,12}", text) else text
+
+
+_TRANSLATIONS: dict[str, Callable[[str], str]] = {
+    "ENABLE_CUDA_GRAPHS": _inverted,
+    "SAGEMAKER_MAX_PAYLOAD_IN_MB": _mebibytes,
+}
+
+
+def is_tgi(environ: Mapping[str, str]) -> bool:
+    """Tell whether the variables are those of a TGI launcher."""
+    return bool(environ.get("MODEL_ID"))
+
+
+def read_environment(
+    environ: Mapping[str, str], problems: Problems, *, tgi: bool = False
+) -> list[Setting]:
+    """Return the settings of every variable that is one; ``tgi`` lets the ambiguous names count.
+
+    Values that are empty don't count, as in the reference.
+    """
+    settings: list[Setting] = []
+    settings += _regular(environ)
+    settings += _aliases(environ)
+    settings += _tgi(environ, problems, tgi or is_tgi(environ))
+    return settings
+
+
+def _regular(environ: Mapping[str, str]) -> Iterator[Setting]:
+    for variable in sorted(environ):
+        text = environ[variable]
+        prefix, _, rest = variable.partition("_")
+        if prefix not in ("OPTION", "SERVING", "ARGS") or not rest or not text:
+            continue
+        if variable in _ALIAS_VARIABLES and prefix == "SERVING":
+            continue
+        yield Setting(_key(prefix, rest), text, Rank.VARIABLE, variable)
+
+
+def _key(prefix: str, rest: str) -> str:
+    if prefix != "OPTION":
+        return key_of(rest) or rest.lower()
+    if rest == "ENGINE":
+        return "engine"
+    key = "option." + rest
+    return key_of(key) or (
+        key if rest.lower() != rest.upper() and not rest.isupper() else key.lower()
+    )
+
+
+def _aliases(environ: Mapping[str, str]) -> Iterator[Setting]:
+    """Yield the documented aliases; of several for one key only the first, the stronger one."""
+    for option in _WITH_ALIASES:
+        for variable in option.env:
+            text = environ.get(variable)
+            if not text or variable.startswith("OPTION_"):
+                continue
+            text = _TRANSLATIONS.get(variable, str)(text)
+            yield Setting(option.key, text, Rank.ALIAS_VARIABLE, variable)
+            break
+
+
+def _tgi(environ: Mapping[str, str], problems: Problems, tgi: bool) -> Iterator[Setting]:
+    for variable, option in _TGI_VARIABLES.items():
+        text = environ.get(variable)
+        if not text or (variable in AMBIGUOUS and not tgi):
+            continue
+        if variable == "HOSTNAME" and not _is_address(text):
+            continue  # A shell sets it to the host's name, which TGI doesn't use either.
+        setting = Setting(option.key, text, Rank.TGI_VARIABLE, variable)
+        if option.flag and option.flag.switch and text not in ("true", "false"):
+            problems.value_error(setting, "must be exactly true or false in a TGI variable", text)
+        else:
+            yield setting
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _tgi_variables() -> dict[str, Option]:
+    """Return the variables that only the launcher's flags have, old names included."""
+    found: dict[str, Option] = {}
+    for option in OPTIONS:
+        if option.flag is None or option.flag.env is None:
+            continue
+        names = (option.flag.env, option.flag.legacy_env)
+        found.update({name: option for name in names if name and name not in option.env})
+    return found
+
+
+_TGI_VARIABLES = _tgi_variables()
+_WITH_ALIASES = tuple(option for option in OPTIONS if option.env)
+_ALIAS_VARIABLES = frozenset(variable for option in OPTIONS for variable in option.env)
+
+
+def variables_of(option: Option) -> tuple[str, ...]:
+    """Return every variable that sets ``option``, the strongest first."""
+    regular = () if "." in option.name else (option.variable,)
+    names = [*regular, *option.env]
+    if option.flag and option.flag.env:
+        names.append(option.flag.env)
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,177 @@
+"""The list of models to serve, from the command line, the server's keys and the environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi_core.config.artefacts.archives import Archives, is_archive_url
+from lmi_core.config.artefacts.unpack import SUFFIXES
+from lmi_core.config.paths import exists, is_dir
+from lmi_core.config.problem import Problems
+from lmi_core.config.sources.command_line import Invocation
+from lmi_core.config.sources.load_models import (
+    ModelEntry,
+    name_of,
+    name_of_hub_id,
+    parse_load_models,
+    scan_store,
+)
+from lmi_core.config.sources.merge import Values
+from lmi_core.config.sources.origin import Rank, Setting
+from lmi_core.errors import ModelError
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
+CONTAINER_STORE = Path("/opt/ml/model")
+"""Model store of the reference's containers and of SageMaker, used if nothing else is named."""
+PROPERTIES = "serving.properties"
+
+_OWN_MODEL = (Rank.TGI_VARIABLE, Rank.FLAG, Rank.OVERRIDE)
+"""Places whose model id names a model of its own rather than the content of a store."""
+
+_HUB_VARIABLES = {
+    "HF_MODEL_ID": "option.model_id",
+    "HF_REVISION": "option.revision",
+    "HF_MODEL_REVISION": "option.revision",
+    "HF_TASK": "option.task",
+}
+HUB_ONLY = frozenset(_HUB_VARIABLES)
+"""Variables that describe the model named by ``HF_MODEL_ID`` and no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A model to serve: its entry, its directory if it is local, and settings that come with it."""
+
+    entry: ModelEntry
+    directory: Path | None
+    settings: tuple[Setting, ...] = ()
+    from_hub_variable: bool = False
+    is_downloaded: bool = False
+    """The directory came from another machine, code of its own included."""
+
+
+def list_models(
+    invocation: Invocation,
+    server: Values,
+    shared: Values,
+    environ: Mapping[str, str],
+    archives: Archives,
+    problems: Problems,
+    *,
+    default_model: Path | None = None,
+) -> list[Listed]:
+    """Return the models to serve; ``default_model``, or an error, if none is named."""
+    if invocation.models:
+        named = [_named(text, problems) for text in invocation.models]
+        return [model for model in named if model is not None]
+    entries = _entries(server, shared, problems)
+    listed = [m for e in entries or () if (m := list_entry(e, archives, problems)) is not None]
+    if environ.get("HF_MODEL_ID"):
+        listed.append(_from_hub_variable(environ))
+    if not listed and "option.model_id" in shared.known:
+        listed.append(_from_model_id(shared))
+    if not listed and entries is None and default_model is not None:
+        entry = ModelEntry(str(default_model), name_of(str(default_model)), "default")
+        return [Listed(entry, default_model)]
+    if not listed and entries is None and not problems.errors:
+        problems.error(
+            "",
+            "no model is named: give a directory with serving.properties, --model-id, or set "
+            "HF_MODEL_ID or SERVING_LOAD_MODELS",
+        )
+    return listed
+
+
+def _entries(server: Values, shared: Values, problems: Problems) -> list[ModelEntry] | None:
+    """Return what ``load_models`` and the model store list; None if neither says anything."""
+    text = server.get("load_models")
+    entries = None
+    if isinstance(text, str):
+        entries = parse_load_models(text, server.where("load_models"), problems)
+    store = server.get("model_store")
+    if entries is None and isinstance(store, str):
+        return scan_store(Path(store), server.where("model_store"), problems)
+    names_another = shared.rank("option.model_id") in _OWN_MODEL
+    if entries is None and not names_another and is_dir(CONTAINER_STORE):
+        return scan_store(CONTAINER_STORE, str(CONTAINER_STORE), problems) or None
+    if entries is None and isinstance(text, str):
+        problems.error(server.where("load_models"), "load_models=ALL needs a model_store")
+    return entries
+
+
+def _named(text: str, problems: Problems) -> Listed | None:
+    """A model named on the command line: a directory, a properties file, a URL or a hub id."""
+    path = Path(text)
+    if exists(path):
+        if path.is_file() and path.suffix != ".properties":
+            problems.error(text, "is a file; give a directory or a serving.properties")
+            return None
+        directory = path.parent if path.is_file() else path
+        name = name_of(str(directory.absolute()))
+        return Listed(ModelEntry(str(directory), name, text), directory)
+    if text.startswith("s3://") or (HUB_ID.fullmatch(text) and not text.startswith(".")):
+        setting = Setting("option.model_id", text, Rank.FLAG, "command line")
+        return Listed(ModelEntry(text, name_of_hub_id(text), text), None, (setting,))
+    problems.error(text[:200], "is neither a path that exists, a hub id, nor an s3:// prefix")
+    return None
+
+
+def list_entry(entry: ModelEntry, archives: Archives, problems: Problems) -> Listed | None:
+    """Find a model of ``load_models``, or note an error; its endpoint is stronger than its file."""
+    settings = []
+    if entry.engine:
+        settings.append(Setting("engine", entry.engine, Rank.ENDPOINT, entry.where))
+    if entry.devices:
+        devices = ";".join(entry.devices)
+        settings.append(Setting("load_on_devices", devices, Rank.ENDPOINT, entry.where))
+    url = entry.url.removeprefix("file://")
+    directory = Path(url)
+    if "://" not in url and not exists(directory):
+        problems.error(entry.where, f"model {url[:200]!r} doesn't exist")
+        return None
+    if "://" not in url and directory.is_dir():
+        return Listed(entry, directory, tuple(settings))
+    is_url = is_archive_url(url)
+    if is_url or "://" not in url:
+        try:
+            directory = archives.directory(url)
+        except ModelError as error:
+            problems.error(entry.where, f"model {entry.name}: {error}")
+            return None
+        return Listed(entry, directory, tuple(settings), is_downloaded=is_url)
+    if url.startswith("s3://"):
+        settings.append(Setting("option.model_id", url, Rank.ENDPOINT, entry.where))
+        return Listed(entry, None, tuple(settings))
+    problems.error(
+        entry.where,
+        f"model URL {url[:200]!r} is not supported; give a directory, an archive ("
+        f"{', '.join(SUFFIXES)}) by path or by http, or an s3:// prefix",
+    )
+    return None
+
+
+def _from_hub_variable(environ: Mapping[str, str]) -> Listed:
+    """``HF_MODEL_ID`` adds a model as if a properties file of its own had been written.
+
+    A directory is a model like any other, with its own properties.
+    """
+    settings = {}
+    for variable, key in _HUB_VARIABLES.items():
+        if environ.get(variable) and key not in settings:
+            settings[key] = Setting(key, environ[variable], Rank.FILE, variable)
+    model_id = environ["HF_MODEL_ID"]
+    if is_dir(Path(model_id)):
+        del settings["option.model_id"]
+        entry = ModelEntry(model_id, name_of(model_id), "HF_MODEL_ID")
+        return Listed(entry, Path(model_id), tuple(settings.values()))
+    entry = ModelEntry(model_id, name_of_hub_id(model_id), "HF_MODEL_ID")
+    return Listed(entry, None, tuple(settings.values()), from_hub_variable=True)
+
+
+def _from_model_id(shared: Values) -> Listed:
+    model_id, where = str(shared.get("option.model_id")), shared.where("option.model_id")
+    name = "model" if where.startswith("OPTION_") else name_of_hub_id(model_id)
+    return Listed(ModelEntry(model_id, name, where), None)

@@ -1,0 +1,152 @@
+"""What the backends of this version can do, as data (the design's contract ``capability``).
+
+An option or request parameter names the capability it needs. Turning a feature on is adding its
+name to a backend here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmi_core.models.registry import supported_architectures
+
+CAPABILITIES = {
+    "batch.chunked_prefill": "prompts split over steps",
+    "batch.invariant": "tokens that don't depend on the rest of the batch",
+    "batch.paged": "continuous batching over a paged KV cache",
+    "cache.prefix": "reuse of the KV cache of equal prefixes",
+    "chat.content_format": "message contents in OpenAI's list form",
+    "chat.reasoning": "splitting reasoning from the answer",
+    "chat.tools": "tool calls",
+    "device.cuda": "CUDA devices",
+    "dtype.bf16": "bf16 weights",
+    "dtype.fp32": "fp32 weights",
+    "format.json": "json answers",
+    "format.jsonlines": "jsonlines answers",
+    "format.sse": "server-sent events on LMI routes",
+    "format.tgi_compat": "TGI's answer format on LMI routes",
+    "handler.custom": "running a custom model.py",
+    "handler.formatter": "running a custom output formatter",
+    "kv.fp8": "an fp8 KV cache",
+    "kv.int8": "an int8 KV cache",
+    "lora": "LoRA adapters",
+    "parallel.cluster": "one model over several hosts",
+    "parallel.pipeline": "pipeline parallelism",
+    "quant.fp8": "fp8 weights quantised at load",
+    "quant.int4": "int4 weights quantised at load",
+    "quant.int8": "int8 weights quantised at load",
+    "request.contrastive": "contrastive search",
+    "request.sampling": "sampling parameters",
+    "request.stop": "stop texts",
+    "request.watermark": "watermarking",
+    "scheduler.max_sparsity": "padded batches split by max-sparsity",
+    "server.chunked_read_timeout": "a time limit between pieces of an answer",
+    "server.keystore": "TLS from a Java key store",
+    "server.loading_timeout": "a time limit for loading",
+    "server.predict_timeout": "a time limit per step",
+    "server.sessions": "stateful sessions",
+    "speculation.draft_model": "speculative decoding with a draft model",
+    "speculation.ngram": "speculative decoding by n-gram",
+    "task.other": "tasks other than text generation",
+    "weights.awq": "AWQ checkpoints",
+    "weights.compressed-tensors": "checkpoints of compressed-tensors",
+    "weights.dummy": "random weights",
+    "weights.fbgemm_fp8": "fp8 checkpoints of FBGEMM",
+    "weights.fp8": "fp8 checkpoints",
+    "weights.gptq": "GPTQ checkpoints",
+    "weights.pickle": "weights in PyTorch's pickle format",
+}
+"""Every capability that the option table names, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What serves a model: its title, the capabilities it has, and what must be installed.
+
+    ``index`` is where the package is, if PyPI doesn't have it.
+    """
+
+    name: str
+    title: str
+    capabilities: frozenset[str] = frozenset()
+    package: str | None = None
+    extra: str | None = None
+    index: str | None = None
+
+    @property
+    def installation(self) -> str:
+        """The command that installs what is needed."""
+        command = f"pip install 'lmi-core[{self.extra}]'"
+        return command if self.index is None else f"{command} --extra-index-url {self.index}"
+
+
+_NEURON_INDEX = "https://pip.repos.neuron.amazonaws.com"
+
+_FRONT = frozenset(
+    {
+        "chat.tools",
+        "format.json",
+        "format.jsonlines",
+        "format.sse",
+        "format.tgi_compat",
+        "request.sampling",
+        "request.stop",
+    }
+)
+"""What the server's routes bring, whatever computes the tokens."""
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend(
+            "lmi",
+            "native engine",
+            _FRONT
+            | {
+                "batch.chunked_prefill",
+                "batch.invariant",
+                "batch.paged",
+                "cache.prefix",
+                "device.cuda",
+                "dtype.bf16",
+                "dtype.fp32",
+                "handler.formatter",
+                "kv.fp8",
+                "kv.int8",
+                "lora",
+                "quant.fp8",
+                "quant.int4",
+                "quant.int8",
+                "weights.awq",
+                "weights.compressed-tensors",
+                "weights.fbgemm_fp8",
+                "weights.fp8",
+                "weights.gptq",
+            },
+        ),
+        Backend(
+            "transformers",
+            "Transformers",
+            _FRONT
+            | {
+                "batch.chunked_prefill",
+                "device.cuda",
+                "dtype.bf16",
+                "dtype.fp32",
+                "handler.formatter",
+                "scheduler.max_sparsity",
+            },
+            "transformers",
+            "transformers",
+        ),
+        Backend("vllm", "vLLM", _FRONT | {"lora"}, "vllm", "vllm"),
+        Backend("trtllm", "TensorRT-LLM", _FRONT, "tensorrt_llm", "trtllm"),
+        Backend("neuron", "vLLM Neuron", _FRONT, "vllm_neuron", "neuron", _NEURON_INDEX),
+        Backend("handler", "custom handler", frozenset({"handler.custom"})),
+        Backend("server", "server"),
+    )
+}
+"""The backends of this version by name; ``server`` takes the keys of the server as a whole."""
+
+NATIVE_ARCHITECTURES = frozenset(supported_architectures())
+"""Architectures, as config.json names them, that the lmi engine has a description of."""

@@ -1,0 +1,1 @@
+"""What configuration becomes: the choice of a backend, and each target's settings."""

@@ -1,0 +1,156 @@
+"""Which backend serves a model, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmi_core.config.artefacts.model_files import ModelFiles
+from lmi_core.config.problem import Problems
+from lmi_core.config.sources.merge import Values
+from lmi_core.config.system import WrittenFor
+from lmi_core.config.table.capabilities import BACKENDS, NATIVE_ARCHITECTURES
+from lmi_core.config.table.common import TEXT_TASKS
+from lmi_core.config.targets.host import Host
+
+_RETIRED = {
+    "deepspeed": "DeepSpeed",
+    "fastertransformer": "FasterTransformer",
+    "lmi_dist": "LMI-Dist",
+    "neuronx": "Transformers-NeuronX",
+}
+_DECIDING = (
+    "option.entryPoint",
+    "option.rolling_batch",
+    "engine",
+    "option.task",
+    "option.tensor_parallel_degree",
+)
+_WANTED = {"vllm": "vllm", "trtllm": "trtllm"}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The backend's name and the reason in words."""
+
+    backend: str
+    reason: str
+
+
+def dispatch(
+    written: WrittenFor,
+    values: Values,
+    files: ModelFiles,
+    host: Host,
+    problems: Problems,
+    *,
+    prefer_native: bool = False,
+) -> Decision:
+    """Choose the backend; a wanted one that can't be had is an error that names the way out."""
+    handler = written.handler
+    if handler is not None and handler.handle is not None:
+        return Decision("handler", written.reason)
+    if written.system == "stable_diffusion":
+        problems.error(
+            values.where("option.entryPoint"),
+            "image generation is not served here; use another server for diffusion models",
+            "option.entryPoint",
+        )
+        return Decision("lmi", written.reason)
+    wanted = _wanted(written, values, files, host)
+    if wanted.backend == "lmi":
+        return wanted
+    if prefer_native and _can_be_native(values, files):
+        return Decision("lmi", f"--prefer-native instead of {BACKENDS[wanted.backend].title}")
+    if handler is not None and wanted.backend != "transformers":
+        problems.error(
+            str(handler.path),
+            f"{handler.path.name} has formatters, which only our own engine can use; "
+            f"{wanted.reason} needs {BACKENDS[wanted.backend].title}",
+        )
+    if wanted.backend != "transformers" or _generates(wanted, values, files, problems):
+        _require(wanted, written, values, files, host, problems)
+    return wanted
+
+
+def _wanted(written: WrittenFor, values: Values, files: ModelFiles, host: Host) -> Decision:
+    system = written.system
+    if system in ("neuronx", "vllm") and host.num_neuron_cores:
+        return Decision("neuron", f"{written.reason} on {host.num_neuron_cores} Neuron cores")
+    if system in _WANTED:
+        return Decision(_WANTED[system], written.reason)
+    task = values.get("option.task")
+    if task is not None and task not in TEXT_TASKS:
+        return Decision("transformers", f"option.task={task}")
+    if files.architecture is not None and files.architecture not in NATIVE_ARCHITECTURES:
+        reason = f"the lmi engine has no description of {files.architecture}"
+        return Decision("transformers", reason)
+    return Decision("lmi", _native_reason(written, files))
+
+
+def _native_reason(written: WrittenFor, files: ModelFiles) -> str:
+    parts = [written.reason]
+    if written.system in _RETIRED:
+        parts.append(f"{_RETIRED[written.system]} is retired, its keys map onto the lmi engine")
+    elif written.system == "scheduler":
+        parts.append("the lmi engine batches without padding")
+    if files.architecture is None:
+        parts.append("the architecture is checked once the model is here")
+    else:
+        parts.append(files.architecture)
+    return "; ".join(parts)
+
+
+def _can_be_native(values: Values, files: ModelFiles) -> bool:
+    task = values.get("option.task")
+    known = files.architecture is None or files.architecture in NATIVE_ARCHITECTURES
+    return known and (task is None or task in TEXT_TASKS)
+
+
+def _require(
+    wanted: Decision,
+    written: WrittenFor,
+    values: Values,
+    files: ModelFiles,
+    host: Host,
+    problems: Problems,
+) -> None:
+    backend = BACKENDS[wanted.backend]
+    key = _deciding_key(written, values)
+    if backend.package is None or backend.package in host.packages:
+        return
+    way_out = (
+        "; --prefer-native serves it with the lmi engine" if _can_be_native(values, files) else ""
+    )
+    problems.error(
+        values.where(key) if key else "",
+        f"{wanted.reason}: {backend.title} is not installed: {backend.installation}{way_out}",
+        key,
+    )
+
+
+def _generates(wanted: Decision, values: Values, files: ModelFiles, problems: Problems) -> bool:
+    """Whether the model continues a text, as far as its files tell; else that is an error.
+
+    Names of architectures that come with their own code tell nothing.
+    """
+    what = ""
+    if files.is_encoder_decoder:
+        what = "has an encoder beside its decoder"
+    elif not files.is_generative and values.get("option.trust_remote_code") is not True:
+        what = "doesn't generate text, by its name"
+    if what:
+        key = "option.model_id"
+        problems.error(
+            values.where(key),
+            f"{wanted.reason}, and {files.architecture} {what}: Transformers models are served "
+            "here if they continue a text (ForCausalLM, LMHeadModel)",
+            key,
+        )
+    return not what
+
+
+def _deciding_key(written: WrittenFor, values: Values) -> str | None:
+    for key in _DECIDING:
+        if key in values.known and f"{key}={values.get(key)}" in written.reason:
+            return key
+    return None

@@ -1,0 +1,193 @@
+"""Values of every system turned into the configuration of our engine."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from lmi_core.config.artefacts.model_files import ModelFiles
+from lmi_core.config.problem import Problems
+from lmi_core.config.sources.merge import Value, Values
+from lmi_core.config.table import BY_KEY
+from lmi_core.config.table.capabilities import BACKENDS
+from lmi_core.config.table.effect import converted, effect_of_value
+from lmi_core.config.table.option import Outcome
+from lmi_core.config.targets.lengths import sum_of_lengths
+from lmi_core.errors import ModelError
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.settings.transformers_config import TransformersConfig
+from lmi_core.weights.quantized.methods import objection
+from lmi_core.weights.quantized.settings import QuantizationSettings
+
+_NOT_SET = frozenset({"model", "served_model_name", "num_models"})
+_CONFIGS: dict[str, type[EngineConfig]] = {
+    "lmi": EngineConfig,
+    "transformers": TransformersConfig,
+}
+_BLOCK_MULTIPLE = 16
+
+
+def runs_in_engine(backend: str) -> bool:
+    """Whether our engine drives the models of ``backend``."""
+    return backend in _CONFIGS
+
+
+def engine_settings(
+    values: Values, backend: str, system: str, problems: Problems
+) -> dict[str, Any]:
+    """Return the fields of the engine's configuration, for models that ``backend`` computes, that
+    ``values`` set, with the defaults of ``system``.
+
+    Of several keys for one field the strongest source wins; two of one source that disagree are
+    an error.
+    """
+    settings: dict[str, Any] = {
+        "max_num_seqs": BY_KEY["option.max_rolling_batch_size"].default_for(system),
+        "max_queue_size": BY_KEY["job_queue_size"].default_for(system),
+        "flash_attention": not BY_KEY["option.disable_flash_attn"].default_for(system),
+    }
+    allowed = frozenset(field.name for field in fields(_CONFIGS[backend])) - _NOT_SET
+    chosen: dict[str, Value] = {}
+    for value in values.used():
+        action = value.option.actions.get(backend)
+        if action is None:
+            continue
+        action = action.for_value(value.value)
+        field = action.setting
+        if field not in allowed or effect_of_value(value, backend).outcome not in (
+            Outcome.HONOURED,
+            Outcome.MAPPED,
+        ):
+            continue
+        target = converted(action, value.value)
+        if field not in chosen:
+            chosen[field] = value
+            settings[field] = target
+        elif settings[field] != target and chosen[field].setting.rank == value.setting.rank:
+            _conflict(chosen[field], value, field, backend, problems)
+    length = sum_of_lengths(values)
+    if length is not None:
+        settings.setdefault("max_model_len", length)
+    if settings.get("instruction_set") == "auto":
+        settings["instruction_set"] = ""
+    return settings
+
+
+def ignore_for_cpu(values: Values) -> None:
+    """Note the keys that mean nothing without a GPU, silently: configurations made for one have
+    them."""
+    if values.get("option.device") in (None, "cpu"):
+        values.ignored |= {
+            "option.gpu_memory_utilization": "option.kv_cache_bytes sizes the CPU engine's cache",
+            "option.disable_flash_attn": "flash-attn runs on GPUs only",
+            "option.enforce_eager": "the CPU engine always replays its own recorded graph",
+        }
+
+
+def refuse_other_quantisations(values: Values, files: ModelFiles) -> None:
+    """Note a quantisation that doesn't go with the checkpoint's own, as far as that is known."""
+    key = "option.quantize"
+    value = values.known.get(key)
+    if value is None or not files.known:
+        return
+    asked = converted(value.option.actions["lmi"].for_value(value.value), value.value)
+    problem = objection(str(asked), files.quantization)
+    if problem is not None and effect_of_value(value, "lmi").outcome is not Outcome.REFUSED:
+        values.refused[key] = problem
+
+
+def refuse_for_cpu(values: Values, files: ModelFiles) -> None:
+    """Note values that only the lmi engine's torch devices can run with."""
+    if values.get("option.device") not in (None, "cpu"):
+        return
+    key = "option.kv_cache_dtype"
+    if str(values.get(key)).startswith("fp8"):
+        values.refused[key] = (
+            "the CPU engine has no fp8 KV cache: write int8 or bf16, or set option.device=cuda"
+        )
+    key = "option.quantize"
+    if values.get(key) == "fp8" and files.is_in_fp8:
+        values.ignored[key] = "the checkpoint is quantised already; the CPU reads fp8 as bf16"
+    elif values.get(key) == "fp8" and key not in values.refused:
+        values.refused[key] = (
+            "the CPU engine has no fp8 weights: write int8, which takes as little memory, or set "
+            "option.device=cuda"
+        )
+
+
+def _conflict(first: Value, second: Value, field: str, backend: str, problems: Problems) -> None:
+    owner = "the lmi engine" if backend == "lmi" else BACKENDS[backend].title
+    problems.error(
+        first.setting.where,
+        f"{first.option.key}={first.shown} and {second.option.key}={second.shown} "
+        f"({second.setting.where}) both set {field} of {owner}, to different values; "
+        "keep one",
+        first.option.key,
+    )
+
+
+def check_engine(
+    settings: dict[str, Any],
+    backend: str,
+    values: Values,
+    files: ModelFiles,
+    problems: Problems,
+) -> None:
+    """Note settings that the engine can't run with, and checkpoints ``backend`` can't read."""
+    max_positions = files.max_position_embeddings
+    if backend == "lmi" and files.quantization is not None:
+        _check_quantization(files.quantization, problems)
+    block_size = settings.get("block_size", _BLOCK_MULTIPLE)
+    if block_size % _BLOCK_MULTIPLE:
+        key = "option.block_size"
+        key = key if key in values.known else "option.tokens_per_block"
+        problems.error(
+            values.where(key), f"{key}={block_size} is not a multiple of {_BLOCK_MULTIPLE}", key
+        )
+    length = settings.get("max_model_len")
+    if "rope_scaling" in settings or "rope_factor" in settings:
+        max_positions = None  # stretched; the loader knows by how much
+    if length is not None and max_positions is not None and length > max_positions:
+        key = _length_key(values)
+        problems.error(
+            values.where(key),
+            f"{key}: {length} tokens are more than the model's {max_positions} positions; write at "
+            f"most {max_positions}",
+            key,
+        )
+
+
+def _check_quantization(settings: QuantizationSettings, problems: Problems) -> None:
+    from lmi_core.weights.quantized.checkpoint import layout_of
+
+    if f"weights.{settings.method}" not in BACKENDS["lmi"].capabilities:
+        problems.error(
+            "config.json",
+            f"the checkpoint is quantised with {settings.method[:40]}, which the lmi engine "
+            "doesn't read in this version; give the unquantised model",
+        )
+        return
+    try:
+        layout_of(settings)
+    except ModelError as error:
+        where = str(settings.path)
+        problems.error(where, str(error).removeprefix(f"{where}: "))
+
+
+def _length_key(values: Values) -> str:
+    for key in (
+        "option.max_model_len",
+        "option.max_tokens",
+        "option.max_total_tokens",
+        "option.n_positions",
+        "option.max_output_len",
+    ):
+        if key in values.known:
+            return key
+    return "option.max_input_len"
+
+
+def engine_config(model: Path, name: str, backend: str, settings: dict[str, Any]) -> EngineConfig:
+    """Return the frozen configuration of our engine for a model that is here."""
+    return _CONFIGS[backend](model=model, served_model_name=name, **settings)

@@ -1,0 +1,106 @@
+"""From a resolved configuration to what a server is started with: fetched and checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from lmi_core.config.artefacts.cache import download_root
+from lmi_core.config.artefacts.fetch import fetch, fetch_adapter
+from lmi_core.config.artefacts.requirements import install_requirements
+from lmi_core.config.artefacts.s3 import fetch_from_s3
+from lmi_core.config.model_config import ModelConfig
+from lmi_core.config.resolve import Deployment
+from lmi_core.config.targets.library_settings import is_library
+from lmi_core.config.targets.server_config import ServerConfig
+from lmi_core.settings.custom_code_config import CustomCodeConfig
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.settings.library_config import LibraryConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One model on our engine or another library's: its configuration, the engine's and the
+    server's."""
+
+    model: ModelConfig
+    engine: EngineConfig | LibraryConfig
+    server: ServerConfig
+    formatter: CustomCodeConfig | None = None
+    """The model's own code, where it formats requests or answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomCodeLaunch:
+    """One model that answers by code of its own."""
+
+    model: ModelConfig
+    handler: CustomCodeConfig
+    server: ServerConfig
+
+
+def prepare(
+    deployment: Deployment, environ: Mapping[str, str] | None = None
+) -> tuple[Launch | CustomCodeLaunch, ...]:
+    """Fetch a deployment's models and return what starts each; blocking.
+
+    Raises ModelError if the files can't be had.
+    """
+    num_models = len(deployment.models)
+    return tuple(
+        prepare_model(model, deployment.server, environ, num_models=num_models)
+        for model in deployment.models
+    )
+
+
+def prepare_model(
+    model: ModelConfig,
+    server: ServerConfig,
+    environ: Mapping[str, str] | None = None,
+    *,
+    num_models: int = 1,
+) -> Launch | CustomCodeLaunch:
+    """Fetch one model and its adapters, and install what its code needs; blocking.
+
+    ``num_models``, with it, are loaded together and share memory. Raises ModelError if the files
+    can't be had.
+    """
+    environ = os.environ if environ is None else environ
+    code = _code(model, server, environ)
+    if model.backend == "handler":
+        assert code is not None, "a handler has a configuration"
+        return CustomCodeLaunch(model=model, handler=code, server=server)
+    with_code = model.trust_remote_code and model.backend != "lmi"
+    directory = fetch(model.source, server, environ=environ, with_code=with_code)
+    engine: EngineConfig | LibraryConfig
+    named = () if model.lora is None else model.lora.named
+    adapters = [(a.name, fetch_adapter(a.source, server, environ=environ)) for a in named]
+    if is_library(model.backend):
+        engine = model.library_config(directory, adapters)
+    else:
+        engine = replace(model.engine_config(directory, adapters), num_models=num_models)
+    return Launch(model=model, engine=engine, server=server, formatter=code)
+
+
+def _code(
+    model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]
+) -> CustomCodeConfig | None:
+    """The configuration of a model's own code, its requirements installed.
+
+    A handler reads its files itself, and gets those from S3 as a directory.
+    """
+    config = model.custom_code_config()
+    if config is None:
+        return None
+    root = download_root(server, environ)
+    packages = install_requirements(
+        config.model_dir, root, offline=server.offline, python=config.python
+    )
+    source, model_id = model.source, None
+    if source.kind == "local" and "option.model_id" in model.values:
+        model_id = os.path.abspath(source.location)
+    elif source.kind == "s3" and config.function is not None:
+        fetched = fetch_from_s3(source.location, root, environ, None, offline=server.offline)
+        model_id = str(fetched)
+    return model.custom_code_config(packages=packages, model_id=model_id)

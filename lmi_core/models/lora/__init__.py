@@ -1,1 +1,0 @@
-"""LoRA adapters: PEFT's files, and where in the decoder they add to linears."""

@@ -1,0 +1,1 @@
+"""Steps on torch devices: recorded, uploaded, replayed."""

@@ -1,0 +1,144 @@
+"""What was recorded, as a started step list with the memory that its kernels use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from lmi_core.ops.device import packed_weight
+from lmi_core.ops.device.step_list import StepList, StepListSizes
+from lmi_core.ops.kernels.cuda import cublaslt
+from lmi_core.ops.kernels.cuda.arguments import ARGUMENTS
+from lmi_core.ops.kernels.cuda.library import DTYPES
+from lmi_core.ops.recorder import RowSymbol
+
+ALIGNMENT = 256
+"""Bytes that every activation starts on."""
+_STRUCTS = {
+    "embed": "gather_rows",
+    "gather_logit_rows": "gather_rows",
+    "attention": "decode_attention",
+    "linear": "linear_dense",
+}
+"""Of nodes with another name than their kernel's arguments."""
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """An activation; ``first``, ``last``: the nodes between which it lives."""
+
+    dtype: torch.dtype
+    columns: int
+    rows: RowSymbol
+    first: int
+    last: int
+    offset: int = 0
+
+    def num_bytes(self, num_rows: int) -> int:
+        num_bytes = num_rows * self.columns * self.dtype.itemsize
+        return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+    def view(self, arena: Tensor, num_rows: int) -> Tensor:
+        num_bytes = num_rows * self.columns * self.dtype.itemsize
+        part = arena[self.offset : self.offset + num_bytes]
+        return part.view(self.dtype).view(num_rows, self.columns)
+
+
+@dataclass(slots=True, eq=False)
+class UnpackedWeight(Value):
+    """Room for an unpacked weight of as many bytes as ``columns``, for one node: none where no step
+    has rows enough."""
+
+    def num_bytes(self, num_rows: int) -> int:
+        return Value.num_bytes(self, 1) if num_rows > packed_weight.MAX_PACKED_ROWS else 0
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A kernel and what it is given, by the names of its arguments but for what a step says."""
+
+    name: str
+    rows: RowSymbol
+    arguments: dict[str, object]
+    """Numbers, dtypes, tensors, activations, and functions that give tensors: what is only known
+    when the list is built."""
+
+
+class RecordedSteps:
+    """Not to be closed while a worker uses the list."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        values: Sequence[Value],
+        logits: Value,
+        sizes: StepListSizes,
+        device: torch.device,
+    ) -> None:
+        num_rows = {"T": sizes.max_tokens, "L": sizes.max_logit_rows}
+        num_bytes = assign_offsets(values, num_rows)
+        self._arena = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._workspace = torch.empty(cublaslt.WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self.logits = logits.view(self._arena, sizes.max_logit_rows)
+        """[max_logit_rows, vocab], of the last step."""
+        self._modified = torch.empty_like(self.logits)
+        self._nodes = nodes  # whose tensors the kernels read
+        self.list = StepList(sizes, device)
+        try:
+            for node in nodes:
+                self._add(node)
+            self.list.start()
+            self.list.library.log_notices()
+        except BaseException:
+            self.list.close()
+            raise
+
+    def close(self) -> None:
+        self.list.close()
+        self._nodes = ()
+        del self._arena, self._workspace, self._modified, self.logits
+
+    def _add(self, node: Node) -> None:
+        arguments = {name: self._plain(value) for name, value in node.arguments.items()}
+        if node.name in ("linear", "linear_packed"):
+            arguments["workspace"] = self._workspace.data_ptr()
+            arguments["workspace_bytes"] = self._workspace.numel()
+        elif node.name == "sample":
+            arguments["modified"] = self._modified.data_ptr()
+        struct = ARGUMENTS[_STRUCTS.get(node.name, node.name)]
+        self.list.add(node.name, node.rows, struct(**arguments))
+
+    def _plain(self, value: object) -> object:
+        """As a struct's field."""
+        if isinstance(value, Value):
+            return self._arena.data_ptr() + value.offset
+        if callable(value) and not isinstance(value, Tensor):
+            value = cast(Callable[[], Tensor], value)()
+        if isinstance(value, Tensor):
+            assert value.is_contiguous()
+            return value.data_ptr()
+        return DTYPES[value] if isinstance(value, torch.dtype) else value
+
+
+def assign_offsets(values: Sequence[Value], num_rows: Mapping[str, int]) -> int:
+    """First fit, largest values first: each takes the lowest offset where it overlaps no placed
+    value that is alive at the same time. Returns the bytes of all."""
+    placed: list[Value] = []
+    total = 0
+    for value in sorted(values, key=lambda v: -v.num_bytes(num_rows[v.rows])):
+        num_bytes, offset = value.num_bytes(num_rows[value.rows]), 0
+        for other in placed:
+            if value.first > other.last or other.first > value.last:
+                continue
+            if offset + num_bytes <= other.offset:
+                break
+            offset = max(offset, other.offset + other.num_bytes(num_rows[other.rows]))
+        value.offset = offset
+        total = max(total, offset + num_bytes)
+        placed.append(value)
+        placed.sort(key=lambda v: v.offset)
+    return total

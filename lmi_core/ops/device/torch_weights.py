@@ -1,0 +1,116 @@
+"""Weights as tensors on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lmi_core import _native
+from lmi_core.ops.device.fp8_panels import Fp8Rows, pack_fp8, quantize_fp8
+from lmi_core.ops.device.packed_weight import PackedWeight
+from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.fp8_matrix import Fp8Matrix
+from lmi_core.weights.matrix import Matrix, dense, packable, packed_group_size
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class DeviceWeight:
+    """Matrix [num_outputs, num_inputs]; a gated one holds gate above up."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+        self.num_outputs, self.num_inputs = matrix.shape
+        self.num_bytes = matrix.numel() * matrix.element_size()
+
+
+class DeviceConstants:
+    """Arrays on a device, each once: every layer shares the rope tables."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._tensors: dict[int, tuple[FloatArray, Tensor]] = {}
+
+    def put(self, values: FloatArray) -> Tensor:
+        entry = self._tensors.get(id(values))
+        if entry is None:
+            entry = values, torch.from_numpy(values.copy()).to(self._device)
+            self._tensors[id(values)] = entry
+        return entry[1]
+
+    def clear(self) -> None:
+        """Forget the arrays; the tensors belong to who has them."""
+        self._tensors.clear()
+
+
+class DeviceWeights:
+    """Maps files and copies matrices to a device, part by part."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @property
+    def keeps_fp8(self) -> bool:
+        return True
+
+    def open(self, path: Path) -> _native.MappedFile:
+        return _native.MappedFile(str(path))
+
+    def pack(
+        self,
+        parts: Sequence[Matrix],
+        *,
+        names: Sequence[str] = (),
+        format: Literal["fp32", "bf16", "int8", "int4", "fp8"],
+        gated: bool,
+    ) -> DeviceWeight | PackedWeight:
+        if format == "fp8":
+            return pack_fp8([self._in_fp8(part) for part in parts], is_gated=gated)
+        if format == "int8" or format == "int4":
+            return self._pack_quantized(parts, format, gated)
+        shape = (sum(len(part) for part in parts), parts[0].shape[1])
+        matrix = torch.empty(shape, dtype=DTYPES[format], device=self.device)
+        first = 0
+        for part in parts:
+            matrix[first : first + len(part)] = as_tensor(*dense([part]))
+            first += len(part)
+        return DeviceWeight(matrix)
+
+    def _pack_quantized(
+        self,
+        parts: Sequence[Matrix],
+        format: Literal["int8", "int4"],
+        gated: bool,
+    ) -> PackedWeight:
+        """Quantised on the host, by the code that the CPU engine uses, to the same bytes."""
+        group_size = packed_group_size(parts, format)
+        packed = _native.LinearWeight.pack(
+            packable(parts, group_size), format=format, gated=gated, group_size=group_size
+        )
+        panels = torch.frombuffer(bytearray(packed.packed()), dtype=torch.uint8)
+        return PackedWeight(
+            panels=panels.to(self.device),
+            format=format,
+            num_outputs=packed.num_outputs,
+            num_inputs=packed.num_inputs,
+            group_size=group_size,
+            is_gated=gated,
+        )
+
+    def _in_fp8(self, part: Matrix) -> Fp8Rows:
+        if not isinstance(part, Fp8Matrix):
+            return quantize_fp8(as_tensor(*dense([part])).to(self.device))
+        codes, scales = as_tensor(part.codes), as_tensor(part.scales)
+        return codes.to(self.device).view(torch.float8_e4m3fn), scales.to(self.device)
+
+
+def as_tensor(values: npt.NDArray[np.generic]) -> Tensor:
+    """A host tensor of an array as stored, bf16 from uint16; copied: mapped files are read-only."""
+    tensor = torch.from_numpy(np.array(values))
+    return tensor.view(torch.bfloat16) if values.dtype == np.uint16 else tensor

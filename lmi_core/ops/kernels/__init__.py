@@ -1,0 +1,1 @@
+"""Implementations of the ops on torch devices, and which of them runs."""

@@ -1,0 +1,141 @@
+"""Attention over the paged cache: split over the keys for single rows, in tiles for prefills."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmi_core.ops.device.device_step import DeviceStep
+from lmi_core.ops.device.paged_cache import CODE_DTYPES, CacheScales, Scales, fixed_of
+from lmi_core.ops.kernels.cuda import library
+from lmi_core.ops.kernels.cuda.attention_plan import plan_attention
+from lmi_core.ops.kernels.fallback import fallback
+
+DTYPES = (torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 256
+NARROW_HEAD_DIM = 64
+WIDE_HEAD_BYTES = 132 << 10
+"""kWideHeadBytes of csrc/cuda/attention_plan.h: GPUs of sm_86 and sm_89 have less."""
+MAX_GROUP = 64
+"""Query heads of a KV head."""
+
+
+def attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    step: DeviceStep,
+    *,
+    num_q_heads: int,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    scales: Scales = None,
+) -> Tensor:
+    """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
+
+    keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
+    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
+    """
+    num_kv_heads, head_dim = keys.shape[1:]
+    group = num_q_heads // num_kv_heads
+    reason = not_covered(q.dtype, keys.dtype, group, head_dim, q.device)
+    if reason:
+        other = fallback("attention", q.device, reason)
+        result: Tensor = other(
+            q,
+            keys,
+            values,
+            step,
+            num_q_heads=num_q_heads,
+            scale=scale,
+            window=window,
+            soft_cap=soft_cap,
+            scales=scales,
+        )
+        return result
+    plan = plan_attention(
+        step,
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        window=window,
+    )
+    by_row = scales if isinstance(scales, CacheScales) else None
+    fixed = fixed_of(scales)
+    y = torch.empty_like(q)
+    shape = (plan.num_partials, num_q_heads)
+    partials = torch.empty(*shape, head_dim, dtype=torch.float32, device=q.device)
+    log_masses = torch.empty(shape, dtype=torch.float32, device=q.device)
+    arguments: dict[str, object] = {
+        "q": q,
+        "keys": keys,
+        "values": values,
+        "y": y,
+        "first_rows": step.first_rows,
+        "num_rows": step.num_rows,
+        "kv_lengths": step.kv_lengths,
+        "block_tables": step.block_tables,
+        "table_stride": step.block_tables.shape[1],
+        "block_size": step.block_size,
+        "num_q_heads": num_q_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "window": window,
+        "scale": scale * fixed.keys,
+        "soft_cap": soft_cap,
+        "dtype": q.dtype,
+        "kv_dtype": keys.dtype,
+        "value_scale": fixed.values,
+        "key_scales": None if by_row is None else by_row.keys,
+        "value_scales": None if by_row is None else by_row.values,
+    }
+    if len(plan.decode):
+        library.call(
+            "decode_attention",
+            q,
+            work=plan.decode,
+            num_work=len(plan.decode),
+            merges=plan.merges,
+            num_merges=len(plan.merges),
+            partials=partials,
+            log_masses=log_masses,
+            **arguments,
+        )
+    if len(plan.prefill):
+        library.call(
+            "prefill_attention",
+            q,
+            work=plan.prefill,
+            num_work=len(plan.prefill),
+            **arguments,
+        )
+    return y
+
+
+def not_covered(
+    q_dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    group: int,
+    head_dim: int,
+    device: torch.device,
+) -> str:
+    """What of these the kernels have not; "": they have it all."""
+    if q_dtype not in DTYPES or kv_dtype not in (q_dtype, *CODE_DTYPES):
+        return f"{str(q_dtype)[6:]} queries over a cache of {str(kv_dtype)[6:]}"
+    if head_dim > MAX_HEAD_DIM or head_dim % 8 != 0:
+        return f"heads of {head_dim}"
+    if head_dim > NARROW_HEAD_DIM and not _has_much_shared_memory(device):
+        return f"heads of {head_dim} in this GPU's shared memory"
+    return "" if group <= MAX_GROUP else f"groups of {group} query heads"
+
+
+@functools.cache
+def _has_much_shared_memory(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin) >= WIDE_HEAD_BYTES

@@ -1,0 +1,151 @@
+"""Who attends to what in a step: worked out on the host, uploaded once, used by every layer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmi_core.ops.device.device_step import DeviceStep
+from lmi_core.ops.device.step_arrays import IntArray, StepArrays
+from lmi_core.ops.kernels.cuda import library
+from lmi_core.ops.kernels.cuda.arguments import AttentionPlan
+
+BLOCKS_PER_PROCESSOR = 2
+"""Decode blocks that a multiprocessor runs at once."""
+EMULATED_SLOTS = 8
+SPLIT_TOKENS = 0
+"""Keys per split of a decode; 0: as many as keep the device busy. A fixed size, a multiple of 64,
+makes a sequence's result independent of the other ones' lengths."""
+_MIN_SPLIT_TOKENS = 256
+
+
+class Plan:
+    """Lists of csrc/cuda/lmi_cuda.h, int32 on the device, for layers of one shape."""
+
+    def __init__(
+        self,
+        step: DeviceStep,
+        *,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        window: int,
+    ) -> None:
+        self._shape = {
+            "num_q_heads": num_q_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "window": window,
+            "num_slots": num_slots(step.positions.device),
+            "split_tokens": SPLIT_TOKENS,
+        }
+        lists = _plan(step.host, self._shape)
+        if step.is_refilled:
+            lists = lists.padded(_most_work(step.host, self._shape), len(step.host.num_rows))
+        self._values = _upload(lists, step.positions.device)
+        num_decode, num_prefill = lists.decode.size, lists.prefill.size
+        parts = torch.split(self._values, [num_decode, num_prefill, lists.merges.size])
+        self.decode = parts[0].view(-1, 4)
+        """[n, 4]: sequence, first key, key past the last, partial result or -1."""
+        self.prefill = parts[1].view(-1, 4)
+        """[n, 4]: sequence, first row, row past the last, -1."""
+        self.merges = parts[2].view(-1, 3)
+        """[n, 3]: sequence, first partial result, number of them."""
+        self.num_partials = lists.num_partials
+
+    def refresh(self, host: StepArrays) -> None:
+        """Plan for another step of single rows, into the same places."""
+        lists = _plan(host, self._shape).padded(len(self.decode), len(self.merges))
+        self._values.copy_(_staged(lists, self._values.device), non_blocking=True)
+
+
+class _Lists(NamedTuple):
+    decode: IntArray
+    prefill: IntArray
+    merges: IntArray
+    num_partials: int
+
+    def padded(self, num_decode: int, num_merges: int) -> _Lists:
+        """With entries that are no work, up to these numbers of them."""
+        decode = np.zeros((num_decode, 4), np.int32)
+        merges = np.zeros((num_merges, 3), np.int32)
+        decode[: len(self.decode)] = self.decode
+        merges[: len(self.merges)] = self.merges
+        return _Lists(decode, self.prefill, merges, num_decode)
+
+
+def plan_attention(
+    step: DeviceStep, *, num_q_heads: int, num_kv_heads: int, head_dim: int, window: int
+) -> Plan:
+    """The step's plan for layers of this shape, the same object for each of them."""
+    key = ("attention", num_q_heads, num_kv_heads, head_dim, window)
+    plan = step.plans.get(key)
+    if plan is None:
+        plan = Plan(
+            step,
+            num_q_heads=num_q_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            window=window,
+        )
+        step.plans[key] = plan
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def _plan(host: StepArrays, shape: dict[str, int]) -> _Lists:
+    num_rows = np.ascontiguousarray(host.num_rows, np.int32)
+    kv_lengths = np.ascontiguousarray(host.kv_lengths, np.int32)
+    smallest = shape["split_tokens"] or _MIN_SPLIT_TOKENS
+    capacity = int(max((kv_lengths // smallest + 2).sum(), num_rows.sum()))
+    decode, prefill = np.empty((2, capacity, 4), np.int32)
+    merges = np.empty((len(num_rows), 3), np.int32)
+    request = AttentionPlan(
+        num_rows=num_rows.ctypes.data,
+        kv_lengths=kv_lengths.ctypes.data,
+        num_seqs=len(num_rows),
+        capacity=capacity,
+        decode=decode.ctypes.data,
+        prefill=prefill.ctypes.data,
+        merges=merges.ctypes.data,
+        **shape,
+    )
+    library.load().call_with("plan_attention", request)
+    return _Lists(
+        decode[: request.num_decode],
+        prefill[: request.num_prefill],
+        merges[: request.num_merges],
+        request.num_partials,
+    )
+
+
+def _most_work(host: StepArrays, shape: dict[str, int]) -> int:
+    """Entries of the longest decode list of any step of up to these lengths: a sequence has a split
+    for each that its keys fill, and one begun at either end (csrc/cuda/attention_plan.h)."""
+    num_seqs = len(host.kv_lengths)
+    if shape["split_tokens"]:
+        return int((host.kv_lengths // shape["split_tokens"] + 2).sum())
+    return max(shape["num_slots"] // shape["num_kv_heads"], 1) + 2 * num_seqs
+
+
+def num_slots(device: torch.device) -> int:
+    """Decode blocks that the device runs at once."""
+    if device.type != "cuda":
+        return EMULATED_SLOTS
+    processors: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return BLOCKS_PER_PROCESSOR * processors
+
+
+def _upload(lists: _Lists, device: torch.device) -> Tensor:
+    return _staged(lists, device).to(device, non_blocking=True)
+
+
+def _staged(lists: _Lists, device: torch.device) -> Tensor:
+    """All lists behind one another, on the host."""
+    values = np.concatenate([part.ravel() for part in lists[:3]])
+    staging = torch.empty(values.size, dtype=torch.int32, pin_memory=device.type == "cuda")
+    staging.numpy()[:] = values
+    return staging

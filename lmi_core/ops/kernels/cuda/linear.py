@@ -1,0 +1,89 @@
+"""Matrix products with few rows, or with int4 weights; those of many rows are cuBLASLt's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lmi_core.ops.device import packed_weight
+from lmi_core.ops.device.packed_weight import PackedWeight
+from lmi_core.ops.kernels.cuda import cublaslt, library
+from lmi_core.ops.kernels.fallback import fallback
+from lmi_core.ops.kernels.torch_ops.linear import linear as torch_linear
+
+MAX_FEW_ROWS = 8
+"""LMI_MAX_FEW_ROWS."""
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight^T + bias: [R, k], [n, k] of one dtype -> fp32 [R, n]; bias is fp32."""
+    num_rows, num_inputs = x.shape
+    if x.dtype not in DTYPES:
+        return torch_linear(x, weight, bias)
+    if num_rows > MAX_FEW_ROWS or num_inputs % 8 != 0:
+        return _linear_of_many_rows(x, weight, bias)
+    y = torch.empty(num_rows, len(weight), dtype=torch.float32, device=x.device)
+    library.call(
+        "linear_few_rows",
+        x,
+        x=x,
+        weight=weight,
+        bias=bias,
+        y=y,
+        num_rows=num_rows,
+        num_outputs=len(weight),
+        num_inputs=num_inputs,
+        dtype=x.dtype,
+    )
+    return y
+
+
+def _linear_of_many_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    reason = cublaslt.unusable_because()
+    if reason is None:
+        return cublaslt.linear_dense(x, weight, bias)
+    result: Tensor = fallback("linear", x.device, f"cuBLASLt here ({reason})")(x, weight, bias)
+    return result
+
+
+def linear_packed(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, *, unpacked: Tensor | None = None
+) -> Tensor:
+    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32.
+
+    ``unpacked``: at least ``weight.unpacked_bytes`` to unpack the weight into for many rows, which
+    are multiplied by cuBLASLt, where it can be had."""
+    num_rows, num_inputs = x.shape
+    if x.dtype not in DTYPES or num_inputs % 8 != 0:
+        reason = f"{str(x.dtype)[6:]} rows of {num_inputs} inputs"
+        result: Tensor = fallback("linear_packed", x.device, reason)(x, weight, bias)
+        return result
+    room: dict[str, object] = {}
+    if unpacked is not None and num_rows > packed_weight.MAX_PACKED_ROWS and cublaslt.can_unpack():
+        room = {
+            "unpacked": unpacked,
+            "unpacked_bytes": weight.unpacked_bytes,
+            "workspace": cublaslt.workspace_of(x.device),
+            "workspace_bytes": cublaslt.WORKSPACE_BYTES,
+            "max_packed_rows": packed_weight.MAX_PACKED_ROWS,
+        }
+    y = torch.empty(num_rows, weight.num_outputs, dtype=torch.float32, device=x.device)
+    library.call(
+        "linear_packed",
+        x,
+        x=x,
+        panels=weight.panels,
+        bias=bias,
+        y=y,
+        **room,
+        num_rows=num_rows,
+        num_outputs=weight.num_outputs,
+        num_inputs=num_inputs,
+        group_size=weight.group_size,
+        is_gated=weight.is_gated,
+        dtype=x.dtype,
+    )
+    if room:
+        library.load().log_notices()
+    return y

@@ -1,0 +1,24 @@
+"""What kernels give that can quantise their results: rows of numbers, or of codes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat
+
+
+def results_like(
+    x: Tensor, num_columns: int, dtype: torch.dtype, codes: RowFormat | None
+) -> tuple[Tensor | QuantizedRows, dict[str, object]]:
+    """Room for as many rows as x has, on its device, and the kernel's arguments that name it."""
+    if codes is None:
+        y = x.new_empty(len(x), num_columns, dtype=dtype)
+        return y, {"y": y}
+    rows = QuantizedRows.empty(len(x), num_columns, codes, x.device)
+    return rows, {
+        "codes": rows.codes,
+        "scales": rows.scales,
+        "stride": rows.codes.shape[1],
+        "code_type": rows.codes.dtype,
+    }

@@ -1,0 +1,126 @@
+"""From logits to token ids in one kernel; one upload before it, one download after it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lmi_core.ops.device.pending_results import PendingResults
+from lmi_core.ops.device.sampling_inputs import Edits as EditArrays
+from lmi_core.ops.device.sampling_inputs import SamplingInputs, SamplingResults
+from lmi_core.ops.kernels.cuda import library
+from lmi_core.ops.kernels.cuda.arguments import Edits
+from lmi_core.ops.kernels.fallback import fallback
+
+MAX_TOP = 1024
+"""LMI_MAX_TOP."""
+ROW = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("choice", np.int32),
+        ("position", np.int32),
+        ("is_sampled", np.int32),
+        ("target_ids", np.int32),
+        ("num_top", np.int32),
+        ("top_k", np.int32),
+        ("mask", np.int32),
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("typical_p", np.float32),
+        ("repetition_penalty", np.float32),
+        ("presence_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+    ],
+    align=True,
+)
+"""LmiSampleRow."""
+
+
+def sample(logits: Tensor, inputs: SamplingInputs) -> PendingResults:
+    """fp32 [L, vocab]. A row with a NaN or infinite logit, or with all tokens banned, gets -1."""
+    num_rows, vocab_size = logits.shape
+    max_top = min(int(inputs.num_top.max(initial=0)), vocab_size)
+    if max_top > MAX_TOP:
+        other = fallback("sample", logits.device, f"more than {MAX_TOP} log-probabilities a token")
+        result: PendingResults = other(logits, inputs)
+        return result
+    masked_rows, masks = inputs.masks()
+    rows = np.zeros(num_rows, ROW)
+    for name in set(rows.dtype.names or ()) - {"mask"}:
+        rows[name] = getattr(inputs, name)
+    rows["mask"] = -1
+    rows["mask"][masked_rows] = np.arange(len(masked_rows))
+    lists = [_by_row(edits, num_rows) for edits in (inputs.biases, inputs.seen, inputs.bans)]
+    is_modified = len(masked_rows) > 0 or any(len(ids) for _, ids, _ in lists)
+    uploaded = _upload(
+        [
+            rows.view(np.int32),
+            masks.view(np.int32).ravel(),
+            *(array for edits in lists for array in edits),
+        ],
+        logits,
+    )
+    edits = [Edits(*(tensor.data_ptr() for tensor in uploaded[i : i + 3])) for i in (2, 5, 8)]
+    results = torch.empty(3 + 2 * max_top, num_rows, dtype=torch.int32, device=logits.device)
+    top_ids = results[3 : 3 + max_top].view(num_rows, max_top)
+    top_logprobs = results[3 + max_top :].view(num_rows, max_top)
+    modified = torch.empty_like(logits) if is_modified else None
+    library.call(
+        "sample",
+        logits,
+        logits=logits,
+        modified=modified,
+        rows=uploaded[0],
+        biases=edits[0],
+        seen=edits[1],
+        bans=edits[2],
+        masks=uploaded[1],
+        token_ids=results[0],
+        logprobs=results[1],
+        num_top=results[2],
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+        num_rows=num_rows,
+        vocab_size=vocab_size,
+        max_top=max_top,
+        num_mask_words=masks.shape[-1],
+    )
+    return PendingResults(results[0], results, partial(_unpack, max_top))
+
+
+def _by_row(edits: EditArrays, num_rows: int) -> tuple[npt.NDArray[np.int32], ...]:
+    """Offsets per row, ids, values as bits."""
+    rows, ids, values = edits
+    order = np.argsort(rows, kind="stable")
+    offsets = np.zeros(num_rows + 1, np.int32)
+    offsets[1:] = np.bincount(rows, minlength=num_rows).cumsum()
+    bits = values.astype(np.float32)[order].view(np.int32)
+    return offsets, ids[order].astype(np.int32), bits
+
+
+def _upload(arrays: list[npt.NDArray[np.int32]], like: Tensor) -> list[Tensor]:
+    """Views of one device buffer, each on 16 bytes."""
+    sizes = [-(-array.size // 4) * 4 for array in arrays]
+    is_cuda = like.device.type == "cuda"
+    staging = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=is_cuda)
+    starts = np.cumsum([0, *sizes[:-1]]).tolist()
+    for start, array in zip(starts, arrays, strict=True):
+        staging[start : start + array.size] = torch.from_numpy(array)
+    buffer = staging.to(like.device, non_blocking=True)
+    return [buffer[s : s + array.size] for s, array in zip(starts, arrays, strict=True)]
+
+
+def _unpack(max_top: int, host: npt.NDArray[np.int32]) -> SamplingResults:
+    shape = (host.shape[1], max_top)
+    return SamplingResults(
+        token_ids=host[0],
+        logprobs=host[1].view(np.float32),
+        num_top=host[2],
+        top_ids=host[3 : 3 + max_top].reshape(shape),
+        top_logprobs=host[3 + max_top :].reshape(shape).view(np.float32),
+    )

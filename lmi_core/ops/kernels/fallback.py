@@ -1,0 +1,63 @@
+"""What runs where a kernel doesn't cover a case."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_log = logging.getLogger(__name__)
+
+
+def fallback(
+    op: str, device: torch.device, reason: str, owner: str = "the CUDA kernel"
+) -> Callable[..., Any]:
+    """The next best implementation of ``op``; the log says once that it runs and why."""
+    return _fallback(op, device.type, f"{owner} has no {reason}")
+
+
+def next_best(op: str, device: torch.device) -> Callable[..., Any]:
+    """The implementation of ``op`` that runs there unasked."""
+    return _next_best(op, device.type)[1]
+
+
+@functools.cache
+def only_in_torch(op: str, others: str, linears: str) -> Callable[..., Any]:
+    """``op`` of ``torch_ops``, which no other implementation has; the log says so once where
+    ``others`` runs most ops. Where linears are invariant it takes rows one by one."""
+    from lmi_core.ops.kernels import torch_ops
+    from lmi_core.ops.kernels.torch_ops.linear_quantized import quantize_rows
+
+    function: Callable[..., Any] = getattr(torch_ops, op)
+    if others not in ("torch", "by row"):
+        _log.warning("%s runs in torch: %s has no kernel for it", op, others)
+    if linears != "invariant":
+        return function
+
+    def by_row(x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        codes = named.pop("codes", None)
+        rows = [function(x[row : row + 1], *arguments, **named) for row in range(len(x))]
+        y = torch.cat(rows) if rows else function(x, *arguments, **named)
+        return y if codes is None else quantize_rows(y, codes)
+
+    return by_row
+
+
+@functools.cache
+def _fallback(op: str, device_type: str, reason: str) -> Callable[..., Any]:
+    name, function = _next_best(op, device_type)
+    _log.warning("%s runs in %s: %s", op, name, reason)
+    return function
+
+
+@functools.cache
+def _next_best(op: str, device_type: str) -> tuple[str, Callable[..., Any]]:
+    from lmi_core.ops.kernels import select
+
+    name = select.usable(op, device_type)[0]
+    function: Callable[..., Any] = getattr(importlib.import_module(select.MODULES[name]), op)
+    return name, function

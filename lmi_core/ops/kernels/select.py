@@ -1,0 +1,222 @@
+"""Which implementation of each op runs on a torch device.
+
+``LMI_OPS`` forces one, for all ops or per op: ``LMI_OPS=torch``, ``LMI_OPS=attention:triton``,
+``LMI_OPS=torch,attention:triton``. ``native`` are the CUDA kernels of csrc/cuda, which run only
+where they are asked for. ``flash`` is the flash-attn package, for prefills; unasked it runs where
+it is allowed and measured faster (flash_choice.py). The CPU engine's own kernels are not chosen
+here.
+
+``launch`` is no op, but may be named like one: who launches the kernels, C++ (``native``, which
+goes with all ops' being native) or Python.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmi_core.errors import MissingExtraError, UserError
+
+_log = logging.getLogger(__name__)
+
+VARIABLE = "LMI_OPS"
+IMPLEMENTATIONS = {
+    "linear": ("torch", "native"),
+    "linear_packed": ("triton", "torch", "native"),
+    "linear_quantized": ("triton", "torch", "native"),
+    "rms_norm": ("triton", "torch", "native"),
+    "gated_activation": ("triton", "torch", "native"),
+    "rope_cache_write": ("triton", "torch", "native"),
+    "attention": ("triton", "torch", "native", "flash"),
+    "sample": ("torch", "native"),
+}
+"""What there is of each op, the preferred one first."""
+LAUNCH = "launch"
+MODULES = {
+    "flash": "lmi_core.ops.kernels.flash",
+    "native": "lmi_core.ops.kernels.cuda",
+    "torch": "lmi_core.ops.kernels.torch_ops",
+    "triton": "lmi_core.ops.kernels.triton",
+    "invariant": "lmi_core.ops.kernels.triton.invariant",
+    "by row": "lmi_core.ops.kernels.by_row",
+}
+_KNOWN = ("native", "triton", "torch", "flash")
+_INVARIANT = ("linear", "linear_packed", "linear_quantized", "attention")
+"""Ops whose Triton kernels for any number of rows are not those that are fastest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """One function per op, all of one signature whatever implements it, and what was chosen."""
+
+    chosen: Mapping[str, str]
+    linear: Callable[..., Any]
+    linear_packed: Callable[..., Any]
+    linear_quantized: Callable[..., Any]
+    rms_norm: Callable[..., Any]
+    gated_activation: Callable[..., Any]
+    rope_cache_write: Callable[..., Any]
+    attention: Callable[..., Any]
+    sample: Callable[..., Any]
+
+    @property
+    def unpacks_weights(self) -> bool:
+        """Whether ``linear_packed`` takes room to unpack weights into."""
+        return self.chosen["linear_packed"] in ("native", "triton")
+
+    @property
+    def is_row_by_row(self) -> bool:
+        """Whether forward passes run a token row at a time."""
+        return self.chosen["linear"] == "by row"
+
+
+def select(device_type: str, forced: str | None = None) -> dict[str, str]:
+    """Op -> implementation for a torch device; ``forced`` None: what ``LMI_OPS`` says.
+
+    A name without an op applies to every op that has it; the others keep the best they have.
+    Without a GPU, Triton is used only where forced. Raises UserError for unknown names, for what an
+    op, named, doesn't have, for Triton where it can't run, and for native kernels that aren't
+    built. Where the device can't run native kernels, the next best runs, and the log says so.
+    """
+    chosen = {op: usable(op, device_type)[0] for op in IMPLEMENTATIONS}
+    launcher = "torch"
+    for item in (os.environ.get(VARIABLE, "") if forced is None else forced).split(","):
+        op, _, name = item.strip().rpartition(":")
+        if not name and not op:
+            continue
+        if name not in _KNOWN:
+            raise UserError(f"{VARIABLE} has {item.strip()!r}; known are {', '.join(_KNOWN)}")
+        if op in ("", LAUNCH):
+            launcher = name
+        if not op:
+            chosen |= {op: name for op, names in IMPLEMENTATIONS.items() if name in names}
+        elif op == LAUNCH:
+            if name == "triton":
+                raise UserError(f"{VARIABLE}: {LAUNCH} is by native or torch, not by triton")
+        elif op not in IMPLEMENTATIONS:
+            known = ", ".join((*IMPLEMENTATIONS, LAUNCH))
+            raise UserError(f"{VARIABLE} names the op {op!r}; known are {known}")
+        elif name not in IMPLEMENTATIONS[op]:
+            known = ", ".join(IMPLEMENTATIONS[op])
+            raise UserError(f"{VARIABLE}: {op} has no {name} implementation; it has {known}")
+        else:
+            chosen[op] = name
+    if "triton" in chosen.values():
+        _check_triton(device_type)
+    if launcher == "native":
+        chosen[LAUNCH] = launcher
+    if "native" in chosen.values():
+        _check_native(device_type, chosen)
+    if "flash" in chosen.values():
+        _check_flash(device_type)
+    return chosen
+
+
+def select_for(device_type: str, *, is_deterministic: bool) -> dict[str, str]:
+    """``select_invariant`` if so, else ``select``, with what ``LMI_OPS`` says."""
+    return (select_invariant if is_deterministic else select)(device_type)
+
+
+def launched_from_python(chosen: Mapping[str, str]) -> dict[str, str]:
+    """What was chosen, but for native code that launches it."""
+    return {op: name for op, name in chosen.items() if op != LAUNCH}
+
+
+def select_invariant(device_type: str, forced: str | None = None) -> dict[str, str]:
+    """Op -> implementation with results that don't depend on a row's company: Triton kernels where
+    Triton runs, else torch a row at a time. ``forced`` as ``select``, but for all ops at once.
+
+    Raises UserError for native kernels and single ops, which have no such promise."""
+    wanted = (os.environ.get(VARIABLE, "") if forced is None else forced).strip()
+    if wanted not in ("", "triton", "torch"):
+        raise UserError(
+            f"{VARIABLE}={wanted} doesn't go with deterministic=true, which runs Triton's kernels "
+            f"or torch's, all of them: set {VARIABLE} to triton or torch, or unset it",
+            field="deterministic",
+        )
+    if wanted == "triton":
+        _check_triton(device_type)
+    if wanted == "torch" or (not wanted and usable("attention", device_type)[0] != "triton"):
+        return dict.fromkeys(IMPLEMENTATIONS, "by row")
+    chosen = dict.fromkeys(IMPLEMENTATIONS, "triton")
+    return chosen | dict.fromkeys(_INVARIANT, "invariant") | {"sample": "by row"}
+
+
+def usable(op: str, device_type: str) -> list[str]:
+    """The implementations of ``op`` that run there without being asked for, the best first."""
+    can_triton = device_type == "cuda" and _has_triton()
+    return [
+        name for name in IMPLEMENTATIONS[op] if name == "torch" or (name == "triton" and can_triton)
+    ]
+
+
+def load(chosen: Mapping[str, str]) -> Kernels:
+    """Import what was chosen."""
+    functions = {
+        op: getattr(importlib.import_module(MODULES[chosen[op]]), op) for op in IMPLEMENTATIONS
+    }
+    return Kernels(chosen=dict(chosen), **functions)
+
+
+def describe(chosen: Mapping[str, str]) -> str:
+    """One line: each implementation and the ops that it runs."""
+    groups: dict[str, list[str]] = {}
+    for op, name in chosen.items():
+        groups.setdefault(name, []).append(op)
+    return "; ".join(f"{name}: {', '.join(ops)}" for name, ops in groups.items())
+
+
+def describe_launch(chosen: Mapping[str, str]) -> str:
+    """Who launches the kernels of a step, and which ops keep C++ from it."""
+    others = [f"{op} ({chosen[op]})" for op in IMPLEMENTATIONS if chosen[op] != "native"]
+    if LAUNCH not in chosen:
+        return f"from Python ({VARIABLE}=native: from C++)"
+    if others:
+        return f"from Python for models with {', '.join(others)}, else from C++"
+    return "from C++"
+
+
+def has_flash() -> bool:
+    """Whether the flash-attn package is installed."""
+    return importlib.util.find_spec("flash_attn") is not None
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _check_native(device_type: str, chosen: dict[str, str]) -> None:
+    """Replace native kernels in ``chosen`` where the device can't run them."""
+    from lmi_core.ops.kernels.cuda import library
+
+    kernels = library.load()
+    reason = kernels.unusable_because(device_type)
+    if reason is None:
+        kernels.choose_launches()
+        return
+    chosen.pop(LAUNCH, None)
+    for op in [op for op, name in chosen.items() if name == "native"]:
+        chosen[op] = usable(op, device_type)[0]
+        _log.warning("%s runs in %s, not in the CUDA kernel: %s", op, chosen[op], reason)
+
+
+def _check_flash(device_type: str) -> None:
+    if not has_flash():
+        raise MissingExtraError(f"{VARIABLE}, which asks for flash-attn,", "cuda")
+    if device_type != "cuda":
+        raise UserError(f"{VARIABLE} asks for flash-attn, which runs on CUDA devices only")
+
+
+def _check_triton(device_type: str) -> None:
+    if not _has_triton():
+        raise UserError(f"{VARIABLE} asks for Triton, which is not installed: pip install triton")
+    if device_type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UserError(
+            f"{VARIABLE} asks for Triton without a GPU: set TRITON_INTERPRET=1 to run it in its "
+            "interpreter"
+        )

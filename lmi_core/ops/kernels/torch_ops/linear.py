@@ -1,0 +1,28 @@
+"""Matrix products, accumulated and returned in fp32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lmi_core.ops.device.packed_weight import PackedWeight
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight^T + bias: [R, k], [n, k] of one dtype -> fp32 [R, n]; bias is fp32."""
+    if x.dtype == torch.float32:
+        return torch.nn.functional.linear(x, weight, bias)
+    if x.device.type == "cuda":
+        y = torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return y if bias is None else y.add_(bias)
+    return torch.nn.functional.linear(x.float(), weight.float(), bias)
+
+
+def linear_packed(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, *, unpacked: Tensor | None = None
+) -> Tensor:
+    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32.
+
+    The weight is unpacked anew at every call, not into ``unpacked``: correct everywhere, fast
+    nowhere."""
+    return torch.nn.functional.linear(x.float(), weight.unpack(), bias)

@@ -1,0 +1,323 @@
+"""Attention over the paged cache: split over the keys for single rows, in tiles for prefills."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lmi_core.ops.device.device_step import QUERY_TILE, DeviceStep
+from lmi_core.ops.device.paged_cache import Scales
+from lmi_core.ops.kernels.triton.attention_tile import attend_tile
+from lmi_core.ops.kernels.triton.codes import StoredCache
+
+NUM_PROGRAMS = 264
+"""Programs that a decode should at least have, by splitting the keys: two per multiprocessor of
+the largest GPUs now in use."""
+MIN_SPLIT_KEYS = 256
+BLOCK_KEYS = 32
+"""Keys that a program takes at once."""
+MIN_DOT_SIZE = 16
+
+
+def attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    step: DeviceStep,
+    *,
+    num_q_heads: int,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    scales: Scales = None,
+) -> Tensor:
+    """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
+
+    keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
+    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
+    """
+    sizes = kernel_sizes(q, keys, step, num_q_heads, window, soft_cap)
+    cache = StoredCache.of(keys, values, scales)
+    settings = (scale * cache.fixed.keys, soft_cap, window, cache.fixed.values)
+    y = torch.empty_like(q)
+    if len(step.single_seqs):
+        _decode(q, cache, y, step, settings, sizes)
+    if len(step.query_tiles):
+        _prefill_kernel[(len(step.query_tiles), sizes["NUM_KV_HEADS"])](
+            q,
+            *cache.tensors,
+            y,
+            step.query_tiles,
+            step.first_rows,
+            step.num_rows,
+            step.kv_lengths,
+            step.block_tables,
+            step.block_tables.shape[1],
+            *settings,
+            QUERY_TILE=QUERY_TILE,
+            BLOCK_GROUP=triton.next_power_of_2(sizes["GROUP"]),
+            CODE=cache.code,
+            **sizes,
+        )
+    return y
+
+
+def kernel_sizes(
+    q: Tensor,
+    keys: Tensor,
+    step: DeviceStep,
+    num_q_heads: int,
+    window: int,
+    soft_cap: float,
+) -> dict[str, int]:
+    """What every kernel over the cache is compiled for, by ``attend_tile``'s names."""
+    num_kv_heads, head_dim = keys.shape[1:]
+    return {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": num_q_heads // num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": step.block_size,
+        "BLOCK_DIM": max(MIN_DOT_SIZE, triton.next_power_of_2(head_dim)),
+        "BLOCK_KEYS": BLOCK_KEYS,
+        "HAS_WINDOW": window > 0,
+        "HAS_SOFT_CAP": soft_cap > 0.0,
+        "IS_WIDENED": q.device.type != "cuda",
+    }
+
+
+def _decode(
+    q: Tensor,
+    cache: StoredCache,
+    y: Tensor,
+    step: DeviceStep,
+    settings: tuple[float, float, int, float],
+    sizes: dict[str, int],
+) -> None:
+    """Sequences with one row: partial results per split of the keys, then their merge."""
+    num_seqs, num_kv_heads = len(step.single_seqs), sizes["NUM_KV_HEADS"]
+    num_q_heads = num_kv_heads * sizes["GROUP"]
+    num_keys = int(step.host.kv_lengths[step.host.num_rows == 1].max())
+    window = settings[2]
+    if window:
+        num_keys = min(num_keys, window)
+    split_size, num_splits = plan_splits(num_keys, num_seqs * num_kv_heads)
+    shape = (num_seqs, num_q_heads, num_splits)
+    partials = torch.empty(*shape, sizes["HEAD_DIM"], dtype=torch.float32, device=q.device)
+    log_masses = torch.empty(shape, dtype=torch.float32, device=q.device)
+    _decode_kernel[(num_seqs, num_kv_heads, num_splits)](
+        q,
+        *cache.tensors,
+        partials,
+        log_masses,
+        step.single_seqs,
+        step.first_rows,
+        step.kv_lengths,
+        step.block_tables,
+        step.block_tables.shape[1],
+        *settings,
+        split_size,
+        num_splits,
+        BLOCK_GROUP=max(MIN_DOT_SIZE, triton.next_power_of_2(sizes["GROUP"])),
+        CODE=cache.code,
+        **sizes,
+    )
+    _merge_kernel[(num_seqs, num_q_heads)](
+        partials,
+        log_masses,
+        y,
+        step.single_seqs,
+        step.first_rows,
+        num_splits,
+        num_q_heads,
+        HEAD_DIM=sizes["HEAD_DIM"],
+        BLOCK_DIM=sizes["BLOCK_DIM"],
+        BLOCK_SPLITS=triton.next_power_of_2(num_splits),
+    )
+
+
+def plan_splits(num_keys: int, num_programs: int) -> tuple[int, int]:
+    """Keys per split, whole blocks of them, and the number of splits."""
+    wanted = triton.cdiv(NUM_PROGRAMS, num_programs)
+    num_splits = max(1, min(wanted, num_keys // MIN_SPLIT_KEYS))
+    split_size = triton.cdiv(triton.cdiv(num_keys, num_splits), BLOCK_KEYS) * BLOCK_KEYS
+    return split_size, triton.cdiv(num_keys, split_size)
+
+
+# Another step's lengths shall not compile another kernel.
+@triton.jit(do_not_specialize=["table_stride", "split_size", "num_splits"])
+def _decode_kernel(
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    partials_ptr,
+    log_masses_ptr,
+    seqs_ptr,
+    first_rows_ptr,
+    kv_lengths_ptr,
+    tables_ptr,
+    table_stride,
+    scale,
+    soft_cap,
+    window,
+    value_scale,
+    split_size,
+    num_splits,
+    BLOCK_GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    IS_WIDENED: tl.constexpr,
+    CODE: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    seq = tl.load(seqs_ptr + index).to(tl.int64)
+    row = tl.load(first_rows_ptr + seq).to(tl.int64)
+    kv_length = tl.load(kv_lengths_ptr + seq)
+    first_key = tl.maximum(kv_length - window, 0) if HAS_WINDOW else 0
+    begin = first_key + split * split_size
+    end = tl.minimum(begin + split_size, kv_length)
+
+    group = tl.arange(0, BLOCK_GROUP)
+    dims = tl.arange(0, BLOCK_DIM)
+    is_element = (group[:, None] < GROUP) & (dims[None, :] < HEAD_DIM)
+    heads = kv_head * GROUP + group
+    q_at = (row * NUM_KV_HEADS * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
+    q = tl.load(q_ptr + q_at, mask=is_element, other=0.0)
+    if CODE == "":
+        q = q.to(keys_ptr.dtype.element_ty)
+
+    positions = tl.zeros([BLOCK_GROUP], tl.int32) + kv_length - 1
+    maximum = tl.full([BLOCK_GROUP], float("-inf"), tl.float32)
+    mass = tl.zeros([BLOCK_GROUP], tl.float32)
+    y = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
+    for start in range(begin, end, BLOCK_KEYS):
+        maximum, mass, y = attend_tile(
+            q, positions, maximum, mass, y, start, end, keys_ptr, values_ptr,
+            key_scales_ptr, value_scales_ptr, tables_ptr + seq * table_stride, kv_head,
+            scale, soft_cap, window,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_DIM, BLOCK_KEYS, HAS_WINDOW, HAS_SOFT_CAP,
+            IS_WIDENED, CODE,
+        )  # fmt: skip
+
+    # A split without keys has mass 0: its log is -inf and its result 0.
+    divisor = tl.where(mass > 0.0, mass, 1.0)
+    result = (index * NUM_KV_HEADS * GROUP + heads) * num_splits + split
+    tl.store(
+        partials_ptr + result[:, None] * HEAD_DIM + dims[None, :],
+        y * (value_scale / divisor)[:, None],
+        mask=is_element,
+    )
+    log_mass = tl.where(mass > 0.0, maximum + tl.log(divisor), float("-inf"))
+    tl.store(log_masses_ptr + result, log_mass, mask=group < GROUP)
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def _merge_kernel(
+    partials_ptr,
+    log_masses_ptr,
+    y_ptr,
+    seqs_ptr,
+    first_rows_ptr,
+    num_splits,
+    num_q_heads,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    splits = tl.arange(0, BLOCK_SPLITS)
+    dims = tl.arange(0, BLOCK_DIM)
+    is_split = splits < num_splits
+    is_dim = dims < HEAD_DIM
+    at = (index * num_q_heads + head) * num_splits + splits
+    log_masses = tl.load(log_masses_ptr + at, mask=is_split, other=float("-inf"))
+    weights = tl.exp(log_masses - tl.max(log_masses, 0))
+    partials = tl.load(
+        partials_ptr + at[:, None] * HEAD_DIM + dims[None, :],
+        mask=is_split[:, None] & is_dim[None, :],
+        other=0.0,
+    )
+    y = tl.sum(partials * weights[:, None], 0) / tl.sum(weights, 0)
+    row = tl.load(first_rows_ptr + tl.load(seqs_ptr + index)).to(tl.int64)
+    target = y_ptr + (row * num_q_heads + head) * HEAD_DIM + dims
+    tl.store(target, y.to(y_ptr.dtype.element_ty), mask=is_dim)
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def _prefill_kernel(
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    y_ptr,
+    tiles_ptr,
+    first_rows_ptr,
+    num_rows_ptr,
+    kv_lengths_ptr,
+    tables_ptr,
+    table_stride,
+    scale,
+    soft_cap,
+    window,
+    value_scale,
+    QUERY_TILE: tl.constexpr,
+    BLOCK_GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    IS_WIDENED: tl.constexpr,
+    CODE: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    seq = tl.load(tiles_ptr + 2 * tile).to(tl.int64)
+    first = tl.load(tiles_ptr + 2 * tile + 1)
+    num_rows = tl.load(num_rows_ptr + seq)
+    num_cached = tl.load(kv_lengths_ptr + seq) - num_rows
+
+    # Rows of the score matrix: every query head of the group for every token of the tile.
+    scored = tl.arange(0, QUERY_TILE * BLOCK_GROUP)
+    in_seq = first + scored // BLOCK_GROUP
+    group = scored % BLOCK_GROUP
+    dims = tl.arange(0, BLOCK_DIM)
+    is_scored = (in_seq < num_rows) & (group < GROUP)
+    is_element = is_scored[:, None] & (dims[None, :] < HEAD_DIM)
+    rows = tl.load(first_rows_ptr + seq).to(tl.int64) + in_seq
+    at = ((rows * NUM_KV_HEADS + kv_head) * GROUP + group)[:, None] * HEAD_DIM + dims[None, :]
+    q = tl.load(q_ptr + at, mask=is_element, other=0.0)
+    if CODE == "":
+        q = q.to(keys_ptr.dtype.element_ty)
+
+    begin = tl.maximum(num_cached + first + 1 - window, 0) if HAS_WINDOW else 0
+    end = num_cached + tl.minimum(first + QUERY_TILE, num_rows)
+    maximum = tl.full([QUERY_TILE * BLOCK_GROUP], float("-inf"), tl.float32)
+    mass = tl.zeros([QUERY_TILE * BLOCK_GROUP], tl.float32)
+    y = tl.zeros([QUERY_TILE * BLOCK_GROUP, BLOCK_DIM], tl.float32)
+    for start in range(begin, end, BLOCK_KEYS):
+        maximum, mass, y = attend_tile(
+            q, num_cached + in_seq, maximum, mass, y, start, end, keys_ptr, values_ptr,
+            key_scales_ptr, value_scales_ptr, tables_ptr + seq * table_stride, kv_head,
+            scale, soft_cap, window,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_DIM, BLOCK_KEYS, HAS_WINDOW, HAS_SOFT_CAP,
+            IS_WIDENED, CODE,
+        )  # fmt: skip
+    y *= (value_scale / tl.where(mass > 0.0, mass, 1.0))[:, None]
+    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=is_element)

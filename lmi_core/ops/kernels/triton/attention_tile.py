@@ -1,0 +1,87 @@
+"""One tile of keys and values, for the kernels of attention."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from lmi_core.ops.kernels.triton.codes import widened
+
+
+@triton.jit
+def attend_tile(
+    q,
+    positions,
+    maximum,
+    mass,
+    y,
+    start,
+    end,
+    keys_ptr,
+    values_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    table_ptr,
+    kv_head,
+    scale,
+    soft_cap,
+    window,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    IS_WIDENED: tl.constexpr,
+    CODE: tl.constexpr,
+):
+    """Take keys start .. start + BLOCK_KEYS, below end, into the running softmax of Milakov and
+    Gimelshein, "Online normalizer calculation for softmax", 2018: row maxima, masses relative to
+    them, and unnormalised results. CODE: keys and values are such codes; the scales of int8 rows go
+    into the scores and the weights. IS_WIDENED: multiply in fp32, since Triton's interpreter takes
+    the bits of bf16 for integers in tl.dot."""
+    at = start + tl.arange(0, BLOCK_KEYS)
+    dims = tl.arange(0, BLOCK_DIM)
+    is_key = at < end
+    blocks = tl.load(table_ptr + at // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+    slots = blocks * BLOCK_SIZE + at % BLOCK_SIZE
+    heads = slots * NUM_KV_HEADS + kv_head
+    offsets = heads[:, None] * HEAD_DIM + dims[None, :]
+    is_element = is_key[:, None] & (dims[None, :] < HEAD_DIM)
+
+    k = tl.load(keys_ptr + offsets, mask=is_element, other=0)
+    if CODE != "":
+        k = widened(k, CODE).to(q.dtype)
+    if IS_WIDENED:
+        q = q.to(tl.float32)
+        k = k.to(tl.float32)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if CODE == "int8":
+        scores *= tl.load(key_scales_ptr + heads, mask=is_key, other=0.0)[None, :]
+    if HAS_SOFT_CAP:
+        # tanh(z) is 2 sigmoid(2 z) - 1.
+        scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
+    distance = positions[:, None] - at[None, :]
+    is_seen = (distance >= 0) & is_key[None, :]
+    if HAS_WINDOW:
+        is_seen = is_seen & (distance < window)
+    scores = tl.where(is_seen, scores, float("-inf"))
+
+    new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+    # Rows that have seen no key yet: keep -inf - -inf out of exp.
+    origin = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+    weights = tl.exp(scores - origin[:, None])
+    fading = tl.exp(maximum - origin)
+    v = tl.load(values_ptr + offsets, mask=is_element, other=0)
+    scaled = weights
+    if CODE != "":
+        v = widened(v, CODE).to(q.dtype)
+    if CODE == "int8":
+        scaled *= tl.load(value_scales_ptr + heads, mask=is_key, other=0.0)[None, :]
+    rounded = scaled.to(v.dtype)
+    if IS_WIDENED:
+        rounded = rounded.to(tl.float32)
+        v = v.to(tl.float32)
+    y = y * fading[:, None] + tl.dot(rounded, v, input_precision="ieee")
+    return new_maximum, mass * fading + tl.sum(weights, 1), y

@@ -1,0 +1,124 @@
+"""Matrix products over int4 weights, activations in their own dtype."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lmi_core.ops.device import packed_weight
+from lmi_core.ops.device.packed_weight import HEADER_BYTES, PackedWeight
+from lmi_core.ops.kernels.triton.linear_unpacked import STEP_INPUTS, linear_unpacked
+
+BLOCK_PANELS = 2
+
+
+def linear_packed(
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    *,
+    unpacked: Tensor | None = None,
+    block_rows: int = 0,
+) -> Tensor:
+    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32.
+
+    ``unpacked``: at least ``weight.unpacked_bytes`` to unpack the weight into for many rows of 16
+    bits. ``block_rows``: that a program takes; 0: by the number of rows.
+    """
+    num_rows, num_inputs = x.shape
+    is_many = num_rows > packed_weight.MAX_PACKED_ROWS and num_inputs % STEP_INPUTS == 0
+    if unpacked is not None and is_many and x.dtype.itemsize == 2:
+        return linear_unpacked(x, weight, bias, unpacked)
+    y = torch.empty(num_rows, weight.num_outputs, dtype=torch.float32, device=x.device)
+    if num_rows == 0:
+        return y
+    block_rows = block_rows or (16 if num_rows <= 16 else 64)
+    grid = (triton.cdiv(weight.num_panels, BLOCK_PANELS), triton.cdiv(num_rows, block_rows))
+    panel_bytes = weight.num_bytes // weight.num_panels
+    _linear_packed_kernel[grid](
+        x,
+        weight.panels,
+        weight.panels.view(torch.float16),
+        y if bias is None else bias,
+        y,
+        num_rows,
+        num_inputs,
+        weight.num_outputs,
+        weight.num_panels,
+        panel_bytes,
+        HAS_BIAS=bias is not None,
+        IS_GATED=weight.is_gated,
+        GROUP=weight.group_size,
+        HEADER=HEADER_BYTES,
+        GROUP_BYTES=HEADER_BYTES + weight.group_size * 8,
+        BLOCK_ROWS=block_rows,
+        BLOCK_PANELS=BLOCK_PANELS,
+        IS_WIDENED=x.device.type != "cuda",
+    )
+    return y
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _linear_packed_kernel(
+    x_ptr,
+    codes_ptr,
+    halves_ptr,
+    bias_ptr,
+    y_ptr,
+    num_rows,
+    num_inputs,
+    num_outputs,
+    num_panels,
+    panel_bytes,
+    HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADER: tl.constexpr,
+    GROUP_BYTES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_PANELS: tl.constexpr,
+    IS_WIDENED: tl.constexpr,
+):
+    columns = tl.arange(0, BLOCK_PANELS * 16)
+    panel = tl.program_id(0) * BLOCK_PANELS + columns // 16
+    lane = columns % 16
+    is_panel = panel < num_panels
+    # A panel past the last reads the last one; its outputs are not stored.
+    base = tl.minimum(panel, num_panels - 1).to(tl.int64) * panel_bytes
+    rows = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    inner = tl.arange(0, GROUP)
+    x_at = x_ptr + rows.to(tl.int64)[:, None] * num_inputs + inner[None, :]
+    is_row = rows[:, None] < num_rows
+
+    sums = tl.zeros([BLOCK_ROWS, BLOCK_PANELS * 16], tl.float32)
+    byte = HEADER + inner // 8 * 64 + inner % 4
+    shift = (inner % 8 // 4 * 4)[:, None]
+    codes_at = codes_ptr + byte[:, None] + (base + lane * 4)[None, :]
+    for first in range(0, num_inputs, GROUP):
+        is_input = first + inner < num_inputs
+        x = tl.load(x_at + first, mask=is_row & is_input[None, :], other=0.0)
+        group_at = first // GROUP * GROUP_BYTES
+        codes = tl.load(codes_at + group_at, mask=is_input[:, None], other=0).to(tl.int32)
+        header_at = (base + group_at) // 2 + lane
+        zeros = tl.load(halves_ptr + header_at + 16).to(tl.float32)
+        weights = ((codes >> shift) & 15).to(tl.float32) - zeros[None, :]
+        if IS_WIDENED:  # the interpreter's products of 16 bits don't sum in fp32
+            product = tl.dot(x.to(tl.float32), weights)
+        else:
+            product = tl.dot(x, weights.to(x.dtype), input_precision="ieee")
+        sums += product * tl.load(halves_ptr + header_at).to(tl.float32)[None, :]
+
+    if IS_GATED:
+        half = num_outputs // 2
+        in_part = panel // 2 * 16 + lane
+        output = panel % 2 * half + in_part
+        is_output = is_panel & (in_part < half)
+    else:
+        output = panel * 16 + lane
+        is_output = is_panel & (output < num_outputs)
+    if HAS_BIAS:
+        sums += tl.load(bias_ptr + output, mask=is_output, other=0.0)[None, :]
+    y_at = y_ptr + rows.to(tl.int64)[:, None] * num_outputs + output[None, :]
+    tl.store(y_at, sums, mask=is_row & is_output[None, :])

@@ -1,0 +1,159 @@
+"""Products of int8 and fp8 weights and rows that are quantised as the weights are (W8A8).
+
+Sums of int8 are exact, so that no tile shape changes a result.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lmi_core.ops.device.packed_weight import HEADER_BYTES, PackedWeight
+from lmi_core.ops.device.quantized_rows import QuantizedRows
+from lmi_core.ops.kernels.triton.codes import widened
+from lmi_core.ops.kernels.triton.row_codes import quantize_rows
+
+BLOCK_INPUTS = 128
+
+
+def linear_quantized(
+    x: Tensor | QuantizedRows, weight: PackedWeight, bias: Tensor | None, *, block_rows: int = 0
+) -> Tensor:
+    """x @ weight^T + bias, x rounded row by row to the weight's type: [R, k] -> fp32 [R, n]; bias
+    is fp32. Rows may come quantised.
+
+    ``block_rows``: that a program takes; 0: by the number of rows.
+    """
+    assert weight.format != "int4"
+    rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, weight.format)
+    num_rows = len(rows.scales)
+    y = rows.scales.new_empty(num_rows, weight.num_outputs)
+    if num_rows == 0:
+        return y
+    block_rows = block_rows or (16 if num_rows <= 16 else 64)
+    block_panels = 2 if block_rows == 16 else 4
+    grid = (triton.cdiv(weight.num_panels, block_panels), triton.cdiv(num_rows, block_rows))
+    _linear_quantized_kernel[grid](
+        rows.codes.view(torch.uint8),
+        rows.scales,
+        weight.panels,
+        weight.panels.view(torch.float32),
+        y if bias is None else bias,
+        y,
+        num_rows,
+        weight.num_inputs,
+        rows.codes.shape[1],
+        weight.num_outputs,
+        weight.num_panels,
+        weight.num_bytes // weight.num_panels,
+        HAS_BIAS=bias is not None,
+        IS_INT8=weight.format == "int8",
+        IS_GROUPED=weight.group_size > 0,
+        IS_GATED=weight.is_gated,
+        HEADER=HEADER_BYTES,
+        BLOCK_ROWS=block_rows,
+        BLOCK_PANELS=block_panels,
+        BLOCK_INPUTS=BLOCK_INPUTS,
+        IS_DECODED=not _has_fp8(y.device),
+        IS_WIDENED=y.device.type != "cuda",
+    )
+    return y
+
+
+@functools.cache
+def _has_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@triton.jit
+def _multiply_fp8(x, codes, IS_DECODED: tl.constexpr, IS_WIDENED: tl.constexpr):
+    if IS_WIDENED:  # the interpreter's products of 16 bits don't sum in fp32
+        left = widened(x, "e4m3")
+        right = widened(codes, "e4m3")
+    elif IS_DECODED:  # every number is one of fp16, too
+        left = widened(x, "e4m3").to(tl.float16)
+        right = widened(codes, "e4m3").to(tl.float16)
+    else:
+        left = x.to(tl.float8e4nv, bitcast=True)
+        right = codes.to(tl.float8e4nv, bitcast=True)
+    return tl.dot(left, right, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _linear_quantized_kernel(
+    row_codes_ptr,
+    row_scales_ptr,
+    codes_ptr,
+    floats_ptr,
+    bias_ptr,
+    y_ptr,
+    num_rows,
+    num_inputs,
+    stride,
+    num_outputs,
+    num_panels,
+    panel_bytes,
+    HAS_BIAS: tl.constexpr,
+    IS_INT8: tl.constexpr,
+    IS_GROUPED: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    HEADER: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_PANELS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    IS_DECODED: tl.constexpr,
+    IS_WIDENED: tl.constexpr,
+):
+    columns = tl.arange(0, BLOCK_PANELS * 16)
+    panel = tl.program_id(0) * BLOCK_PANELS + columns // 16
+    lane = columns % 16
+    is_panel = panel < num_panels
+    # A panel past the last reads the last one; its outputs are not stored.
+    base = tl.minimum(panel, num_panels - 1).to(tl.int64) * panel_bytes
+    rows = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    is_row = rows[:, None] < num_rows
+    inner = tl.arange(0, BLOCK_INPUTS)
+    x_at = row_codes_ptr + rows.to(tl.int64)[:, None] * stride + inner[None, :]
+    byte = HEADER + inner // 4 * 64 + inner % 4
+    codes_at = codes_ptr + byte[:, None] + (base + lane * 4)[None, :]
+
+    sums = tl.zeros([BLOCK_ROWS, BLOCK_PANELS * 16], tl.int32 if IS_INT8 else tl.float32)
+    for first in range(0, num_inputs, BLOCK_INPUTS):
+        is_input = first + inner < num_inputs
+        x = tl.load(x_at + first, mask=is_row, other=0)
+        header_at = first // BLOCK_INPUTS * HEADER if IS_GROUPED else 0
+        at = codes_at + first * 16 + header_at
+        codes = tl.load(at, mask=is_input[:, None], other=128 if IS_INT8 else 0)
+        if IS_INT8:
+            weights = (codes ^ 128).to(tl.int8, bitcast=True)
+            sums = tl.dot(x.to(tl.int8, bitcast=True), weights, sums, out_dtype=tl.int32)
+        else:
+            # Tensor cores may keep fewer bits of a sum than fp32 has: it leaves them here.
+            product = _multiply_fp8(x, codes, IS_DECODED, IS_WIDENED)
+            if IS_GROUPED:
+                floats_at = (base + first * 16 + header_at) // 4 + lane
+                product *= tl.load(floats_ptr + floats_at)[None, :]
+            sums += product
+    row_scales = tl.load(row_scales_ptr + rows, mask=rows < num_rows, other=0.0)
+    if IS_GROUPED:
+        y = sums * row_scales[:, None]
+    else:
+        scales = tl.load(floats_ptr + base // 4 + lane)
+        y = sums.to(tl.float32) * (scales[None, :] * row_scales[:, None])
+
+    if IS_GATED:
+        half = num_outputs // 2
+        in_part = panel // 2 * 16 + lane
+        output = panel % 2 * half + in_part
+        is_output = is_panel & (in_part < half)
+    else:
+        output = panel * 16 + lane
+        is_output = is_panel & (output < num_outputs)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + output, mask=is_output, other=0.0)[None, :]
+    y_at = y_ptr + rows.to(tl.int64)[:, None] * num_outputs + output[None, :]
+    tl.store(y_at, y, mask=is_row & is_output[None, :])

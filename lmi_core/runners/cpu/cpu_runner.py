@@ -1,0 +1,388 @@
+"""The runner of the CPU engine: weights, KV cache and step graph on one worker thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal, cast
+
+from lmi_core import _native
+from lmi_core.errors import InsufficientMemoryError, UserError
+from lmi_core.runners.memory_claims import HOST_MEMORY
+from lmi_core.runners.runner import RunnerInfo
+from lmi_core.runners.step_memory import StepMemory, StepSizes
+
+if TYPE_CHECKING:
+    from lmi_core.adapters.store import LoraStore
+    from lmi_core.models.loader import LoadedModel
+    from lmi_core.ops.recorder import LoraTable
+    from lmi_core.settings.engine_config import EngineConfig
+    from lmi_core.settings.lora_config import LoraConfig
+    from lmi_core.weights.packed_model import PackedModel
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+
+DEFAULT_BATCHED_TOKENS = 2048
+SATURATING_TOKENS = 128
+"""Linears of 64 rows reach 93 to 97 % of what those of thousands do."""
+DEFAULT_CONTEXT_TOKENS = 4096
+"""The default pool has room for max_num_seqs sequences of this length (or the model's)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The size of the block pool and why it has that size."""
+
+    num_blocks: int
+    block_bytes: int
+    reason: str
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+
+def plan_kv_cache(
+    config: EngineConfig,
+    *,
+    block_bytes: int,
+    max_model_len: int,
+    spare: tuple[int, str] | None = None,
+    claimed_bytes: int = 0,
+) -> MemoryPlan:
+    """Decide how many blocks the pool has. ``spare``: memory in bytes that is the pool's to fill,
+    and what it is; None: a part of the machine's, for as many tokens as are likely wanted.
+    ``claimed_bytes``: what other engines have taken of the machine's.
+
+    Raises InsufficientMemoryError if the memory given can't hold one sequence of ``max_model_len``
+    tokens, or isn't there; the message names the values that would work.
+    """
+    blocks_per_seq = -(-max_model_len // config.block_size)
+    if config.kv_cache_bytes is not None:
+        budget, reason = config.kv_cache_bytes, "kv_cache_bytes"
+    elif spare is not None:
+        budget, reason = spare
+    else:
+        budget, reason = _default_budget(config.num_models, claimed_bytes)
+    if config.kv_cache_bytes is not None and spare is None:
+        _check_unclaimed(config.kv_cache_bytes, claimed_bytes)
+    num_blocks = budget // block_bytes
+    if config.kv_cache_bytes is None and spare is None:
+        tokens = min(max_model_len, DEFAULT_CONTEXT_TOKENS)
+        wanted = config.max_num_seqs * -(-tokens // config.block_size)
+        if wanted <= num_blocks:
+            num_blocks, reason = wanted, f"{config.max_num_seqs} sequences of {tokens} tokens"
+    if num_blocks < blocks_per_seq:
+        fitting = num_blocks * config.block_size
+        needed = blocks_per_seq * block_bytes
+        shorter = f"max_model_len to at most {fitting}, or " if fitting else ""
+        raise InsufficientMemoryError(
+            f"the KV cache of {budget / 2**20:.1f} MiB ({reason}) holds {fitting} tokens, but one"
+            f" sequence of max_model_len={max_model_len} needs {needed / 2**20:.1f} MiB: set"
+            f" {shorter}kv_cache_bytes to at least {needed}",
+            field="kv_cache_bytes",
+        )
+    return MemoryPlan(num_blocks, block_bytes, reason)
+
+
+def _default_budget(num_models: int, claimed_bytes: int) -> tuple[int, str]:
+    """A quarter of the memory limit, shared by models that are loaded together; a model that comes
+    later gets at most a quarter of what is left."""
+    limit: int = _native.cpu_info()["memory_limit_bytes"]
+    share, left = limit // 4 // num_models, max(0, limit - claimed_bytes) // 4
+    if left < share:
+        return left, "a quarter of the memory that no model has taken"
+    if num_models > 1:
+        return share, f"a quarter of the memory limit, shared by {num_models} models"
+    return share, "a quarter of the memory limit"
+
+
+def _check_unclaimed(kv_cache_bytes: int, claimed_bytes: int) -> None:
+    limit = _native.cpu_info()["memory_limit_bytes"]
+    if kv_cache_bytes > limit - claimed_bytes:
+        raise InsufficientMemoryError(
+            f"kv_cache_bytes={kv_cache_bytes} is more than is left: of {limit} bytes, weights and "
+            f"KV caches have taken {claimed_bytes}; set kv_cache_bytes to at most "
+            f"{max(0, limit - claimed_bytes)}, or unload a model",
+            field="kv_cache_bytes",
+        )
+
+
+class SharedWorker:
+    """The process's one worker, counted by its users; the last one to leave joins its threads."""
+
+    _lock = threading.Lock()
+    _worker: _native.Worker | None = None
+    _num_users = 0
+
+    @classmethod
+    def acquire(cls, num_threads: int) -> _native.Worker:
+        """The running worker (whatever its thread count), or a new one."""
+        with cls._lock:
+            if cls._worker is None:
+                cls._worker = _native.Worker(num_threads)
+            cls._num_users += 1
+            return cls._worker
+
+    @classmethod
+    def release(cls) -> None:
+        with cls._lock:
+            cls._num_users -= 1
+            if cls._num_users == 0 and cls._worker is not None:
+                worker, cls._worker = cls._worker, None
+                worker.close()
+
+    @classmethod
+    def forget(cls) -> None:
+        """In a child of fork(), which has the object but not its threads: start anew."""
+        cls._lock, cls._worker, cls._num_users = threading.Lock(), None, 0
+
+
+os.register_at_fork(after_in_child=SharedWorker.forget)
+
+
+class CpuRunner:
+    """Implements ``Runner`` on the CPU kernels."""
+
+    def __init__(
+        self, config: EngineConfig, model: LoadedModel, packed: PackedModel | None = None
+    ) -> None:
+        from lmi_core.models.decoder import record
+        from lmi_core.ops.cpu import CpuRecorder
+
+        spec = model.spec
+        kv_dtype = cache_dtype(config, model.dtype)
+        sizes = StepSizes.of(
+            config,
+            vocab_size=spec.vocab_size,
+            max_positions=spec.max_positions,
+            max_num_tokens=DEFAULT_BATCHED_TOKENS,
+        )
+        attention = spec.attention
+        block_bytes = _native.KvCache.block_bytes(
+            num_layers=spec.num_layers,
+            block_size=config.block_size,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=kv_dtype,
+        )
+        self.memory = plan_kv_cache(
+            config,
+            block_bytes=block_bytes,
+            max_model_len=sizes.max_model_len,
+            claimed_bytes=HOST_MEMORY.total_bytes,
+        )
+        shared = StepMemory.of(config, sizes, self.memory.num_blocks)
+        self.pool, self.block_tables = shared.pool, shared.block_tables
+        self.sampling, self.steps = shared.sampling, shared.steps
+        self._last_step = self.steps[0]
+        self.cache = _native.KvCache(
+            num_layers=spec.num_layers,
+            num_blocks=self.memory.num_blocks,
+            block_size=config.block_size,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=kv_dtype,
+        )
+        self.graph = _native.Graph(
+            max_tokens=sizes.max_num_tokens,
+            max_seqs=config.max_num_seqs,
+            max_logit_rows=sizes.max_logit_rows,
+            max_blocks_per_seq=sizes.max_blocks_per_seq,
+            block_size=config.block_size,
+            act_dtype=model.dtype,
+            instruction_set=config.instruction_set,
+        )
+        self.adapters = None
+        if config.lora is not None:
+            self.adapters = _lora_store(config, config.lora, model)
+        table = None if self.adapters is None else self.adapters.table
+        record(model, CpuRecorder(self.graph), self.cache, sizes.max_model_len, table)
+        self.graph.finish()
+
+        self._worker: _native.Worker | None = SharedWorker.acquire(
+            config.num_threads or _native.num_physical_cores()
+        )
+        self._report(config, model)
+        HOST_MEMORY.claim(self, model.weights.num_bytes + self.memory.num_bytes)
+        self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.info = RunnerInfo(
+            vocab_size=sizes.vocab_size,
+            max_model_len=sizes.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_tokens,
+            num_saturating_tokens=SATURATING_TOKENS,
+            max_logit_rows=sizes.max_logit_rows,
+            max_logprobs=config.max_logprobs,
+            num_blocks=self.memory.num_blocks,
+            block_size=config.block_size,
+            weight_bytes=model.weights.num_bytes,
+            kv_cache_bytes=self.memory.num_bytes,
+            arena_bytes=self.graph.arena_bytes,
+            num_threads=self._worker.num_threads,
+            instruction_set=config.instruction_set or _native.default_instruction_set(),
+            dtype=model.dtype,
+            quantize=model.quantize or "",
+            kv_dtype=kv_dtype,
+            runs_ahead=True,
+            has_adapters=self.adapters is not None,
+        )
+        self._packed = packed
+        if packed is not None:
+            packed.save()
+
+    def _report(self, config: EngineConfig, model: LoadedModel) -> None:
+        """Say how several models divide the machine."""
+        claimed_bytes = HOST_MEMORY.total_bytes
+        if config.num_models == 1 and not claimed_bytes:
+            return
+        assert self._worker is not None
+        log.info(
+            "model %s: weights %.0f MiB, KV cache up to %.0f MiB (%s); other models have %.0f MiB; "
+            "all models' steps run on the same %d threads",
+            config.served_model_name,
+            model.weights.num_bytes / 2**20,
+            self.memory.num_bytes / 2**20,
+            self.memory.reason,
+            claimed_bytes / 2**20,
+            self._worker.num_threads,
+        )
+
+    def submit(self, step: _native.Step) -> None:
+        assert self._worker is not None, "submit after close"
+        self._worker.submit(self.graph, step, self.completion_fd)
+        self._last_step = step
+
+    def submit_ahead(self, step: _native.Step, logit_rows: list[int]) -> None:
+        step.follow(self._last_step, logit_rows)
+        self.submit(step)
+
+    def close(self) -> None:
+        if self._worker is None:
+            return
+        self._worker.drain()
+        self._worker = None
+        if self._packed is not None:
+            self._packed.close()
+        SharedWorker.release()
+        HOST_MEMORY.release(self)
+        os.close(self.completion_fd)
+
+
+def load_cpu_runner(
+    config: EngineConfig, progress: Progress | None = None
+) -> tuple[CpuRunner, LoadedModel]:
+    """Load the model's weights and build its runner.
+
+    Raises ModelError for files that can't be served, UserError for sizes that don't fit.
+    """
+    from lmi_core.models.loader import load_model
+    from lmi_core.models.rope_config import RopeOverride
+    from lmi_core.ops.cpu import NativeWeights
+    from lmi_core.weights.packed_model import open_packed_model
+
+    if config.quantize == "fp8":
+        raise UserError(
+            "quantize=fp8 needs device=cuda; set quantize=int8, which takes as little memory",
+            field="quantize",
+        )
+    check_sizes(config)
+    cache_dtype(config, "fp32")
+    check_weights_fit(config, HOST_MEMORY.total_bytes)
+    num_threads = config.num_threads or _native.num_physical_cores()
+    packed = open_packed_model(config, num_threads)
+    model = load_model(
+        config.model,
+        config.dtype,
+        quantize=config.quantize,
+        rope=RopeOverride.of(config),
+        backend=NativeWeights(config.instruction_set, num_threads, packed),
+        progress=None if progress is None else partial(progress, "weights"),
+        takes_adapters=config.lora is not None,
+    )
+    check_max_model_len(config, model)
+    return CpuRunner(config, model, packed), model
+
+
+def _lora_store(config: EngineConfig, lora: LoraConfig, model: LoadedModel) -> LoraStore:
+    from lmi_core.adapters.store import LoraStore
+    from lmi_core.models.lora_linears import linear_shapes
+    from lmi_core.ops.cpu import NativeWeights
+
+    table = cast("LoraTable", _native.LoraTable(linear_shapes(model.spec), dtype=model.dtype))
+    backend = NativeWeights(config.instruction_set, num_threads=1)
+    return LoraStore(model, backend, table, max_rank=lora.max_rank)
+
+
+def check_sizes(config: EngineConfig) -> None:
+    """Raise UserError for a size that the native code can't count or hold."""
+    for name, value, low, high in (
+        ("num_threads", config.num_threads, 1, 1024),
+        ("max_num_seqs", config.max_num_seqs, 1, 16384),
+        ("max_num_batched_tokens", config.max_num_batched_tokens, 1, 131072),
+        ("block_size", config.block_size, 16, 4096),
+        ("kv_cache_bytes", config.kv_cache_bytes, 1, _native.cpu_info()["memory_limit_bytes"]),
+    ):
+        if value is not None and not low <= value <= high:
+            raise UserError(f"{name} is {value}; allowed are {low} to {high}", field=name)
+    levels = _native.instruction_sets()
+    if config.instruction_set and config.instruction_set not in levels:
+        raise UserError(
+            f"instruction_set is {config.instruction_set!r}; allowed here are {', '.join(levels)}",
+            field="instruction_set",
+        )
+    if config.block_size % 16:
+        raise UserError(
+            f"block_size is {config.block_size}, but must be a multiple of 16", field="block_size"
+        )
+
+
+def cache_dtype(
+    config: EngineConfig, model_dtype: Literal["fp32", "bf16"]
+) -> Literal["fp32", "bf16", "int8"]:
+    """The KV cache's. Raises UserError for one that the native kernels don't have."""
+    asked = config.kv_dtype
+    if asked == "auto":
+        return model_dtype
+    if asked == "fp8_e4m3fn" or asked == "fp8_e5m2":
+        raise UserError(
+            f"kv_dtype={asked} needs a GPU: write int8 or bf16, or set device=cuda",
+            field="kv_dtype",
+        )
+    return asked
+
+
+def check_weights_fit(config: EngineConfig, claimed_bytes: int) -> None:
+    """Raise InsufficientMemoryError if the weights can't fit beside the engines that are here.
+
+    The first engine is let through: only loading tells what its weights really need.
+    """
+    if not claimed_bytes:
+        return
+    stored_bytes = sum(file.stat().st_size for file in config.model.glob("*.safetensors"))
+    # At least this: int4 is an eighth of fp32, bf16 half of it.
+    least_bytes = stored_bytes // (8 if config.quantize else 2 if config.dtype != "auto" else 1)
+    limit = _native.cpu_info()["memory_limit_bytes"]
+    if least_bytes > limit - claimed_bytes:
+        raise InsufficientMemoryError(
+            f"the weights in {config.model} need {least_bytes / 2**20:.0f} MiB; of "
+            f"{limit / 2**20:.0f} MiB, other models have taken {claimed_bytes / 2**20:.0f}: "
+            "unload one of them",
+            field="model",
+        )
+
+
+def check_max_model_len(config: EngineConfig, model: LoadedModel) -> None:
+    """Raise UserError if more is asked for than the model has positions."""
+    limit = model.spec.max_positions
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise UserError(
+            f"max_model_len={config.max_model_len} is longer than the model's {limit} positions",
+            field="max_model_len",
+        )

@@ -1,0 +1,1 @@
+"""The runners of torch devices: steps launched from Python or by C++ threads."""

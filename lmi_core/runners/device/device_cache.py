@@ -1,0 +1,98 @@
+"""The KV cache of a runner on a torch device: a block until memory was measured, then its share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lmi_core.ops.device.paged_cache import FixedScales, PagedCache
+from lmi_core.ops.kernels import select
+from lmi_core.runners.cpu.cpu_runner import MemoryPlan, plan_kv_cache
+from lmi_core.runners.runner import RunnerInfo
+from lmi_core.runners.step_memory import StepSizes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lmi_core.models.loader import LoadedModel
+    from lmi_core.runners.device.device_memory import DeviceMemoryPlan
+    from lmi_core.settings.engine_config import EngineConfig
+
+DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
+
+
+class DeviceCache:
+    """``store`` and what is decided with it: the sizes of steps, the number of blocks."""
+
+    def __init__(self, config: EngineConfig, model: LoadedModel, device: torch.device) -> None:
+        spec, attention = model.spec, model.spec.attention
+        self._config, self._model = config, model
+        self.dtype = model.dtype if config.kv_dtype == "auto" else config.kv_dtype
+        self.sizes = StepSizes.of(
+            config,
+            vocab_size=spec.vocab_size,
+            max_positions=spec.max_positions,
+            max_num_tokens=DEFAULT_BATCHED_TOKENS[device.type],
+        )
+        self.store = PagedCache(
+            num_layers=spec.num_layers,
+            num_blocks=1,
+            block_size=config.block_size,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=self.dtype,
+            device=device,
+            fixed_scales=[FixedScales(*scales) for scales in model.kv_scales],
+        )
+        self._block_bytes = self.store.num_bytes
+
+    def grow(self, measured: DeviceMemoryPlan | None) -> MemoryPlan:
+        """Take what ``measured`` leaves, or what the configuration says, and a block more: the
+        last one, of rows that stand for none.
+
+        Raises InsufficientMemoryError, with values that would work, where it doesn't fit."""
+        config, sizes = self._config, self.sizes
+        spare = None
+        if measured is not None:
+            measured.check(config, max_model_len=sizes.max_model_len, block_bytes=self._block_bytes)
+            spare = measured.spare_bytes - self._block_bytes, measured.reason
+        memory = plan_kv_cache(
+            config,
+            block_bytes=self._block_bytes,
+            max_model_len=sizes.max_model_len,
+            spare=spare,
+        )
+        if measured is not None:
+            measured.report(memory)
+        try:
+            self.store.resize(memory.num_blocks + 1)
+        except torch.OutOfMemoryError as error:
+            if measured is None:
+                raise
+            raise measured.no_room(memory.num_bytes) from error
+        return memory
+
+    def info(
+        self, memory: MemoryPlan, measured: DeviceMemoryPlan | None, chosen: Mapping[str, str]
+    ) -> RunnerInfo:
+        config, sizes, model = self._config, self.sizes, self._model
+        return RunnerInfo(
+            vocab_size=sizes.vocab_size,
+            max_model_len=sizes.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_tokens,
+            max_logit_rows=sizes.max_logit_rows,
+            max_logprobs=config.max_logprobs,
+            num_blocks=memory.num_blocks,
+            block_size=config.block_size,
+            weight_bytes=model.weights.num_bytes,
+            kv_cache_bytes=memory.num_bytes,
+            arena_bytes=0 if measured is None else measured.workspace_bytes,
+            dtype=model.dtype,
+            quantize=model.quantize or "",
+            kv_dtype=self.dtype,
+            device=config.device,
+            kernels=select.describe(chosen),
+            runs_ahead=True,
+        )

@@ -1,0 +1,102 @@
+"""The runner of a torch device: loads the weights, and chooses who launches the steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from lmi_core.errors import InsufficientMemoryError, UserError
+from lmi_core.ops.device.step_recorder import NotNativeError
+from lmi_core.ops.device.torch_weights import DeviceWeights
+from lmi_core.ops.kernels import select
+from lmi_core.runners.cpu.cpu_runner import Progress, check_max_model_len
+from lmi_core.runners.device.cuda_runner import CudaRunner
+from lmi_core.runners.device.device_memory import memory_of
+from lmi_core.runners.device.torch_runner import TorchRunner
+from lmi_core.weights.quantized.checkpoint import can_be_quantized
+
+if TYPE_CHECKING:
+    from lmi_core.models.loader import LoadedModel
+    from lmi_core.settings.engine_config import EngineConfig
+
+_log = logging.getLogger(__name__)
+
+
+def load_device_runner(
+    config: EngineConfig, progress: Progress | None = None
+) -> tuple[TorchRunner | CudaRunner, LoadedModel]:
+    """Load the model's weights to the configured device and build its runner.
+
+    Raises ModelError for files that can't be served, UserError for a device that isn't there, for
+    ``LMI_OPS`` that can't be had and for sizes that don't fit.
+    """
+    from lmi_core.models.loader import load_model
+    from lmi_core.models.rope_config import RopeOverride
+
+    device = find_device(config)
+    chosen = select.select_for(device.type, is_deterministic=config.deterministic)
+    memory = memory_of(device)
+    others_bytes = 0 if memory is None else memory.allocated_bytes()
+    try:
+        model = load_model(
+            config.model,
+            config.dtype,
+            quantize=config.quantize,
+            backend=DeviceWeights(device),
+            rope=RopeOverride.of(config),
+            progress=None if progress is None else partial(progress, "weights"),
+            takes_adapters=config.lora is not None,
+        )
+    except torch.OutOfMemoryError as error:
+        raise _no_room_for_weights(config, device) from error
+    check_max_model_len(config, model)
+    return make_runner(config, model, device, chosen, others_bytes), model
+
+
+def make_runner(
+    config: EngineConfig,
+    model: LoadedModel,
+    device: torch.device,
+    chosen: Mapping[str, str],
+    others_bytes: int = 0,
+) -> TorchRunner | CudaRunner:
+    """C++ launches the steps where that was chosen and every op of the model has a native kernel;
+    else Python does, and the log names the op. ``others_bytes`` were allocated before the
+    weights."""
+    if chosen.get(select.LAUNCH) == "native":
+        try:
+            return CudaRunner(config, model, device, chosen, others_bytes)
+        except NotNativeError as error:
+            _log.warning("steps are launched from Python, op by op, because of %s", error)
+    return TorchRunner(config, model, device, chosen, others_bytes)
+
+
+def find_device(config: EngineConfig) -> torch.device:
+    """The torch device of ``config.device``; UserError if this process has none."""
+    if config.device != "cuda":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        build = "without CUDA" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"
+        raise UserError(
+            f"device=cuda, but torch {torch.__version__} (built {build}) finds no GPU: "
+            "set device=cpu, or install a torch that matches the driver (see nvidia-smi)",
+            field="device",
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _no_room_for_weights(config: EngineConfig, device: torch.device) -> InsufficientMemoryError:
+    stored_bytes = sum(file.stat().st_size for file in config.model.glob("*.safetensors"))
+    _, total_bytes = torch.cuda.mem_get_info(device)
+    gib = 2**30
+    is_smallest = config.quantize == "int4" or not can_be_quantized(config.model)
+    advice = "unload other models" if is_smallest else "set quantize=int4"
+    return InsufficientMemoryError(
+        f"the weights in {config.model}, {stored_bytes / gib:.1f} GiB as stored, don't fit into "
+        f"what is free of the GPU's {total_bytes / gib:.1f} GiB: {advice}, or use a larger GPU",
+        field="quantize",
+    )

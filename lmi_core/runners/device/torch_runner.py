@@ -1,0 +1,301 @@
+"""The runner of a torch device: a step graph of torch calls, run op by op or captured."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmi_core import _native
+from lmi_core.adapters.store import LoraStore
+from lmi_core.ops import LoraTable
+from lmi_core.ops.device.adapter_table import AdapterTable
+from lmi_core.ops.device.device_step import DeviceStep
+from lmi_core.ops.device.eager import EagerRecorder
+from lmi_core.ops.device.paged_cache import KV_DTYPES, PagedCache
+from lmi_core.ops.device.pending_results import PendingResults
+from lmi_core.ops.device.sampling_inputs import SamplingInputs
+from lmi_core.ops.device.step_arrays import StepArrays
+from lmi_core.ops.device.torch_weights import DTYPES, DeviceWeights
+from lmi_core.ops.kernels import select
+from lmi_core.ops.kernels.flash_choice import AttentionShape, prefer_flash
+from lmi_core.runners.device.decode_graphs import Capture, CudaCapture, DecodeGraphs
+from lmi_core.runners.device.device_cache import DeviceCache
+from lmi_core.runners.device.device_memory import DeviceMemoryPlan, measure, memory_of
+from lmi_core.runners.device.widest_step import widest_arrays, widest_sampling
+from lmi_core.runners.step_memory import StepMemory, StepSizes
+
+if TYPE_CHECKING:
+    from lmi_core.models.loader import LoadedModel
+    from lmi_core.settings.engine_config import EngineConfig
+
+_log = logging.getLogger(__name__)
+
+IDLE_S = 0.05
+"""Without a step for so long, graphs are captured."""
+
+
+class _Job(NamedTuple):
+    """A submitted step; ``logit_rows``: of the step before, where its token ids come from."""
+
+    step: _native.Step
+    arrays: StepArrays
+    logit_rows: list[int] | None
+    submitted_ns: int
+
+
+class _Launched(NamedTuple):
+    job: _Job
+    results: PendingResults | None
+    """None: the step failed."""
+    started_ns: int
+
+
+class TorchRunner:
+    """Implements ``AheadRunner`` on a torch device: one thread launches, another reads results."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LoadedModel,
+        device: torch.device,
+        chosen: Mapping[str, str],
+        others_bytes: int = 0,
+    ) -> None:
+        """``chosen``: the implementation of every op. ``others_bytes``: what was allocated on the
+        device before the weights."""
+        cache = DeviceCache(config, model, device)
+        self.device, sizes = device, cache.sizes
+        chosen = select.launched_from_python(chosen)
+        if config.flash_attention and not config.deterministic:
+            attention = model.spec.attention
+            shape = AttentionShape(
+                num_q_heads=attention.num_q_heads,
+                num_kv_heads=attention.num_kv_heads,
+                head_dim=attention.head_dim,
+                block_size=config.block_size,
+                dtype=DTYPES[model.dtype],
+                cache_dtype=KV_DTYPES[cache.dtype],
+            )
+            prefer_flash(chosen, device, shape)
+        if config.deterministic:
+            _log.info("deterministic: %s", select.describe(chosen))
+        self.adapters = None
+        if config.lora is not None:
+            backend = DeviceWeights(device)
+            self.adapters = LoraStore(model, backend, AdapterTable(), max_rank=config.lora.max_rank)
+        table = None if self.adapters is None else self.adapters.table
+        self._graph = _record(model, chosen, cache.store, sizes.max_model_len, device, table)
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        measured = self._measure(config, sizes, others_bytes)
+        memory = cache.grow(measured)
+        self._graphs = self._make_graphs(config, sizes, memory.num_blocks)
+        shared = StepMemory.of(config, sizes, memory.num_blocks)
+        self.pool, self.block_tables = shared.pool, shared.block_tables
+        self.sampling, self.steps = shared.sampling, shared.steps
+        info = cache.info(memory, measured, chosen)
+        self.info = replace(info, has_adapters=self.adapters is not None)
+        share = config.gpu_memory_utilization
+        self._oom_advice = f"lower gpu_memory_utilization, which is {share}"
+        self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._sampled: Tensor | None = None
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._launch_all, name="lmi-torch-launcher", daemon=True),
+            threading.Thread(target=self._read_all, name="lmi-torch-reader", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _measure(
+        self, config: EngineConfig, sizes: StepSizes, others_bytes: int
+    ) -> DeviceMemoryPlan | None:
+        """Run the widest step and the graphs' kernels, over a cache of one block."""
+        memory = memory_of(self.device)
+        if memory is None:
+            return None
+        kernels = self._graph.kernels
+
+        def run_step(num_tokens: int) -> None:
+            arrays = widest_arrays(
+                1 if kernels.is_row_by_row else num_tokens,
+                sizes,
+                max_num_seqs=config.max_num_seqs,
+                block_size=config.block_size,
+                has_long_prefills=kernels.chosen["attention"] in ("torch", "flash"),
+            )
+            step = DeviceStep.upload(arrays, block_size=config.block_size, device=self.device)
+            sampling = widest_sampling(sizes.max_logit_rows, config.max_logprobs)
+            self._graph.choose(self._graph.forward(step), sampling).wait()
+
+        graphs = self._make_graphs(config, sizes, 0)
+
+        def measure_graphs() -> int:
+            return 0 if graphs is None else graphs.measure(memory.free_bytes)
+
+        if self._stream is not None:
+            # Weights come from another stream.
+            torch.cuda.current_stream(self.device).synchronize()
+        with torch.cuda.stream(self._stream):  # which does nothing for None
+            if graphs is not None:
+                graphs.warm_up()
+            return measure(
+                memory,
+                others_bytes=others_bytes,
+                num_tokens=sizes.max_num_tokens,
+                usable_share=config.gpu_memory_utilization,
+                run_step=run_step,
+                measure_graphs=measure_graphs,
+            )
+
+    def _make_graphs(
+        self, config: EngineConfig, sizes: StepSizes, scratch_block: int
+    ) -> DecodeGraphs | None:
+        capture = make_capture(config, self.device, self._graph.kernels.chosen)
+        if capture is None:
+            return None
+        return DecodeGraphs(
+            self._graph.forward,
+            capture,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=sizes.max_model_len,
+            vocab_size=sizes.vocab_size,
+            block_size=config.block_size,
+            scratch_block=scratch_block,
+            device=self.device,
+        )
+
+    def submit(self, step: _native.Step) -> None:
+        self._submit(step, None)
+
+    def submit_ahead(self, step: _native.Step, logit_rows: list[int]) -> None:
+        self._submit(step, logit_rows)
+
+    def _submit(self, step: _native.Step, logit_rows: list[int] | None) -> None:
+        assert self._threads, "submit after close"
+        # A copy: the loop may append to block tables while the step is in flight.
+        arrays = StepArrays.of(step, self.block_tables)
+        self._jobs.put(_Job(step, arrays, logit_rows, time.monotonic_ns()))
+
+    def close(self) -> None:
+        if not self._threads:
+            return
+        self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+        os.close(self.completion_fd)
+        self._sampled = None
+        del self._graph, self._graphs
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _launch_all(self) -> None:
+        """The launcher's thread: puts steps onto the stream while earlier ones may still run."""
+        with torch.cuda.stream(self._stream):  # which does nothing for None
+            while (job := self._next()) is not None:
+                started_ns = time.monotonic_ns()
+                results = None
+                try:
+                    results = self._launch(job)
+                except torch.OutOfMemoryError as error:
+                    job.step.error = f"{error} ({self._oom_advice})"
+                except Exception as error:
+                    job.step.error = f"{type(error).__name__}: {error}"
+                self._sampled = None if results is None else results.token_ids
+                self._launched.put(_Launched(job, results, started_ns))
+        self._launched.put(None)
+
+    def _read_all(self) -> None:
+        """The reader's thread: waits for results and hands them out."""
+        finished_ns = 0
+        while (launched := self._launched.get()) is not None:
+            step = launched.job.step
+            try:
+                if launched.results is not None:
+                    launched.results.wait().write(step)
+            except Exception as error:
+                step.error = f"{type(error).__name__}: {error}"
+            started_ns = max(launched.started_ns, finished_ns)
+            finished_ns = time.monotonic_ns()
+            step.set_times(
+                submitted_ns=launched.job.submitted_ns,
+                started_ns=started_ns,
+                finished_ns=finished_ns,
+            )
+            os.eventfd_write(self.completion_fd, 1)
+
+    def _next(self) -> _Job | None:
+        """Wait for a step; capture graphs meanwhile."""
+        while self._graphs is not None and self._graphs.has_wanted:
+            try:
+                return self._jobs.get(timeout=IDLE_S)
+            except queue.Empty:
+                self._graphs.capture_wanted()
+        return self._jobs.get()
+
+    def _launch(self, job: _Job) -> PendingResults:
+        sampling = SamplingInputs.of(job.step, self.sampling, self.info.max_logprobs)
+        feed = None if job.logit_rows is None else partial(self._feed, job.logit_rows)
+        logits = None
+        if self._graphs is not None and not len(job.arrays.adapter_slots):
+            logits = self._graphs.run(job.arrays, feed)
+        if logits is None:
+            inputs = DeviceStep.upload(
+                job.arrays, block_size=self.info.block_size, device=self.device
+            )
+            if feed is not None:
+                feed(inputs.token_ids)
+            logits = self._graph.forward(inputs)
+        return self._graph.choose(logits, sampling)
+
+    def _feed(self, logit_rows: list[int], token_ids: Tensor) -> None:
+        """Take the token ids from the last step's results, which the host may not know yet. Nobody
+        wants this step's where there is none: the last one failed, or nothing was sampled."""
+        if self._sampled is None:
+            return
+        count = len(logit_rows)
+        sampled = self._sampled[:count]
+        if logit_rows != list(range(count)):
+            sampled = self._sampled[torch.tensor(logit_rows).to(self.device, non_blocking=True)]
+        token_ids[:count].copy_(sampled.clamp(min=0))
+
+
+def make_capture(
+    config: EngineConfig, device: torch.device, chosen: Mapping[str, str]
+) -> Capture | None:
+    """What captures decode steps; None if they run op by op."""
+    if device.type != "cuda" or config.enforce_eager:
+        return None
+    if chosen["attention"] in ("torch", "by row"):
+        _log.warning("decode steps run op by op: torch's attention can't be captured")
+        return None
+    return CudaCapture()
+
+
+def _record(
+    model: LoadedModel,
+    chosen: dict[str, str],
+    cache: PagedCache,
+    max_model_len: int,
+    device: torch.device,
+    adapters: LoraTable | None,
+) -> EagerRecorder:
+    from lmi_core.models.decoder import record
+
+    recorder = EagerRecorder(select.load(chosen), device, model.dtype)
+    record(model, recorder, cache, max_model_len, adapters)
+    recorder.finish()
+    return recorder

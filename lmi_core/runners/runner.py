@@ -1,0 +1,96 @@
+"""The seam between the engine's loop and whatever executes steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from lmi_core._native import BlockPool, BlockTables, SamplingTable, Step
+    from lmi_core.adapters.store import PackedLora
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerInfo:
+    """What was decided when the model was loaded; all sizes are final."""
+
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_logit_rows: int
+    max_logprobs: int
+    num_blocks: int
+    block_size: int
+    weight_bytes: int = 0
+    kv_cache_bytes: int = 0
+    arena_bytes: int = 0
+    num_threads: int = 1
+    instruction_set: str = ""
+    dtype: str = ""
+    quantize: str = ""
+    """int8, int4 or fp8 if the weights are, from the checkpoint or at load."""
+    kv_dtype: str = ""
+    device: str = "cpu"
+    kernels: str = ""
+    """Which implementation runs which op; empty: the CPU engine's own run all."""
+    shares_blocks: bool = True
+    """Whether sequences can have blocks in common; False: each computes its whole prompt."""
+    num_saturating_tokens: int | None = None
+    """From how many rows on the cost of a step is proportional to them, so that prompts could as
+    well have a step each; None: there is no such number."""
+    runs_ahead: bool = False
+    """Whether the runner is an ``AheadRunner``."""
+    has_adapters: bool = False
+    """Whether it is a ``LoraRunner``, with LoRA on."""
+
+
+class Runner(Protocol):
+    """Executes filled steps one after the other.
+
+    ``steps`` are its buffers (two on CPU); ``completion_fd`` is an eventfd that counts finished
+    steps. ``submit`` returns at once. All calls come from the engine's loop thread.
+    """
+
+    info: RunnerInfo
+    pool: BlockPool
+    block_tables: BlockTables
+    sampling: SamplingTable
+    steps: tuple[Step, ...]
+    completion_fd: int
+
+    def submit(self, step: Step) -> None: ...
+
+    def close(self) -> None:
+        """Wait for what was submitted, release threads and memory. Idempotent."""
+        ...
+
+
+class AheadRunner(Runner, Protocol):
+    """Takes a step before the last one's tokens are known: three ``steps``, two of them in flight.
+    Completions come in the order of submission."""
+
+    def submit_ahead(self, step: Step, logit_rows: list[int]) -> None:
+        """As ``submit``, of a step whose token ids are what these rows of the last step sampled, or
+        any where that step failed or a row sampled none."""
+        ...
+
+
+class AdapterStore(Protocol):
+    """The LoRA adapters of a runner by slot."""
+
+    def pack(self, path: Path) -> PackedLora:
+        """Read and pack the adapter in a PEFT directory, in any thread. Raises ModelError."""
+        ...
+
+    def set(self, slot: int, adapter: PackedLora | None) -> None:
+        """What steps submitted from now on find in a slot to which none that was submitted
+        refers."""
+        ...
+
+
+class LoraRunner(Runner, Protocol):
+    """Computes sequences with the adapters whose slots ``Step.add`` was given."""
+
+    adapters: AdapterStore

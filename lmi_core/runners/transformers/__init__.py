@@ -1,0 +1,1 @@
+"""The runner of models that Transformers computes, in padded batches."""

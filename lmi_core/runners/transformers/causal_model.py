@@ -1,0 +1,183 @@
+"""A Transformers model for text generation, loaded, and what its forward call takes."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmi_core.errors import MissingExtraError, ModelError, UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from lmi_core.settings.transformers_config import TransformersConfig
+
+_log = logging.getLogger(__name__)
+
+_LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "n_ctx",
+    "seq_length",
+)
+_DEFAULT_LENGTH = 4096
+_CACHE_NAMES = ("past_key_values", "cache_params")
+
+
+class CausalModel:
+    """Calls a model and reports its sizes; ``cache_name`` is what it calls its cache."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self._model = model
+        self.device = device
+        self._takes = frozenset(inspect.signature(model.forward).parameters)
+        name = next((name for name in _CACHE_NAMES if name in self._takes), None)
+        if name is None:
+            raise ModelError(
+                f"{type(model).__name__} has neither of {', '.join(_CACHE_NAMES)}: it can't go on "
+                "from tokens that it has seen, and is not served",
+                field="option.model_id",
+            )
+        self.cache_name = name
+        self.is_mergeable = name == "past_key_values" and self._has_plain_cache()
+        """Whether the caches of several sequences can be one batch's, padded on the left."""
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        cache: Any,
+        num_logits: int,
+        *,
+        mask: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, Any]:
+        """Logits [batch, ``num_logits``, vocabulary] of the last of ``token_ids`` [batch, width],
+        and the cache, which now holds them too.
+
+        ``mask`` [batch, cached + width] is 0 at padding; ``positions`` are those of ``token_ids``.
+        """
+        inputs: dict[str, Any] = {self.cache_name: cache, "use_cache": True, "return_dict": True}
+        for key, value in (
+            ("attention_mask", mask),
+            ("position_ids", positions),
+            ("logits_to_keep", num_logits),
+        ):
+            if value is not None and key in self._takes:
+                inputs[key] = value
+        output = self._model(input_ids=token_ids, **inputs)
+        return output.logits[:, -num_logits:], getattr(output, self.cache_name)
+
+    @property
+    def vocab_size(self) -> int:
+        head = self._model.get_output_embeddings()
+        if head is not None and getattr(head, "weight", None) is not None:
+            return int(head.weight.shape[0])
+        return int(self._text_config.vocab_size)
+
+    @property
+    def dtype(self) -> str:
+        return str(self._model.dtype).removeprefix("torch.")
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights."""
+        return int(self._model.get_memory_footprint())
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        for config in (self._model.generation_config, self._text_config):
+            ids = getattr(config, "eos_token_id", None)
+            if ids is not None:
+                return (ids,) if isinstance(ids, int) else tuple(ids)
+        return ()
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest sequence; None if the configuration doesn't say."""
+        for name in _LENGTHS:
+            length = getattr(self._text_config, name, None)
+            if isinstance(length, int) and length > 0:
+                return length
+        return None
+
+    def max_model_len(self, wanted: int | None) -> int:
+        """The longest sequence to be served; UserError if ``wanted`` is more than there is."""
+        limit = self.max_positions
+        if wanted is None:
+            return limit or _DEFAULT_LENGTH
+        if limit is not None and wanted > limit:
+            raise UserError(
+                f"max_model_len={wanted} is longer than the model's {limit} positions",
+                field="max_model_len",
+            )
+        return wanted
+
+    @property
+    def _text_config(self) -> Any:
+        return self._model.config.get_text_config(decoder=True)
+
+    def _has_plain_cache(self) -> bool:
+        """Whether each layer's cache is keys and values of every token, and nothing else."""
+        from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+        if getattr(self._model, "_is_stateful", False) or "position_ids" not in self._takes:
+            return False
+        layers = DynamicCache(config=self._model.config).layers
+        return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+
+
+def load_causal_model(config: TransformersConfig) -> CausalModel:
+    """Load the model's weights to the configured device.
+
+    Raises MissingExtraError without the library, UserError for a device that isn't there,
+    ModelError, with the library's reason, for a model that it can't load.
+    """
+    try:
+        library: Any = importlib.import_module("transformers")
+    except ImportError:
+        raise MissingExtraError("serving a model with Transformers", "transformers") from None
+    from lmi_core.runners.device.device_runner import find_device
+
+    library.utils.logging.disable_progress_bar()
+    device = find_device(config)
+    arguments: dict[str, Any] = {"dtype": config.torch_dtype}
+    if config.attn_implementation is not None:
+        arguments["attn_implementation"] = config.attn_implementation
+    if config.device_map is not None:
+        arguments["device_map"] = config.device_map
+    try:
+        model = library.AutoModelForCausalLM.from_pretrained(
+            str(config.model),
+            trust_remote_code=config.trust_remote_code,
+            local_files_only=True,
+            **arguments,
+        )
+    except Exception as error:  # the library raises every kind
+        raise _load_error(config.model, error) from error
+    model.eval()
+    if config.device_map is None:
+        model.to(device)
+    causal = CausalModel(model, model.device if config.device_map else device)
+    if causal.max_positions is None and config.max_model_len is None:
+        _log.warning(
+            "config.json doesn't say how long a sequence may be; option.max_model_len raises or "
+            "lowers the %d tokens that are taken",
+            _DEFAULT_LENGTH,
+        )
+    return causal
+
+
+def _load_error(path: Path, error: Exception) -> ModelError:
+    reason = " ".join(str(error).split())[:400]
+    hint = ""
+    if "trust_remote_code" in str(error):
+        hint = "; option.trust_remote_code=true lets the model's own code run in the server"
+        reason = "its architecture is defined by Python code that comes with it"
+    return ModelError(
+        f"{path}: Transformers can't load the model: {reason}{hint}", field="option.model_id"
+    )

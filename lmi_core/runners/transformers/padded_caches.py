@@ -1,0 +1,201 @@
+"""KV caches of sequences that run in padded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from lmi_core.runners.transformers.sparsity import partition
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
+
+    from lmi_core.runners.transformers.causal_model import CausalModel
+
+
+class Chunk(NamedTuple):
+    """Tokens of one sequence, which has ``start`` in its cache; logits of the last
+    ``num_logits`` are wanted."""
+
+    row: int
+    """Stands for the sequence while it runs."""
+    token_ids: list[int]
+    start: int
+    num_logits: int
+
+
+@dataclass(slots=True)
+class Split:
+    """Sequences whose caches are one tensor per layer, padded on the left."""
+
+    rows: list[int]
+    lengths: list[int]
+    cache: DynamicCache
+
+
+class PaddedCaches:
+    """Runs chunks in as few padded calls as the max-sparsity rule allows.
+
+    Sequences that decode are regrouped only when others come or go: all of them grow alike.
+    """
+
+    def __init__(self, model: CausalModel, max_sparsity: float, max_splits: int) -> None:
+        self._model = model
+        self._max_sparsity = max_sparsity
+        self._max_splits = max_splits
+        self._splits: dict[int, Split] = {}
+        """Of each row the split that holds its cache."""
+        self._decoding: list[list[int]] = []
+        """The groups of the last step."""
+
+    def drop(self, row: int) -> None:
+        """Forget a sequence."""
+        self._splits.pop(row, None)
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """The rows of each padded batch that decodes."""
+        return self._decoding
+
+    def run(self, chunks: Sequence[Chunk]) -> dict[int, torch.Tensor]:
+        """Compute every chunk; per row the logits [num_logits, vocabulary] that were wanted."""
+        logits: dict[int, torch.Tensor] = {}
+        prompts = [chunk for chunk in chunks if chunk.start == 0]
+        others = [chunk for chunk in chunks if chunk.start and len(chunk.token_ids) > 1]
+        decoding = {c.row: c for c in chunks if c.start and len(c.token_ids) == 1}
+        for rows in self._decode_groups(sorted(decoding)):
+            split = self._gather(rows)
+            self._call(split, [decoding[row] for row in split.rows], logits)
+        for indices in self._partition([len(chunk.token_ids) for chunk in prompts]):
+            self._prefill([prompts[i] for i in indices], logits)
+        for chunk in others:
+            self._call(self._gather([chunk.row]), [chunk], logits)
+        return logits
+
+    def _prefill(self, chunks: list[Chunk], logits: dict[int, torch.Tensor]) -> None:
+        from transformers import DynamicCache
+
+        split = Split([chunk.row for chunk in chunks], [0] * len(chunks), DynamicCache())
+        self._splits |= dict.fromkeys(split.rows, split)
+        self._call(split, chunks, logits)
+
+    def _decode_groups(self, rows: list[int]) -> list[list[int]]:
+        if sorted(row for group in self._decoding for row in group) != rows:
+            lengths = [self._length(row) for row in rows]
+            self._decoding = [[rows[i] for i in group] for group in self._partition(lengths)]
+        return self._decoding
+
+    def _partition(self, lengths: list[int]) -> list[list[int]]:
+        return partition(lengths, self._max_sparsity, self._max_splits)
+
+    def _length(self, row: int) -> int:
+        split = self._splits[row]
+        return split.lengths[split.rows.index(row)]
+
+    def _gather(self, rows: list[int]) -> Split:
+        """The split of exactly these rows, copied together unless there is one."""
+        first = self._splits[rows[0]]
+        if set(first.rows) == set(rows) and all(self._splits[row] is first for row in rows):
+            return first
+        sources = [(self._splits[row], self._splits[row].rows.index(row)) for row in rows]
+        lengths = [split.lengths[i] for split, i in sources]
+        gathered = Split(rows, lengths, _merge(sources, max(lengths)))
+        self._splits |= dict.fromkeys(rows, gathered)
+        return gathered
+
+    def _call(self, split: Split, chunks: list[Chunk], logits: dict[int, torch.Tensor]) -> None:
+        """Only prompts differ in length: those of one split are padded to the longest."""
+        width = max(len(chunk.token_ids) for chunk in chunks)
+        padded = [[0] * (width - len(chunk.token_ids)) + chunk.token_ids for chunk in chunks]
+        split.lengths = [
+            length + len(chunk.token_ids)
+            for length, chunk in zip(split.lengths, chunks, strict=True)
+        ]
+        device = self._model.device
+        lengths = torch.tensor(split.lengths).unsqueeze(1)
+        total = max(split.lengths)
+        mask = (torch.arange(total) >= total - lengths).long()
+        positions = (lengths - width + torch.arange(width)).clamp(min=0)
+        num_logits = max(1, max(chunk.num_logits for chunk in chunks))
+        values, _ = self._model(
+            torch.tensor(padded, device=device),
+            split.cache,
+            num_logits,
+            mask=mask.to(device),
+            positions=positions.to(device),
+        )
+        for chunk, rows in zip(chunks, values, strict=True):
+            logits[chunk.row] = rows[num_logits - chunk.num_logits :]
+
+
+def _merge(sources: list[tuple[Split, int]], width: int) -> DynamicCache:
+    """A cache of ``width`` tokens: one sequence from each source, padded on the left."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    for layer in range(len(sources[0][0].cache.layers)):
+        if not getattr(sources[0][0].cache.layers[layer], "is_initialized", False):
+            continue
+        keys, values = (
+            _pad(
+                [(_tensor(split, layer, name)[i], split.lengths[i]) for split, i in sources], width
+            )
+            for name in ("keys", "values")
+        )
+        cache.update(keys, values, layer)
+    return cache
+
+
+def _tensor(split: Split, layer: int, name: str) -> torch.Tensor:
+    tensor: torch.Tensor = getattr(split.cache.layers[layer], name)
+    return tensor
+
+
+def _pad(parts: list[tuple[torch.Tensor, int]], width: int) -> torch.Tensor:
+    """Each [heads, tokens, columns] and how many of its tokens: [parts, heads, width, columns]."""
+    num_heads, _, num_columns = parts[0][0].shape
+    merged = parts[0][0].new_zeros(len(parts), num_heads, width, num_columns)
+    for target, (part, length) in zip(merged, parts, strict=True):
+        target[:, width - length :] = part[:, part.shape[1] - length :]
+    return merged
+
+
+class SingleCaches:
+    """Runs one sequence per call, for models whose state is more than keys and values.
+
+    What follows a prompt goes token by token, also the rest of one that was cut: recurrent models
+    take several tokens at the start only.
+    """
+
+    def __init__(self, model: CausalModel) -> None:
+        self._model = model
+        self._caches: dict[int, Any] = {}
+
+    def drop(self, row: int) -> None:
+        """Forget a sequence."""
+        self._caches.pop(row, None)
+
+    @property
+    def groups(self) -> list[list[int]]:
+        return [[row] for row in self._caches]
+
+    def run(self, chunks: Sequence[Chunk]) -> dict[int, torch.Tensor]:
+        """Compute every chunk; per row the logits [num_logits, vocabulary] that were wanted."""
+        return {chunk.row: self._run(chunk) for chunk in chunks}
+
+    def _run(self, chunk: Chunk) -> torch.Tensor:
+        ids = torch.tensor([chunk.token_ids], device=self._model.device)
+        num_logits = max(1, chunk.num_logits)
+        if chunk.start == 0:
+            logits, cache = self._model(ids, None, num_logits)
+        else:
+            cache, parts = self._caches[chunk.row], []
+            for i in range(ids.shape[1]):
+                part, cache = self._model(ids[:, i : i + 1], cache, 1)
+                parts.append(part)
+            logits = torch.cat(parts[-num_logits:], dim=1)
+        self._caches[chunk.row] = cache
+        return logits[0, num_logits - chunk.num_logits :]

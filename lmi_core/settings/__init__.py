@@ -1,0 +1,1 @@
+"""The frozen settings that engine, runners, backends and custom code take."""

@@ -1,0 +1,111 @@
+"""The frozen configuration that the lmi engine takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lmi_core.errors import UserError
+from lmi_core.settings.field_checks import check_fields
+from lmi_core.settings.lora_config import LoraConfig
+
+DType = Literal["auto", "bf16", "fp32"]
+KvDType = Literal["auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2"]
+Device = Literal["cpu", "cuda", "torch-cpu"]
+Quantization = Literal["int8", "int4", "fp8", "awq", "gptq", "compressed-tensors"]
+
+_LEAST = {
+    "max_model_len": 1,
+    "max_queue_size": 0,
+    "num_models": 1,
+    "waiting_steps": 0,
+    "repack_cache_bytes": 0,
+    "seed": 0,
+    "max_logprobs": 0,
+}
+"""Bounds that hold on every device; others follow from the model and the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything the lmi engine is told; None or "auto" means that it decides from the model
+    and the machine, and reports what it chose in ``EngineInfo``. UserError for a value of another
+    type than its field's, or none of its words.
+    """
+
+    model: Path
+    """Directory with config.json, *.safetensors and tokenizer.json."""
+    served_model_name: str = "model"
+    device: Device = "cpu"
+    """cpu: the lmi engine; cuda: the first GPU; torch-cpu: as cuda, without one (tests)."""
+    dtype: DType = "auto"
+    """Weights and activations; auto: bf16 where the checkpoint is 16 bit, else fp32."""
+    quantize: Quantization | None = None
+    """What the matrices become at load; None: as ``dtype``. int8 has a scale per output and
+    rounds activations to int8 too, row by row; int4 has one per output and 128 inputs, and rounds
+    activations on the CPU only; fp8, which the CPU has not, is as int8. The output head is int8 in
+    all. An fp8 checkpoint stays fp8 on torch devices and becomes ``dtype`` on the CPU. A checkpoint
+    in integers stays as it is; awq, gptq and compressed-tensors say which it is expected to be."""
+    lora: LoraConfig | None = None
+    """Adapters; None: there are none, and none can be loaded."""
+    kv_dtype: KvDType = "auto"
+    """KV cache; auto: as ``dtype``; int8: with a scale per token and head; fp8, on torch devices:
+    with the checkpoint's scales of each layer, or none."""
+    max_model_len: int | None = None
+    """Longest prompt plus output in tokens; None: the model's own limit."""
+    rope_scaling: Literal["linear", "dynamic"] | None = None
+    rope_factor: float | None = None
+    rope_theta: float | None = None
+    """Rotary settings instead of the checkpoint's own; a factor alone is linear."""
+    max_num_seqs: int = 32
+    """Sequences that run at once (max_rolling_batch_size)."""
+    max_num_batched_tokens: int | None = None
+    """Token budget of one step, prefill chunks and decode rows together; None: 2048 on CPU."""
+    max_queue_size: int = 1000
+    """Requests waiting beyond those running before new ones are refused (job_queue_size)."""
+    block_size: int = 32
+    """Tokens per KV block; a multiple of 16."""
+    kv_cache_bytes: int | None = None
+    """Size of the block pool; None: room for max_num_seqs sequences of min(max_model_len, 4096)
+    tokens, at most a quarter of the memory that the cgroup allows."""
+    num_models: int = 1
+    """Models that are loaded together: the quarter is divided by it."""
+    enable_prefix_caching: bool = True
+    guaranteed_no_evict: bool = False
+    """Admit a sequence only when its whole possible length fits, so that none is preempted."""
+    waiting_steps: int = 0
+    """Steps after an admission in which nobody else is admitted, as long as anything runs."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory for weights, steps and KV cache."""
+    deterministic: bool = False
+    """On torch devices: equal bits for equal requests, whatever else runs; kernels are slower for
+    it. The CPU engine is so anyway."""
+    flash_attention: bool = True
+    """On a GPU: flash-attn does prefills where it is installed and measured faster."""
+    enforce_eager: bool = False
+    """Run a GPU's decode steps kernel by kernel instead of replaying captured graphs."""
+    num_threads: int | None = None
+    """Worker threads; None: physical cores within affinity mask and cgroup quota."""
+    repack_cache_dir: str = "auto"
+    """Where packed weights are kept for the next start (CPU engine, checkpoints from 64 MiB); auto:
+    lmi/packed in $XDG_CACHE_HOME or ~/.cache; none: nowhere."""
+    repack_cache_bytes: int = 32 << 30
+    """Most that the directory may hold; what wasn't used for longest goes first."""
+    overlap: bool = True
+    """Deliver step n while step n+1 runs; False: the plain loop. Both give the same tokens."""
+    seed: int = 0
+    """Base of the seeds of requests that give none."""
+    instruction_set: str = ""
+    """Kernel level; empty: the best this CPU runs."""
+    max_logprobs: int = 20
+    """Largest top-n of log-probabilities that a request may ask for."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, str):
+            object.__setattr__(self, "model", Path(self.model))
+        check_fields(self)
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{name} is {value}, but must be at least {least}", field=name)

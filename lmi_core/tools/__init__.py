@@ -1,0 +1,1 @@
+"""Tools that a model may call: what it is told of them, and its calls found in what it writes."""

@@ -1,0 +1,99 @@
+"""The safetensors files of a model directory, single or sharded, as one table of tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lmi_core.errors import ModelError
+from lmi_core.weights.hf_config import read_json_object
+from lmi_core.weights.safetensors_file import TensorInfo, read_header
+
+INDEX_NAME = "model.safetensors.index.json"
+_CONVERT_PICKLE = (
+    'python -c "from transformers import AutoModelForCausalLM as M; '
+    "M.from_pretrained('{path}', torch_dtype='auto').save_pretrained('{path}')\""
+)
+_CONVERT_GGUF = (
+    'python -c "from transformers import AutoModelForCausalLM as M; '
+    "M.from_pretrained('{path}', gguf_file='{file}').save_pretrained('{path}')\""
+)
+
+
+def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:
+    """Every tensor of a model directory by name.
+
+    Sharded checkpoints follow model.safetensors.index.json; otherwise model.safetensors is read, or
+    the only ``*.safetensors`` file there is. Raises ModelError when there is none, when a shard is
+    missing or when the index and the shards disagree.
+    """
+    index = directory / INDEX_NAME
+    if index.exists():
+        return _read_sharded(index)
+    files = sorted(directory.glob("*.safetensors"))
+    if (directory / "model.safetensors") in files:
+        files = [directory / "model.safetensors"]
+    if not files:
+        raise no_safetensors(directory)
+    if len(files) > 1:
+        raise ModelError(
+            f"{directory} holds {len(files)} safetensors files but no {INDEX_NAME} that says which "
+            "belong to the model; fetch the index",
+            field=INDEX_NAME,
+        )
+    return read_header(files[0])
+
+
+def _read_sharded(index: Path) -> dict[str, TensorInfo]:
+    weight_map = _read_weight_map(index)
+    files = sorted(set(weight_map.values()))
+    missing = [name for name in files if not (index.parent / name).exists()]
+    if missing:
+        raise ModelError(
+            f"{index.parent} lacks {len(missing)} of {len(files)} shards: {', '.join(missing)}; "
+            "fetch them",
+            field=INDEX_NAME,
+        )
+    shards = {name: read_header(index.parent / name) for name in files}
+    tensors = {name: tensor for shard in shards.values() for name, tensor in shard.items()}
+    for name, file_name in weight_map.items():
+        if name not in shards[file_name]:
+            raise ModelError(
+                f"{index} says that {name!r} is in {file_name}, but it isn't", field=INDEX_NAME
+            )
+        tensors[name] = shards[file_name][name]
+    return tensors
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index} has no weight_map from tensor to file", field=INDEX_NAME)
+    for file_name in weight_map.values():
+        is_name = isinstance(file_name, str) and Path(file_name).name == file_name
+        if not is_name or not file_name.endswith(".safetensors"):
+            raise ModelError(
+                f"{index}: {file_name!r} must be the name of a safetensors file beside it",
+                field=INDEX_NAME,
+            )
+    return weight_map
+
+
+def no_safetensors(directory: Path) -> ModelError:
+    """The error for a directory without weights that can be read; it says how to convert others."""
+
+    if not directory.is_dir():
+        what = "is a file, not a directory" if directory.exists() else "doesn't exist"
+        return ModelError(f"the model directory {directory} {what}", field="model")
+
+    def first(pattern: str) -> str | None:
+        return next((path.name for path in sorted(directory.glob(pattern))), None)
+
+    if name := first("*.gguf"):
+        hint = f"found {name}, convert it: " + _CONVERT_GGUF.format(path=directory, file=name)
+    elif name := first("*.bin") or first("*.pt") or first("*.pth") or first("*.ckpt"):
+        hint = f"found {name}, convert it: " + _CONVERT_PICKLE.format(path=directory)
+    elif (directory / "serving.properties").is_file():
+        hint = "lmi serve reads its serving.properties; here name the directory of the weights"
+    else:
+        hint = "it needs model.safetensors, or shards with " + INDEX_NAME
+    return ModelError(f"{directory} holds no *.safetensors; {hint}", field="model")

@@ -1,0 +1,55 @@
+"""What a checkpoint with fp8 matrices has beside them, and which of them can be read.
+
+Format: TGI format reference, fp8 and compressed-tensors. Which matrices are in fp8 is seen by their
+data type. Activations get a scale per row whatever the checkpoint says of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lmi_core.weights.fp8_matrix import FP8_BLOCK, are_scales
+from lmi_core.weights.hf_config import HfConfig
+from lmi_core.weights.safetensors_file import TensorInfo
+
+FP8_DTYPE = "F8_E4M3"
+_SCALE_DTYPES = ("F32", "F16", "BF16")
+_SCALES = ("_scale", "_scale_inv")
+_BESIDE = (".weight_scale", ".weight_scale_inv", ".input_scale")
+"""Endings of tensors that go with fp8 matrices, or say what we find out ourselves."""
+
+
+def check_blocks(settings: HfConfig) -> None:
+    """Raise ModelError for scales of blocks that can't be read."""
+    block = settings.values.get("weight_block_size")
+    if block is not None and block != [FP8_BLOCK, FP8_BLOCK]:
+        raise settings.error(
+            "weight_block_size",
+            f"is {str(block)[:80]}; blocks of [{FP8_BLOCK}, {FP8_BLOCK}] can be read",
+        )
+
+
+def scale_of(weight: TensorInfo, tensors: Mapping[str, TensorInfo]) -> TensorInfo | None:
+    """The tensor with the scales of an fp8 matrix, which multiply under either name."""
+    names = (weight.name + ending for ending in _SCALES)
+    return next((tensors[name] for name in names if name in tensors), None)
+
+
+def scale_problem(weight: TensorInfo, tensors: Mapping[str, TensorInfo]) -> str | None:
+    """What is wrong with the scales of an fp8 matrix; None: nothing."""
+    scale = scale_of(weight, tensors)
+    if scale is None:
+        return f"missing: {weight.name}_scale, the scales of an fp8 matrix"
+    if scale.dtype not in _SCALE_DTYPES:
+        return f"wrong dtype: {scale.name} is {scale.dtype}, must be F32, F16 or BF16"
+    if not are_scales(scale.shape, weight.shape):
+        return (
+            f"wrong shape: {scale.name} is {list(scale.shape)}, must be one number, one per output "
+            f"or one per block of {FP8_BLOCK} x {FP8_BLOCK} of {list(weight.shape)}"
+        )
+    return None
+
+
+def goes_with_fp8(name: str) -> bool:
+    """Whether a tensor of this name may stand beside fp8 matrices."""
+    return name.endswith(_BESIDE)

@@ -1,0 +1,80 @@
+"""A checkpoint's matrix in fp8 (e4m3): bytes, and what they are multiples of.
+
+Format: TGI format reference, fp8. A byte has a sign, four bits of exponent (bias 7) and three of
+mantissa; 0x7f and 0xff are NaN, and nothing is infinite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lmi_core.weights.formats import FloatArray
+
+FP8_BLOCK = 128
+"""Outputs and inputs that a scale of a block stands for."""
+FP8_MOST = 448.0
+_CHUNK_ROWS = 64
+_NAN = 0x7F
+_BIAS = np.float32(2.0**120)
+"""An fp8 exponent in fp32's place stands for this much less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Matrix:
+    """weight = code * scale."""
+
+    codes: npt.NDArray[np.uint8]
+    """[outputs, inputs]"""
+    scales: FloatArray
+    """[outputs, 1], or [outputs, blocks of 128 inputs]"""
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape
+
+    def to_float32(self) -> FloatArray:
+        """The weights [outputs, inputs]."""
+        values = np.empty(self.shape, np.float32)
+        for first in range(0, len(self), _CHUNK_ROWS):
+            rows = slice(first, first + _CHUNK_ROWS)
+            _decode(self.codes[rows], self.scales[rows], values[rows])
+        return values
+
+
+def expand_scales(scales: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+    """Scales of a matrix of ``shape`` (one, one per output, or one per block, as ``are_scales``
+    wants them) as ``Fp8Matrix`` has them."""
+    num_outputs = shape[0]
+    if scales.size == 1:
+        return np.broadcast_to(scales.reshape(1, 1), (num_outputs, 1))
+    if scales.size == num_outputs:
+        return scales.reshape(num_outputs, 1)
+    return np.repeat(scales, FP8_BLOCK, axis=0)[:num_outputs]
+
+
+def are_scales(scales: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether scales of shape ``scales`` go with a matrix of ``shape``."""
+    num_outputs, num_inputs = shape
+    blocks = -(-num_outputs // FP8_BLOCK), -(-num_inputs // FP8_BLOCK)
+    return scales in ((), (1,), (1, 1), (num_outputs,), (num_outputs, 1), blocks)
+
+
+def _decode(codes: npt.NDArray[np.uint8], scales: FloatArray, values: FloatArray) -> None:
+    bits = codes.astype(np.uint32)
+    signs = bits >> 7
+    bits &= 0x7F
+    is_nan = bits == _NAN
+    bits <<= 20
+    bits |= signs << 31
+    np.multiply(bits.view(np.float32), _BIAS, out=values)
+    if is_nan.any():
+        values[is_nan] = np.nan
+    if scales.shape[1] > 1:
+        scales = np.repeat(scales, FP8_BLOCK, axis=1)[:, : values.shape[1]]
+    values *= scales

@@ -1,0 +1,52 @@
+"""A matrix as a checkpoint has it: an array of floats, or codes and scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.fp8_matrix import Fp8Matrix
+from lmi_core.weights.integer_matrix import IntegerMatrix
+
+Matrix = npt.NDArray[np.generic] | Fp8Matrix | IntegerMatrix
+Bytes = npt.NDArray[np.uint8]
+Packable = npt.NDArray[np.generic] | tuple[Bytes, FloatArray] | tuple[Bytes, FloatArray, FloatArray]
+"""What ``_native.LinearWeight.pack`` takes, which decodes on the way."""
+
+INT4_GROUP_SIZE = 128
+"""Inputs per scale where weights are quantised to int4: 4.25 bits a weight, scales and zero points
+included."""
+
+
+def dense(parts: Sequence[Matrix]) -> list[npt.NDArray[np.generic]]:
+    """``parts`` with coded ones as float32."""
+    return [part if isinstance(part, np.ndarray) else part.to_float32() for part in parts]
+
+
+def rows_of(matrix: Matrix, rows: npt.NDArray[np.int64] | slice) -> Matrix:
+    """These of its outputs."""
+    if isinstance(matrix, Fp8Matrix):
+        return Fp8Matrix(matrix.codes[rows], matrix.scales[rows])
+    return matrix.rows(rows) if isinstance(matrix, IntegerMatrix) else matrix[rows]
+
+
+def packed_group_size(parts: Sequence[Matrix], format: str) -> int:
+    """Inputs per scale of ``parts`` packed as one; 0: a scale per output, or none."""
+    if format != "int4":
+        return 0
+    own = [part.group_size for part in parts if isinstance(part, IntegerMatrix)]
+    return min(own, default=INT4_GROUP_SIZE)
+
+
+def packable(parts: Sequence[Matrix], group_size: int) -> list[Packable]:
+    """``parts`` for the native packing in groups of ``group_size``."""
+
+    def of(part: Matrix) -> Packable:
+        if isinstance(part, Fp8Matrix):
+            return part.codes, np.ascontiguousarray(part.scales)
+        return part.packable(group_size) if isinstance(part, IntegerMatrix) else part
+
+    return [of(part) for part in parts]

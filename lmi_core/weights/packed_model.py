@@ -1,0 +1,175 @@
+"""One model's packed matrices: found in the repack cache, or packed anew and put there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal
+
+from lmi_core import _native
+from lmi_core.weights.checkpoint import read_checkpoint
+from lmi_core.weights.content_digest import FileState, Interrupted
+from lmi_core.weights.hf_config import read_hf_config
+from lmi_core.weights.packed_file import PackedFile
+from lmi_core.weights.quantized.methods import is_in_fp8
+from lmi_core.weights.quantized.settings import read_settings
+from lmi_core.weights.repack_cache import (
+    MIN_CHECKPOINT_BYTES,
+    RepackCache,
+    cache_directory,
+    layout_name,
+)
+
+if TYPE_CHECKING:
+    from lmi_core.settings.engine_config import EngineConfig
+
+log = logging.getLogger(__name__)
+
+
+class PackedModel:
+    """Asked for each matrix while a model is loaded; keeps them until they are written.
+
+    ``sources`` are the checkpoint's files as they were before anything was read, ``formats`` says
+    which matrices become what.
+    """
+
+    def __init__(
+        self,
+        cache: RepackCache,
+        sources: Sequence[FileState],
+        *,
+        formats: str,
+        instruction_set: str,
+        num_threads: int,
+    ) -> None:
+        self._cache = cache
+        self._sources = sources
+        self._num_threads = num_threads
+        self._layout = layout_name(sources, formats, instruction_set)
+        self._matrices: dict[str, _native.LinearWeight] = {}
+        self._num_packed = 0
+        self._thread: threading.Thread | None = None
+        self._is_stopping = threading.Event()
+        self._file = self._find_file()
+
+    def find(
+        self,
+        label: str,
+        *,
+        num_outputs: int,
+        num_inputs: int,
+        format: Literal["fp32", "bf16", "int8", "int4"],
+        gated: bool,
+        group_size: int,
+    ) -> _native.LinearWeight | None:
+        """A matrix as it was packed before; None if it must be packed (and then ``add``-ed)."""
+        if self._file is None:
+            return None
+        try:
+            weight = self._file.read(
+                label,
+                num_outputs=num_outputs,
+                num_inputs=num_inputs,
+                format=format,
+                gated=gated,
+                group_size=group_size,
+                num_threads=self._num_threads,
+            )
+        except _native.NativeError as error:
+            log.warning("a matrix is packed again, and its file written anew: %s", error)
+            return None
+        if weight is not None:
+            self._matrices[label] = weight
+        return weight
+
+    def add(self, label: str, weight: _native.LinearWeight) -> None:
+        """Keep a matrix that was packed anew."""
+        self._matrices[label] = weight
+        self._num_packed += 1
+
+    def save(self) -> None:
+        """Write what had to be packed, in a thread of the lowest priority."""
+        if self._num_packed == 0:
+            self._matrices.clear()
+            return
+        self._thread = threading.Thread(target=self._write, name="repack-cache", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop writing; a file that isn't complete is removed."""
+        self._is_stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def wait(self) -> None:
+        """Wait until everything is written."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _find_file(self) -> PackedFile | None:
+        if not self._cache.may_hold(self._layout):
+            return None
+        try:
+            return self._cache.find(self._name(self._num_threads))
+        except OSError as error:
+            log.debug("no packed weights are looked for: %s", error)
+            return None
+
+    def _name(self, num_threads: int) -> str:
+        digests = [
+            self._cache.digests.of(source, num_threads, self._is_stopping.is_set)
+            for source in self._sources
+        ]
+        content = hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
+        return f"{self._layout}-{content}"
+
+    def _write(self) -> None:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+        try:
+            name = self._name(1)
+            if all(source.is_current() for source in self._sources):
+                self._cache.write(name, self._matrices, self._is_stopping.is_set)
+        except Interrupted:
+            pass
+        except OSError as error:
+            log.debug("packed weights aren't kept: %s", error)
+        finally:
+            self._matrices.clear()
+
+
+def _formats(config: EngineConfig) -> str:
+    """What matrices become, and of a checkpoint in integers how its tensors are to be read."""
+    settings = read_settings(read_hf_config(config.model))
+    if settings is None or is_in_fp8(settings):
+        return f"{config.dtype} {config.quantize}"
+    return f"{config.dtype} {json.dumps(settings.values, sort_keys=True)}"
+
+
+def open_packed_model(config: EngineConfig, num_threads: int) -> PackedModel | None:
+    """The model's place in the repack cache; None where there is no cache or no use for one.
+
+    Raises ModelError if the checkpoint can't be read.
+    """
+    directory = cache_directory(config.repack_cache_dir)
+    if directory is None:
+        return None
+    paths = sorted({tensor.path for tensor in read_checkpoint(config.model).values()})
+    try:
+        sources = [FileState.of(path) for path in paths]
+    except OSError:
+        return None  # loading says it better
+    if sum(source.num_bytes for source in sources) < MIN_CHECKPOINT_BYTES:
+        return None
+    return PackedModel(
+        RepackCache(directory, config.repack_cache_bytes),
+        sources,
+        formats=_formats(config),
+        instruction_set=config.instruction_set or _native.default_instruction_set(),
+        num_threads=num_threads,
+    )

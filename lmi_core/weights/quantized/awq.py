@@ -1,0 +1,64 @@
+"""AWQ's layout, version gemm (TGI format reference, AWQ): 4 bits.
+
+weight[k, n] = scales[g, n] (q[k, n] - z[g, n]) of group g = k // group_size; qweight and qzeros
+pack q and z along n, eight columns a word, in an order of their own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from lmi_core.weights.integer_matrix import IntegerMatrix
+from lmi_core.weights.quantized.kept_codes import StoredCodes, groups_in_order, keep_codes
+from lmi_core.weights.quantized.layout import FLOAT_DTYPES, LayerTensors, Part, Shape
+from lmi_core.weights.quantized.settings import QuantizationSettings
+from lmi_core.weights.quantized.words import unpack_awq
+
+_NUM_BITS = 4
+_PER_WORD = 8
+_SYMMETRIC_ZERO = 8
+
+
+class Awq:
+    marks = ("qweight", "qzeros")
+    ignored = ()
+
+    def __init__(self, settings: QuantizationSettings) -> None:
+        num_bits = settings.integer("bits", _NUM_BITS)
+        if num_bits != _NUM_BITS:
+            raise settings.error("bits", f"is {num_bits}; AWQ checkpoints of 4 bits can be read")
+        version = settings.string("version", "gemm")
+        if version.lower() != "gemm":
+            raise settings.error("version", f"is {version!r}; gemm can be read")
+        self._group_size = settings.group_size
+        self._has_zeros = settings.boolean("zero_point", True)
+
+    def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
+        num_outputs, num_inputs = shape
+        num_groups = -(-num_inputs // (self._group_size or num_inputs))
+        num_words = -(-num_outputs // _PER_WORD)
+        return (
+            Part("qweight", ("I32",), (num_inputs, num_words)),
+            Part("qzeros", ("I32",), (num_groups, num_words), is_needed=self._has_zeros),
+            Part("scales", FLOAT_DTYPES, (num_groups, num_outputs)),
+        )
+
+    def matrix(self, layer: LayerTensors) -> IntegerMatrix:
+        num_outputs, num_inputs = layer.shape
+
+        def codes() -> npt.NDArray[np.uint8]:
+            return unpack_awq(layer.integers(layer["qweight"]))[:num_outputs]
+
+        def scales() -> npt.NDArray[np.float32]:
+            return layer.floats(layer["scales"]).T
+
+        def zeros() -> npt.NDArray[np.generic]:
+            if not layer.has("qzeros"):
+                return np.full_like(scales(), _SYMMETRIC_ZERO)
+            return unpack_awq(layer.integers(layer["qzeros"]))[:num_outputs]
+
+        groups = groups_in_order(num_inputs, self._group_size)
+        stored = StoredCodes(codes, scales, zeros, "scales", "qzeros")
+        origin = f"group_size {self._group_size or -1}"
+        return keep_codes(layer, _NUM_BITS, groups, stored, origin)

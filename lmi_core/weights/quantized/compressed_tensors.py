@@ -1,0 +1,112 @@
+"""The integer layouts of compressed-tensors (TGI format reference, compressed-tensors).
+
+weight[n, k] = weight_scale[n, g] (q[n, k] - z[n, g]). ``int-quantized`` has q as it is, in int8;
+``pack-quantized`` has q and z with 2^(bits - 1) added, in words along k and along n. Activations
+get a scale per row, in int8 or not at all, whatever the checkpoint says of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.integer_matrix import INT8_ZERO, IntegerMatrix
+from lmi_core.weights.quantized.kept_codes import (
+    Groups,
+    StoredCodes,
+    groups_in_order,
+    keep_codes,
+    stored_groups,
+)
+from lmi_core.weights.quantized.layout import FLOAT_DTYPES, LayerTensors, Part, Shape
+from lmi_core.weights.quantized.settings import QuantizationSettings
+from lmi_core.weights.quantized.weight_scheme import PACKED, WeightScheme, read_schemes, scheme_of
+from lmi_core.weights.quantized.words import unpack_columns, unpack_rows
+
+
+class CompressedTensors:
+    marks = ("weight_packed", "weight")
+    ignored = ("input_scale", "input_zero_point")
+
+    def __init__(self, settings: QuantizationSettings) -> None:
+        self._schemes = read_schemes(settings)
+        transforms = settings.values.get("transform_config")
+        if isinstance(transforms, dict) and transforms.get("config_groups"):
+            raise settings.error(
+                "transform_config", "has transforms of activations, which can't be computed"
+            )
+
+    def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
+        scheme = scheme_of(self._schemes, name)
+        num_outputs, num_inputs = shape
+        num_groups = _num_groups(scheme, num_inputs)
+        scales = (1,) if scheme.is_per_tensor else (num_outputs, num_groups)
+        scale = Part("weight_scale", FLOAT_DTYPES, scales)
+        zero_suffix = "weight_zero_point"
+        if scheme.format != PACKED:
+            zeros = Part(zero_suffix, ("I8",), scales, is_needed=False)
+            return Part("weight", ("I8",), shape), scale, zeros
+        bits = scheme.num_bits
+        words = (-(-num_outputs * bits // 32), num_groups)
+        return (
+            Part("weight_packed", ("I32",), (num_outputs, -(-num_inputs * bits // 32))),
+            scale,
+            Part(zero_suffix, ("I32",), words, is_needed=not scheme.is_symmetric),
+            Part("weight_shape", ("I64", "I32"), (2,), is_needed=False),
+            Part("weight_g_idx", ("I32",), (num_inputs,), is_needed=scheme.is_reordered),
+        )
+
+    def matrix(self, layer: LayerTensors) -> IntegerMatrix:
+        scheme = scheme_of(self._schemes, layer.name)
+        num_outputs, num_inputs = layer.shape
+        _check_shape(layer)
+
+        def scales() -> FloatArray:
+            values = layer.floats(layer["weight_scale"])
+            shape = (num_outputs, _num_groups(scheme, num_inputs))
+            return np.broadcast_to(values, shape) if scheme.is_per_tensor else values
+
+        def codes() -> npt.NDArray[np.uint8]:
+            if scheme.format != PACKED:
+                return layer.integers(layer["weight"]).view(np.uint8) ^ np.uint8(INT8_ZERO)
+            packed = unpack_rows(layer.integers(layer["weight_packed"]), scheme.num_bits)
+            return np.ascontiguousarray(packed[:, :num_inputs])
+
+        def zeros() -> npt.NDArray[np.generic]:
+            middle = 2 ** (scheme.num_bits - 1)
+            if not layer.has("weight_zero_point"):
+                return np.full_like(scales(), middle)
+            stored = layer.integers(layer["weight_zero_point"])
+            if scheme.format != PACKED:
+                return stored.astype(np.float32) + np.float32(middle)
+            return unpack_columns(stored, scheme.num_bits).T[:num_outputs]
+
+        groups, origin = _groups(scheme, layer)
+        stored = StoredCodes(codes, scales, zeros, "weight_scale", "weight_zero_point")
+        return keep_codes(layer, scheme.num_bits, groups, stored, origin)
+
+
+def _num_groups(scheme: WeightScheme, num_inputs: int) -> int:
+    return -(-num_inputs // (scheme.group_size or num_inputs))
+
+
+def _groups(scheme: WeightScheme, layer: LayerTensors) -> tuple[Groups, str]:
+    """The group of every input, and where that is said."""
+    num_inputs = layer.shape[1]
+    groups = groups_in_order(num_inputs, scheme.group_size)
+    origin = f"group_size {scheme.group_size or -1}"
+    if not layer.has("weight_g_idx"):
+        return groups, origin
+    stored = stored_groups(layer, "weight_g_idx", _num_groups(scheme, num_inputs))
+    if np.array_equal(stored, groups):
+        return groups, origin
+    return stored, f"{origin} and weight_g_idx (actorder)"
+
+
+def _check_shape(layer: LayerTensors) -> None:
+    if not layer.has("weight_shape"):
+        return
+    stored = layer.integers(layer["weight_shape"])
+    if tuple(stored) != layer.shape:
+        raise layer.error("weight_shape", f"is {stored.tolist()}, expected {list(layer.shape)}")

@@ -1,0 +1,43 @@
+"""Ways to quantise a checkpoint, as its files and the option ``quantize`` name them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lmi_core.weights.quantized.settings import QuantizationSettings
+
+CheckpointMethod = Literal["awq", "gptq", "compressed-tensors"]
+"""A value of ``quantize`` that says what the checkpoint is."""
+INTEGER_METHODS = ("awq", "gptq", "compressed-tensors")
+FP8_METHODS = ("fp8", "fbgemm_fp8")
+METHODS = (*INTEGER_METHODS, *FP8_METHODS)
+"""Of checkpoints that can be read."""
+
+_FP8_FORMATS = ("float-quantized", "naive-quantized")
+"""Those of compressed-tensors."""
+_ALSO = {"gptq": ("awq",)}
+"""Methods that go by another's name too, as in TGI, which reads AWQ as GPTQ."""
+
+
+def is_in_fp8(settings: QuantizationSettings) -> bool:
+    """Whether the quantised matrices are floats of 8 bits."""
+    if settings.method == "compressed-tensors":
+        return settings.values.get("format") in _FP8_FORMATS
+    return settings.method in FP8_METHODS
+
+
+def objection(asked: str, settings: QuantizationSettings | None) -> str | None:
+    """Why a checkpoint with ``settings`` can't be served with quantize=``asked``; None: it can."""
+    method = "" if settings is None else settings.method
+    if asked in INTEGER_METHODS:
+        if method in (asked, *_ALSO.get(asked, ())):
+            return None
+        if settings is None:
+            return (
+                "the checkpoint isn't quantised: leave it out, or write int8 or int4 to quantise "
+                "at load"
+            )
+        return f"the checkpoint is quantised by {method[:40]}: write that, or leave it out"
+    if settings is None or is_in_fp8(settings):
+        return None
+    return f"the checkpoint is quantised by {method[:40]} already: leave it out"

@@ -1,0 +1,102 @@
+"""The linear layers of one checkpoint that are stored in integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.integer_matrix import IntegerMatrix
+from lmi_core.weights.quantized.layout import LayerTensors, Layout, Part, Shape
+from lmi_core.weights.safetensors_file import TensorInfo
+
+_WEIGHT = ".weight"
+_FLOATS = ("F", "BF")
+"""How the names of float dtypes begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    name: str
+    shape: Shape
+    layout: Layout
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, layout: Layout, weight: str, shape: Shape) -> _Layer:
+        name = weight.removesuffix(_WEIGHT)
+        return cls(name, shape, layout, layout.parts(name, shape))
+
+
+class StoredLayers:
+    """Those among the matrices ``shapes``, by their names in 16 bits, that the checkpoint has as
+    ``layout`` says: its tensors tell which. None: none of them."""
+
+    def __init__(
+        self,
+        layout: Layout | None,
+        shapes: Mapping[str, tuple[int, ...]],
+        tensors: Mapping[str, TensorInfo],
+    ) -> None:
+        self._tensors = tensors
+        self._layers: dict[str, _Layer] = {}
+        for name, shape in shapes.items():
+            is_matrix = name.endswith(_WEIGHT) and len(shape) == 2
+            if layout is not None and is_matrix and _is_marked(layout, name, tensors):
+                self._layers[name] = _Layer.of(layout, name, (shape[0], shape[1]))
+        biases = {f"{layer.name}.bias" for layer in self._layers.values()}
+        self.spare_biases = biases & (tensors.keys() - shapes.keys())
+        """Of layers that have none: some tools write zeros."""
+        self.ignored = {
+            f"{layer.name}.{suffix}"
+            for layer in self._layers.values()
+            for suffix in layer.layout.ignored
+        }
+        """Names of tensors that may be there, and aren't read."""
+
+    def __contains__(self, weight: str) -> bool:
+        return weight in self._layers
+
+    def problems(self, weight: str) -> list[str]:
+        """What is wrong with the tensors that stand for ``weight``."""
+        layer = self._layers[weight]
+        problems = (
+            part.problem(layer.name, self._tensors.get(f"{layer.name}.{part.suffix}"))
+            for part in layer.parts
+        )
+        return [problem for problem in problems if problem]
+
+    def tensors_of(self, weight: str) -> dict[str, TensorInfo]:
+        """The tensors that stand for ``weight``."""
+        layer = self._layers[weight]
+        names = (f"{layer.name}.{part.suffix}" for part in layer.parts)
+        return {name: self._tensors[name] for name in names if name in self._tensors}
+
+    def matrix(
+        self,
+        weight: str,
+        *,
+        integers: Callable[[TensorInfo], npt.NDArray[np.generic]],
+        floats: Callable[[TensorInfo], FloatArray],
+        note_rounding: Callable[[float], None],
+    ) -> IntegerMatrix:
+        """``weight``, whose tensors have no problems. Raises ModelError if it can't be kept."""
+        layer = self._layers[weight]
+        tensors = LayerTensors(
+            name=layer.name,
+            shape=layer.shape,
+            stored=self._tensors,
+            integers=integers,
+            floats=floats,
+            note_rounding=note_rounding,
+        )
+        return layer.layout.matrix(tensors)
+
+
+def _is_marked(layout: Layout, weight: str, tensors: Mapping[str, TensorInfo]) -> bool:
+    layer = weight.removesuffix(_WEIGHT)
+    found = (tensors.get(f"{layer}.{mark}") for mark in layout.marks)
+    return any(tensor is not None and not tensor.dtype.startswith(_FLOATS) for tensor in found)

@@ -1,0 +1,153 @@
+"""A directory of packed weights, one file per model and format, so that a start needn't pack again.
+
+A file's name says what it was made of: the content of the checkpoint, the formats, the instruction
+set and the version of the packed layout. It is written beside its place and renamed, so that
+readers see whole files only and writers of the same model don't meet. The least recently used files
+go when a new one would exceed the limit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from lmi_core import _native
+from lmi_core.weights.content_digest import ContentDigests, FileState
+from lmi_core.weights.packed_file import PackedFile, write_packed_file
+
+log = logging.getLogger(__name__)
+
+MIN_CHECKPOINT_BYTES = 64 << 20
+"""Smaller checkpoints are packed faster than it is worth to keep them."""
+_STALE_SECONDS = 3600.0
+"""A partial file that nobody has written to for this long has lost its writer."""
+_SUFFIX = ".packed"
+
+
+def cache_directory(setting: str) -> Path | None:
+    """The directory that ``repack_cache_dir`` names; None: no cache."""
+    if setting == "none":
+        return None
+    if setting != "auto":
+        return Path(setting).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    directory = Path(base).expanduser() / "lmi" / "packed"
+    return directory if directory.is_absolute() else None
+
+
+class RepackCache:
+    """Files of packed weights in ``directory``, of at most ``max_bytes`` together."""
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self.directory = directory
+        self.max_bytes = max_bytes
+        self.digests = ContentDigests(directory / "sources")
+
+    def may_hold(self, layout: str) -> bool:
+        """Whether any model of this layout is here; only then its content must be known."""
+        with suppress(OSError):
+            return any(path.name.startswith(layout) for path in self._files())
+        return False
+
+    def find(self, name: str) -> PackedFile | None:
+        """The file of this name, which counts as used now. A damaged one is taken away."""
+        path = self.directory / (name + _SUFFIX)
+        try:
+            packed = PackedFile.open(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("%s can't be used, the weights are packed again: %s", path, error)
+            self.remove(path)
+            return None
+        with suppress(OSError):  # of a directory that is only read
+            os.utime(path)
+        return packed
+
+    def remove(self, path: Path) -> None:
+        with suppress(OSError):
+            path.unlink()
+
+    def write(
+        self,
+        name: str,
+        matrices: dict[str, _native.LinearWeight],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        """Write a file unless it doesn't fit; nothing is left behind when told to stop.
+
+        Raises OSError.
+        """
+        num_bytes = sum(weight.num_bytes for weight in matrices.values())
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self.directory / (name + _SUFFIX)
+        if not self._make_room(num_bytes, path):
+            return
+        partial = path.with_suffix(f".{os.getpid()}-{time.monotonic_ns()}.partial")
+        try:
+            write_packed_file(partial, matrices, should_stop)
+            if not should_stop():
+                partial.rename(path)
+                log.info("packed weights are kept in %s (%.0f MiB)", path, num_bytes / 2**20)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _make_room(self, num_bytes: int, target: Path) -> bool:
+        for path in list(self.directory.glob("*.partial")):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                    path.unlink()
+        if num_bytes > self.max_bytes:
+            log.info(
+                "%.0f MiB of packed weights aren't kept: repack_cache_bytes is %.0f MiB",
+                num_bytes / 2**20,
+                self.max_bytes / 2**20,
+            )
+            return False
+        by_age = []
+        for path in self._files():
+            with suppress(OSError):
+                status = path.stat()
+                by_age.append((status.st_mtime_ns, status.st_size, path))
+        by_age.sort()
+        total = sum(size for _, size, path in by_age if path != target) + num_bytes
+        for _, size, path in by_age:
+            if total > self.max_bytes and path != target:
+                self.remove(path)
+                total -= size
+        if shutil.disk_usage(self.directory).free < 2 * num_bytes:
+            log.info("%.0f MiB of packed weights aren't kept: disk is scarce", num_bytes / 2**20)
+            return False
+        return True
+
+    def _files(self) -> Iterable[Path]:
+        return self.directory.glob("*" + _SUFFIX)
+
+    def describe(self) -> str:
+        """For ``lmi doctor``: where it is and what it holds, or why it isn't used."""
+        try:
+            sizes = [path.stat().st_size for path in self._files()]
+        except OSError as error:
+            return f"{self.directory}: {error.strerror}"
+        existing = next(path for path in (self.directory, *self.directory.parents) if path.exists())
+        usable = "" if os.access(existing, os.W_OK) else "; not writable, so nothing is added"
+        return f"{self.directory}: {len(sizes)} models, {sum(sizes) / 2**20:.0f} MiB{usable}"
+
+
+def layout_name(sources: Iterable[FileState], formats: str, instruction_set: str) -> str:
+    """What can be said of a model's packed weights without reading the checkpoint."""
+    text = repr(
+        (
+            [source.num_bytes for source in sources],
+            formats,
+            instruction_set,
+            _native.LinearWeight.layout_version,
+        )
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""LMI and SageMaker: routes, bodies and answers."""

@@ -1,0 +1,105 @@
+"""Chats on LMI's routes: OpenAI's objects, in lines unless the client accepts events."""
+
+from __future__ import annotations
+
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.errors import UserError
+from lmi_core.text.chat import ChatTemplate
+from lmi_server.dialects.base import Call, Plan, Renderer
+from lmi_server.dialects.lmi.adapters import LmiAdapters
+from lmi_server.dialects.lmi.chat_output import chat_renderer
+from lmi_server.dialects.lmi.output import error_body
+from lmi_server.dialects.lmi.release import Release
+from lmi_server.dialects.lmi.schema import LmiBody
+from lmi_server.dialects.openai.chat_output import ChatLinesRenderer, ChatRenderer, ChatSseRenderer
+from lmi_server.dialects.openai.chat_schema import (
+    ChatBody,
+    chat_prompt,
+    chat_sampling_params,
+    decode_chat,
+    tools_of,
+)
+from lmi_server.dialects.openai.chat_tools import ChatTools
+from lmi_server.dialects.openai.output import Answer
+from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+
+
+class LmiChats:
+    """Parses chats of one model; ``release``: answer in its form, None: in OpenAI's."""
+
+    def __init__(
+        self,
+        model_name: str,
+        chat_template: ChatTemplate | None,
+        adapters: LmiAdapters,
+        release: Release | None,
+    ) -> None:
+        self._model_name = model_name
+        self._chat_template = chat_template
+        self._adapters = adapters
+        self._release = release
+
+    def parse(self, call: Call, body: LmiBody) -> Plan:
+        """``body``: the call's, decoded as far as all of LMI's are."""
+        release = self._release
+        if release is not None and not release.has_chat:
+            raise UserError(
+                f"messages came with LMI 0.27, but option.lmi_compat is {release}; "
+                "send inputs instead",
+                field="messages",
+            )
+        chat = decode_chat(call.body)
+        if self._chat_template is None:
+            raise UserError(
+                f"The model {self._model_name} has no chat template; send inputs instead",
+                field="messages",
+            )
+        tools = tools_of(chat, self._chat_template)
+        prompt = chat_prompt(chat, self._chat_template)
+        params = chat_sampling_params(chat, tools)
+        adapter = self._adapters.of_call(body.adapters, call, chat.model)
+        answer_id = f"chatcmpl-{call.request_id}"
+        if release is None:
+            model = adapter or self._model_name
+            renderer = _renderer(call, chat, answer_id, model, params.n, tools)
+        elif tools is not None:
+            raise UserError(
+                f"LMI {release} has no form for tool calls (option.lmi_compat); leave tools "
+                "out, or send tool_choice: none",
+                field="tools",
+            )
+        else:
+            renderer = chat_renderer(chat, answer_id, params.n, release)
+        request = GenerationRequest(
+            request_id=call.request_id,
+            prompt=prompt,
+            add_special_tokens=False,
+            params=params,
+            adapter=adapter,
+        )
+        unknown = unknown_fields(call.body, (*chat.__struct_fields__, "adapters"))
+        headers = report_unknown(call.request_id, unknown, "fields")
+        return Plan(requests=(request,), renderer=renderer, headers=headers)
+
+
+def _renderer(
+    call: Call,
+    chat: ChatBody,
+    answer_id: str,
+    model_name: str,
+    num_choices: int,
+    tools: ChatTools | None,
+) -> Renderer:
+    answer = Answer(
+        id=answer_id,
+        model=model_name,
+        num_choices=num_choices,
+        logprobs=bool(chat.logprobs),
+        usage=chat.includes_usage,
+        compact=False,
+        error=error_body,
+    )
+    if not chat.stream:
+        return ChatRenderer(answer, tools)
+    accepts_events = "text/event-stream" in call.headers.get("accept", "")
+    return (ChatSseRenderer if accepts_events else ChatLinesRenderer)(answer, tools)

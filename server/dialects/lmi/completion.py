@@ -1,0 +1,66 @@
+"""OpenAI's completions on LMI's routes: bodies with ``prompt``, which came with LMI 0.33.
+
+As with chats there, streams are lines unless the client accepts events.
+"""
+
+from __future__ import annotations
+
+from lmi_core.errors import UserError
+from lmi_server.dialects.base import Call, Plan, Renderer
+from lmi_server.dialects.lmi.adapters import LmiAdapters
+from lmi_server.dialects.lmi.output import error_body
+from lmi_server.dialects.lmi.schema import LmiBody
+from lmi_server.dialects.openai.completion_output import (
+    CompletionLinesRenderer,
+    CompletionRenderer,
+    CompletionSseRenderer,
+    Echo,
+)
+from lmi_server.dialects.openai.completion_schema import (
+    completion_requests,
+    completion_sampling_params,
+    decode_completion,
+    prompts_of,
+)
+from lmi_server.dialects.openai.output import Answer
+from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+
+
+def parse_completion(call: Call, given: LmiBody, model_name: str, adapters: LmiAdapters) -> Plan:
+    """``given``: the call's body, decoded as far as all of LMI's are. Raises UserError naming the
+    field at fault."""
+    body = decode_completion(call.body)
+    adapter = adapters.of_call(given.adapters, call, body.model)
+    prompts = prompts_of(body)
+    params = completion_sampling_params(body)
+    answer = Answer(
+        id=f"cmpl-{call.request_id}",
+        model=adapter or model_name,
+        error=error_body,
+        num_choices=body.num_choices,
+        num_prompts=len(prompts),
+        logprobs=body.logprobs is not None,
+        usage=body.includes_usage,
+        compact=False,
+    )
+    echo = None
+    if body.echo:
+        texts = tuple(prompt for prompt in prompts if isinstance(prompt, str))
+        if len(texts) < len(prompts):
+            message = "echo of token ids is for /v1/completions; send the prompt as text here"
+            raise UserError(message, field="echo")
+        echo = Echo(prompts=texts, without_output=body.scores_only)
+    renderer: Renderer
+    if body.stream:
+        accepts_events = "text/event-stream" in call.headers.get("accept", "")
+        kind = CompletionSseRenderer if accepts_events else CompletionLinesRenderer
+        renderer = kind(answer, echo)
+    else:
+        renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
+    unknown = unknown_fields(call.body, (*body.__struct_fields__, "adapters"))
+    return Plan(
+        requests=completion_requests(call.request_id, body, prompts, params, adapter),
+        renderer=renderer,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        headers=report_unknown(call.request_id, unknown, "fields"),
+    )

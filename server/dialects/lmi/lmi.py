@@ -1,0 +1,332 @@
+"""The LMI protocol: ``/invocations`` as DJL-Serving's LMI containers speak it.
+
+The wire format is that of releases 0.28 and 0.29 (LMI format reference, 8.2): request errors are
+HTTP 424 with ``{"code":424,"error":...}``, errors of the server itself are pretty-printed objects
+with ``code``, ``type`` and ``message``. ``LmiOptions.release`` chooses the forms of one release
+instead, chat included, but not its faults: answers in pieces that aren't JSON, text twice,
+unescaped prompts, ids of a built-in function, missing content types, errors without text, and
+prompts of chats that don't ask for an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import msgspec
+
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.errors import CapacityError, EngineError, UserError
+from lmi_core.text.chat import ChatTemplate
+from lmi_server.dialects.base import (
+    AdapterNames,
+    Call,
+    HttpError,
+    Plan,
+    Protocol,
+    Renderer,
+    Reply,
+)
+from lmi_server.dialects.decode import decode_text
+from lmi_server.dialects.lmi.adapters import LmiAdapters
+from lmi_server.dialects.lmi.chat import LmiChats
+from lmi_server.dialects.lmi.completion import parse_completion
+from lmi_server.dialects.lmi.formatted import FormattedRenderer, FormattedRequest
+from lmi_server.dialects.lmi.output import (
+    Answer,
+    JsonLinesRenderer,
+    JsonRenderer,
+    OlderLinesRenderer,
+    SseRenderer,
+    error_body,
+    error_code,
+)
+from lmi_server.dialects.lmi.release import Release, split_parameters
+from lmi_server.dialects.lmi.sampling import (
+    num_candidates,
+    num_choices,
+    sampling_params,
+    truncate,
+)
+from lmi_server.dialects.lmi.schema import (
+    LmiBody,
+    LmiParameters,
+    decode_body,
+    decode_parameters,
+)
+from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+
+log = logging.getLogger(__name__)
+
+_FORMATTERS = ("json", "jsonlines", "sse")
+_CUSTOM = "custom"
+_MAX_PROMPTS = 256
+_STATUS_OPTIONS = {
+    "BadRequestException": "bad_request",
+    "WlmException": "wlm_error",
+    "WlmCapacityException": "throttle_error",
+    "InternalServerException": "server_error",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LmiOptions:
+    """Configuration of the protocol (``option.*`` keys of the same names)."""
+
+    output_formatter: str | None = None
+    """json, jsonlines or sse: beats what a request asks for. None: each request decides."""
+    tgi_compat: bool = False
+    """Lists, TGI's token names and server-sent events, for TGI's clients."""
+    custom_formatter: bool = False
+    """The model's own formatter writes the answers; beats every other choice."""
+    release: Release | None = None
+    """Speak as this release did (lmi_compat). None: as 0.29, and chats as OpenAI does."""
+    samples: bool = False
+    """Requests that don't say do_sample sample (decoding_strategy=sample)."""
+    stop: tuple[str, ...] = ()
+    """Texts that end every answer (stop_sequence)."""
+    statuses: Mapping[str, int] = field(default_factory=dict)
+    """HTTP statuses by kind of failure: bad_request, wlm_error, throttle_error, server_error."""
+
+    def __post_init__(self) -> None:
+        release = self.release
+        if release is None or release >= Release.V0_28:
+            return
+        for name, is_set in (
+            ("tgi_compat", self.tgi_compat),
+            ("output_formatter=sse", self.output_formatter == "sse"),
+        ):
+            if is_set:
+                raise UserError(
+                    f"option.{name} came with LMI 0.28, but option.lmi_compat is {release}; "
+                    "leave one of them out",
+                    field="option.lmi_compat",
+                )
+
+
+class LmiProtocol(Protocol):
+    """LMI's bodies, answers and errors, as DJL-Serving gives them."""
+
+    name = "lmi"
+
+    def __init__(
+        self,
+        model_name: str,
+        options: LmiOptions | None = None,
+        chat_template: ChatTemplate | None = None,
+        adapters: AdapterNames | None = None,
+    ) -> None:
+        """``adapters``: None: LoRA is not enabled."""
+        self._model_name = model_name
+        self._options = options or LmiOptions()
+        self._release = self._options.release or Release.V0_29
+        self._adapters = LmiAdapters(adapters, self._options.release)
+        self._chats = LmiChats(model_name, chat_template, self._adapters, self._options.release)
+
+    def parse(self, call: Call) -> Plan:
+        body = _decode(call)
+        if body.messages is not None:
+            return self._chats.parse(call, body)
+        if body.prompt is not None and body.inputs is None and self._options.release is None:
+            return parse_completion(call, body, self._model_name, self._adapters)
+        prompts = _prompts(body)
+        known, later = split_parameters(body.parameters or {}, self._release)
+        parameters, unknown = decode_parameters(known)
+        fields = unknown_fields(call.body, body.__struct_fields__) if _is_json(call) else ()
+        adapters = self._adapters.chosen(body.adapters, call, len(prompts))
+        _refuse_cached_prompt(body)
+        stream = bool(body.stream) and self._release.has_stream_field
+        if self._options.custom_formatter:
+            formatter = _CUSTOM
+        else:
+            formatter = self._formatter(parameters, stream=stream)
+        answer = self._answer(body, parameters, prompts)
+        if formatter != "json":
+            _refuse_streamed(answer)
+        if parameters.do_sample is None and self._options.samples:
+            parameters = msgspec.structs.replace(parameters, do_sample=True)
+        params = sampling_params(
+            parameters, answer, shows_tokens=answer.details or formatter != "json"
+        )
+        params = replace(params, stop=(*params.stop, *self._options.stop))
+        make: Callable[..., GenerationRequest] = GenerationRequest
+        renderer = _renderer(formatter, answer)
+        if formatter == _CUSTOM:
+            make = partial(
+                FormattedRequest,
+                text=prompts[0],
+                parameters=body.parameters or {},
+                input_number=call.input_number,
+            )
+            renderer = FormattedRenderer(streamed=stream)
+        return Plan(
+            requests=tuple(
+                make(
+                    request_id=call.request_id if len(prompts) == 1 else f"{call.request_id}-{i}",
+                    prompt=prompt,
+                    params=params,
+                    echo=answer.prompt_tokens,
+                    adapter=adapters[i],
+                )
+                for i, prompt in enumerate(prompts)
+            ),
+            renderer=renderer,
+            truncate_prompt_tokens=truncate(parameters),
+            headers=report_unknown(call.request_id, (*fields, *later, *unknown), "parameters"),
+        )
+
+    def error(self, error: Exception) -> Reply:
+        match error:
+            case HttpError(status=413):
+                return Reply(status=413, body=b"", close=True)
+            case HttpError():
+                status = self._status(error.kind, error.status)
+                return Reply(
+                    status=status,
+                    body=server_error(status, error.kind, str(error)),
+                    headers=error.headers,
+                    close=error.close,
+                )
+            case CapacityError():
+                return self._capacity(error)
+            case UserError() | EngineError():
+                code, body = error_code(error, self._release), error_body(error, self._release)
+                has_status = self._release in (Release.V0_24, Release.V0_29)
+                return Reply(status=code if has_status else 200, body=body)
+            case _:
+                kind = "InternalServerException"
+                status = self._status(kind, 500)
+                return Reply(status=status, body=server_error(status, kind, str(error)))
+
+    def _status(self, kind: str, status: int) -> int:
+        """The configured status of a kind of failure."""
+        return self._options.statuses.get(_STATUS_OPTIONS.get(kind, ""), status)
+
+    def _capacity(self, error: CapacityError) -> Reply:
+        message = f"Worker queue capacity exceeded for model: {self._model_name} ({error})"
+        retry_after = {}
+        if error.retry_after_s is not None:
+            retry_after["Retry-After"] = str(max(1, round(error.retry_after_s)))
+        status = self._status("WlmCapacityException", 503)
+        return Reply(
+            status=status,
+            body=server_error(status, "WlmCapacityException", message),
+            headers=retry_after,
+        )
+
+    def _formatter(self, parameters: LmiParameters, *, stream: bool) -> str:
+        if self._options.output_formatter is not None:
+            return self._options.output_formatter
+        if parameters.output_formatter in _FORMATTERS:
+            return parameters.output_formatter
+        if parameters.output_formatter is not None:
+            allowed = ", ".join(_FORMATTERS)
+            log.warning("unknown output_formatter is not used; allowed are %s", allowed)
+        if not stream:
+            return "json"
+        return "sse" if self._options.tgi_compat else "jsonlines"
+
+    def _answer(self, body: LmiBody, parameters: LmiParameters, prompts: tuple[str, ...]) -> Answer:
+        choices = num_choices(parameters)
+        tgi_compat = self._options.tgi_compat
+        details = tgi_compat if parameters.details is None else parameters.details
+        return Answer(
+            prompts=prompts,
+            as_list=tgi_compat or isinstance(body.inputs, list),
+            num_choices=choices,
+            num_candidates=num_candidates(parameters),
+            details=details or choices > 1,
+            full_text=parameters.return_full_text,
+            prompt_tokens=parameters.decoder_input_details
+            or parameters.prompt_logprobs is not None,
+            top_tokens=bool(parameters.top_n_tokens or parameters.logprobs),
+            tgi_names=tgi_compat,
+            release=self._release,
+        )
+
+
+def server_error(status: int, kind: str, message: str) -> bytes:
+    """The error object of DJL-Serving itself."""
+    return pretty_json({"code": status, "type": kind, "message": message})
+
+
+def pretty_json(value: object) -> bytes:
+    """JSON as DJL-Serving prints its own: indented, with a final newline."""
+    text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+    return text.encode("utf-8", "replace")
+
+
+def _is_json(call: Call) -> bool:
+    """Of a body that was decoded."""
+    return bool(call.body) and "text/plain" not in call.content_type.lower()
+
+
+def _decode(call: Call) -> LmiBody:
+    content_type = call.content_type.lower()
+    if not call.body:
+        return LmiBody(inputs="")
+    if not _is_json(call):
+        return LmiBody(inputs=decode_text(call.body))
+    looks_like_json = call.body.lstrip()[:1] == b"{"
+    if "json" in content_type or not content_type or looks_like_json:
+        return decode_body(call.body)
+    raise UserError(
+        f"Content-Type {call.content_type!r} is not supported; send application/json or text/plain",
+        field="Content-Type",
+    )
+
+
+def _prompts(body: LmiBody) -> tuple[str, ...]:
+    if body.inputs is None:
+        raise UserError(
+            'The body needs the field inputs, for example {"inputs": "Once upon a time"}',
+            field="inputs",
+        )
+    prompts = (body.inputs,) if isinstance(body.inputs, str) else tuple(body.inputs)
+    if not prompts or not all(prompts):
+        raise UserError("inputs is empty; send at least one character of prompt", field="inputs")
+    if len(prompts) > _MAX_PROMPTS:
+        raise UserError(
+            f"inputs has {len(prompts)} prompts; at most {_MAX_PROMPTS} fit into one request",
+            field="inputs",
+        )
+    return prompts
+
+
+def _refuse_cached_prompt(body: LmiBody) -> None:
+    if body.cached_prompt:
+        raise UserError(
+            "cached_prompt is not available in this version; leave it out "
+            "(common prompt prefixes are cached without it)",
+            field="cached_prompt",
+        )
+
+
+def _refuse_streamed(answer: Answer) -> None:
+    if len(answer.prompts) > 1:
+        raise UserError(
+            f"inputs has {len(answer.prompts)} prompts, but only one can be streamed; "
+            "send one per request, or stream: false",
+            field="inputs",
+        )
+    if answer.num_candidates > 1:
+        raise UserError(
+            f"n or best_of is {answer.num_candidates}, but only one sequence can be streamed; "
+            "send 1, or stream: false",
+            field="parameters.n",
+        )
+
+
+def _renderer(formatter: str, answer: Answer) -> Renderer:
+    match formatter:
+        case "json":
+            return JsonRenderer(answer)
+        case "jsonlines" if answer.release <= Release.V0_27:
+            return OlderLinesRenderer(answer)
+        case "jsonlines":
+            return JsonLinesRenderer(answer)
+        case _:
+            return SseRenderer(answer)

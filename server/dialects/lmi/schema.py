@@ -1,0 +1,128 @@
+"""The request schema of LMI: the JSON body and its ``parameters``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lmi_core.errors import UserError
+from lmi_server.dialects.decode import convert, decode_json
+
+
+class LmiBody(msgspec.Struct, frozen=True):
+    """The body; what isn't named here is ignored, as LMI does."""
+
+    inputs: str | list[str] | None = None
+    parameters: dict[str, Any] | None = None
+    stream: bool | None = None
+    adapters: str | list[str] | None = None
+    cached_prompt: str | None = None
+    messages: list[Any] | None = None
+    prompt: Any = None
+    """OpenAI's completion, where there are no ``inputs``."""
+
+
+class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Generation parameters: the generic ones, then those that LMI's backends add."""
+
+    do_sample: bool | None = None
+    seed: int | str | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float = 1.0
+    max_new_tokens: int = 30
+    details: bool | None = None
+    return_full_text: bool = False
+    stop_sequences: list[str] = []
+    decoder_input_details: bool = False
+    output_formatter: str | None = None
+
+    min_p: float | None = None
+    typical_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    n: int | None = None
+    best_of: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    min_tokens: int = 0
+    ignore_eos_token: bool = False
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    top_n_tokens: int | None = None
+    truncate: int | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[Any] | None = None
+    guided_grammar: str | None = None
+
+    # Parsed so that they can be refused: their mechanism isn't there.
+    num_beams: int = 1
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    watermark: bool = False
+    spaces_between_special_tokens: bool = True
+    decoding_strategy: str | None = None
+    cached_prompt: str | None = None
+
+
+class LmiRequest(LmiBody, frozen=True):
+    """The body as documents show it: ``parameters`` are checked after it has been decoded."""
+
+    parameters: LmiParameters | None = None  # type: ignore[assignment]
+
+
+_KNOWN = frozenset(LmiParameters.__struct_fields__)
+_NEUTRAL = {
+    "num_beams": 1,
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "watermark": False,
+    "spaces_between_special_tokens": True,
+    "decoding_strategy": None,
+    "cached_prompt": None,
+}
+_LEAST = {"num_beams": 1, "best_of": 1}
+_BODY = msgspec.json.Decoder(LmiBody)
+
+
+def decode_body(body: bytes) -> LmiBody:
+    """Decode a JSON body; UserError names the byte or the field at fault."""
+    return decode_json(_BODY, body)
+
+
+def decode_parameters(raw: dict[str, Any]) -> tuple[LmiParameters, tuple[str, ...]]:
+    """Parameters and the names of those unknown; null counts as absent.
+
+    Raises UserError for a wrong type and for a parameter whose mechanism isn't available.
+    """
+    given = {name: value for name, value in raw.items() if value is not None}
+    parameters = convert(given, LmiParameters, name="parameters")
+    _check_ranges(parameters)
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(parameters, name)
+        if value != neutral:
+            keep = "leave it out" if neutral is None else f"leave it out or send {neutral!r}"
+            raise UserError(
+                f"parameters.{name} is not available in this version (got {value!r}); {keep}",
+                field=f"parameters.{name}",
+            )
+    return parameters, tuple(name for name in given if name not in _KNOWN)
+
+
+def _check_ranges(parameters: LmiParameters) -> None:
+    """Of parameters that the engine doesn't check, since it doesn't have them."""
+    for name, least in _LEAST.items():
+        value = getattr(parameters, name)
+        if value is not None and value < least:
+            field = f"parameters.{name}"
+            raise UserError(f"{field} must be at least {least}, got {str(value)[:40]}", field=field)

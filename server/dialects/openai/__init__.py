@@ -1,0 +1,1 @@
+"""OpenAI: routes, bodies and answers."""

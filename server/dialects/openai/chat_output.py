@@ -1,0 +1,264 @@
+"""Chat completion responses: one object, or chunks as lines or server-sent events.
+
+Objects are OpenAI's; as LMI does it, chunks of its routes come as JSON lines unless the client
+accepts ``text/event-stream``. (LMI format reference, 4.7 and 8.2.)
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from json.encoder import encode_basestring as quote
+from typing import Any
+
+from lmi_core.engine.outputs import FinishReason, TokenEvent, TokenLogprob
+from lmi_core.tools.calls import CallArguments, CallStart, Content, Piece, ToolCallParser
+from lmi_server.dialects.base import Renderer
+from lmi_server.dialects.openai.chat_tools import ChatTools
+from lmi_server.dialects.openai.output import (
+    TEXT,
+    Answer,
+    Usage,
+    finish_word,
+    finite,
+    token_text,
+)
+
+
+class _Choice:
+    """One choice's message as it grows."""
+
+    def __init__(self, tools: ChatTools | None) -> None:
+        self.logprobs: list[dict[str, Any]] = []
+        self.finish_reason: str | None = None
+        self._texts: list[str] = []
+        self._calls: list[tuple[str, list[str]]] = []
+        self._parser = None if tools is None else tools.parser()
+
+    def add(self, event: TokenEvent) -> None:
+        if self._parser is None:
+            self._texts.append(event.text)
+        else:
+            self._add_pieces(pieces_of(self._parser, event))
+        if event.finish_reason is not None:
+            self.finish_reason = chat_finish_word(event.finish_reason, bool(self._calls))
+
+    def message(self) -> dict[str, Any]:
+        content = "".join(self._texts)
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if self._calls:
+            message["content"] = content or None
+            message["tool_calls"] = [
+                tool_call(name, "".join(arguments)) for name, arguments in self._calls
+            ]
+        return message
+
+    def _add_pieces(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            match piece:
+                case Content(text):
+                    self._texts.append(text)
+                case CallStart(_, name):
+                    self._calls.append((name, []))
+                case CallArguments(index, text):
+                    self._calls[index][1].append(text)
+
+
+class ChatRenderer(Renderer):
+    """One ``chat.completion`` object at the end."""
+
+    streams = False
+    content_type = "application/json"
+
+    def __init__(self, answer: Answer, tools: ChatTools | None = None) -> None:
+        self._answer = answer
+        self._choices = [_Choice(tools) for _ in range(answer.num_choices)]
+        self._usage = Usage()
+
+    def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
+        for event in events:
+            choice = self._choices[event.choice]
+            self._usage.add(event)
+            choice.add(event)
+            if self._answer.logprobs:
+                choice.logprobs.append(_logprob(event))
+        return b""
+
+    def finish(self) -> bytes:
+        choices = [
+            {
+                "index": index,
+                "message": choice.message(),
+                "logprobs": {"content": choice.logprobs} if self._answer.logprobs else None,
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in enumerate(self._choices)
+        ]
+        head = self._answer.head("chat.completion")
+        return self._answer.dumps(
+            {**head, "choices": choices, "usage": self._usage.render()}
+        ).encode()
+
+    def error(self, error: Exception) -> bytes:
+        return self._answer.error(error)
+
+
+class ChatLinesRenderer(Renderer):
+    """``chat.completion.chunk`` objects, one JSON line each.
+
+    Most chunks differ in their text alone, so they are made of a template around it. Where tools
+    may be called, an event can make several chunks: text, beginnings of calls, their arguments.
+    """
+
+    streams = True
+    content_type = "application/jsonlines"
+
+    def __init__(self, answer: Answer, tools: ChatTools | None = None) -> None:
+        self._answer = answer
+        self._has_begun = [False] * answer.num_choices
+        self._usage = Usage()
+        self._parsers = [tools.parser() for _ in range(answer.num_choices)] if tools else []
+        self._templates = [
+            answer.around_text(self._object(index, {"content": TEXT}))
+            for index in range(answer.num_choices)
+        ]
+
+    def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
+        frames = []
+        for event in events:
+            self._usage.add(event)
+            if self._parsers:
+                frames += [self._frame(chunk) for chunk in self._tool_chunks(event)]
+                continue
+            chunk = self._chunk(event)
+            if chunk:
+                frames.append(self._frame(chunk))
+        return "".join(frames).encode()
+
+    def finish(self) -> bytes:
+        if not self._answer.usage:
+            return b""
+        head = self._answer.head("chat.completion.chunk")
+        chunk = self._answer.dumps({**head, "choices": [], "usage": self._usage.render()})
+        return self._frame(chunk).encode()
+
+    def error(self, error: Exception) -> bytes:
+        return self._answer.error(error)
+
+    def _chunk(self, event: TokenEvent) -> str:
+        if not self._has_begun[event.choice]:
+            self._has_begun[event.choice] = True
+            delta: dict[str, Any] = {"role": "assistant", "content": event.text}
+        elif event.finish_reason is None and not self._answer.logprobs:
+            if not event.text:  # half a character, or the beginning of a stop string
+                return ""
+            before, after = self._templates[event.choice]
+            return before + quote(event.text) + after
+        else:
+            delta = {"content": event.text}
+        reason = event.finish_reason
+        finish = None if reason is None else finish_word(reason)
+        return self._answer.dumps(self._object(event.choice, delta, event, finish))
+
+    def _tool_chunks(self, event: TokenEvent) -> list[str]:
+        """The deltas of an event; its log-probability is in the first, the end in the last."""
+        parser = self._parsers[event.choice]
+        deltas = [_delta(piece) for piece in pieces_of(parser, event)]
+        finish = None
+        if event.finish_reason is not None:
+            finish = chat_finish_word(event.finish_reason, parser.num_calls > 0)
+        if finish is not None or (self._answer.logprobs and not deltas):
+            deltas.append({})
+        if deltas and not self._has_begun[event.choice]:
+            self._has_begun[event.choice] = True
+            deltas[0] = {"role": "assistant", "content": None, **deltas[0]}
+        last = len(deltas) - 1
+        return [
+            self._answer.dumps(
+                self._object(
+                    event.choice,
+                    delta,
+                    event if number == 0 else None,
+                    finish if number == last else None,
+                )
+            )
+            for number, delta in enumerate(deltas)
+        ]
+
+    def _object(
+        self,
+        choice: int,
+        delta: dict[str, Any],
+        event: TokenEvent | None = None,
+        finish: str | None = None,
+    ) -> dict[str, Any]:
+        """``event``: whose log-probability to report, if asked for."""
+        has_logprobs = event is not None and event.token_id >= 0 and self._answer.logprobs
+        chunk: dict[str, Any] = self._answer.head("chat.completion.chunk")
+        chunk["choices"] = [
+            {
+                "index": choice,
+                "delta": delta,
+                "logprobs": {"content": [_logprob(event)]} if has_logprobs and event else None,
+                "finish_reason": finish,
+            }
+        ]
+        if self._answer.usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _frame(self, chunk: str) -> str:
+        return chunk + "\n"
+
+
+class ChatSseRenderer(ChatLinesRenderer):
+    """The chunks as server-sent events, closed by ``[DONE]``."""
+
+    content_type = "text/event-stream"
+
+    def finish(self) -> bytes:
+        return super().finish() + b"data: [DONE]\n\n"
+
+    def error(self, error: Exception) -> bytes:
+        return b"data: " + self._answer.error(error) + b"\n\n"
+
+    def _frame(self, chunk: str) -> str:
+        return f"data: {chunk}\n\n"
+
+
+def _logprob(event: TokenEvent) -> dict[str, Any]:
+    return {**_entry(event), "top_logprobs": [_entry(token) for token in event.top]}
+
+
+def _entry(token: TokenEvent | TokenLogprob) -> dict[str, Any]:
+    text = token_text(token)
+    return {"token": text, "logprob": finite(token.logprob), "bytes": list(text.encode())}
+
+
+def pieces_of(parser: ToolCallParser, event: TokenEvent) -> list[Piece]:
+    """What an event adds to content and calls."""
+    pieces = parser.push(event.text)
+    if event.finish_reason is not None:
+        pieces += parser.flush()
+    return pieces
+
+
+def chat_finish_word(reason: FinishReason, has_calls: bool) -> str:
+    word = finish_word(reason)
+    return "tool_calls" if has_calls and word == "stop" else word
+
+
+def tool_call(name: str, arguments: str) -> dict[str, Any]:
+    """A call with an id of its own, by which its result will be sent back."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    match piece:
+        case Content(text):
+            return {"content": text}
+        case CallStart(index, name):
+            return {"tool_calls": [{"index": index, **tool_call(name, "")}]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}

@@ -1,0 +1,185 @@
+"""The request schema of chat completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import UserError
+from lmi_core.text.chat import ChatTemplate
+from lmi_core.tools.tools import ToolStyle
+from lmi_server.dialects.decode import decode_json
+from lmi_server.dialects.openai.chat_tools import ChatTools, chat_tools, render_with_tools
+from lmi_server.dialects.openai.schema import (
+    OpenAIBody,
+    check_common,
+    check_range,
+    common_sampling_params,
+    requested_grammar,
+    unavailable,
+)
+
+_TOP_LOGPROBS_MAX = 20
+
+
+class ChatBody(OpenAIBody, frozen=True, kw_only=True):
+    """A chat completion request; what isn't named here is ignored."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+
+_BODY = msgspec.json.Decoder(ChatBody)
+
+
+def decode_chat(body: bytes) -> ChatBody:
+    """Decode and check; UserError names the field at fault."""
+    chat = decode_json(_BODY, body)
+    if not chat.messages:
+        raise UserError("messages is empty; send at least one message", field="messages")
+    check_common(chat)
+    if chat.num_candidates != chat.num_choices:
+        raise UserError(
+            f"best_of is {chat.best_of} and n is {chat.num_choices}; only completions choose the "
+            "best of several: leave best_of out",
+            field="best_of",
+        )
+    check_range("max_completion_tokens", chat.max_completion_tokens, 0, None)
+    check_range("top_logprobs", chat.top_logprobs, 0, _TOP_LOGPROBS_MAX)
+    if chat.functions:
+        raise unavailable("functions")
+    for name in ("audio", "web_search_options", "echo", "chat_template"):
+        if getattr(chat, name):
+            raise unavailable(name)
+    if chat.modalities not in (None, [], ["text"]):
+        raise UserError(
+            "modalities other than text are not available in this version", field="modalities"
+        )
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise UserError(
+            "continue_final_message and add_generation_prompt exclude each other; send one",
+            field="continue_final_message",
+        )
+    return chat
+
+
+def template_arguments(chat: ChatBody) -> dict[str, Any]:
+    """What the chat template gets besides the messages."""
+    variables = {
+        name: value
+        for name, value in (chat.chat_template_kwargs or {}).items()
+        if name.isidentifier()
+    }
+    for reserved in ("messages", "tools", "documents", "self"):
+        variables.pop(reserved, None)
+    return {
+        **variables,
+        "add_generation_prompt": chat.add_generation_prompt is not False,
+        "continue_final_message": bool(chat.continue_final_message),
+        "documents": chat.documents,
+    }
+
+
+def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose contents are strings, as most templates expect; text parts are joined."""
+    return [_plain_message(index, message) for index, message in enumerate(messages)]
+
+
+def tools_of(chat: ChatBody, template: ChatTemplate | None) -> ChatTools | None:
+    """The tools that the chat's model may call; UserError names the field at fault."""
+    tools = chat_tools(
+        chat.tools,
+        chat.tool_choice,
+        style=ToolStyle.HERMES if template is None else template.tool_style,
+        is_parallel=chat.parallel_tool_calls is not False,
+    )
+    if tools is not None and requested_grammar(chat) is not None:
+        raise UserError(
+            "tools exclude response_format and guided output; leave one of them out, or send "
+            "tool_choice: none",
+            field="tools",
+        )
+    return tools
+
+
+def chat_prompt(chat: ChatBody, template: ChatTemplate) -> str:
+    """The prompt that the messages and tools make."""
+    return render_with_tools(
+        template, plain_messages(chat.messages), tools_of(chat, template), template_arguments(chat)
+    )
+
+
+def chat_sampling_params(chat: ChatBody, tools: ChatTools | None = None) -> SamplingParams:
+    """Without a limit, as many tokens as fit; UserError for one of 0."""
+    name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
+    limit: int | None = getattr(chat, name)
+    if limit == 0:
+        raise UserError(f"{name} must be at least 1, got 0", field=name)
+    params = common_sampling_params(
+        chat,
+        max_new_tokens=limit,
+        logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+    )
+    if tools is None or tools.grammar is None:
+        return params
+    return replace(params, grammar=tools.grammar)
+
+
+def _plain_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
+    where = f"messages[{index}]"
+    calls = message.get("tool_calls")
+    if not isinstance(message.get("role"), str) or not ("content" in message or calls):
+        raise UserError(f"{where} needs a role and a content", field=where)
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_text_of(f"{where}.content[{i}]", p) for i, p in enumerate(content))
+    elif content is not None and not isinstance(content, str):
+        raise UserError(
+            f"{where}.content must be a string or a list of parts, got {type(content).__name__}",
+            field=f"{where}.content",
+        )
+    plain = {**message, "content": content or ""}
+    if isinstance(calls, list):
+        plain["tool_calls"] = [_plain_call(call) for call in calls]
+    return plain
+
+
+def _plain_call(call: Any) -> Any:
+    """Arguments come as JSON text, but templates expect the object."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _text_of(where: str, part: object) -> str:
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise UserError(f"{where} is {kind!r}; only text parts are available", field=where)

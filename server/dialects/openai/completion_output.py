@@ -1,0 +1,253 @@
+"""Completion responses: one object, or chunks as lines or server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from json.encoder import encode_basestring as quote
+from typing import Any
+
+from lmi_core.engine.outputs import PromptToken, TokenEvent, TokenLogprob
+from lmi_server.dialects.base import Renderer
+from lmi_server.dialects.best_of import Likelihood
+from lmi_server.dialects.openai.output import (
+    TEXT,
+    Answer,
+    Usage,
+    finish_word,
+    finite,
+    token_text,
+)
+
+_KIND = "text_completion"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """The prompts' texts, which come before the generated ones."""
+
+    prompts: tuple[str, ...]
+    without_output: bool = False
+    """The prompts alone come back, with their log-probabilities if asked for."""
+
+
+@dataclass(slots=True)
+class _Logprobs:
+    """OpenAI's four parallel lists; offsets count characters of the choice's text."""
+
+    tokens: list[str] = field(default_factory=list)
+    token_logprobs: list[float | None] = field(default_factory=list)
+    top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
+    text_offset: list[int] = field(default_factory=list)
+
+    def add(self, token: TokenEvent | PromptToken, logprob: float | None, offset: int) -> None:
+        text = token_text(token)
+        self.tokens.append(text)
+        self.token_logprobs.append(logprob)
+        self.text_offset.append(offset)
+        if logprob is None:
+            self.top_logprobs.append(None)
+            return
+        # The token itself is always among the most likely ones.
+        ranked: list[TokenLogprob | TokenEvent | PromptToken] = [*token.top, token]
+        top: dict[str, float] = {}
+        for entry in ranked:
+            top.setdefault(token_text(entry), finite(entry.logprob))
+        self.top_logprobs.append(top)
+
+    def render(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "token_logprobs": self.token_logprobs,
+            "top_logprobs": self.top_logprobs,
+            "text_offset": self.text_offset,
+        }
+
+
+class _Choice:
+    """Text and log-probabilities that are to be sent: all of them, or a chunk's."""
+
+    __slots__ = ("finish_reason", "has_begun", "likelihood", "logprobs", "num_chars", "texts")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.logprobs = _Logprobs()
+        self.likelihood = Likelihood()
+        self.num_chars = 0
+        self.finish_reason: str | None = None
+        self.has_begun = False
+
+    def add_text(self, text: str) -> None:
+        self.texts.append(text)
+        self.num_chars += len(text)
+
+    def take(self) -> tuple[str, _Logprobs]:
+        text, logprobs = "".join(self.texts), self.logprobs
+        self.texts, self.logprobs = [], _Logprobs()
+        return text, logprobs
+
+
+class _Collector:
+    """The sequences of every prompt, filled from events."""
+
+    def __init__(self, answer: Answer, echo: Echo | None, num_candidates: int) -> None:
+        self.answer = answer
+        self.echo = echo
+        self.num_candidates = num_candidates
+        self.usage = Usage()
+        self.candidates = [_Choice() for _ in range(answer.num_prompts * num_candidates)]
+        self._prompts: dict[int, tuple[PromptToken, ...]] = {}
+
+    def add(self, index: int, event: TokenEvent) -> int | None:
+        """The number of the sequence that the event belongs to; None: it is about the prompt."""
+        if event.prompt is not None:
+            self._prompts[index] = event.prompt
+            return None
+        number = index * self.num_candidates + event.choice
+        choice = self.candidates[number]
+        if not choice.has_begun:
+            choice.has_begun = True
+            if self.echo is not None:
+                self._begin_with_prompt(choice, self.echo.prompts[index], index)
+        if event.finish_reason is not None:
+            choice.finish_reason = finish_word(event.finish_reason)
+        self.usage.add(event)
+        choice.likelihood.add(event)
+        if self.echo is not None and self.echo.without_output:
+            self.usage.num_generated_tokens = 0
+            choice.finish_reason = "length"
+            return number
+        if self.answer.logprobs and event.token_id >= 0:
+            choice.logprobs.add(event, finite(event.logprob), choice.num_chars)
+        choice.add_text(event.text)
+        return number
+
+    def _begin_with_prompt(self, choice: _Choice, prompt: str, index: int) -> None:
+        choice.add_text(prompt)
+        offset = 0
+        if self.answer.logprobs:
+            for token in self._prompts.get(index, ()):
+                choice.logprobs.add(token, token.logprob, offset)
+                offset += len(token.text)
+
+    def choices(self) -> list[_Choice]:
+        """Those to return of every prompt: all in order, or the best, the likeliest first."""
+        if self.num_candidates == self.answer.num_choices:
+            return self.candidates
+        chosen = []
+        for begin in range(0, len(self.candidates), self.num_candidates):
+            candidates = self.candidates[begin : begin + self.num_candidates]
+            candidates.sort(key=lambda choice: -choice.likelihood.mean_logprob)
+            chosen += candidates[: self.answer.num_choices]
+        return chosen
+
+    def object(self, number: int, choice: _Choice) -> dict[str, Any]:
+        """What is to be sent of a choice."""
+        text, logprobs = choice.take()
+        return {
+            "index": number,
+            "text": text,
+            "logprobs": logprobs.render() if self.answer.logprobs else None,
+            "finish_reason": choice.finish_reason,
+        }
+
+
+class CompletionRenderer(Renderer):
+    """One ``text_completion`` object at the end."""
+
+    streams = False
+    content_type = "application/json"
+
+    def __init__(self, answer: Answer, echo: Echo | None = None, *, num_candidates: int) -> None:
+        """``num_candidates``: sequences per prompt, of which the best are returned."""
+        self._answer = answer
+        self._collector = _Collector(answer, echo, num_candidates)
+
+    def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
+        for event in events:
+            self._collector.add(index, event)
+        return b""
+
+    def finish(self) -> bytes:
+        collector = self._collector
+        value = {
+            **self._answer.head(_KIND),
+            "choices": [collector.object(*item) for item in enumerate(collector.choices())],
+            "usage": collector.usage.render(),
+        }
+        return self._answer.dumps(value).encode()
+
+    def error(self, error: Exception) -> bytes:
+        return self._answer.error(error)
+
+
+class CompletionLinesRenderer(Renderer):
+    """``text_completion`` objects, one JSON line each.
+
+    Most chunks differ in their text alone, so they are made of a template around it.
+    """
+
+    streams = True
+    content_type = "application/jsonlines"
+    _before = ""
+    _after = "\n"
+    _done = ""
+
+    def __init__(self, answer: Answer, echo: Echo | None = None) -> None:
+        self._answer = answer
+        self._collector = _Collector(answer, echo, answer.num_choices)
+        self._usage = self._collector.usage
+        self._is_plain = not answer.logprobs and echo is None
+        self._templates = [
+            self._template(number) for number in range(answer.num_prompts * answer.num_choices)
+        ]
+
+    def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
+        frames = []
+        first_choice = index * self._answer.num_choices
+        for event in events:
+            if self._is_plain and event.finish_reason is None:
+                self._usage.add(event)
+                if event.text:  # not half a character, or the beginning of a stop string
+                    before, after = self._templates[first_choice + event.choice]
+                    frames.append(f"{before}{quote(event.text)}{after}")
+                continue
+            number = self._collector.add(index, event)
+            if number is not None:
+                choice = self._collector.candidates[number]
+                frames.append(self._frame([self._collector.object(number, choice)]))
+        return (frames[0] if len(frames) == 1 else "".join(frames)).encode()
+
+    def finish(self) -> bytes:
+        done = self._done
+        if self._answer.usage:
+            done = self._frame([], self._collector.usage.render()) + done
+        return done.encode()
+
+    def error(self, error: Exception) -> bytes:
+        return b"%b%b%b" % (self._before.encode(), self._answer.error(error), self._after.encode())
+
+    def _template(self, number: int) -> tuple[str, str]:
+        choice = {"index": number, "text": TEXT, "logprobs": None, "finish_reason": None}
+        before, after = self._answer.around_text(self._object([choice]))
+        return f"{self._before}{before}", f"{after}{self._after}"
+
+    def _frame(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> str:
+        return f"{self._before}{self._answer.dumps(self._object(choices, usage))}{self._after}"
+
+    def _object(
+        self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        chunk = {**self._answer.head(_KIND), "choices": choices}
+        if self._answer.usage:
+            chunk["usage"] = usage
+        return chunk
+
+
+class CompletionSseRenderer(CompletionLinesRenderer):
+    """The same objects as server-sent events, closed by ``[DONE]``."""
+
+    content_type = "text/event-stream"
+    _before = "data: "
+    _after = "\n\n"
+    _done = "data: [DONE]\n\n"

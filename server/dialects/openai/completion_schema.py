@@ -1,0 +1,127 @@
+"""The request schema of completions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import UserError
+from lmi_server.dialects.decode import decode_json
+from lmi_server.dialects.openai.schema import (
+    OpenAIBody,
+    check_common,
+    check_range,
+    common_sampling_params,
+    unavailable,
+)
+
+Prompt = str | tuple[int, ...]
+
+_DEFAULT_MAX_TOKENS = 16
+_MAX_PROMPTS = 1024
+
+
+class CompletionBody(OpenAIBody, frozen=True, kw_only=True):
+    """A completion request; what isn't named here is ignored."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+
+    @property
+    def scores_only(self) -> bool:
+        """``echo`` with ``max_tokens`` 0: the prompt alone comes back."""
+        return bool(self.echo) and self.max_tokens == 0
+
+
+_BODY = msgspec.json.Decoder(CompletionBody)
+
+
+def decode_completion(body: bytes) -> CompletionBody:
+    """Decode and check; UserError names the field at fault."""
+    completion = decode_json(_BODY, body)
+    check_common(completion)
+    check_range("logprobs", completion.logprobs, 0, None)
+    if completion.stream and completion.num_candidates > completion.num_choices:
+        raise UserError(
+            f"best_of is {completion.best_of} and n is {completion.num_choices}; the best are "
+            "known when all have ended, so they can't be streamed: leave out best_of or stream",
+            field="best_of",
+        )
+    if completion.suffix:
+        raise unavailable("suffix")
+    if completion.max_tokens == 0 and not completion.echo:
+        raise UserError("max_tokens must be at least 1, got 0 without echo", field="max_tokens")
+    return completion
+
+
+def prompts_of(completion: CompletionBody) -> tuple[Prompt, ...]:
+    """One or several texts, or lists of token ids."""
+    given = completion.prompt
+    if isinstance(given, str):
+        return (given,)
+    if not given:
+        raise UserError("prompt is empty; send a string or a list of token ids", field="prompt")
+    if all(isinstance(item, int) for item in given):
+        return (_token_ids(given, "prompt"),)
+    if len(given) > _MAX_PROMPTS:
+        raise UserError(
+            f"prompt has {len(given)} prompts; at most {_MAX_PROMPTS} fit into one request",
+            field="prompt",
+        )
+    prompts: list[Prompt] = []
+    for index, item in enumerate(given):
+        if isinstance(item, int):
+            raise UserError(
+                f"prompt[{index}] is a token id among prompts; put ids into lists of their own",
+                field=f"prompt[{index}]",
+            )
+        prompts.append(item if isinstance(item, str) else _token_ids(item, f"prompt[{index}]"))
+    return tuple(prompts)
+
+
+def completion_sampling_params(completion: CompletionBody) -> SamplingParams:
+    max_tokens, logprobs = completion.max_tokens, completion.logprobs
+    if logprobs is None and completion.num_candidates > completion.num_choices:
+        logprobs = 0  # by which the best are known
+    return common_sampling_params(
+        completion,
+        max_new_tokens=_DEFAULT_MAX_TOKENS if max_tokens is None else max(1, max_tokens),
+        logprobs=logprobs,
+        prompt_logprobs=completion.logprobs if completion.echo else None,
+    )
+
+
+def completion_requests(
+    request_id: str,
+    body: CompletionBody,
+    prompts: tuple[Prompt, ...],
+    params: SamplingParams,
+    adapter: str = "",
+) -> tuple[GenerationRequest, ...]:
+    """One request per prompt."""
+    return tuple(
+        GenerationRequest(
+            request_id=request_id if len(prompts) == 1 else f"{request_id}-{i}",
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=None if isinstance(prompt, str) else prompt,
+            add_special_tokens=body.add_special_tokens is not False,
+            params=params,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            echo=bool(body.echo) and params.prompt_logprobs is not None,
+            adapter=adapter,
+        )
+        for i, prompt in enumerate(prompts)
+    )
+
+
+def _token_ids(items: list[str | int | list[int]] | list[int], where: str) -> tuple[int, ...]:
+    ids = tuple(item for item in items if isinstance(item, int))
+    if not ids:
+        raise UserError(f"{where} is an empty list; send at least one token id", field=where)
+    if any(token_id < 0 for token_id in ids):
+        raise UserError(f"{where} has a negative token id", field=where)
+    return ids

@@ -1,0 +1,176 @@
+"""The OpenAI protocol: completions and chat completions, as OpenAI's own clients expect them.
+
+Fields that OpenAI or open servers know and that change nothing here are ignored, unknown ones with
+a warning; those whose mechanism isn't there are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.errors import UserError
+from lmi_core.text.chat import ChatTemplate
+from lmi_server.dialects.base import (
+    AdapterNames,
+    Call,
+    HttpError,
+    Plan,
+    Protocol,
+    Renderer,
+    Reply,
+    no_adapters,
+)
+from lmi_server.dialects.openai.chat_output import ChatRenderer, ChatSseRenderer
+from lmi_server.dialects.openai.chat_schema import (
+    ChatBody,
+    chat_prompt,
+    chat_sampling_params,
+    decode_chat,
+    tools_of,
+)
+from lmi_server.dialects.openai.completion_output import (
+    CompletionRenderer,
+    CompletionSseRenderer,
+    Echo,
+)
+from lmi_server.dialects.openai.completion_schema import (
+    completion_requests,
+    completion_sampling_params,
+    decode_completion,
+    prompts_of,
+)
+from lmi_server.dialects.openai.errors import ModelNotFound, error_body, openai_error
+from lmi_server.dialects.openai.output import Answer
+from lmi_server.dialects.openai.schema import OpenAIBody
+from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+
+Decode = Callable[[Sequence[int]], str]
+
+_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class OpenAIProtocol(Protocol):
+    name = "openai"
+
+    def __init__(
+        self,
+        model_name: str,
+        chat_template: ChatTemplate | None = None,
+        *,
+        decode: Decode,
+        adapters: AdapterNames = no_adapters,
+    ) -> None:
+        """``decode``: the text of token ids, for prompts that come as ids and are echoed."""
+        self._model_name = model_name
+        self._chat_template = chat_template
+        self._decode = decode
+        self._adapters = adapters
+
+    def parse(self, call: Call) -> Plan:
+        """A body with messages is a chat, any other a completion."""
+        is_chat = b'"messages"' in call.body and b'"prompt"' not in call.body
+        return self.parse_chat(call) if is_chat else self.parse_completion(call)
+
+    def parse_completion(self, call: Call) -> Plan:
+        check_content_type(call.content_type)
+        body = decode_completion(call.body)
+        adapter = self.adapter_named(body.model)
+        prompts = prompts_of(body)
+        params = completion_sampling_params(body)
+        answer = self._answer(f"cmpl-{call.request_id}", body, len(prompts), body.logprobs)
+        echo = None
+        if body.echo:
+            texts = tuple(p if isinstance(p, str) else self._decode(p) for p in prompts)
+            echo = Echo(prompts=texts, without_output=body.scores_only)
+        renderer: Renderer
+        if body.stream:
+            renderer = CompletionSseRenderer(answer, echo)
+        else:
+            renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
+        requests = completion_requests(call.request_id, body, prompts, params, adapter)
+        return _plan(call, body, requests, renderer)
+
+    def parse_chat(self, call: Call) -> Plan:
+        check_content_type(call.content_type)
+        body = decode_chat(call.body)
+        adapter = self.adapter_named(body.model)
+        if body.top_logprobs is not None and not body.logprobs:
+            raise UserError("top_logprobs needs logprobs: true", field="top_logprobs")
+        tools = tools_of(body, self._chat_template)
+        params = chat_sampling_params(body, tools)
+        answer = self._answer(f"chatcmpl-{call.request_id}", body, 1, params.logprobs)
+        renderer: Renderer = (ChatSseRenderer if body.stream else ChatRenderer)(answer, tools)
+        request = GenerationRequest(
+            request_id=call.request_id,
+            prompt=self.render_chat(body),
+            add_special_tokens=bool(body.add_special_tokens),
+            params=params,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            adapter=adapter,
+        )
+        return _plan(call, body, (request,), renderer)
+
+    def render_chat(self, body: ChatBody) -> str:
+        """The prompt of a chat; UserError when the model has no template."""
+        if self._chat_template is None:
+            raise UserError(
+                f"The model {self._model_name} has no chat template; use /v1/completions instead",
+                field="messages",
+            )
+        return chat_prompt(body, self._chat_template)
+
+    def adapter_named(self, name: str | None) -> str:
+        """The adapter that a body's ``model`` names, "" for the model itself; ModelNotFound."""
+        if name is None or name == self._model_name:
+            return ""
+        adapters = self._adapters()
+        if name in adapters:
+            return name
+        verb = "are" if adapters else "is"
+        served = ", ".join(map(repr, (self._model_name, *adapters)))
+        raise ModelNotFound(name, f"{served} {verb} served here")
+
+    def error(self, error: Exception) -> Reply:
+        return openai_error(error)
+
+    def _answer(
+        self, answer_id: str, body: OpenAIBody, num_prompts: int, logprobs: int | None
+    ) -> Answer:
+        return Answer(
+            id=answer_id,
+            model=body.model or self._model_name,
+            error=error_body,
+            num_choices=body.num_choices,
+            num_prompts=num_prompts,
+            logprobs=logprobs is not None,
+            usage=body.includes_usage,
+        )
+
+
+def _plan(
+    call: Call, body: OpenAIBody, requests: tuple[GenerationRequest, ...], renderer: Renderer
+) -> Plan:
+    if body.stream_options is not None and not body.stream:
+        raise UserError("stream_options needs stream: true", field="stream_options")
+    headers = _STREAM_HEADERS if renderer.streams else {}
+    unknown = unknown_fields(call.body, body.__struct_fields__)
+    report_unknown(call.request_id, unknown, "fields")
+    return Plan(
+        requests=requests,
+        renderer=renderer,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        headers=headers,
+    )
+
+
+def check_content_type(content_type: str) -> None:
+    """HttpError 415 for anything but JSON; saying nothing is fine."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type not in ("", "application/json"):
+        raise HttpError(
+            415,
+            "UnsupportedMediaTypeException",
+            f"Content-Type {media_type[:80]!r} is not supported; send application/json",
+        )

@@ -1,0 +1,194 @@
+"""What the bodies of OpenAI's two generating routes share: fields, limits, sampling parameters.
+
+Besides OpenAI's own fields these are the extra ones that clients of open servers send. Fields
+whose mechanism isn't there are parsed, so that they can be refused; the rest is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import UserError
+from lmi_core.structured.grammar import Grammar
+from lmi_server.dialects.grammar_fields import GUIDED_FIELDS, grammar_of
+
+_TEMPERATURE_MAX = 2.0
+_NUM_CHOICES_MAX = 128
+_SEED_BITS = 64
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of both routes; null counts as absent."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    best_of: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[Any] | None = None
+    guided_grammar: str | None = None
+
+    # Parsed so that they can be refused: their mechanism isn't there.
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    prompt_logprobs: int | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    logits_processors: list[Any] | None = None
+    watermark: bool | None = None
+    num_beams: int | None = None
+    adapter_id: str | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """How many to return per prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def num_candidates(self) -> int:
+        """How many to generate per prompt; the best of them are returned."""
+        return self.num_choices if self.best_of is None else self.best_of
+
+    @property
+    def includes_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "prompt_logprobs": (),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "logits_processors": ([],),
+    "watermark": (False,),
+    "num_beams": (1,),
+}
+"""Fields without a mechanism, and the values that ask for what happens anyway."""
+
+
+def check_common(body: OpenAIBody) -> None:
+    """Raise UserError naming the first field that is out of range or can't be served."""
+    check_range("num_beams", body.num_beams, 1, None)
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(body, name)
+        if value is not None and value not in neutral:
+            raise unavailable(name)
+    if body.adapter_id:
+        raise UserError(
+            "adapter_id is a parameter of TGI's routes; name the adapter in model",
+            field="adapter_id",
+        )
+    check_range("n", body.n, 1, _NUM_CHOICES_MAX)
+    check_range("best_of", body.best_of, body.num_choices, _NUM_CHOICES_MAX)
+    check_range("max_tokens", body.max_tokens, 0, None)
+    check_range("temperature", body.temperature, 0.0, _TEMPERATURE_MAX)
+    check_range("presence_penalty", body.presence_penalty, -2.0, 2.0)
+    check_range("frequency_penalty", body.frequency_penalty, -2.0, 2.0)
+    check_range("truncate_prompt_tokens", body.truncate_prompt_tokens, 1, None)
+    for bias in (body.logit_bias or {}).values():
+        check_range("logit_bias value", bias, -100.0, 100.0, field="logit_bias")
+
+
+def common_sampling_params(
+    body: OpenAIBody,
+    *,
+    max_new_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """Defaults are OpenAI's: temperature 1, nothing cut off."""
+    check_range("min_tokens", body.min_tokens, 0, max_new_tokens or None)
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    skip_special_tokens = body.skip_special_tokens
+    return SamplingParams(
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=body.min_tokens or 0,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=0 if body.top_k in (None, -1) else body.top_k or 0,
+        min_p=body.min_p or 0.0,
+        typical_p=1.0 if body.typical_p is None else body.typical_p,
+        n=body.num_candidates,
+        # Negative seeds are allowed; their bits serve as well.
+        seed=None if body.seed is None else body.seed % (1 << _SEED_BITS),
+        stop=stop,
+        include_stop=bool(body.include_stop_str_in_output),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        logit_bias=_logit_bias(body.logit_bias or {}),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        skip_special_tokens=True if skip_special_tokens is None else skip_special_tokens,
+        grammar=requested_grammar(body),
+    )
+
+
+def requested_grammar(body: OpenAIBody) -> Grammar | None:
+    names = ("response_format", "structured_outputs", *GUIDED_FIELDS)
+    return grammar_of({name: getattr(body, name) for name in names})
+
+
+def unavailable(name: str) -> UserError:
+    """The refusal of a parameter whose mechanism isn't there."""
+    return UserError(
+        f"{name} {'are' if name.endswith('s') else 'is'} not available in this version; "
+        f"leave {name} out",
+        field=name,
+    )
+
+
+def check_range(
+    name: str, value: float | None, low: float, high: float | None, *, field: str | None = None
+) -> None:
+    if value is None or (value >= low and (high is None or value <= high)):
+        return
+    allowed = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+    raise UserError(f"{name} must be {allowed}, got {str(value)[:40]}", field=field or name)
+
+
+def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    for name in biases:
+        if not (name.isascii() and name.isdecimal()) or len(name) > 10:
+            raise UserError(
+                f"logit_bias has the key {name[:40]!r}; keys are token ids", field="logit_bias"
+            )
+    return tuple((int(name), bias) for name, bias in biases.items())

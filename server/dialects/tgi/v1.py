@@ -1,0 +1,144 @@
+"""TGI's ``/v1`` bodies and ``/invocations`` as jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from lmi_core.text.chat import ChatTemplate
+from lmi_server.dialects.base import Renderer
+from lmi_server.dialects.tgi.events import Answer
+from lmi_server.dialects.tgi.options import TgiOptions
+from lmi_server.dialects.tgi.schema import CompatBody, decode_any, log_unknown, wrong_shape
+from lmi_server.dialects.tgi.tgi import Generation, Job, compat_job
+from lmi_server.dialects.tgi.tool_events import ToolCalls, ToolRenderer, ToolSseRenderer
+from lmi_server.dialects.tgi.tools import TgiTools
+from lmi_server.dialects.tgi.v1_events import (
+    ChatRenderer,
+    ChatSseRenderer,
+    CompletionRenderer,
+    CompletionSseRenderer,
+    Identity,
+    v1_error_event,
+)
+from lmi_server.dialects.tgi.v1_schema import (
+    ChatBody,
+    CompletionBody,
+    V1Body,
+    chat_parameters,
+    chat_tools,
+    check_completion,
+    completion_parameters,
+    decode_chat,
+    decode_completion,
+    logit_bias,
+    render_chat,
+)
+
+_AnyBody = CompatBody | ChatBody | CompletionBody
+
+
+class TgiV1:
+    """Chats and completions as TGI answers them."""
+
+    def __init__(self, options: TgiOptions, chat_template: ChatTemplate | None) -> None:
+        self._options = options
+        self._chat_template = chat_template
+
+    def chat(self, body: bytes) -> Job:
+        """A body of ``/v1/chat/completions``."""
+        return self._chat_job(decode_chat(body))
+
+    def completion(self, body: bytes) -> Job:
+        """A body of ``/v1/completions``."""
+        return self._completion_job(decode_completion(body))
+
+    def any(self, body: bytes) -> Job:
+        """A body of ``/invocations``: the first of three kinds that fits, as in release 2.4."""
+        value = decode_any(body)
+        kinds: tuple[type[_AnyBody], ...] = (CompatBody, ChatBody, CompletionBody)
+        for kind in kinds:
+            try:
+                decoded = msgspec.convert(value, kind)
+            except (msgspec.ValidationError, RecursionError):
+                continue
+            log_unknown(body, decoded)
+            match decoded:
+                case CompatBody():
+                    return compat_job(decoded)
+                case ChatBody():
+                    return self._chat_job(decoded)
+                case _:
+                    return self._completion_job(decoded)
+        raise wrong_shape("data did not match any variant of untagged enum SagemakerRequest")
+
+    def chat_text(self, body: bytes) -> str:
+        """The prompt that a chat's messages make."""
+        chat = decode_chat(body)
+        return render_chat(chat, self._chat_template, chat_tools(chat))
+
+    def _chat_job(self, body: ChatBody) -> Job:
+        tools = chat_tools(body)
+        generation = self._generation(body, tools)
+        fallback = self._generation(body, None) if tools is not None and tools.is_free else None
+        calls = None if tools is None else ToolCalls()
+        identity = self._identity(body)
+
+        def render(answers: Sequence[Answer]) -> Renderer:
+            if calls is not None:
+                if body.stream:
+                    return ToolSseRenderer(
+                        identity, answers, includes_usage=body.includes_usage, calls=calls
+                    )
+                return ToolRenderer(identity, answers, calls)
+            if body.stream:
+                return ChatSseRenderer(identity, answers, includes_usage=body.includes_usage)
+            return ChatRenderer(identity, answers)
+
+        return Job(
+            generations=(generation,),
+            streams=body.stream,
+            render=render,
+            render_error=v1_error_event,
+            fallback=fallback,
+            on_text=(lambda: None) if calls is None else calls.answer_in_text,
+        )
+
+    def _generation(self, body: ChatBody, tools: TgiTools | None) -> Generation:
+        return Generation(
+            inputs=render_chat(body, self._chat_template, tools),
+            parameters=chat_parameters(body, self._options.version, tools),
+            add_special_tokens=False,
+            shows_logprobs=bool(body.logprobs),
+            presence_penalty=body.presence_penalty or 0.0,
+            logit_bias=logit_bias(body),
+            model=body.adapter,
+        )
+
+    def _completion_job(self, body: CompletionBody) -> Job:
+        check_completion(body, self._options)
+        parameters = completion_parameters(body, self._options.version)
+        identity = self._identity(body)
+        kind = CompletionSseRenderer if body.stream else CompletionRenderer
+        return Job(
+            generations=tuple(
+                Generation(
+                    inputs=prompt,
+                    parameters=parameters,
+                    shows_logprobs=False,
+                    model=body.adapter,
+                )
+                for prompt in body.prompts
+            ),
+            streams=body.stream,
+            render=lambda answers: kind(identity, answers),
+            render_error=v1_error_event,
+        )
+
+    def _identity(self, body: V1Body) -> Identity:
+        """Release 3 repeats the model that was asked for; 2 says which one it is."""
+        model = self._options.model_id
+        if self._options.version >= 3 and body.model is not None:
+            model = body.model
+        return Identity(model=model, fingerprint=f"{self._options.release}-native")

@@ -1,0 +1,1 @@
+"""HTTP: the application, its connections, admission, streams, logs and metrics."""

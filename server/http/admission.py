@@ -1,0 +1,86 @@
+"""Early refusal: how many requests are inside, and how large a body may be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+
+from lmi_core.errors import CapacityError
+from lmi_server.dialects.base import HttpError
+
+
+class Admission:
+    """Counts requests from the end of their headers to the end of their answers."""
+
+    def __init__(self, *, max_in_flight: int, max_request_bytes: int, receive_timeout_s: float):
+        self._max_in_flight = max_in_flight
+        self._max_request_bytes = max_request_bytes
+        self._receive_timeout_s = receive_timeout_s
+        self.num_in_flight = 0
+        self.draining = False
+        self._became_idle = asyncio.Event()
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Hold a place; CapacityError when there is none, 503 while the server stops."""
+        if self.draining:
+            raise HttpError(503, "WlmException", "Worker shutting down", close=True)
+        if self.num_in_flight >= self._max_in_flight:
+            raise CapacityError(
+                f"{self.num_in_flight} requests are being served, which is the limit",
+                retry_after_s=1.0,
+            )
+        self.num_in_flight += 1
+        try:
+            yield
+        finally:
+            self.num_in_flight -= 1
+            if not self.num_in_flight:
+                self._became_idle.set()
+
+    async def idle(self) -> None:
+        """Return once no request is inside."""
+        while self.num_in_flight:
+            self._became_idle.clear()
+            await self._became_idle.wait()
+
+    async def read_body(self, request: web.Request) -> bytes:
+        """The whole body; HttpError 413 when it is too long, 408 when it takes too long, 400 when
+        it can't be decompressed or its chunks are malformed."""
+        if (request.content_length or 0) > self._max_request_bytes:
+            raise self._too_large()
+        try:
+            async with asyncio.timeout(self._receive_timeout_s):
+                return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise self._too_large() from None
+        except web.RequestPayloadError:
+            raise _undecodable(request.headers.get("Content-Encoding", "")) from None
+        except TimeoutError:
+            raise HttpError(
+                408,
+                "RequestTimeoutException",
+                f"The body did not arrive within {self._receive_timeout_s:g} s",
+                close=True,
+            ) from None
+
+    def _too_large(self) -> HttpError:
+        return HttpError(
+            413,
+            "PayloadTooLargeException",
+            f"The body is longer than {self._max_request_bytes} bytes",
+            close=True,
+        )
+
+
+def _undecodable(encoding: str) -> HttpError:
+    message = "The body's chunks are malformed; send it with Content-Length, or in valid chunks"
+    if encoding:
+        message = (
+            f"The body does not decode as its Content-Encoding says ({encoding[:40]}); "
+            "send it as it is, or compressed by gzip or deflate"
+        )
+    return HttpError(400, "BadRequestException", message, close=True)

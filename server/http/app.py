@@ -1,0 +1,258 @@
+"""The aiohttp application: routes, request ids, common headers, errors in the protocol's format."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from lmi_core.config.address import is_loopback
+from lmi_core.errors import LmiError
+from lmi_core.version import __version__
+from lmi_server.dialects.base import HttpError, Reply
+from lmi_server.dialects.routes import METER, Route
+from lmi_server.dialects.table import DialectTable
+from lmi_server.http.access import Access
+from lmi_server.http.connections import Connection, Refuse
+from lmi_server.http.logging import log_access
+from lmi_server.http.metrics import Metrics, RequestMeter
+from lmi_server.http.openapi import TABLE
+from lmi_server.http.options import ServerOptions
+from lmi_server.models.model_choice import MODEL, ModelChoice
+from lmi_server.models.model_registry import ModelRegistry
+
+log = logging.getLogger(__name__)
+
+MODELS = web.AppKey("models", ModelRegistry)
+ROUTES: web.AppKey[Sequence[Route]] = web.AppKey("routes", Sequence)
+"""Those without a dialect's prefix."""
+REFUSE: web.AppKey[Refuse] = web.AppKey("refuse", Callable)  # type: ignore[arg-type]
+"""Answers what isn't HTTP."""
+
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_SAGEMAKER_ID = "X-Amzn-SageMaker-Inference-Id"
+_CLIENT_CLOSED = 499
+_MAX_LOGGED_ERROR = 300
+_SERVER = f"lmi/{__version__}"
+_HTTP_ERRORS = {
+    404: "ResourceNotFoundException",
+    405: "MethodNotAllowedException",
+    413: "PayloadTooLargeException",
+}
+
+
+def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Application:
+    """An application that serves ``models``; ``is_management``: their management alone, on the
+    address that is configured for it."""
+    options, table = models.options, models.common.table
+    access = Access(
+        options.api_keys,
+        options.cors_origins,
+        methods=options.cors_methods,
+        headers=options.cors_headers,
+        admin_key=options.admin_key,
+        open_management=options.open_management,
+    )
+    choice = ModelChoice(models)
+    app = web.Application(
+        middlewares=[_front(models, access)],
+        client_max_size=options.max_request_bytes,
+    )
+    app.on_response_prepare.append(_common_headers(models, access))
+    has_management = is_management or (options.management is None and may_manage(options))
+
+    def is_here(route: Route) -> bool:
+        return has_management if route.is_management else not is_management
+
+    app[MODELS] = models
+    app[TABLE] = table
+    app[ROUTES] = [route for route in table.routes() if is_here(route)]
+    app[REFUSE] = _refuser(models)
+    expect = _expectations(models)
+    for route in (*table.routes(), *table.prefixed_routes()):
+        if is_here(route):
+            handler = access.guard(route, choice.handler(route, table.of(route.path)))
+        elif route.is_management:
+            handler = _elsewhere(options)
+        else:
+            continue
+        methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
+        for method in methods:
+            app.router.add_route(method, route.path, handler, expect_handler=expect)
+    return app
+
+
+def _elsewhere(options: ServerOptions) -> Handler:
+    """Says of a management route why it isn't here."""
+    if options.management is not None and may_manage(options):
+        where = "at the server's management_address"
+    else:
+        where = (
+            "only on the loopback interface (--host 127.0.0.1) or with an admin key "
+            "(--admin-key, SERVING_ADMIN_KEY); open_management lets everybody manage"
+        )
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        message = f"{request.method} {request.path} is a management route, which this server has "
+        raise HttpError(404, _HTTP_ERRORS[404], message + where)
+
+    return refuse
+
+
+def may_manage(options: ServerOptions) -> bool:
+    """Whether there are management routes: not without a key where other machines reach them,
+    unless they may."""
+    host = options.host if options.management is None else options.management.host
+    return options.admin_key is not None or options.open_management or is_loopback(host)
+
+
+def _table(models: ModelRegistry, request: web.Request | None = None) -> DialectTable:
+    """The dialects of the model that was chosen, whose form of errors may be its own."""
+    model = request.get(MODEL) if request is not None else None
+    model = model or models.sole
+    endpoint = models.common if model is None or model.endpoint is None else model.endpoint
+    return endpoint.table
+
+
+def _front(models: ModelRegistry, access: Access) -> Middleware:
+    """The outermost layer: identify and time the request, render errors, log one line."""
+    id_header = models.options.request_id_header
+
+    @web.middleware
+    async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connection = request.protocol
+        if isinstance(connection, Connection):
+            connection.request_arrived()
+        meter = request[METER] = RequestMeter(_request_id(request, id_header))
+        status = _CLIENT_CLOSED
+        try:
+            response = access.preflight(request) or await handler(request)
+            status = response.status
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception as error:
+            models.error_rates.count(error)
+            dialect = _table(models, request).of(request.path)
+            explained = _explain(error, request, meter.request_id)
+            meter.error = str(explained)
+            response = _reply(dialect.error(explained))
+            status = response.status
+        finally:
+            if isinstance(connection, Connection):
+                connection.request_finished()
+            _finish(models.metrics, request.method, request.path, meter, status)
+        return response
+
+    return front
+
+
+def _refuser(models: ModelRegistry) -> Refuse:
+    """Answers what the HTTP library can't parse, of which there is no request."""
+
+    def refuse(path: str, error: HttpError) -> web.Response:
+        meter = RequestMeter(str(uuid.uuid4()))
+        meter.error = str(error)
+        table = _table(models)
+        dialect = table.of(path) if path else table.main
+        response = _reply(dialect.error(error))
+        response.headers.update({**dialect.headers, "Server": _SERVER})
+        response.headers[models.options.request_id_header] = meter.request_id
+        _finish(models.metrics, "-", path, meter, response.status)
+        return response
+
+    return refuse
+
+
+def _expectations(
+    models: ModelRegistry,
+) -> Callable[[web.Request], Awaitable[web.StreamResponse | None]]:
+    """What is done about ``Expect``: a body that will be refused is not asked for."""
+
+    async def expect(request: web.Request) -> web.StreamResponse | None:
+        expected = request.headers.get("Expect", "")
+        if expected.lower() != "100-continue":
+            kind, message = "ExpectationFailedException", f"Expect: {expected[:80]} is not known"
+            return _reply(_table(models).of(request.path).error(HttpError(417, kind, message)))
+        if (request.content_length or 0) <= models.options.max_request_bytes:
+            with suppress(ConnectionError):  # reading the body will notice
+                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
+        return None
+
+    return expect
+
+
+def _finish(metrics: Metrics, method: str, path: str, meter: RequestMeter, status: int) -> None:
+    seconds = meter.seconds
+    metrics.count_answer(status, seconds)
+    failure = {"error": meter.error[:_MAX_LOGGED_ERROR]} if meter.error else {}
+    log_access(
+        id=meter.request_id,
+        method=method,
+        path=path,
+        status=status,
+        ms=round(seconds * 1000, 1),
+        prompt_tokens=meter.num_prompt_tokens,
+        generated_tokens=meter.num_generated_tokens,
+        **failure,
+    )
+
+
+def _request_id(request: web.Request, header: str) -> str:
+    """The client's own id, or SageMaker's, when it is a plain one: it can be found in logs."""
+    for name in (header, _SAGEMAKER_ID):
+        given = request.headers.get(name, "")
+        if _REQUEST_ID.fullmatch(given):
+            return given
+    return str(uuid.uuid4())
+
+
+def _explain(error: Exception, request: web.Request, request_id: str) -> Exception:
+    """Turn the HTTP library's errors into ours; log what nobody expected."""
+    if isinstance(error, HttpError | LmiError):
+        return error
+    if isinstance(error, web.HTTPException):
+        headers = {}
+        message = f"{request.method} {request.path} is not a route of this server"
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            allowed = headers["Allow"] = ", ".join(sorted(error.allowed_methods))
+            message = f"{request.path} does not allow {request.method}; allowed are {allowed}"
+        kind = _HTTP_ERRORS.get(error.status, "BadRequestException")
+        return HttpError(error.status, kind, message, headers=headers)
+    log.error("request %s failed", request_id, exc_info=error)
+    return RuntimeError(f"The request failed inside the server; incident {request_id}")
+
+
+def _reply(reply: Reply) -> web.Response:
+    response = web.Response(
+        status=reply.status,
+        body=reply.body,
+        headers={**reply.headers, "Content-Type": reply.content_type},
+    )
+    if reply.close or reply.status >= 400:
+        response.force_close()
+    return response
+
+
+def _common_headers(
+    models: ModelRegistry, access: Access
+) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    async def add(request: web.Request, response: web.StreamResponse) -> None:
+        meter = request.get(METER)
+        headers = response.headers
+        for name, value in _table(models, request).of(request.path).headers.items():
+            headers.setdefault(name, value)
+        headers["Server"] = _SERVER
+        headers.update(access.cors_headers(request.headers))
+        if meter is not None:
+            headers[models.options.request_id_header] = meter.request_id
+        if response.keep_alive is not False:
+            headers["Connection"] = "keep-alive"
+
+    return add

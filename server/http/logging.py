@@ -1,0 +1,70 @@
+"""Structured logs on stderr: one line per record, readable or JSON, never a prompt in them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+from typing import Literal
+
+_FIELDS = "fields"
+_PLAIN = re.compile(r"[^\s\"\\\x00-\x1f\x7f-\x9f]+")
+access_log = logging.getLogger("lmi_server.http.access")
+
+
+def setup_logging(log_format: Literal["console", "json"], level: str = "INFO") -> None:
+    """Send every record to stderr in the given format."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else ConsoleFormatter())
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    # What gets there is a client's malformed HTTP, with a traceback; the answer says it all.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def set_level(level: str) -> None:
+    """Change the least severity that is logged."""
+    logging.getLogger().setLevel(level)
+
+
+def log_access(**fields: object) -> None:
+    """One line about an answered request."""
+    access_log.info("request", extra={_FIELDS: fields})
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": _timestamp(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry.update(getattr(record, _FIELDS, {}))
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False, default=str)
+
+
+class ConsoleFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = getattr(record, _FIELDS, {})
+        pairs = "".join(f" {name}={_quoted(value)}" for name, value in fields.items())
+        message = record.getMessage().replace("\n", "\\n")
+        line = f"{_timestamp(record.created)} {record.levelname:<7} {message}{pairs}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def _quoted(value: object) -> str:
+    """In quotes where it would else look like more than one value or line."""
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+def _timestamp(seconds: float) -> str:
+    whole, milliseconds = divmod(int(seconds * 1000), 1000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{milliseconds:03d}Z"

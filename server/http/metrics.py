@@ -1,0 +1,143 @@
+"""Prometheus metrics: what requests experience, and the engine's state read at each scrape."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from lmi_core.engine.outputs import TokenEvent
+from lmi_server.http.engine_metrics import EngineMeter, EngineMetrics
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_LATENCY_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_LAG_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+
+
+class Metrics:
+    """All metrics of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.engines = EngineMetrics(self.registry)
+        self._requests = Counter(
+            "lmi_http_requests", "Answered requests.", ("status",), registry=self.registry
+        )
+        self._latency = Histogram(
+            "lmi_http_request_seconds",
+            "From a request's headers to the end of its answer.",
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.in_flight = Gauge(
+            "lmi_http_requests_in_flight", "Requests inside the server.", registry=self.registry
+        )
+        self.loop_lag = Histogram(
+            "lmi_event_loop_lag_seconds",
+            "How late the event loop runs what is due, sampled while requests run.",
+            buckets=_LAG_BUCKETS,
+            registry=self.registry,
+        )
+
+    def observer(self, model_name: str) -> EngineMeter:
+        """To be given to a model's engine as its observer."""
+        return EngineMeter(self.engines, model_name)
+
+    def count_answer(self, status: int, seconds: float) -> None:
+        self._requests.labels(str(status)).inc()
+        self._latency.observe(seconds)
+
+    def render(self, names: Sequence[str] = ()) -> bytes:
+        """All metrics in Prometheus' text form, or those of some names."""
+        return generate_latest(_Some(self.registry, frozenset(names)) if names else self.registry)
+
+
+class _Some(Collector):
+    """The metrics, or the samples of one, that have certain names. (The library's own restriction
+    knows no names of collectors that are read at each scrape.)"""
+
+    def __init__(self, registry: CollectorRegistry, names: frozenset[str]) -> None:
+        self._registry = registry
+        self._names = names
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            if metric.name not in self._names:
+                metric.samples = [s for s in metric.samples if s.name in self._names]
+            if metric.samples:
+                yield metric
+
+
+class RequestMeter:
+    """What one call cost."""
+
+    __slots__ = (
+        "error",
+        "num_generated_tokens",
+        "num_prompt_tokens",
+        "queue_seconds",
+        "request_id",
+        "started",
+    )
+
+    def __init__(self, request_id: str) -> None:
+        self.started = time.perf_counter()
+        self.request_id = request_id
+        self.num_prompt_tokens = 0
+        self.num_generated_tokens = 0
+        self.queue_seconds = 0.0
+        """The longest that one of its prompts waited to be run."""
+        self.error = ""
+        """Why it failed or was refused."""
+
+    def observe(self, events: Sequence[TokenEvent]) -> None:
+        for event in events:
+            if event.prompt is not None:
+                continue
+            if event.num_generated_tokens == 1 and event.choice == 0:
+                self.num_prompt_tokens += event.num_prompt_tokens
+                self.queue_seconds = max(self.queue_seconds, event.queue_seconds)
+            self.num_generated_tokens += 1
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+
+class LoopLag:
+    """Samples how late the event loop is, only while ``busy`` says that there is work."""
+
+    _INTERVAL_S = 0.1
+
+    def __init__(self, metrics: Metrics, busy: Callable[[], bool]) -> None:
+        self._metrics = metrics
+        self._busy = busy
+        self._armed = False
+
+    def wake(self) -> None:
+        if not self._armed:
+            self._arm()
+
+    def _arm(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._INTERVAL_S
+        self._armed = True
+        loop.call_at(due, self._sample, loop, due)
+
+    def _sample(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        self._metrics.loop_lag.observe(max(0.0, loop.time() - due))
+        self._armed = False
+        if self._busy():
+            self._arm()

@@ -1,0 +1,348 @@
+"""From an engine's events to a response: collected, or streamed with one write per wake-up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, Self, TypeVar
+
+from aiohttp import web
+
+from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.errors import EngineError, LmiError, UserError
+from lmi_server.dialects.base import Plan, Renderer
+from lmi_server.http.metrics import RequestMeter
+from lmi_server.http.pushed_batches import PushedBatches
+from lmi_server.models.backend import Generator, Publisher
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Batches(Protocol[T_co]):
+    """What the events of a streamed answer come from."""
+
+    def __aiter__(self) -> AsyncIterator[T_co]: ...
+
+    def __anext__(self) -> Awaitable[T_co]: ...
+
+    def aclose(self) -> Awaitable[object]: ...
+
+
+NumberedEvents = list[tuple[int, Sequence[TokenEvent]]]
+"""Events by the number of their request."""
+
+
+async def respond(
+    request: web.Request,
+    backend: Generator,
+    plan: Plan,
+    meter: RequestMeter,
+    *,
+    send_timeout_s: float,
+) -> web.StreamResponse:
+    """Run a plan and answer it. Errors before the first byte are raised, later ones are sent."""
+    requests = [await _truncated(backend, r, plan.truncate_prompt_tokens) for r in plan.requests]
+    if plan.renderer.streams:
+        if len(requests) == 1:
+            feed = partial(_feed, plan.renderer, meter, 0)
+            if isinstance(backend, Publisher):
+                pushed = PushedBatches(backend, requests[0])
+                attach = partial(_attach, pushed, request.transport, feed)
+                return await _stream(request, pushed, feed, plan, meter, send_timeout_s, attach)
+            batches = backend.generate_batches(requests[0])
+            return await _stream(request, batches, feed, plan, meter, send_timeout_s)
+        merged = _merged(backend, requests)
+        feed_all = partial(_feed_all, plan.renderer, meter)
+        return await _stream(request, merged, feed_all, plan, meter, send_timeout_s)
+    try:
+        if len(requests) == 1:
+            await _collect(backend, requests[0], 0, plan, meter)
+        else:
+            await _collect_all(backend, requests, plan, meter)
+    except EngineError as error:
+        return _failed(plan, meter, error)
+    return _whole(plan, plan.renderer.finish())
+
+
+def _whole(plan: Plan, body: bytes) -> web.Response:
+    headers = {**plan.headers, **plan.renderer.headers()}
+    return web.Response(body=body, headers={**headers, "Content-Type": plan.renderer.content_type})
+
+
+def _failed(plan: Plan, meter: RequestMeter, error: EngineError) -> web.Response:
+    """The answer that a failure before its first byte leaves, where it is no error of the call."""
+    if not plan.renderer.absorbs_failures:
+        raise error
+    meter.error = str(error)
+    return _whole(plan, plan.renderer.error(error))
+
+
+async def _truncated(
+    backend: Generator, request: GenerationRequest, num_tokens: int | None
+) -> GenerationRequest:
+    if num_tokens is None or request.prompt is None:
+        return request
+    token_ids = await backend.encode(request.prompt, add_special_tokens=request.add_special_tokens)
+    if len(token_ids) <= num_tokens:
+        return request
+    return replace(request, prompt=None, prompt_token_ids=tuple(token_ids[-num_tokens:]))
+
+
+async def _collect(
+    backend: Generator, request: GenerationRequest, index: int, plan: Plan, meter: RequestMeter
+) -> None:
+    async with aclosing(backend.generate_batches(request)) as batches:
+        async for events in batches:
+            meter.observe(events)
+            plan.renderer.feed(index, events)
+
+
+async def _collect_all(
+    backend: Generator, requests: list[GenerationRequest], plan: Plan, meter: RequestMeter
+) -> None:
+    """All prompts of one call at once; the first failure ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for index, request in enumerate(requests):
+                group.create_task(_collect(backend, request, index, plan, meter))
+    except* UserError as errors:
+        raise _first(errors) from None
+    except* LmiError as errors:
+        raise _first(errors) from None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _feed(
+    renderer: Renderer, meter: RequestMeter, index: int, events: Sequence[TokenEvent]
+) -> bytes:
+    meter.observe(events)
+    return renderer.feed(index, events)
+
+
+def _feed_all(renderer: Renderer, meter: RequestMeter, numbered: NumberedEvents) -> bytes:
+    return b"".join([_feed(renderer, meter, index, events) for index, events in numbered])
+
+
+async def _merged(
+    backend: Generator, requests: list[GenerationRequest]
+) -> AsyncGenerator[NumberedEvents, None]:
+    """The events of several requests, all that are ready at once; the first failure ends all."""
+    ready: NumberedEvents = []
+    arrived = asyncio.Event()
+
+    async def read(index: int, request: GenerationRequest) -> None:
+        try:
+            async with aclosing(backend.generate_batches(request)) as batches:
+                async for events in batches:
+                    ready.append((index, events))
+                    arrived.set()
+        finally:
+            arrived.set()
+
+    tasks = [asyncio.ensure_future(read(*numbered)) for numbered in enumerate(requests)]
+    try:
+        open_tasks = tasks
+        while open_tasks:
+            await arrived.wait()
+            arrived.clear()
+            for task in open_tasks:
+                if task.done():
+                    task.result()
+            open_tasks = [task for task in open_tasks if not task.done()]
+            if ready:
+                batch, ready = ready, []
+                yield batch
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _stream(
+    request: web.Request,
+    batches: Batches[T],
+    feed: Callable[[T], bytes],
+    plan: Plan,
+    meter: RequestMeter,
+    send_timeout_s: float,
+    attach: Callable[[SendDeadline], None] | None = None,
+) -> web.StreamResponse:
+    """One write per batch: while a slow client blocks one, the engine gathers the next. ``attach``
+    is called once the status line is out."""
+    renderer = plan.renderer
+    async with aclosing(batches):
+        # The status line waits for the first events, so that a refusal can still set the status.
+        try:
+            batch = None if renderer.starts_at_once else await anext(batches)
+        except EngineError as error:
+            return _failed(plan, meter, error)
+        response = web.StreamResponse(
+            headers={**plan.headers, "Content-Type": renderer.content_type}
+        )
+        await response.prepare(request)
+        with (
+            SendDeadline(request.transport, send_timeout_s) as deadline,
+            Heartbeat(response, deadline, renderer.keep_alive),
+        ):
+            try:
+                while True:
+                    frame = b"" if batch is None else feed(batch)
+                    if frame:
+                        await deadline.send(response, frame)
+                        if attach is not None and _is_chunked(response):
+                            attach(deadline)
+                            attach = None
+                    batch = await anext(batches)
+            except StopAsyncIteration:
+                frame = renderer.finish()
+            except ConnectionError:
+                raise
+            except Exception as error:
+                meter.error = str(error)
+                frame = renderer.error(_presentable(error, meter.request_id))
+            if frame:
+                await deadline.send(response, frame)
+            await response.write_eof()
+    return response
+
+
+def _is_chunked(response: web.StreamResponse) -> bool:
+    return response.headers.get("Transfer-Encoding") == "chunked"
+
+
+def _attach(
+    pushed: PushedBatches,
+    transport: asyncio.BaseTransport | None,
+    feed: Callable[[list[TokenEvent]], bytes],
+    deadline: SendDeadline,
+) -> None:
+    if isinstance(transport, asyncio.WriteTransport):
+        pushed.sink = DirectSink(transport, feed, deadline)
+
+
+class DirectSink:
+    """Writes frames to the connection as they come, each a chunk of the response's body, for as
+    long as the client takes them at once."""
+
+    __slots__ = ("_deadline", "_feed", "_transport")
+
+    def __init__(
+        self,
+        transport: asyncio.WriteTransport,
+        feed: Callable[[list[TokenEvent]], bytes],
+        deadline: SendDeadline,
+    ) -> None:
+        self._transport = transport
+        self._feed = feed
+        self._deadline = deadline
+
+    def is_ready(self) -> bool:
+        return not self._transport.get_write_buffer_size()
+
+    def take(self, events: list[TokenEvent]) -> None:
+        frame = self._feed(events)
+        if frame:
+            self._deadline.note_sent()
+            self._transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
+
+
+class SendDeadline:
+    """Drops the connection of a client that takes nothing for too long.
+
+    One timer per response instead of one per write, which would cost more than the write's frame.
+    """
+
+    def __init__(self, transport: asyncio.BaseTransport | None, timeout_s: float) -> None:
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._blocked_since: float | None = None
+        self.last_sent = self._loop.time()
+
+    def __enter__(self) -> Self:
+        self._timer = self._loop.call_later(self._timeout_s, self._check)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._timer.cancel()
+
+    async def send(self, response: web.StreamResponse, frame: bytes) -> None:
+        self.last_sent = self._blocked_since = self._loop.time()
+        await response.write(frame)
+        self._blocked_since = None
+
+    def note_sent(self) -> None:
+        """Something was sent that blocked nobody."""
+        self.last_sent = self._loop.time()
+
+    @property
+    def is_blocked(self) -> bool:
+        return self._blocked_since is not None
+
+    def _check(self) -> None:
+        now = self._loop.time()
+        due = (now if self._blocked_since is None else self._blocked_since) + self._timeout_s
+        if due > now:
+            self._timer = self._loop.call_at(due, self._check)
+        elif isinstance(self._transport, asyncio.WriteTransport):
+            # The connection's end cancels the handler, and with it the request.
+            self._transport.abort()
+
+
+class Heartbeat:
+    """Sends ``frame`` whenever a stream has been silent for a while, so that proxies keep it."""
+
+    INTERVAL_S = 15.0
+
+    def __init__(self, response: web.StreamResponse, deadline: SendDeadline, frame: bytes) -> None:
+        self._response = response
+        self._deadline = deadline
+        self._frame = frame
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._sending: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Self:
+        if self._frame:
+            self._timer = self._loop.call_later(self.INTERVAL_S, self._check)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def _check(self) -> None:
+        now = self._loop.time()
+        due = self._deadline.last_sent + self.INTERVAL_S
+        if due <= now:
+            due = now + self.INTERVAL_S
+            if not self._deadline.is_blocked:
+                self._sending = self._loop.create_task(self._send())
+        self._timer = self._loop.call_at(due, self._check)
+
+    async def _send(self) -> None:
+        with suppress(ConnectionError):  # the handler itself will notice
+            await self._deadline.send(self._response, self._frame)
+
+
+def _presentable(error: Exception, request_id: str) -> Exception:
+    if isinstance(error, LmiError):
+        return error
+    log.error("request %s failed in mid-stream", request_id, exc_info=error)
+    return EngineError(f"The request failed inside the server; incident {request_id}")

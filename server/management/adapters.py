@@ -1,0 +1,192 @@
+"""Management of LoRA adapters while serving (LMI format reference, 6.8).
+
+Paths, bodies and statuses are those of DJL-Serving's newest release. Every registered adapter is
+in memory, so that ``preload`` and ``pin`` are kept and change nothing. Under ``/adapters`` the
+model is the only one of the start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from lmi_core.errors import InsufficientMemoryError, LmiError, UserError
+from lmi_server.dialects.base import HttpError
+from lmi_server.dialects.routes import Route, Service, management_route
+from lmi_server.management.input import bad_request, integer, truth
+from lmi_server.management.output import (
+    MAX_PAGE,
+    adapter_description,
+    adapter_listing,
+    json_answer,
+    load_error,
+    status_answer,
+)
+from lmi_server.models.model import ModelState, ServedModel
+from lmi_server.models.model_adapters import Adapter
+
+if TYPE_CHECKING:
+    from lmi_server.models.model_registry import ModelRegistry
+
+_ALIAS = "X-Amzn-SageMaker-Adapter-Alias"
+_REGISTER = ("name", "src", "preload", "pin")
+_UPDATE = ("src", "preload", "pin")
+_NAME = re.compile(r"[\w][\w.:@+=/-]{0,199}")
+
+
+def adapter_routes(service: Service) -> tuple[Route, ...]:
+    handler = AdapterHandler(service)
+    one = "/adapters/{adapter:(?!.*/update$).+}"
+    return tuple(
+        management_route(method, prefix + path, handle, purpose)
+        for prefix in ("", "/models/{model}")
+        for method, path, handle, purpose in (
+            ("POST", "/adapters", handler.register, "register an adapter"),
+            ("GET", "/adapters", handler.list_adapters, "list adapters"),
+            ("POST", "/adapters/{adapter:.+}/update", handler.update, "update an adapter"),
+            ("GET", one, handler.describe, "describe an adapter"),
+            ("DELETE", one, handler.unregister, "unregister an adapter"),
+        )
+    )
+
+
+class AdapterHandler:
+    """Handlers of the routes under ``/adapters`` and ``/models/{model}/adapters``."""
+
+    def __init__(self, service: Service) -> None:
+        self._models: ModelRegistry = service.models
+
+    async def register(self, request: web.Request) -> web.Response:
+        """Answers once requests may name the adapter."""
+        model = self._model(request)
+        query = _arguments(request, _REGISTER)
+        name, src = (_required(query, parameter) for parameter in ("name", "src"))
+        _check_name(name)
+        if model.adapters.get(name) is not None:
+            message = f"Adapter {_shown(request, name)} is already registered."
+            raise HttpError(409, "BadRequestException", message)
+        registrar = self._models.registrar
+        if registrar is None:
+            raise bad_request("This server loads no adapters while it runs")
+        try:
+            path = registrar.adapter_path(src, model.recipe.url)
+            adapter = _with_options(Adapter(name=name, src=src, path=path), query)
+            await model.adapters.register(adapter)
+        except (LmiError, MemoryError, OSError) as error:
+            raise _failure(error) from error
+        return status_answer(f"Adapter {_shown(request, name)} registered")
+
+    async def update(self, request: web.Request) -> web.Response:
+        model = self._model(request)
+        adapter = self._adapter(request, model)
+        query = _arguments(request, _UPDATE)
+        if query.get("src", adapter.src) != adapter.src:
+            message = (
+                "Updating adapter path is not supported; unregister the adapter and register it "
+                f"from {query['src'][:200]}"
+            )
+            raise HttpError(424, "ModelException", message)
+        model.adapters.update(_with_options(adapter, query))
+        return status_answer(f"Adapter {_shown(request, adapter.name)} updated")
+
+    async def list_adapters(self, request: web.Request) -> web.Response:
+        adapters = list(self._model(request).adapters)
+        limit = integer(request.query.get("limit", str(MAX_PAGE)), "limit")
+        start = integer(request.query.get("next_page_token", "0"), "next_page_token")
+        return json_answer(adapter_listing(adapters, limit, max(0, start)))
+
+    async def describe(self, request: web.Request) -> web.Response:
+        return json_answer(adapter_description(self._adapter(request, self._model(request))))
+
+    async def unregister(self, request: web.Request) -> web.Response:
+        """Answers once running requests with the adapter have ended and its memory is free."""
+        model = self._model(request)
+        adapter = self._adapter(request, model)
+        await model.adapters.unregister(adapter.name)
+        return status_answer(f"Adapter {_shown(request, adapter.name)} unregistered")
+
+    def _model(self, request: web.Request) -> ServedModel:
+        """The model of the path, running and with LoRA."""
+        name = request.match_info.get("model")
+        if name is None:
+            default = self._models.default
+            if default is None:
+                raise bad_request(
+                    "The adapter must be prefixed with a model unless there is only a single "
+                    "startup model used."
+                )
+            found = [default]
+        else:
+            found = self._models.versions(name)
+            if not found:
+                message = f"The model {name[:200]} was not found"
+                raise HttpError(404, "ModelNotFoundException", message)
+        if len(found) > 1:
+            raise bad_request(
+                f"The model {found[0].name} has {len(found)} versions; adapters can be managed "
+                "while a model has one"
+            )
+        (model,) = found
+        if model.state is not ModelState.READY:
+            raise HttpError(503, "WlmException", f"Model is not ready: {model.name}")
+        if not model.adapters.is_enabled:
+            raise bad_request("LoRA is not enabled.")
+        return model
+
+    def _adapter(self, request: web.Request, model: ServedModel) -> Adapter:
+        name = request.match_info["adapter"]
+        adapter = model.adapters.get(name)
+        if adapter is None:
+            message = f"The adapter {_shown(request, name)} was not found"
+            raise HttpError(404, "ModelNotFoundException", message)
+        return adapter
+
+
+def _arguments(request: web.Request, known: Collection[str]) -> Mapping[str, str]:
+    query = {name: value for name, value in request.query.items() if value}
+    for name in query:
+        if name not in known:
+            raise bad_request(f"Parameter {name[:40]!r} is unknown; known are {', '.join(known)}")
+    return query
+
+
+def _required(query: Mapping[str, str], name: str) -> str:
+    if name not in query:
+        raise bad_request(f"Parameter {name} is required.")
+    return query[name]
+
+
+def _check_name(name: str) -> None:
+    """Names stand in paths, logs and lists of models."""
+    if not _NAME.fullmatch(name) or name.endswith("/update"):
+        raise bad_request(
+            f"Parameter name is {name[:40]!r}; it must be letters, digits and ._:@+=/- only"
+        )
+
+
+def _with_options(adapter: Adapter, query: Mapping[str, str]) -> Adapter:
+    given = {name: truth(query[name], name) for name in ("preload", "pin") if name in query}
+    adapter = replace(
+        adapter,
+        preload=given.get("preload", adapter.preload),
+        pin=given.get("pin", adapter.pin),
+    )
+    if adapter.pin and not adapter.preload:
+        raise HttpError(424, "ModelException", "Can not set preload to false and pin to true")
+    return adapter
+
+
+def _shown(request: web.Request, name: str) -> str:
+    """How messages call an adapter: by the alias that SageMaker has for it, or by its name."""
+    return (request.headers.get(_ALIAS) or name)[:200]
+
+
+def _failure(error: Exception) -> HttpError:
+    """An adapter that the model can't take; DJL-Serving answers with its handler's code."""
+    if isinstance(error, UserError) and not isinstance(error, InsufficientMemoryError):
+        return HttpError(424, "ModelException", str(error))
+    return load_error(error)

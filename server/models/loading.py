@@ -1,0 +1,216 @@
+"""From a model's configuration to the recipe by which the server loads it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from lmi_core.backends.open_backend import open_backend
+from lmi_core.config.model_config import ModelConfig
+from lmi_core.config.table import BY_KEY
+from lmi_core.config.targets.launch import CustomCodeLaunch, Launch, prepare_model
+from lmi_core.config.targets.server_config import ServerConfig
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.stats import EngineObserver
+from lmi_core.errors import ConfigError
+from lmi_core.settings.custom_code_config import CustomCodeConfig
+from lmi_core.settings.library_config import LibraryConfig
+from lmi_core.text.chat import ChatTemplate
+from lmi_core.tools.tools import ToolStyle
+from lmi_server.dialects.lmi.formatting import FormattingBackend
+from lmi_server.dialects.lmi.lmi import LmiOptions
+from lmi_server.dialects.lmi.release import Release
+from lmi_server.dialects.tgi.options import TgiOptions
+from lmi_server.http.options import Listening, ServerOptions
+from lmi_server.models.custom_code_backend import CustomCodeBackend
+from lmi_server.models.model import Opened, Recipe
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+
+
+def recipe_of(
+    model: ModelConfig,
+    server: ServerConfig,
+    environ: Mapping[str, str] | None = None,
+    *,
+    name: str | None = None,
+    num_models: int = 1,
+    progress: Progress | None = None,
+) -> Recipe:
+    """``name`` beats the configured one; ``num_models``, with it, are loaded together."""
+    if name is not None and name != model.name:
+        model = replace(model, name=name)
+    code = model.custom_code_config() if model.backend == "handler" else None
+
+    async def open_model(observer: EngineObserver) -> Opened:
+        launch = await asyncio.to_thread(
+            prepare_model, model, server, environ, num_models=num_models
+        )
+        options = await asyncio.to_thread(build_options, launch)
+        if isinstance(launch, CustomCodeLaunch):
+            return Opened(options, CustomCodeBackend(launch.handler))
+        if isinstance(launch.engine, LibraryConfig):
+            return Opened(options, open_backend(launch.engine, observer))
+        engine = Engine(launch.engine, observer=observer, progress=progress)
+        if launch.formatter is not None:
+            return Opened(options, FormattingBackend(engine, launch.formatter))
+        return Opened(options, engine)
+
+    return Recipe(
+        name=model.name,
+        version=model.version,
+        open=open_model,
+        url=_url(model),
+        queue_size=_number(model, "job_queue_size"),
+        batch_size=_number(model, "batch_size"),
+        max_batch_delay_ms=_number(model, "max_batch_delay"),
+        max_idle_s=_number(model, "max_idle_time"),
+        min_workers=1 if code is None else code.min_workers,
+        max_workers=1 if code is None else code.max_workers,
+        has_processes=code is not None,
+    )
+
+
+def server_options(server: ServerConfig) -> ServerOptions:
+    """The options of the server as a whole."""
+    tls, management = _tls(server), server.management
+    return ServerOptions(
+        host=server.host,
+        port=server.port,
+        api=server.api,
+        api_keys=() if server.api_key is None else (server.api_key,),
+        cors_origins=server.cors_origins,
+        cors_methods=server.cors_methods,
+        cors_headers=server.cors_headers,
+        request_id_header=server.request_id_header,
+        error_rates=server.error_rates,
+        tls=tls if server.scheme == "https" else None,
+        management=None
+        if management is None
+        else Listening(
+            management.host, management.port, tls if management.scheme == "https" else None
+        ),
+        admin_key=server.admin_key,
+        open_management=server.open_management,
+        wait_for_models=server.wait_model_loading,
+        allow_multi_status=server.allow_multi_status,
+        max_request_bytes=server.max_request_size_bytes,
+        receive_timeout_s=server.receive_timeout_s,
+        drain_timeout_s=server.drain_timeout_s,
+        log_format=server.log_format,
+        lmi=LmiOptions(statuses=server.statuses),
+    )
+
+
+def _tls(server: ServerConfig) -> ssl.SSLContext | None:
+    """What speaks https with the configured certificate; None: http."""
+    if server.certificate_file is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(server.certificate_file, server.private_key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"certificate_file={server.certificate_file} and "
+            f"private_key_file={server.private_key_file} can't be used: {error}",
+            field="certificate_file",
+        ) from None
+    return context
+
+
+def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
+    """The server's options with one model's own part."""
+    model = launch.model
+    if isinstance(launch, CustomCodeLaunch):
+        return replace(
+            server_options(launch.server),
+            model_name=model.name,
+            model_version=model.version,
+            max_in_flight=_capacity(launch.handler),
+            lmi=LmiOptions(statuses=launch.server.statuses),
+        )
+    engine = launch.engine
+    stop = model.get("option.stop_sequence")
+    return replace(
+        server_options(launch.server),
+        model_name=model.name,
+        model_version=model.version,
+        max_in_flight=engine.max_queue_size + engine.max_num_seqs,
+        lmi=LmiOptions(
+            output_formatter=model.output_formatter,
+            tgi_compat=model.tgi_compat,
+            release=Release.parse(release) if (release := model.lmi_compat) else None,
+            samples=model.get("option.decoding_strategy") == "sample",
+            stop=stop if isinstance(stop, tuple) else (),
+            statuses=launch.server.statuses,
+            custom_formatter=launch.formatter is not None
+            and launch.formatter.output_formatter is not None,
+        ),
+        tgi=_tgi_options(launch),
+        chat_template=_chat_template(launch),
+        has_lora=engine.lora is not None,
+    )
+
+
+def _chat_template(launch: Launch) -> ChatTemplate | None:
+    """The model's, unless the configuration names another; what is broken in it is logged."""
+    named = launch.model.get("option.chat_template")
+    config_path = launch.model.get("option.tokenizer_config_path")
+    parser = launch.model.get("option.tool_call_parser")
+    template = ChatTemplate.load(
+        launch.engine.model,
+        template=None if named is None else str(named),
+        config_path=None if config_path is None else Path(str(config_path)),
+        tool_style=None if parser is None else ToolStyle(str(parser)),
+    )
+    for fault in [] if template is None else template.faults():
+        log.warning("%s; chats are refused, everything else works", fault)
+    return template
+
+
+def _capacity(handler: CustomCodeConfig) -> int:
+    """Requests that wait or are worked on."""
+    return handler.max_queue_size + handler.max_workers * handler.batch_size
+
+
+def _tgi_options(launch: Launch) -> TgiOptions:
+    """The launcher's limits, or its defaults where another system's configuration has none."""
+    engine, server, source = launch.engine, launch.server, launch.model.source
+    names = ("max_best_of", "max_stop_sequences", "max_top_n_tokens", "max_client_batch_size")
+    limits = {name: getattr(server, name) for name in names}
+    return TgiOptions(
+        version=3 if server.tgi_version == 3 else 2,
+        max_concurrent_requests=engine.max_queue_size
+        + (0 if server.api == "tgi" else engine.max_num_seqs),
+        max_input_tokens=launch.model.max_input_tokens,
+        enable_prefill_logprobs=server.enable_prefill_logprobs,
+        disable_grammar_support=server.disable_grammar_support,
+        compute_type=os.environ.get("COMPUTE_TYPE") or "cpu",
+        model_id=source.location,
+        model_sha=source.revision,
+        **{name: limit for name, limit in limits.items() if limit is not None},
+    )
+
+
+def _url(model: ModelConfig) -> str:
+    """Where the model was found, as a URL; a directory's ends with a slash."""
+    if model.archive_url is not None:
+        return model.archive_url
+    if model.directory is not None:
+        return Path(os.path.abspath(model.directory)).as_uri() + "/"
+    if model.source.kind == "local":
+        return Path(os.path.abspath(model.source.location)).as_uri() + "/"
+    return model.source.location
+
+
+def _number(model: ModelConfig, key: str) -> int:
+    value = model.values.get(key)
+    number = BY_KEY[key].default_for(model.system) if value is None else value.value
+    return number if isinstance(number, int) else 0

@@ -1,0 +1,199 @@
+"""A model in a server, from its recipe to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from lmi_core.engine.stats import EngineObserver
+from lmi_server.dialects.base import HttpError
+from lmi_server.dialects.routes import Handler
+from lmi_server.http.options import ServerOptions
+from lmi_server.models.backend import Backend
+from lmi_server.models.custom_code_backend import CustomCodeBackend
+from lmi_server.models.model_adapters import ModelAdapters
+
+if TYPE_CHECKING:
+    from lmi_server.dialects.endpoint import Endpoint, RouteKey
+
+log = logging.getLogger(__name__)
+
+
+class ModelState(StrEnum):
+    """Where a model is in its life."""
+
+    LOADING = "loading"
+    READY = "ready"
+    STOPPED = "stopped"
+    """Scaled down to no workers: its memory is free, requests are refused."""
+    FAILED = "failed"
+    UNLOADING = "unloading"
+
+
+class Opened(NamedTuple):
+    """A model whose files are here: its options, and the engine that entering starts."""
+
+    options: ServerOptions
+    engine: AbstractAsyncContextManager[Backend]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a model is called, how it is opened, and what management reports about it."""
+
+    name: str
+    version: str | None = None
+    open: Callable[[EngineObserver], Awaitable[Opened]]
+    """Fetch the files and make the engine; may be called again after the engine has stopped."""
+    url: str = ""
+    queue_size: int = 1000
+    batch_size: int = 1
+    max_batch_delay_ms: int = 100
+    max_idle_s: int = 60
+    min_workers: int = 1
+    max_workers: int = 1
+    has_processes: bool = False
+    """Its workers are processes, of which there may be any number; else one engine serves it."""
+
+    @property
+    def label(self) -> str:
+        """The model's name in metrics and logs."""
+        return self.name if self.version is None else f"{self.name}:{self.version}"
+
+
+def recipe_of_engine(
+    engine: AbstractAsyncContextManager[Backend], options: ServerOptions, url: str = ""
+) -> Recipe:
+    """The recipe of a model whose engine is made already."""
+
+    async def give(_: EngineObserver) -> Opened:
+        return Opened(options, engine)
+
+    return Recipe(name=options.model_name, version=options.model_version, open=give, url=url)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a model needs of the server that it runs in."""
+
+    observer: Callable[[str], EngineObserver]
+    make_endpoint: Callable[[ServerOptions, Backend], Endpoint]
+    attach: Callable[[str, Backend], None]
+    """Report the backend's state in the metrics, under a label."""
+    detach: Callable[[str], None]
+
+
+class ServedModel:
+    """One model and, while it is loaded, its endpoint."""
+
+    def __init__(self, recipe: Recipe, host: Host, *, loaded_at_startup: bool) -> None:
+        self.recipe = recipe
+        self.loaded_at_startup = loaded_at_startup
+        self.state = ModelState.LOADING
+        self.min_workers = recipe.min_workers
+        self.max_workers = recipe.max_workers
+        self.endpoint: Endpoint | None = None
+        self.adapters = ModelAdapters()
+        self.loaded_at = 0.0
+        """Seconds since the epoch."""
+        self._host = host
+        self._engine: AbstractAsyncContextManager[Backend] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.recipe.name
+
+    @property
+    def version(self) -> str | None:
+        return self.recipe.version
+
+    @property
+    def status(self) -> str:
+        """Healthy, Unhealthy, PENDING or FAILED, in the words of DJL-Serving."""
+        match self.state:
+            case ModelState.LOADING:
+                return "PENDING"
+            case ModelState.FAILED:
+                return "FAILED"
+            case _:
+                return "Healthy" if self.endpoint is None else _health(self.backend)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether there is somebody to answer, be it fewer workers than there should be."""
+        return self.status in ("Healthy", "Unhealthy")
+
+    @property
+    def backend(self) -> Backend:
+        assert self.endpoint is not None, "the model isn't loaded"
+        return self.endpoint.service.backend
+
+    @property
+    def num_in_flight(self) -> int:
+        return 0 if self.endpoint is None else self.endpoint.service.admission.num_in_flight
+
+    def handler(self, key: RouteKey) -> Handler:
+        """The handler of a route; HttpError 503 while the model takes no requests."""
+        if self.state is ModelState.STOPPED:
+            message = f"All model workers has been shutdown: {self.name}"
+            raise HttpError(503, "WlmShutdownException", message)
+        if self.endpoint is None:
+            raise HttpError(503, "WlmException", f"Model is not ready: {self.name}")
+        return self.endpoint.handlers[key]
+
+    async def load(self) -> None:
+        """Open the model and start its engine; on failure it is FAILED and the error is raised."""
+        self.state = ModelState.LOADING
+        label = self.recipe.label
+        try:
+            options, engine = await self.recipe.open(self._host.observer(label))
+            backend = await engine.__aenter__()
+        except BaseException:
+            self.state = ModelState.FAILED
+            raise
+        self._engine = engine
+        self.endpoint = self._host.make_endpoint(options, backend)
+        host = self.endpoint.service.adapter_host
+        if host is not None:
+            await self.adapters.attach(host)
+        self._host.attach(label, backend)
+        self.loaded_at = time.time()
+        if self.state is ModelState.LOADING:  # else it is to leave at once
+            self.state = ModelState.READY
+
+    async def close(self, end: ModelState, *, drain_timeout_s: float) -> None:
+        """Be in state ``end``: refuse new requests, let running ones finish in time, then stop the
+        engine and give back its memory."""
+        self.state = end
+        endpoint, engine = self.endpoint, self._engine
+        if endpoint is None or engine is None:
+            return
+        admission = endpoint.service.admission
+        admission.draining = True
+        cut_off: TimeoutError | None = None
+        try:
+            if admission.num_in_flight:
+                await asyncio.wait_for(admission.idle(), drain_timeout_s)
+        except TimeoutError as error:
+            cut_off = error
+            log.warning(
+                "model %s: %d requests did not finish and are cut off",
+                self.recipe.label,
+                admission.num_in_flight,
+            )
+        self._host.detach(self.recipe.label)
+        self.endpoint = self._engine = None
+        await engine.__aexit__(None if cut_off is None else TimeoutError, cut_off, None)
+
+
+def _health(backend: Backend) -> str:
+    if not backend.healthy:
+        return "FAILED"
+    lacks_workers = isinstance(backend, CustomCodeBackend) and backend.pool.lacks_workers
+    return "Unhealthy" if lacks_workers else "Healthy"

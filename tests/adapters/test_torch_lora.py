@@ -1,0 +1,84 @@
+"""LoRA adapters on torch devices: the lmi engine's tokens, and equal bits where promised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lmi_core.settings.lora_config import LoraConfig
+from tests.checkpoints import cached_checkpoint
+from tests.engine.harness import run
+from tests.lora_adapters import cached_adapter
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+
+from tests.runners.device import test_torch_invariance as invariance  # noqa: E402
+from tests.runners.device.test_decode_graphs import Rerun, capture  # noqa: E402, F401
+from tests.runners.device.torch_harness import assert_alike, config_of, outcomes  # noqa: E402
+
+ADAPTERS = ("", "a", "b")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def adapters_of(variant: str) -> LoraConfig:
+    first = cached_adapter(variant, 1, rank=8)
+    second = cached_adapter(variant, 2, rank=5, targets=("q_proj", "v_proj", "up_proj"))
+    return LoraConfig(adapters=(("a", first), ("b", second)))
+
+
+@pytest.mark.parametrize("variant", ["llama3", "qwen3"])
+def test_same_tokens_as_native(variant: str) -> None:
+    model, lora = cached_checkpoint(variant), adapters_of(variant)
+    native = run(outcomes(config_of(model, "cpu", lora=lora), ADAPTERS))
+    torch_events = run(outcomes(config_of(model, "torch-cpu", lora=lora), ADAPTERS))
+    for events, others in zip(torch_events, native, strict=True):
+        assert_alike(events, others)
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [("llama3", "fp32"), ("qwen3", "bf16")],
+)
+def test_equal_bits_row_by_row(variant: str, dtype: str) -> None:
+    stored = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
+    model = cached_checkpoint(variant, dtype=stored)
+    lora = adapters_of(variant)
+    config = invariance.config_of(model, "torch-cpu", dtype, lora=lora)
+    requests = [
+        replace(request, adapter=ADAPTERS[i % 3])
+        for i, request in enumerate(invariance.make_requests((1, 16, 40, 75, 33, 8), 6))
+    ]
+    invariance.assert_equal_bits(config, requests, "by row: linear")
+
+
+def test_captured_steps_are_those_of_the_base_model(capture: Rerun) -> None:  # noqa: F811
+    """A step with an adapter in it runs op by op, others are replayed."""
+    config = config_of(cached_checkpoint("llama3"), "torch-cpu", lora=adapters_of("llama3"))
+    eager = replace(config, enforce_eager=True)
+    for adapters in (("a",), ("",)):
+        results = run(outcomes(config, adapters))
+        assert bool(capture.num_replayed) == (adapters == ("",))
+        for events, others in zip(results, run(outcomes(eager, adapters)), strict=True):
+            assert_alike(events, others)
+
+
+def test_the_log_says_why_cpp_does_not_launch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tests.ops.cuda_kernels import use_cuda_kernels
+
+    use_cuda_kernels(torch.device("cpu"), monkeypatch)
+    monkeypatch.setenv("LMI_OPS", "native")
+    model, lora = cached_checkpoint("llama2", dtype="bfloat16"), adapters_of("llama2")
+    config = config_of(model, "torch-cpu", dtype="auto", lora=lora)
+    with caplog.at_level("WARNING"):
+        results = run(outcomes(config, ADAPTERS), 110)
+    assert "launched from Python, op by op, because of lora_add: LoRA" in caplog.text
+    native = run(outcomes(replace(config, device="cpu"), ADAPTERS))
+    for events, others in zip(results, native, strict=True):
+        assert events[0].logprob == pytest.approx(others[0].logprob, abs=0.5)

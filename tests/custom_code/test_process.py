@@ -1,0 +1,184 @@
+"""A handler's process: loading, death, what it started; nothing is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lmi_core.custom_code.errors import FailureKind, HandlerError
+from lmi_core.custom_code.pool import CustomCodePool
+from lmi_core.errors import InsufficientMemoryError, ModelError
+from tests.custom_code.harness import (
+    ask,
+    is_alive,
+    kind_of_failure,
+    request,
+    running,
+)
+from tests.server.harness import eventually
+
+
+@pytest.mark.parametrize(("text", "why"), [("die", "exit status 3"), ("leave", "exit status 5")])
+def test_death_fails_the_request_and_restarts(tmp_path: Path, text: str, why: str) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as pool:
+            with pytest.raises(HandlerError, match=why) as raised:
+                await ask(pool, text)
+            assert raised.value.kind is FailureKind.CRASHED
+            assert (await ask(pool, "hello")).properties == {"x-calls": "1"}
+
+    asyncio.run(run())
+
+
+def test_death_of_an_idle_process_is_noticed(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as pool:
+            (worker,) = pool._workers
+            os.kill(worker._process.pid, 9)
+            await eventually(lambda: pool.num_failures, 20)
+            assert (await ask(pool, "hello")).body == b"hello"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import not_here\ndef handle(inputs): ...", "No module named 'not_here'"),
+        ("import djl_python.huggingface\ndef handle(inputs): ...", "lmi_core import Engine"),
+        ("def handle(inputs): raise ValueError('no weights')", "ValueError: no weights"),
+        (
+            "from djl_python import Output\ndef handle(i): return Output().error('refused')",
+            "refused",
+        ),
+        ("import os\nos._exit(7)", "exit status 7"),
+        ("import time\ntime.sleep(60)", "was not loaded within 1 s"),
+    ],
+)
+def test_loading_fails(tmp_path: Path, text: str, message: str) -> None:
+    async def run() -> None:
+        with pytest.raises(ModelError, match="Failed to initialize model: ") as raised:
+            async with running(tmp_path, text, loading_timeout_s=1.0 if "sleep" in text else 60.0):
+                pass
+        assert message in str(raised.value)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
+
+
+def test_what_a_handler_has_started_ends_with_it(tmp_path: Path) -> None:
+    text = """
+        import subprocess
+        from djl_python import Output
+        CHILD = subprocess.Popen(["sleep", "1000"])
+
+        def handle(inputs):
+            return None if inputs.is_empty() else Output().add(str(CHILD.pid))
+    """
+
+    async def run() -> int:
+        async with running(tmp_path, text) as pool:
+            return int((await ask(pool, "pid")).body)
+
+    pid = asyncio.run(run())
+    # A signal was sent; a busy machine takes its time to end what it was sent to.
+    deadline = time.monotonic() + 30
+    while is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_installed_djl_python_is_left_alone(tmp_path: Path) -> None:
+    package = tmp_path / "djl_python"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "class Output:\n"
+        "    def __init__(self):\n"
+        "        self.code, self.message, self.properties = 200, 'OK', {}\n"
+        "        self.content = {'data': b'from theirs'}\n"
+    )
+    text = """
+        from djl_python import Output
+
+        def handle(inputs):
+            return None if inputs.is_empty() else Output()
+    """
+
+    async def run() -> None:
+        async with running(tmp_path, text) as pool:
+            answer = await ask(pool, "x")
+            assert (answer.body, answer.content_type) == (b"from theirs", None)
+
+    asyncio.run(run())
+
+
+def test_death_is_noticed_although_a_fork_holds_the_socket(tmp_path: Path) -> None:
+    text = """
+        import os, time
+        from djl_python import Output
+
+        def handle(inputs):
+            if inputs.is_empty():
+                return None
+            if os.fork() == 0:
+                time.sleep(1000)
+            os._exit(4)
+    """
+
+    async def run() -> None:
+        async with running(tmp_path, text) as pool:
+            assert await kind_of_failure(pool, "x") is FailureKind.CRASHED
+
+    asyncio.run(run())
+
+
+def test_another_interpreter(tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nLMI_PROBE=9 exec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+
+    async def run() -> None:
+        async with running(tmp_path, python=str(script)) as pool:
+            assert json.loads((await ask(pool, "configuration")).body)["variable"] == "9"
+        with pytest.raises(ModelError, match="/no/python can't be started"):
+            await CustomCodePool(replace(pool.config, python="/no/python")).start()
+
+    asyncio.run(run())
+
+
+def test_no_file_or_process_is_left_open(tmp_path: Path) -> None:
+    def num_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async def run() -> None:
+        before = num_files()
+        async with running(tmp_path) as pool:
+            while_running = num_files()
+            for text in ("a", "stream", "die", "b"):
+                with contextlib.suppress(HandlerError):
+                    async with pool.call(request(text)):
+                        pass
+            await eventually(lambda: pool.num_ready_workers == 1, 20)
+            await eventually(lambda: num_files() == while_running)
+        await eventually(lambda: num_files() == before)
+
+    asyncio.run(run())
+
+
+def test_too_little_memory_to_load(tmp_path: Path) -> None:
+    text = "def handle(inputs): raise MemoryError('17 GiB')"
+
+    async def run() -> None:
+        with pytest.raises(InsufficientMemoryError, match="17 GiB"):
+            async with running(tmp_path, text):
+                pass
+
+    asyncio.run(run())

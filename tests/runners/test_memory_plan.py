@@ -1,0 +1,71 @@
+"""How several engines divide the machine's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_core import _native
+from lmi_core.errors import InsufficientMemoryError
+from lmi_core.runners.cpu.cpu_runner import check_weights_fit, plan_kv_cache
+from lmi_core.runners.memory_claims import MemoryClaims
+from lmi_core.settings.engine_config import EngineConfig
+
+LIMIT: int = _native.cpu_info()["memory_limit_bytes"]
+BLOCK = 1 << 20
+
+
+def plan(*, claimed_bytes: int = 0, max_num_seqs: int = 16384, **settings: Any) -> int:
+    """Bytes of the pool; so many sequences want all that there is."""
+    config = EngineConfig(model=Path("x"), max_num_seqs=max_num_seqs, **settings)
+    memory = plan_kv_cache(
+        config, block_bytes=BLOCK, max_model_len=4096, claimed_bytes=claimed_bytes
+    )
+    return memory.num_bytes
+
+
+def close_to(num_bytes: int) -> Any:
+    return pytest.approx(num_bytes, abs=BLOCK)
+
+
+def test_models_that_start_together_share_a_quarter() -> None:
+    assert plan() == close_to(LIMIT // 4)
+    assert plan(num_models=2) == close_to(LIMIT // 8)
+    # The first of them has taken its part; the second gets the same.
+    assert plan(num_models=2, claimed_bytes=LIMIT // 8) == close_to(LIMIT // 8)
+
+
+def test_a_model_that_comes_later_gets_a_part_of_what_is_left() -> None:
+    assert plan(claimed_bytes=LIMIT // 2) == close_to(LIMIT // 8)
+    assert plan(claimed_bytes=LIMIT // 2, max_num_seqs=1) == 128 * BLOCK
+    with pytest.raises(InsufficientMemoryError, match="that no model has taken"):
+        plan(claimed_bytes=LIMIT)
+
+
+def test_a_size_that_was_asked_for_must_be_there() -> None:
+    assert plan(kv_cache_bytes=256 * BLOCK, claimed_bytes=LIMIT // 2) == 256 * BLOCK
+    with pytest.raises(InsufficientMemoryError, match="unload a model"):
+        plan(kv_cache_bytes=256 * BLOCK, claimed_bytes=LIMIT - 255 * BLOCK)
+
+
+def test_weights_must_fit_beside_other_models(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(4096))
+    config = EngineConfig(model=tmp_path)
+    check_weights_fit(config, 0)
+    check_weights_fit(config, LIMIT - 4096)
+    with pytest.raises(InsufficientMemoryError, match="unload one of them"):
+        check_weights_fit(config, LIMIT - 4095)
+    check_weights_fit(replace(config, quantize="int4"), LIMIT - 4095)
+
+
+def test_claims_end_with_their_owner() -> None:
+    claims, first, second = MemoryClaims(), object(), object()
+    claims.claim(first, 5)
+    claims.claim(second, 7)
+    assert claims.total_bytes == 12
+    claims.release(first)
+    claims.release(first)
+    assert claims.total_bytes == 7

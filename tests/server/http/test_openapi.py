@@ -1,0 +1,150 @@
+"""The published OpenAPI document, and random requests made from it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from lmi_core.text.chat import ChatTemplate
+from lmi_server.dialects.table import DialectTable
+from lmi_server.http.openapi import document
+from lmi_server.http.route_page import dialects
+from tests.engine.fake_runner import FakeRunner
+from tests.server.dialects.tgi.test_tgi_http import serving as serving_engine
+from tests.server.harness import Served, serving
+
+APIS = ("lmi", "tgi", "openai")
+DOCUMENTS = {api: document(DialectTable(dialects(), api)) for api in APIS}
+TEMPLATE = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"})
+NUM_EXAMPLES = 50
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from references(item)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_document(api: str) -> None:
+    whole = DOCUMENTS[api]
+    schemas = whole["components"]["schemas"]
+    assert {f"#/components/schemas/{name}" for name in schemas} == set(references(whole))
+    operations = [operation for path in whole["paths"].values() for operation in path.values()]
+    ids = [operation["operationId"] for operation in operations]
+    assert len(ids) == len(set(ids)) > 10
+    table = DialectTable(dialects(), api)
+    assert len(operations) == len(list(table.routes()))
+
+
+def test_schemas_are_those_that_decode_bodies() -> None:
+    schemas = DOCUMENTS["lmi"]["components"]["schemas"]
+    assert "max_new_tokens" in schemas["lmi.LmiParameters"]["properties"]
+    body = schemas["lmi.LmiRequest"]["properties"]["parameters"]
+    assert {"$ref": "#/components/schemas/lmi.LmiParameters"} in body["anyOf"]
+    assert schemas["tgi.GenerateBody"]["required"] == ["inputs"]
+    paths = DOCUMENTS["openai"]["paths"]
+    assert paths["/v1/models/{model}"]["get"]["parameters"][0]["name"] == "model"
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_it_is_served(api: str) -> None:
+    async def run() -> None:
+        async with serving(api=api) as served:
+            for path in ("/openapi.json", "/api-doc/openapi.json"):
+                async with served.client.get(path) as response:
+                    assert response.status == 200
+                    assert await response.json() == DOCUMENTS[api]
+
+    asyncio.run(run())
+
+
+class Background:
+    """A server over the real engine with the tests' runner, in a thread of its own."""
+
+    def __init__(self, api: str) -> None:
+        self._api = api
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self.port = 0
+
+    def __enter__(self) -> Background:
+        self._thread.start()
+        assert self._started.wait(30)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    async def _run(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        served: Served
+        async with serving_engine(FakeRunner(), api=self._api, chat_template=TEMPLATE) as served:
+            self.port = served.port
+            self._started.set()
+            await self._stop.wait()
+
+
+@pytest.fixture(scope="module")
+def lmi_server() -> Iterator[Background]:
+    with Background("lmi") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tgi_server() -> Iterator[Background]:
+    with Background("tgi") as server:
+        yield server
+
+
+EXAMPLES = settings(
+    max_examples=NUM_EXAMPLES,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+SLOW = pytest.mark.timeout(600)  # an operation takes seconds, on a busy machine minutes
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+
+
+@SLOW
+@schemathesis.openapi.from_dict(DOCUMENTS["lmi"]).parametrize()
+@EXAMPLES
+def test_random_requests(case: schemathesis.Case, lmi_server: Background) -> None:
+    case.call_and_validate(f"http://127.0.0.1:{lmi_server.port}", checks=CHECKS)
+
+
+# Under lmi, TGI's other routes have been asked already.
+@SLOW
+@(
+    schemathesis.openapi.from_dict(DOCUMENTS["tgi"])
+    .include(path_regex="^/(v1/|invocations|tokenize|health|ping)")
+    .parametrize()
+)
+@EXAMPLES
+def test_random_requests_to_tgi(case: schemathesis.Case, tgi_server: Background) -> None:
+    case.call_and_validate(f"http://127.0.0.1:{tgi_server.port}", checks=CHECKS)

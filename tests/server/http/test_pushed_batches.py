@@ -1,0 +1,158 @@
+"""Events that are handed over by whoever makes them: to the sink, or to the reader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.stream import EventStream
+from lmi_core.errors import EngineError
+from lmi_server.http.pushed_batches import PushedBatches
+
+
+class Publisher:
+    """Publishes what the test tells it to."""
+
+    def __init__(self) -> None:
+        self.stream = EventStream(lambda: None)
+        self.num_aborts = 0
+
+    async def subscribe(
+        self, request: GenerationRequest, notify: Callable[[], None]
+    ) -> EventStream:
+        self.stream.notify = notify
+        self.stream.abort = self._abort
+        return self.stream
+
+    def publish(self, *token_ids: int) -> None:
+        for token_id in token_ids:
+            self.stream.put(TokenEvent(request_id="r", choice=0, token_id=token_id, text=""))
+        self.stream.notify()
+
+    def finish(self, error: Exception | None = None) -> None:
+        self.stream.finish(error)
+        self.stream.notify()
+
+    def _abort(self, stream: EventStream) -> None:
+        assert stream is self.stream
+        self.num_aborts += 1
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.is_open = True
+        self.error: Exception | None = None
+
+    def is_ready(self) -> bool:
+        return self.is_open
+
+    def take(self, events: list[TokenEvent]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.token_ids += [event.token_id for event in events]
+
+
+class Reading:
+    """A task that reads all batches, past the first one with a sink."""
+
+    def __init__(self) -> None:
+        self.publisher = Publisher()
+        self.sink = Sink()
+        self.read: list[int] = []
+        self.batches = PushedBatches(self.publisher, GenerationRequest(request_id="r", prompt="x"))
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for events in self.batches:
+            self.read += [event.token_id for event in events]
+            self.batches.sink = self.sink
+
+    async def begin(self) -> None:
+        """The first event goes to the reader, which then waits."""
+        await settle()
+        self.publisher.publish(0)
+        await settle()
+        assert self.read == [0]
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def run(test: Callable[[Reading], Coroutine[None, None, None]]) -> None:
+    async def main() -> None:
+        reading = Reading()
+        await reading.begin()
+        await test(reading)
+
+    asyncio.run(main())
+
+
+def test_the_sink_gets_events_before_anybody_is_woken() -> None:
+    async def check(reading: Reading) -> None:
+        reading.publisher.publish(1, 2)
+        assert reading.sink.token_ids == [1, 2]
+        reading.publisher.publish(3)
+        assert reading.sink.token_ids == [1, 2, 3]
+        reading.publisher.finish()
+        await reading.task
+        assert reading.read == [0]
+
+    run(check)
+
+
+def test_the_reader_gets_what_the_sink_cannot_take() -> None:
+    async def check(reading: Reading) -> None:
+        reading.sink.is_open = False
+        reading.publisher.publish(1)
+        reading.sink.is_open = True
+        reading.publisher.publish(2)  # the reader was woken and hasn't come yet: order is kept
+        assert reading.sink.token_ids == []
+        await settle()
+        assert reading.read == [0, 1, 2]
+        reading.publisher.publish(3)
+        assert reading.sink.token_ids == [3]
+        reading.publisher.finish()
+        await reading.task
+
+    run(check)
+
+
+def test_an_error_comes_after_the_events_before_it() -> None:
+    async def check(reading: Reading) -> None:
+        reading.publisher.stream.put(TokenEvent(request_id="r", choice=0, token_id=1, text=""))
+        reading.publisher.finish(EngineError("the step failed"))
+        assert reading.sink.token_ids == [1]
+        with pytest.raises(EngineError, match="the step failed"):
+            await reading.task
+
+    run(check)
+
+
+def test_what_the_sink_raises_is_the_readers() -> None:
+    async def check(reading: Reading) -> None:
+        reading.sink.error = ZeroDivisionError("no")
+        reading.publisher.publish(1)
+        with pytest.raises(ZeroDivisionError):
+            await reading.task
+
+    run(check)
+
+
+def test_closing_aborts_and_leaves_the_sink_alone() -> None:
+    async def check(reading: Reading) -> None:
+        await reading.batches.aclose()
+        assert reading.publisher.num_aborts == 1
+        reading.publisher.publish(1)
+        assert reading.sink.token_ids == []
+        reading.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading.task
+
+    run(check)

@@ -1,0 +1,186 @@
+"""fp8 checkpoints: kept as they are on torch devices, widened or quantised anew elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+from lmi_core import _native  # noqa: E402
+from lmi_core.config.table.capabilities import BACKENDS  # noqa: E402
+from lmi_core.errors import ModelError  # noqa: E402
+from lmi_core.models.loader import LoadedModel, load_model  # noqa: E402
+from lmi_core.models.weights import Linear  # noqa: E402
+from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
+from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
+from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales  # noqa: E402
+from lmi_core.weights.quantized.methods import METHODS  # noqa: E402
+from tests.fp8_checkpoints import CONFIGS, Exact, make_fp8_checkpoint  # noqa: E402
+
+Made = tuple[Path, Exact]
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return make_fp8_checkpoint(tmp_path_factory.mktemp("fp8") / "model", request.param)
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Callable[..., Path]:
+    """A checkpoint with some tensors replaced (None: removed), and other facts of its format."""
+
+    def edit(form: str, quantization: dict[str, Any] | None = None, **changes: Any) -> Path:
+        path, _ = make_fp8_checkpoint(tmp_path / "model", form, num_hidden_layers=1)
+        file = path / "model.safetensors"
+        tensors = {**safetensors_torch.load_file(file)}
+        for ending, tensor in changes.items():
+            tensors[f"model.layers.0.self_attn.q_proj.{ending}"] = tensor
+        safetensors_torch.save_file({n: t for n, t in tensors.items() if t is not None}, file)
+        if quantization is not None:
+            config = json.loads((path / "config.json").read_text())
+            config["quantization_config"] = quantization
+            (path / "config.json").write_text(json.dumps(config))
+        return path
+
+    return edit
+
+
+def linears(model: LoadedModel, exact: Exact) -> list[tuple[Linear, np.ndarray]]:
+    """A layer's fused matrices, and what they must hold."""
+    layer, prefix = model.weights.layers[1], "model.layers.1."
+
+    def rows(*names: str) -> np.ndarray:
+        return np.concatenate([exact[f"{prefix}{name}_proj.weight"] for name in names])
+
+    return [
+        (layer.qkv, rows("self_attn.q", "self_attn.k", "self_attn.v")),
+        (layer.attention_output, rows("self_attn.o")),
+        (layer.gate_up, rows("mlp.gate", "mlp.up")),
+        (layer.down, rows("mlp.down")),
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp32"])
+def test_the_cpu_engine_widens_them(
+    made: Made, caplog: pytest.LogCaptureFixture, dtype: Any
+) -> None:
+    path, exact = made
+    seen: list[tuple[int, int]] = []
+    model = load_model(path, dtype, progress=lambda done, total: seen.append((done, total)))
+    assert (model.dtype, model.quantize) == ("fp32" if dtype == "fp32" else "bf16", None)
+    assert f"fp8 weights are held as {model.dtype} here; quantize=int8" in caplog.text
+    assert seen[-1][0] == seen[-1][1]
+    for linear, expected in linears(model, exact):
+        assert isinstance(linear.weight, _native.LinearWeight)
+        values = linear.weight.unpack()
+        if dtype == "fp32":
+            np.testing.assert_array_equal(values, expected)
+        else:
+            assert torch.equal(
+                torch.from_numpy(values), torch.from_numpy(expected).bfloat16().float()
+            )
+
+
+def test_torch_devices_keep_them(made: Made, caplog: pytest.LogCaptureFixture) -> None:
+    path, exact = made
+    model = load_model(path, backend=DeviceWeights(torch.device("cpu")))
+    assert (model.dtype, model.quantize) == ("bf16", "fp8")
+    assert not caplog.text
+    for linear, expected in linears(model, exact):
+        assert isinstance(linear.weight, PackedWeight)
+        assert linear.weight.format == "fp8"
+        np.testing.assert_allclose(linear.weight.unpack(), expected, rtol=1e-6)
+        assert linear.weight.num_bytes < 1.4 * expected.size
+    assert not isinstance(model.weights.head.weight, PackedWeight)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_they_are_quantised_anew_where_asked(made: Made, quantize: Any) -> None:
+    path, exact = made
+    native = load_model(path, quantize=quantize)
+    device = load_model(path, quantize=quantize, backend=DeviceWeights(torch.device("cpu")))
+    assert native.quantize == device.quantize == quantize
+    for (linear, expected), (other, _) in zip(
+        linears(native, exact), linears(device, exact), strict=True
+    ):
+        assert isinstance(linear.weight, _native.LinearWeight)
+        assert isinstance(other.weight, PackedWeight)
+        assert linear.weight.packed().tobytes() == other.weight.panels.numpy().tobytes()
+        error = linear.weight.unpack() - expected
+        assert np.abs(error).max() < (0.02 if quantize == "int8" else 0.3) * np.abs(expected).max()
+
+
+def test_quantising_to_fp8_keeps_what_is_fp8(made: Made) -> None:
+    path, exact = made
+    model = load_model(path, quantize="fp8", backend=DeviceWeights(torch.device("cpu")))
+    for linear, expected in linears(model, exact):
+        assert isinstance(linear.weight, PackedWeight)
+        np.testing.assert_allclose(linear.weight.unpack(), expected, rtol=1e-6)
+    head = model.weights.head.weight
+    assert isinstance(head, PackedWeight)
+    assert head.format == "int8"
+
+
+def test_a_layer_that_is_not_all_fp8_is_widened(edited: Callable[..., Path]) -> None:
+    path = edited("row", weight=torch.ones(192, 192).bfloat16(), weight_scale=None)
+    model = load_model(path, backend=DeviceWeights(torch.device("cpu")))
+    layer = model.weights.layers[0]
+    assert not isinstance(layer.qkv.weight, PackedWeight)
+    assert isinstance(layer.down.weight, PackedWeight)
+
+
+@pytest.mark.parametrize(
+    ("form", "changes", "message"),
+    [
+        ("row", {"weight_scale": None}, "missing: model.layers.0.self_attn.q_proj.weight_scale"),
+        ("row", {"weight_scale": torch.ones(191, 1)}, r"q_proj.weight_scale is \[191, 1\], must"),
+        ("block", {"weight_scale_inv": torch.ones(2, 3)}, r"is \[2, 3\], must be one number"),
+        ("row", {"weight_scale": torch.ones(192).int()}, "is I32, must be F32, F16 or BF16"),
+        ("row", {"zero_point": torch.ones(192)}, "unexpected: model.layers.0.self_attn.q_proj.z"),
+        ("row", {"weight": torch.ones(192, 192).to(torch.float8_e5m2)}, "is F8_E5M2"),
+    ],
+)
+def test_faults_name_the_tensor(
+    edited: Callable[..., Path], form: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_model(edited(form, **changes))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        (
+            {"quant_method": "exl2"},
+            "quantization_config.quant_method is 'exl2'; awq, gptq, compressed-tensors, fp8",
+        ),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"block_size is \[64, 64\]; bl"),
+        ([], "quantization_config is .*, but must be an object"),
+        ({}, "quant_method is ''"),
+    ],
+)
+def test_other_quantisations_are_refused(
+    edited: Callable[..., Path], quantization: Any, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_model(edited("row", quantization))
+
+
+def test_the_configuration_knows_the_same_methods() -> None:
+    known = {f"weights.{method}" for method in METHODS}
+    assert known <= BACKENDS["native"].capabilities
+
+
+def test_every_byte_is_decoded() -> None:
+    codes = np.arange(256, dtype=np.uint8).reshape(2, 128)
+    expected = torch.from_numpy(codes.copy()).view(torch.float8_e4m3fn).float().numpy()
+    for scale in (1.0, 2.0**100, 2.0**-100):
+        scales = expand_scales(np.array(scale, np.float32), codes.shape)
+        np.testing.assert_array_equal(Fp8Matrix(codes, scales).to_float32(), expected * scale)

@@ -1,0 +1,169 @@
+"""Checkpoints in int4 and int8: their codes and scales are the engine's, to the bit."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+transformers = pytest.importorskip("transformers")
+
+from lmi_core import _native  # noqa: E402
+from lmi_core.engine.engine import Engine  # noqa: E402
+from lmi_core.engine.sampling_params import SamplingParams  # noqa: E402
+from lmi_core.models.loader import LoadedModel, load_model  # noqa: E402
+from lmi_core.models.weights import Linear  # noqa: E402
+from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
+from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
+from lmi_core.settings.engine_config import EngineConfig  # noqa: E402
+from tests.integer_checkpoints import (  # noqa: E402
+    FORMS,
+    Coded,
+    dense_checkpoint,
+    make_integer_checkpoint,
+)
+from tests.models.forward import NativeForward, all_logits  # noqa: E402
+from tests.models.test_quantised import MOST_ERROR  # noqa: E402
+
+Made = tuple[Path, dict[str, Coded]]
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def made(form: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return make_integer_checkpoint(tmp_path_factory.mktemp("integer") / "model", FORMS[form])
+
+
+def linears(model: LoadedModel, coded: dict[str, Coded]) -> list[tuple[Linear, list[Coded]]]:
+    """A layer's fused matrices, and the parts that they are made of."""
+    layer, prefix = model.weights.layers[1], "model.layers.1."
+
+    def of(*names: str) -> list[Coded]:
+        return [coded[f"{prefix}{name}_proj.weight"] for name in names]
+
+    return [
+        (layer.qkv, of("self_attn.q", "self_attn.k", "self_attn.v")),
+        (layer.attention_output, of("self_attn.o")),
+        (layer.gate_up, of("mlp.gate", "mlp.up")),
+        (layer.down, of("mlp.down")),
+    ]
+
+
+def packed_directly(parts: list[Coded], gated: bool, like: _native.LinearWeight) -> bytes:
+    """The bytes of the codes themselves in the engine's format."""
+    step = like.group_size or like.num_inputs
+    sources = []
+    for part in parts:
+        groups = part.groups[::step]
+        scales, zeros = (
+            np.ascontiguousarray(values[:, groups], np.float32)
+            for values in (part.scales, part.zeros)
+        )
+        sources.append((part.codes.astype(np.uint8), scales, zeros))
+    weight = _native.LinearWeight.pack(
+        sources, format=like.format, gated=gated, group_size=like.group_size
+    )
+    return weight.packed().tobytes()
+
+
+def test_codes_and_scales_are_the_checkpoints(
+    form: str, made: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, coded = made
+    seen: list[tuple[int, int]] = []
+    model = load_model(path, progress=lambda done, total: seen.append((done, total)))
+    assert (model.dtype, model.quantize) == ("bf16", f"int{FORMS[form].num_bits}")
+    assert seen[-1][0] == seen[-1][1]
+    assert not caplog.records
+    for linear, parts in linears(model, coded):
+        weight = linear.weight
+        assert isinstance(weight, _native.LinearWeight)
+        assert weight.format == model.quantize
+        exact = np.concatenate([part.matrix for part in parts])
+        np.testing.assert_array_equal(weight.unpack(), exact)
+        gated = linear is model.weights.layers[1].gate_up
+        assert weight.packed().tobytes() == packed_directly(parts, gated, weight)
+    head = model.weights.head.weight
+    assert isinstance(head, _native.LinearWeight)
+    assert head.format == "bf16"
+
+
+def test_torch_devices_have_the_same_bytes(made: Made) -> None:
+    path, _ = made
+    native = load_model(path)
+    device = load_model(path, backend=DeviceWeights(torch.device("cpu")))
+    for ours, theirs in zip(native.weights.layers, device.weights.layers, strict=True):
+        for name in ("qkv", "attention_output", "gate_up", "down"):
+            weight, other = getattr(ours, name).weight, getattr(theirs, name).weight
+            assert isinstance(other, PackedWeight)
+            assert other.group_size == weight.group_size
+            assert other.panels.numpy().tobytes() == weight.packed().tobytes()
+            np.testing.assert_array_equal(other.unpack(), weight.unpack())
+
+
+def test_logits_are_those_of_the_weights(made: Made, tmp_path: Path) -> None:
+    """Up to what int8 activations cost."""
+    path, coded = made
+    dense = dense_checkpoint(tmp_path / "dense", path, coded)
+    exact = oracle_logits(dense)
+    model = load_model(path, "fp32")
+    error = logits_of(model) - exact
+    assert 0 < np.sqrt(np.mean(error**2)) <= MOST_ERROR * exact.std()
+
+
+@pytest.mark.parametrize("variant", ["qwen2", "llama_tied", "qwen3"])
+@pytest.mark.parametrize("form", ["awq", "gptq", "packed", "int8"], indirect=True)
+def test_families(form: str, variant: str, tmp_path: Path) -> None:
+    """With biases, a tied head and norms, which stay as they are."""
+    path, coded = make_integer_checkpoint(tmp_path / "model", FORMS[form], variant)
+    exact = oracle_logits(dense_checkpoint(tmp_path / "dense", path, coded))
+    error = logits_of(load_model(path, "fp32")) - exact
+    assert np.sqrt(np.mean(error**2)) <= MOST_ERROR * exact.std()
+
+
+@pytest.mark.parametrize("form", ["awq", "gptq-symmetric", "packed"], indirect=True)
+def test_torch_devices_multiply_them_exactly(made: Made, tmp_path: Path) -> None:
+    """int4 weights with activations as they are: what the unquantised model says."""
+    path, coded = made
+    dense = dense_checkpoint(tmp_path / "dense", path, coded)
+    exact, got = greedy_on_torch(dense), greedy_on_torch(path)
+    assert [token_id for token_id, _ in got] == [token_id for token_id, _ in exact]
+    np.testing.assert_allclose([p for _, p in got], [p for _, p in exact], atol=1e-3)
+
+
+def greedy_on_torch(path: Path) -> list[tuple[int, float]]:
+    params = SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=0)
+    config = EngineConfig(model=path, device="torch-cpu", dtype="fp32", kv_cache_bytes=1 << 20)
+
+    async def main() -> list[tuple[int, float]]:
+        async with Engine(config) as engine:
+            events = [event async for event in engine.generate(tuple(range(10, 50)), params)]
+            return [(event.token_id, event.logprob) for event in events]  # type: ignore[misc]
+
+    return asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def sequences() -> list[list[int]]:
+    random = np.random.default_rng(2)
+    return [random.integers(4, 384, length).tolist() for length in (90, 33, 7)]
+
+
+def logits_of(model: LoadedModel) -> Any:
+    return np.concatenate(all_logits(NativeForward(model, 128, "fp32"), sequences(), max_chunk=48))
+
+
+def oracle_logits(path: Path) -> Any:
+    transformers.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        return np.concatenate(
+            [model(torch.tensor([ids]), use_cache=False).logits[0].numpy() for ids in sequences()]
+        )
