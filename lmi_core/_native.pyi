@@ -347,6 +347,10 @@ class LoraTable:
         """By linear id up to three parts: A [rank, inputs], B [outputs, rank], first output. The weights are kept alive."""
     def clear(self, slot: int) -> None: ...
 
+def assign_offsets(lifetimes: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
+    """Places in one arena for values of so many bytes that live from a first node to a last one:
+    the offsets in order, and the bytes of all."""
+
 @final
 class Graph:
     """A recorded list of kernel calls, replayed by the worker for every step."""

@@ -26,6 +26,10 @@ class UserError(LmiError):
         self.field = field
 
 
+class ContextLengthError(UserError):
+    """A prompt that doesn't fit into the model's context."""
+
+
 class ModelError(UserError):
     """A model's files are missing, malformed or of a kind that isn't supported."""
 

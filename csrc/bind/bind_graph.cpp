@@ -10,6 +10,7 @@
 #include "bind/bind.h"
 #include "bind/lora_table.h"
 #include "bind/owned_where_made.h"
+#include "graph/arena.h"
 #include "graph/graph.h"
 #include "graph/linear_weight.h"
 #include "graph/worker.h"
@@ -309,9 +310,22 @@ void bind_worker(py::module_& m) {
       .def("close", &Worker::close, py::call_guard<py::gil_scoped_release>());
 }
 
+// Lifetimes as bytes, first node, last node.
+py::tuple place(const std::vector<std::tuple<int64_t, int32_t, int32_t>>& lifetimes) {
+  std::vector<ArenaValue> values;
+  for (const auto& [num_bytes, first, last] : lifetimes) {
+    values.push_back({.num_bytes = num_bytes, .first_node = first, .last_node = last});
+  }
+  const int64_t num_bytes = assign_offsets(values);
+  py::list offsets;
+  for (const ArenaValue& value : values) offsets.append(value.offset);
+  return py::make_tuple(offsets, num_bytes);
+}
+
 }  // namespace
 
 void bind_graph(py::module_& m) {
+  m.def("assign_offsets", &place, py::arg("lifetimes"));
   bind_handle(m);
   bind_graph_class(m);
   bind_worker(m);

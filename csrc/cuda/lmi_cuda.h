@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define LMI_CUDA_VERSION 10 /* changes with any signature or struct here or in step_list.h */
+#define LMI_CUDA_VERSION 11 /* changes with any signature or struct here or in step_list.h */
 
 #if defined(__GNUC__)
 #define LMI_CUDA_API __attribute__((visibility("default")))
@@ -26,6 +26,8 @@ enum { LMI_F32 = 0, LMI_BF16 = 1, LMI_F16 = 2, LMI_I8 = 3, LMI_E4M3 = 6, LMI_E5M
 enum { LMI_SILU = 0, LMI_GELU_TANH = 1 };
 
 LMI_CUDA_API int32_t lmi_cuda_version(void);
+/* The text of this header and of step_list.h, as the library was compiled with them. */
+LMI_CUDA_API const char* lmi_cuda_interface(void);
 /* Of this thread's last call that failed. */
 LMI_CUDA_API const char* lmi_cuda_error(void);
 /* What a log should have, by its number from 0 on as it came up in this process; NULL: nothing so

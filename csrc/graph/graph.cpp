@@ -5,6 +5,7 @@
 
 #include "common/check.h"
 #include "cpu/sampling_row.h"
+#include "graph/arena.h"
 
 namespace lmi {
 namespace {
@@ -92,34 +93,16 @@ int64_t Graph::value_bytes(const Value& value) const {
   return align_up(row_capacity(value.rows) * value.columns * dtype_size(value.dtype));
 }
 
-// First fit, largest values first: a value takes the lowest offset where it overlaps no placed
-// value that is alive at the same time.
 void Graph::assign_offsets() {
-  std::vector<Value*> order;
-  for (Value& value : values_) order.push_back(&value);
-  std::stable_sort(order.begin(), order.end(), [this](const Value* a, const Value* b) {
-    return value_bytes(*a) > value_bytes(*b);
-  });
-  std::vector<const Value*> placed;  // by offset
-  int64_t total = 0;
-  for (Value* value : order) {
-    const int64_t bytes = value_bytes(*value);
-    int64_t offset = 0;
-    for (const Value* other : placed) {
-      const bool both_alive =
-          value->first_node <= other->last_node && other->first_node <= value->last_node;
-      if (!both_alive) continue;
-      if (offset + bytes <= other->offset) break;
-      offset = std::max(offset, other->offset + value_bytes(*other));
-    }
-    value->offset = offset;
-    total = std::max(total, offset + bytes);
-    placed.insert(
-        std::upper_bound(placed.begin(), placed.end(), value,
-                         [](const Value* a, const Value* b) { return a->offset < b->offset; }),
-        value);
+  std::vector<ArenaValue> places;
+  for (const Value& value : values_) {
+    places.push_back({.num_bytes = value_bytes(value),
+                      .first_node = value.first_node,
+                      .last_node = value.last_node});
   }
-  arena_ = AlignedMemory(std::max<int64_t>(total, kAlignment));
+  const int64_t num_bytes = lmi::assign_offsets(places);
+  for (size_t i = 0; i < places.size(); ++i) values_[i].offset = places[i].offset;
+  arena_ = AlignedMemory(std::max(num_bytes, kAlignment));
 }
 
 const uint8_t* Graph::data(ValueId id) const {

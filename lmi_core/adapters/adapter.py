@@ -55,11 +55,14 @@ def read_adapter(directory: Path, spec: DecoderSpec, *, max_rank: int) -> Adapte
     pairs = _pair(path, tensors, modules)
     _check(path, config, pairs, max_rank)
     adapter: Adapter = [[] for _ in linear_shapes(spec)]
+    problems = _Problems(path)
     for pair in pairs:
         module = pair.module
-        b = _read(pair.b) * np.float32(config.scale_of(module.name))
-        b = b if module.rows is None else b[module.rows]
-        adapter[module.linear_id].append(AdapterPart(_read(pair.a), b, module.first_output))
+        a, b = _read(pair.a, problems), _read(pair.b, problems)
+        scaled = b * np.float32(config.scale_of(module.name))
+        scaled = scaled if module.rows is None else scaled[module.rows]
+        adapter[module.linear_id].append(AdapterPart(a, scaled, module.first_output))
+    problems.check()
     return adapter
 
 
@@ -170,7 +173,10 @@ def _check(path: Path, config: AdapterConfig, pairs: list[_Pair], max_rank: int)
     problems.check()
 
 
-def _read(tensor: TensorInfo) -> FloatArray:
+def _read(tensor: TensorInfo, problems: _Problems) -> FloatArray:
     raw = np.fromfile(tensor.path, np.uint8, tensor.num_bytes, offset=tensor.offset)
     values = raw.view(FLOAT_DTYPES[tensor.dtype]).reshape(tensor.shape)
-    return to_float32(values, tensor.dtype)
+    floats = to_float32(values, tensor.dtype)
+    if not np.isfinite(floats).all():
+        problems.add("damaged", tensor, "holds numbers that aren't finite")
+    return floats

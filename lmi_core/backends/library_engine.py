@@ -171,6 +171,7 @@ class LibraryEngine:
         """As ``Engine.generate_batches``."""
         arrival_s = time.monotonic()
         self._check(request)
+        request = replace(request, params=request.params.counted(self._source.vocab_size))
         self._num_open += 1
         self._totals.num_requests += 1
         run = _Run(self, request, arrival_s)
@@ -213,7 +214,7 @@ class LibraryEngine:
         wrong = next((i for i in token_ids if not 0 <= i < vocab_size), None)
         if wrong is not None:
             raise UserError(
-                f"there is no token id {wrong}; allowed are 0 to {vocab_size - 1}",
+                f"token id {wrong} is out of vocabulary; allowed are 0 to {vocab_size - 1}",
                 field="prompt_token_ids",
             )
 
@@ -270,7 +271,10 @@ class _Run:
                 request.prompt, add_special_tokens=request.add_special_tokens, max_tokens=longest
             )
         if not ids:
-            raise UserError("the prompt is empty; it needs at least one token", field="prompt")
+            raise UserError(
+                "the prompt is empty: it must be provided and non-empty, of at least one token",
+                field="prompt",
+            )
         if len(ids) > longest:
             raise prompt_too_long(len(ids), longest)
         return ids

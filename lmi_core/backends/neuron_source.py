@@ -23,6 +23,7 @@ _HOST_ONLY = (
     "min_new_tokens",
     "logit_bias",
     "banned_token_ids",
+    "allowed_token_ids",
     "logprobs",
 )
 """What only vLLM's sampler applies."""

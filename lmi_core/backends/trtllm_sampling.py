@@ -27,6 +27,11 @@ def sampling_arguments(
 
     Raises UserError for what the library would do otherwise than asked.
     """
+    if params.allowed_token_ids is not None:
+        raise UserError(
+            "allowed_token_ids are not available with TensorRT-LLM; leave them out",
+            field="allowed_token_ids",
+        )
     return {
         "n": params.n,
         "max_tokens": params.max_new_tokens,

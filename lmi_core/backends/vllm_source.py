@@ -209,6 +209,8 @@ def sampling_arguments(
     biases = dict(params.logit_bias) | dict.fromkeys(params.banned_token_ids, _BANNED)
     if biases:
         arguments["logit_bias"] = biases
+    if params.allowed_token_ids is not None:
+        arguments["allowed_token_ids"] = list(params.allowed_token_ids)
     if not params.ignore_eos:
         # vLLM itself ends at one id only, the tokenizer's.
         more = [i for i in eos_token_ids if i not in params.stop_token_ids]

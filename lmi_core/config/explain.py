@@ -15,6 +15,7 @@ from lmi_core.config.rows import Row
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.table.option import SYSTEMS, Outcome
 from lmi_core.config.targets.host import Host
+from lmi_core.text.printable import printable
 
 EXIT_USABLE = 0
 EXIT_WARNINGS = 1
@@ -77,13 +78,6 @@ def as_table(report: Report, *, colour: bool = False) -> str:
             lines += [title, *(f"  {printable(str(problem))}" for problem in problems), ""]
     lines.append("refused" if report.errors else "usable")
     return "\n".join(lines) + "\n"
-
-
-def printable(text: str) -> str:
-    """Escape what could move a terminal's cursor or can't be encoded."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _heading(model: ModelConfig) -> list[str]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from lmi_core.config.sources.command_line import SYNONYMS
 from lmi_core.config.sources.environment import variables_of
-from lmi_core.config.table import BY_KEY, OPTIONS, shared, transformers
+from lmi_core.config.table import BY_KEY, OPTIONS, SYNONYMS, shared, transformers
 from lmi_core.config.table.capabilities import BACKENDS, CAPABILITIES
 from lmi_core.config.table.effect import effect_of, show
 from lmi_core.config.table.option import SYSTEMS, Action, Option, Outcome
@@ -27,8 +26,9 @@ A key is written in a model's `serving.properties`, as a variable, as a launcher
 `--option key=value`. The strongest source wins: `--option`, then flags, the endpoint in
 `load_models`, `serving.properties`, `OPTION_*` and `SERVING_*`, the aliases, the variables of the
 text-generation-inference launcher, `config.properties`, the default. `SERVING_*` variables win over
-`--models` and `--model-store`, as in the reference server. `lmi explain` says for a given
-configuration what becomes of every key.
+`--models` and `--model-store`, as in the reference server. `HF_MODEL_ID` adds a model as if a
+`serving.properties` of its own named it, with `HF_REVISION` and `HF_TASK`: these three count as
+that file. `lmi explain` says for a given configuration what becomes of every key.
 
 "Native" says what the lmi engine of this version does: **honoured**, **mapped** to a setting of
 its own, **no effect**, or **refused**.

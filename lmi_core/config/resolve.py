@@ -290,8 +290,6 @@ class _Examination:
             if is_file(path):
                 own += self._own(path)
         shared = [s for s in self.shared if s.where not in HUB_ONLY]
-        if listed.from_hub_variable:
-            shared = [s for s in shared if s.key != "option.model_id" or s.rank >= Rank.FLAG]
         return merge((*shared, *own), self.problems, strict=self.invocation.strict)
 
     def _own(self, path: Path) -> list[Setting]:

@@ -37,10 +37,12 @@ _GRACE_S = 10.0
 
 
 class Channel:
-    """The process's end of the socket."""
+    """The process's end of the socket. Copies of the process that the model's code forks end where
+    they would write to it: each call has one answer."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._pid = os.getpid()
 
     def read(self) -> Frame | None:
         """The next frame, or None when the server has closed the connection."""
@@ -52,6 +54,8 @@ class Channel:
         return None if body is None else decode_frame(body, head_bytes)
 
     def write(self, head: dict[str, Any], *blobs: bytes) -> None:
+        if os.getpid() != self._pid:
+            os._exit(0)
         for piece in encode_frame(head, blobs):
             self._connection.sendall(piece)
 

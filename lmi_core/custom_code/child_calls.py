@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import operator
 import re
 import traceback
 from collections.abc import Callable, Iterator
@@ -65,10 +66,7 @@ class Calls:
         except Exception as error:
             traceback.print_exc()
             output, stream = self._failure(error), None
-        if stream is None:
-            self._write_output(call_id, output, is_batch)
-        else:
-            self._write_output(call_id, output, False, streams=True)
+        if self._write_output(call_id, output, is_batch, streams=stream is not None):
             self._write_stream(call_id, stream)
         self._cancelled.discard(call_id)
 
@@ -116,33 +114,19 @@ class Calls:
             return self._djl.Output(507, str(error) or "out of memory")
         return self._djl.Output().error(error)
 
-    def _write_output(
-        self, call_id: int, output: Any, is_batch: bool, *, streams: bool = False
-    ) -> None:
-        content = output.content
-        keys = list(content.keys() if callable(content.keys) else content.keys)
-        values = [
-            value if isinstance(value, bytes) else str(value).encode()
-            for value in (content.values() if callable(content.values) else content.values)
-        ]
-        num_bytes = sum(map(len, values))
-        if num_bytes > self._max_output_bytes:
-            output = self._djl.Output().error(self._too_long(num_bytes))
-            keys, values = [None], output.content.values
-        self._write(
-            {
-                "kind": "output",
-                "id": call_id,
-                "code": int(output.code),
-                "message": str(output.message),
-                "properties": {str(k): str(v) for k, v in output.properties.items()},
-                "content_type": getattr(output, "content_type", None),
-                "indices": _indices(keys) if is_batch else [],
-                "failures": getattr(output, "failures", {}),
-                "streams": streams,
-            },
-            *values,
-        )
+    def _write_output(self, call_id: int, output: Any, is_batch: bool, *, streams: bool) -> bool:
+        """Write it, or why it can't be; whether the pieces of its stream may follow."""
+        try:
+            head, values = _parts(output)
+            if (num_bytes := sum(map(len, values))) > self._max_output_bytes:
+                raise ValueError(self._too_long(num_bytes))
+        except Exception as error:
+            traceback.print_exc()
+            (head, values), streams = _parts(self._djl.Output().error(error)), False
+        keys = head.pop("keys")
+        head |= {"kind": "output", "id": call_id, "streams": streams}
+        self._write({**head, "indices": _indices(keys) if is_batch else []}, *values)
+        return streams
 
     def _write_stream(self, call_id: int, stream: Any) -> None:
         items, formatter = stream
@@ -185,6 +169,35 @@ class Calls:
             f"the answer is {num_bytes} bytes long, but option.max_output_size allows "
             f"{self._max_output_bytes}"
         )
+
+
+def _parts(output: Any) -> tuple[dict[str, Any], list[bytes]]:
+    """An output's head and items, read where a handler may have put anything; raises what that
+    raises, TypeError for a status that isn't a whole number."""
+    content = output.content
+    keys = content.keys() if callable(content.keys) else content.keys
+    values = [
+        value if isinstance(value, bytes) else str(value).encode()
+        for value in (content.values() if callable(content.values) else content.values)
+    ]
+    failures = getattr(output, "failures", {}).items()
+    kind = getattr(output, "content_type", None)
+    head = {
+        "keys": [None if key is None else str(key) for key in keys],
+        "code": _status(output.code),
+        "message": str(output.message),
+        "properties": {str(k): str(v) for k, v in output.properties.items()},
+        "content_type": None if kind is None else str(kind),
+        "failures": {int(k): (_status(code), str(message)) for k, (code, message) in failures},
+    }
+    return head, values
+
+
+def _status(code: Any) -> int:
+    try:
+        return operator.index(code)
+    except TypeError:
+        raise TypeError(f"the status {code!r:.80} is not a whole number") from None
 
 
 async def _await(awaitable: Any) -> Any:

@@ -23,6 +23,7 @@ from lmi_core.custom_code.frame import (
     frame_size,
 )
 from lmi_core.settings.custom_code_config import CustomCodeConfig
+from lmi_core.text.printable import printable
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +235,8 @@ async def _exit_of(process: asyncio.subprocess.Process) -> None:
 
 
 def _log_line(level: int, prefix: str, line: bytes) -> None:
-    log.log(level, "%s: %s", prefix, line[:_MAX_LINE_BYTES].decode("utf-8", "replace").rstrip())
+    text = line[:_MAX_LINE_BYTES].decode("utf-8", "replace").rstrip()
+    log.log(level, "%s: %s", prefix, printable(text.expandtabs(4)))
 
 
 def _disconnected(why: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -134,22 +135,34 @@ class Worker:
             ],
         }
         blobs = [value for request in requests for _, value in request.content]
-        return read_output(await self._exchange(head, blobs))
+        return read_output(await self._exchange(call_id, "output", head, blobs))
 
-    async def _exchange(self, head: dict[str, Any] | None, blobs: list[bytes]) -> Frame:
-        """Send a frame, if there is one, and wait for the next; HandlerError when time is up."""
+    async def _exchange(
+        self,
+        call_id: int,
+        kind: str,
+        head: dict[str, Any] | None = None,
+        blobs: Sequence[bytes] = (),
+    ) -> Frame:
+        """Send a frame, if there is one, and wait for the next, which is to be the call's and of
+        this kind; HandlerError when it isn't, or time is up."""
         assert self._process is not None
         timeout_s = self._config.predict_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 if head is not None:
                     await self._process.send(head, blobs)
-                return await self._process.receive()
+                frame = await self._process.receive()
         except TimeoutError:
             raise HandlerError(
                 FailureKind.TIMEOUT,
                 f"Python worker did not answer within {timeout_s:g} s (option.predict_timeout)",
             ) from None
+        if (frame.head.get("id"), frame.head.get("kind")) != (call_id, kind):
+            raise HandlerError(
+                FailureKind.CRASHED, "Python worker disconnected. (it answered another call)"
+            )
+        return frame
 
     def _deliver(self, output: Output) -> None:
         try:
@@ -169,7 +182,7 @@ class Worker:
         job.finish(replace(output.answer, chunks=job.chunks()))
         try:
             while True:
-                frame = await self._exchange(None, [])
+                frame = await self._exchange(call_id, "chunk")
                 for blob in frame.blobs:
                     await job.put(blob)
                 if frame.head.get("last", True):

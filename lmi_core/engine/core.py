@@ -18,6 +18,7 @@ from lmi_core.engine.lora_slots import LoraSlot, LoraSlots
 from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.policy import Queues
 from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
@@ -25,6 +26,7 @@ from lmi_core.engine.stream import EventStream
 from lmi_core.errors import CapacityError, ConfigError, EngineError, UserError
 from lmi_core.runners.runner import Runner
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.structured.allowed_tokens import AllowedTokens
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.library import load_library
 from lmi_core.structured.matcher import CompiledGrammar, GrammarLibrary
@@ -111,13 +113,14 @@ class EngineCore:
         arrival_s = time.monotonic()
         self._check_accepting()
         self._check_request(request)
+        vocab_size = self._runner.info.vocab_size
+        request = replace(request, params=request.params.counted(vocab_size))
         self._check_queue()
         self._num_encoding += 1
         try:
             prompt_ids = await self._prompt_ids(request)
             self._check_prompt(prompt_ids)
-            grammar = request.params.grammar
-            compiled = None if grammar is None else await self._grammars.compile(grammar)
+            compiled = await self._compiled(request.params)
         finally:
             self._num_encoding -= 1
         self._check_accepting()
@@ -255,6 +258,14 @@ class EngineCore:
             max_tokens=self.info.max_prompt_tokens,
         )
 
+    async def _compiled(self, params: SamplingParams) -> CompiledGrammar | None:
+        """What keeps the output to the grammar and the tokens that are asked for."""
+        grammar, allowed = params.grammar, params.allowed_token_ids
+        compiled = None if grammar is None else await self._grammars.compile(grammar)
+        if allowed is None:
+            return compiled
+        return AllowedTokens(allowed, self._runner.info.vocab_size, compiled)
+
     def _grammar_library(self) -> GrammarLibrary:
         return load_library(
             self.tokenizer,
@@ -292,7 +303,10 @@ class EngineCore:
 
     def _check_prompt(self, prompt_ids: list[int]) -> None:
         if not prompt_ids:
-            raise UserError("the prompt is empty; it needs at least one token", field="prompt")
+            raise UserError(
+                "the prompt is empty: it must be provided and non-empty, of at least one token",
+                field="prompt",
+            )
         if len(prompt_ids) > self.info.max_prompt_tokens:
             raise prompt_too_long(len(prompt_ids), self.info.max_prompt_tokens)
         self.check_token_ids(prompt_ids)
@@ -307,7 +321,7 @@ class EngineCore:
             raise UserError(f"token ids are ints, not {token_ids!r:.80}", field="prompt") from None
         wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
         raise UserError(
-            f"there is no token id {wrong}; allowed are 0 to {vocab_size - 1}",
+            f"token id {wrong} is out of vocabulary; allowed are 0 to {vocab_size - 1}",
             field="prompt",
         )
 

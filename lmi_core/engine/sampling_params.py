@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
 
 _MAX_LOGIT_BIAS = 1e9
 """Decides whatever the logits are, and leaves sums finite in float32."""
+
+_MAX_NAMED = 16
+"""Of the token ids at fault, so many are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +48,11 @@ class SamplingParams:
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     banned_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Nothing else is generated, an end-of-sequence id included; None: anything may be."""
     logprobs: int | None = None
-    """None: none are reported; 0: the token's own; n: also the n most likely."""
+    """None: none are reported; 0: the token's own; n: also the n most likely; -1: the whole
+    vocabulary's."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens, reported once before the first token."""
     skip_special_tokens: bool = True
@@ -68,8 +74,8 @@ class SamplingParams:
         _check_int("seed", self.seed, 0, 2**64 - 1)
         _check_int("n", self.n, 1, 128)
         also = " (which top_logprobs and top_n_tokens ask for, too)"
-        _check_int("logprobs", self.logprobs, 0, max_logprobs, also)
-        _check_int("prompt_logprobs", self.prompt_logprobs, 0, max_logprobs)
+        _check_int("logprobs", _whole(self.logprobs, vocab_size), 0, max_logprobs, also)
+        _check_int("prompt_logprobs", _whole(self.prompt_logprobs, vocab_size), 0, max_logprobs)
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             message = "grammar must be a Grammar, such as Grammar.json_schema({...})"
             raise _wrong_type("grammar", self.grammar, message)
@@ -77,8 +83,23 @@ class SamplingParams:
             self._check_stop()
         _check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         _check_ids("banned_token_ids", self.banned_token_ids, vocab_size)
+        if self.allowed_token_ids is not None:
+            _check_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
+            if not self.allowed_token_ids:
+                message = "allowed_token_ids is empty; name at least one, or None for all"
+                raise UserError(message, field="allowed_token_ids")
         if self.logit_bias:
             self._check_logit_bias(vocab_size)
+
+    def counted(self, vocab_size: int) -> SamplingParams:
+        """The same with numbers in the place of -1."""
+        if -1 not in (self.logprobs, self.prompt_logprobs):
+            return self
+        return replace(
+            self,
+            logprobs=_whole(self.logprobs, vocab_size),
+            prompt_logprobs=_whole(self.prompt_logprobs, vocab_size),
+        )
 
     def _check_stop(self) -> None:
         if isinstance(self.stop, str) or not all(isinstance(text, str) for text in self.stop):
@@ -101,6 +122,10 @@ class SamplingParams:
                     f"{_MAX_LOGIT_BIAS:g}, got {bias:g}",
                     field="logit_bias",
                 )
+
+
+def _whole(count: int | None, vocab_size: int) -> int | None:
+    return vocab_size if count == -1 else count
 
 
 def _check_int(name: str, value: int | None, low: int, high: int | None, note: str = "") -> None:
@@ -130,10 +155,14 @@ def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
     for token_id in ids:
         if type(token_id) is not int:
             raise _wrong_type(name, token_id, f"{name} must hold token ids")
-        if not 0 <= token_id < vocab_size:
-            raise UserError(
-                f"{name} has token id {token_id}; allowed are 0 to {vocab_size - 1}", field=name
-            )
+    wrong = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
+    if wrong:
+        more = f" and {len(wrong) - _MAX_NAMED} more" if len(wrong) > _MAX_NAMED else ""
+        raise UserError(
+            f"token_id(s) {wrong[:_MAX_NAMED]}{more} in {name} are out of vocabulary; allowed are "
+            f"0 to {vocab_size - 1}. Vocabulary size: {vocab_size}",
+            field=name,
+        )
 
 
 def _wrong_type(name: str, value: object, message: str) -> UserError:

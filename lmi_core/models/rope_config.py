@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _OLD_KINDS = {"su": "longrope"}
 KINDS: tuple[RopeKind, ...] = tuple(kind for kind in get_args(RopeKind) if kind != "none")
+_MAX_POSITIONS = 2**31 - 1
+"""Positions are 32-bit numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,12 @@ def rope_spec(
         short_factors=short_factors,
         long_factors=long_factors,
     )
+    if max(max_positions, rope.original_max_positions) * rope.factor > _MAX_POSITIONS:
+        raise config.error(
+            f"{key}.factor",
+            f"is {rope.factor}, which makes more than {_MAX_POSITIONS} positions of "
+            f"{max(max_positions, rope.original_max_positions)}; give a smaller one",
+        )
     if rope.high_freq_factor <= rope.low_freq_factor:
         raise config.error(
             f"{key}.high_freq_factor",

@@ -159,9 +159,13 @@ class TensorReader:
             return self._view(name)
         scale = scale_of(tensor, self._tensors)
         assert scale is not None
-        return Fp8Matrix(
-            self._view(name).view(np.uint8), expand_scales(self.vector(scale.name), tensor.shape)
-        )
+        scales = self.vector(scale.name)
+        if not np.isfinite(scales).all():
+            raise ModelError(
+                f"{scale.path}: {scale.name} holds a scale that isn't finite; it is damaged",
+                field="model",
+            )
+        return Fp8Matrix(self._view(name).view(np.uint8), expand_scales(scales, tensor.shape))
 
     def _stored_as(self, weight: str) -> Sequence[str]:
         return [*self._quantized.tensors_of(weight)] if weight in self._quantized else [weight]

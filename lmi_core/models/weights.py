@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +13,8 @@ import numpy.typing as npt
 from lmi_core.models.linears import layer_linears
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.ops.recorder import LinearWeight
-from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.formats import FloatArray, PackFormat
 from lmi_core.weights.matrix import Matrix
-
-WeightFormat = Literal["fp32", "bf16"]
-Quantization = Literal["int8", "int4", "fp8"]
-PackFormat = Literal["fp32", "bf16", "int8", "int4", "fp8"]
-"""int8: a scale per output; int4: a scale per output and 128 inputs, or as in the checkpoint; fp8:
-as in the checkpoint, or a scale per output."""
 
 
 class MappedFile(Protocol):

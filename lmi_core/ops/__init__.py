@@ -1,7 +1,6 @@
 """One function per op, called by model code on handles while a step graph is recorded.
 
-A recorder stands behind every handle: ``ops.native`` records into the engine's step graph,
-``ops.torch_reference`` is the oracle.
+A recorder stands behind every handle: ``ops.native`` records into the engine's step graph.
 """
 
 from lmi_core.ops.attention import attention, rope_cache_write

@@ -9,8 +9,9 @@ from typing import Literal, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from lmi_core.weights.formats import FloatArray
+
 RowSymbol = Literal["T", "S", "L"]
-FloatArray = npt.NDArray[np.float32]
 NormKind = Literal["none", "rms", "layer"]
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
 

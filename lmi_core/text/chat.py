@@ -120,11 +120,12 @@ class ChatTemplate:
         ``continue_final_message`` leaves the last message open, for the model to go on with it.
         Raises UserError when the template refuses the messages, ModelError when it is broken.
         """
-        chat = [_with_reasoning(message) for message in messages]
+        source = self._choose(has_tools=tools is not None)
+        chat = [_with_reasoning(_of_known_role(message, source)) for message in messages]
         final = _mark_final(chat) if continue_final_message else None
         values = {**self._special_tokens, **variables}
         try:
-            text = compile_template(self._choose(has_tools=tools is not None)).render(
+            text = compile_template(source).render(
                 messages=chat,
                 tools=tools,
                 documents=documents,
@@ -243,6 +244,13 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(layout: str) -> str:
     return datetime.now().strftime(layout)
+
+
+def _of_known_role(message: Message, source: str) -> Message:
+    """OpenAI's newer name of the system's role, for templates that were written before it."""
+    if message.get("role") != "developer" or "developer" in source:
+        return message
+    return {**message, "role": "system"}
 
 
 def _with_reasoning(message: Message) -> dict[str, Any]:

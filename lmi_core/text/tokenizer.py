@@ -13,7 +13,7 @@ from typing import Any
 
 import tokenizers
 
-from lmi_core.errors import ModelError, UserError
+from lmi_core.errors import ContextLengthError, ModelError, UserError
 from lmi_core.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from lmi_core.text.token_bytes import TokenBytes, byte_rule
 
@@ -218,11 +218,15 @@ class Tokenizer:
         return token_id
 
 
-def prompt_too_long(num_tokens: int, max_tokens: int) -> UserError:
-    """The error for a prompt that leaves no room for a single new token."""
-    return UserError(
-        f"the prompt has {num_tokens} tokens; at most {max_tokens} fit and leave room for one new "
-        "token: shorten it, or raise max_model_len if the model allows",
+def prompt_too_long(num_tokens: int, max_tokens: int) -> ContextLengthError:
+    """The error for a prompt that leaves no room for a single new token.
+
+    Clients know it by its first words, OpenAI's, and then try a shorter prompt or another model.
+    """
+    return ContextLengthError(
+        f"This model's maximum context length is {max_tokens + 1} tokens, but the prompt has "
+        f"{num_tokens} tokens; at most {max_tokens} fit and leave room for one new token: shorten "
+        "it, or raise max_model_len if the model allows",
         field="prompt",
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,7 +99,7 @@ class HfConfig:
 def positive_number(config: HfConfig, key: str, value: object) -> float:
     """``value`` as a finite float above 0, named ``key`` in the error."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < float("inf"):  # type: ignore[operator]
+    if not is_number or not 0 < value <= sys.float_info.max:  # type: ignore[operator]
         raise config.error(key, f"is {value!r}, but must be a number above 0")
     return float(value)  # type: ignore[arg-type]
 

@@ -1,1 +1,1 @@
-"""One module per wire protocol, all behind the seam in ``base``."""
+"""Protocols, a package each behind the seam in ``base``; ``table`` says who answers a path."""

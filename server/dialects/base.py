@@ -103,6 +103,8 @@ class Plan:
     renderer: Renderer
     truncate_prompt_tokens: int | None = None
     """Keep only this many tokens of each prompt, the last ones."""
+    prompt_field: str = "prompt"
+    """What the call's body names the prompt; errors about it say so."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Response headers besides those that every answer has."""
 

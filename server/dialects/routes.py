@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from aiohttp import web
 
+from lmi_core.errors import UserError
 from lmi_server.dialects.base import AdapterNames, Call, HttpError, Plan
 from lmi_server.http.admission import Admission
 from lmi_server.http.metrics import CONTENT_TYPE, LoopLag, Metrics, RequestMeter
@@ -120,14 +121,19 @@ class GenerationHandler:
                 return await self._answer(request, call)
 
     async def _answer(self, request: web.Request, call: Call) -> web.StreamResponse:
-        service = self._service
-        return await respond(
-            request,
-            service.backend,
-            self._parse(call),
-            request[METER],
-            send_timeout_s=service.options.send_timeout_s,
-        )
+        service, plan = self._service, self._parse(call)
+        try:
+            return await respond(
+                request,
+                service.backend,
+                plan,
+                request[METER],
+                send_timeout_s=service.options.send_timeout_s,
+            )
+        except UserError as error:
+            if error.field == "prompt":
+                error.field = plan.prompt_field
+            raise
 
 
 class MetricsHandler:

@@ -1,38 +1,113 @@
-"""What the server prints once it listens: its routes and a call that works."""
+"""What the server prints once it listens: what serves, in which memory, its routes if asked."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
+from lmi_core.units import megabytes
 from lmi_server.dialects.routes import Route
+from lmi_server.models.custom_code_backend import CustomCodeBackend
+from lmi_server.models.model import ModelState, ServedModel
 
 _EXAMPLE = '{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 64}, "stream": true}'
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 def banner(
-    routes: Sequence[Route],
     url: str,
+    models: Sequence[ServedModel],
     management_url: str | None = None,
     *,
     scope: str = "",
-    needs_key: bool = False,
 ) -> str:
-    """A line per route and a ``curl`` command. ``scope``: who else reaches the URL's port."""
-    width = max((len(route.path) for route in routes), default=0)
+    """The URL and what answers there. ``scope``: who else reaches the URL's port."""
     lines = [f"Listening on {url}{scope}"]
-    lines += [
+    if management_url is not None:
+        lines.append(f"Management on {management_url}")
+    for model in models:
+        lines += _facts(model) if len(models) == 1 else [_summary(model)]
+    return "\n".join([*lines, f"  ready    in {seconds_since_start():.2f} s"])
+
+
+def route_list(routes: Sequence[Route], url: str, *, needs_key: bool = False) -> str:
+    """A line per route and a ``curl`` command that works."""
+    width = max((len(route.path) for route in routes), default=0)
+    lines = [
         f"  {'any' if route.method == '*' else route.method:<6} {route.path:<{width}}  "
         f"{route.purpose}"
         for route in routes
     ]
-    if management_url is not None:
-        lines.append(f"Management on {management_url}")
     lines += ["Try:", f"  curl -N {url}/invocations -H 'Content-Type: application/json' \\"]
     if needs_key:
         lines += ["    -H 'Authorization: Bearer KEY' \\"]
     lines += [f"    -d '{_EXAMPLE}'"]
     return "\n".join(lines)
+
+
+def _facts(model: ServedModel) -> list[str]:
+    lines = [f"  model    {_title(model)}"]
+    if model.state is not ModelState.READY or isinstance(model.backend, CustomCodeBackend):
+        return lines
+    info, runner = model.backend.info, model.backend.info.runner
+    formats = " and ".join(filter(None, (runner.dtype, runner.quantize)))
+    kernels = runner.kernels or (runner.instruction_set and f"{runner.instruction_set} kernels")
+    s = "" if runner.num_threads == 1 else "s"
+    threads = f"{runner.num_threads} thread{s}" if runner.device == "cpu" else runner.device
+    engine = ", ".join(filter(None, (model.recipe.engine, formats, kernels, threads)))
+    num_tokens = runner.num_blocks * runner.block_size
+    lines.append(f"  engine   {engine}")
+    cache = f"; the KV cache ({runner.kv_dtype}) holds {num_tokens}" if num_tokens else ""
+    lines.append(f"  context  {info.max_total_tokens} tokens{cache}")
+    parts = {
+        "weights": runner.weight_bytes,
+        "KV cache up to": runner.kv_cache_bytes,
+        "steps": runner.arena_bytes,
+    }
+    total = sum(parts.values())
+    if total:
+        listed = ", ".join(f"{name} {megabytes(count)}" for name, count in parts.items() if count)
+        lines.append(f"  memory   {megabytes(total)}{_of_all(runner.device)}: {listed}")
+    return lines
+
+
+def _summary(model: ServedModel) -> str:
+    line = f"  model    {_title(model)}"
+    if model.state is not ModelState.READY or isinstance(model.backend, CustomCodeBackend):
+        return line
+    info, runner = model.backend.info, model.backend.info.runner
+    num_bytes = runner.weight_bytes + runner.kv_cache_bytes + runner.arena_bytes
+    facts = f"{info.max_total_tokens} tokens, {megabytes(num_bytes)}"
+    return f"{line}; {' '.join(filter(None, (model.recipe.engine, runner.dtype)))}, {facts}"
+
+
+def _title(model: ServedModel) -> str:
+    recipe = model.recipe
+    source = recipe.url.removeprefix("file://").rstrip("/")
+    if source.startswith(f"{Path.cwd()}{os.sep}"):
+        source = os.path.relpath(source)
+    state = "" if model.state is ModelState.READY else f", {model.state}"
+    code = ", answered by its own code" if recipe.has_processes else ""
+    return f"{recipe.label}{f' from {source}' if source else ''}{code}{state}"
+
+
+def _of_all(device: str) -> str:
+    """The memory that there is for a model on the CPU."""
+    if device != "cpu":
+        return ""
+    from lmi_core import _native
+
+    return f" of {megabytes(_native.cpu_info()['memory_limit_bytes'])}"
+
+
+def seconds_since_start() -> float:
+    """How long ago this process was created."""
+    # proc(5): the 22nd field, in ticks since boot; the second one may hold spaces and parentheses.
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
 def scope_of(host: str) -> str:

@@ -16,8 +16,9 @@ from functools import partial
 from aiohttp import web
 
 from lmi_core.errors import UserError
+from lmi_server.dialects.routes import Route
 from lmi_server.http.app import REFUSE, ROUTES, build_app, may_manage
-from lmi_server.http.banner import banner, reachable_url, scope_of
+from lmi_server.http.banner import banner, reachable_url, route_list, scope_of
 from lmi_server.http.connections import Connection
 from lmi_server.http.options import ServerOptions
 from lmi_server.models.model_registry import ModelRegistry
@@ -46,14 +47,7 @@ async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) 
             if options.wait_for_models:
                 await models.load_all()
             await server.start(*sockets)
-            announce(
-                banner(
-                    server.app[ROUTES],
-                    *urls(options, sockets),
-                    scope=scope_of(options.host),
-                    needs_key=bool(options.api_keys),
-                )
-            )
+            announce(_report(models, server.app[ROUTES], urls(options, sockets)))
             if options.api != "tgi" and not may_manage(options):
                 log.info(
                     "management routes are off: beyond the loopback interface they need an "
@@ -64,6 +58,15 @@ async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) 
             await stop.requested.wait()
             await server.stop(stop.urgent)
     log.info("stopped")
+
+
+def _report(models: ModelRegistry, routes: Sequence[Route], urls: Sequence[str]) -> str:
+    options = models.options
+    management_url = urls[1] if len(urls) > 1 else None
+    text = banner(urls[0], list(models), management_url, scope=scope_of(options.host))
+    if not options.verbose:
+        return text
+    return f"{text}\n{route_list(routes, urls[0], needs_key=bool(options.api_keys))}"
 
 
 async def _load_while_serving(models: ModelRegistry, server: HttpServer, stop: _StopSignal) -> None:

@@ -9,6 +9,8 @@ import sys
 import time
 from typing import Literal
 
+from lmi_core.text.printable import printable
+
 _FIELDS = "fields"
 _PLAIN = re.compile(r"[^\s\"\\\x00-\x1f\x7f-\x9f]+")
 access_log = logging.getLogger("lmi_server.http.access")
@@ -45,24 +47,29 @@ class JsonFormatter(logging.Formatter):
         entry.update(getattr(record, _FIELDS, {}))
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False, default=str)
+        text = json.dumps(entry, ensure_ascii=False, default=str)
+        # Only inside its strings can there be what isn't printable.
+        return text if text.isprintable() else json.dumps(entry, default=str)
 
 
 class ConsoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = getattr(record, _FIELDS, {})
         pairs = "".join(f" {name}={_quoted(value)}" for name, value in fields.items())
-        message = record.getMessage().replace("\n", "\\n")
+        message = printable(record.getMessage())
         line = f"{_timestamp(record.created)} {record.levelname:<7} {message}{pairs}"
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            lines = self.formatException(record.exc_info).split("\n")
+            line += "\n" + "\n".join(map(printable, lines))
         return line
 
 
 def _quoted(value: object) -> str:
     """In quotes where it would else look like more than one value or line."""
     text = str(value)
-    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+    if _PLAIN.fullmatch(text) and text.isprintable():
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def _timestamp(seconds: float) -> str:

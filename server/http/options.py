@@ -67,6 +67,8 @@ class ServerOptions:
     drain_timeout_s: float = 30.0
     """How long a stopping server lets running requests finish."""
     log_format: LogFormat = "console"
+    verbose: bool = False
+    """Print every route once the server listens."""
     lmi: LmiOptions = field(default_factory=LmiOptions)
     tgi: TgiOptions = field(default_factory=TgiOptions)
     chat_template: ChatTemplate | None = None

@@ -17,7 +17,7 @@ from lmi_server.http.options import ServerOptions
 from lmi_server.models.model_registry import ModelRegistry
 
 _PATTERN = re.compile(r":[^{}]*\}")
-PAGE = Path(__file__).parent / "ROUTES.md"
+PAGE = Path(__file__).parents[1] / "ROUTES.md"
 
 _HEAD = """# Routes
 
@@ -30,6 +30,8 @@ reach that protocol. With `--api-key`, routes that aren't marked open need
 `Authorization: Bearer KEY`. Routes marked management exist with `--admin-key`, and need that key,
 or with `open_management`, or where the server listens on the loopback interface only. With a
 `management_address` of their own they are there, and only there.
+
+A field that a JSON body has twice counts as its last one says, on every route.
 
 """
 

@@ -88,9 +88,14 @@ def _failed(plan: Plan, meter: RequestMeter, error: EngineError) -> web.Response
 async def _truncated(
     backend: Generator, request: GenerationRequest, num_tokens: int | None
 ) -> GenerationRequest:
-    if num_tokens is None or request.prompt is None:
+    if num_tokens is None:
         return request
-    token_ids = await backend.encode(request.prompt, add_special_tokens=request.add_special_tokens)
+    token_ids: Sequence[int] = request.prompt_token_ids or ()
+    if request.prompt is not None:
+        special = request.add_special_tokens
+        token_ids = await backend.encode(request.prompt, add_special_tokens=special)
+    if num_tokens < 0:
+        num_tokens = backend.max_model_len - 1
     if len(token_ids) <= num_tokens:
         return request
     return replace(request, prompt=None, prompt_token_ids=tuple(token_ids[-num_tokens:]))

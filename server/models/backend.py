@@ -29,6 +29,11 @@ class Generator(Protocol):
         """Token ids of a text; UserError when it isn't valid Unicode."""
         ...
 
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest prompt and its output together."""
+        ...
+
 
 @runtime_checkable
 class Publisher(Protocol):
@@ -73,11 +78,6 @@ class Backend(Generator, Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens of the longest prompt and its output together."""
-        ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included; UserError for ids there aren't."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from lmi_core.backends.open_backend import open_backend
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.table import BY_KEY
+from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.launch import CustomCodeLaunch, Launch, prepare_model
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.engine.engine import Engine
@@ -68,6 +69,7 @@ def recipe_of(
         version=model.version,
         open=open_model,
         url=_url(model),
+        engine=BACKENDS[model.backend].title,
         queue_size=_number(model, "job_queue_size"),
         batch_size=_number(model, "batch_size"),
         max_batch_delay_ms=_number(model, "max_batch_delay"),
@@ -105,6 +107,7 @@ def server_options(server: ServerConfig) -> ServerOptions:
         receive_timeout_s=server.receive_timeout_s,
         drain_timeout_s=server.drain_timeout_s,
         log_format=server.log_format,
+        verbose=server.verbose,
         lmi=LmiOptions(statuses=server.statuses),
     )
 

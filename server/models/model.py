@@ -52,6 +52,8 @@ class Recipe:
     open: Callable[[EngineObserver], Awaitable[Opened]]
     """Fetch the files and make the engine; may be called again after the engine has stopped."""
     url: str = ""
+    engine: str = ""
+    """What computes, in words."""
     queue_size: int = 1000
     batch_size: int = 1
     max_batch_delay_ms: int = 100

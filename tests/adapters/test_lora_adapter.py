@@ -150,6 +150,10 @@ def of_integers(tensors: Tensors) -> None:
     tensors[f"{Q0}.lora_A.weight"] = tensors[f"{Q0}.lora_A.weight"].astype(np.int32)
 
 
+def with_nan(tensors: Tensors) -> None:
+    tensors[f"{Q0}.lora_B.weight"][3, 1] = np.nan
+
+
 def with_tensor(name: str) -> Callable[[Tensors], None]:
     return lambda tensors: tensors.update({name: np.zeros((8, 64), np.float32)})
 
@@ -158,6 +162,7 @@ REFUSED_TENSORS: list[tuple[Callable[[Tensors], None], str]] = [
     (without_b, f"incomplete: {Q0}.lora_A.weight has no {Q0}.lora_B.weight beside it"),
     (transposed, rf"wrong shape: {Q0}.lora_A.weight is \[64, 8\], expected \[8, 64\] for rank 8"),
     (of_another_rank, r"lora_A.weight is \[6, 64\], expected \[8, 64\] for rank 8"),
+    (with_nan, f"damaged: {Q0}.lora_B.weight holds numbers that aren't finite"),
     (of_integers, "wrong dtype: .*lora_A.weight is I32, must be F32, F16 or BF16"),
     (
         with_tensor("base_model.model.lm_head.lora_A.weight"),

@@ -57,6 +57,7 @@ def test_the_device_samples_with_what_it_has(vllm):
         {"min_new_tokens": 1},
         {"logit_bias": ((5, 1.0),)},
         {"banned_token_ids": (5,)},
+        {"allowed_token_ids": (5,)},
         {"logprobs": 0},
     ],
     ids=lambda field: next(iter(field)),

@@ -107,6 +107,12 @@ def test_a_greedy_request_sets_nothing_else(llm):
     assert (params.temperature, params.min_tokens) == (0, 2)
 
 
+def test_allowed_tokens_are_refused(llm):
+    with pytest.raises(UserError, match="not available with TensorRT-LLM") as caught:
+        served(request(allowed_token_ids=(5,)))
+    assert caught.value.field == "allowed_token_ids"
+
+
 @pytest.mark.parametrize(
     ("grammar", "expected"),
     [

@@ -72,6 +72,7 @@ def test_parameters_by_the_librarys_names(vllm):
         stop_token_ids=(99,),
         logit_bias=((5, 2.0),),
         banned_token_ids=(6,),
+        allowed_token_ids=(5, 7),
         grammar=Grammar.regex("a+"),
         salt="s",
     )
@@ -93,6 +94,7 @@ def test_parameters_by_the_librarys_names(vllm):
         "seed": 4,
         "stop_token_ids": [99, 1],
         "logit_bias": {5: 2.0, 6: -1e9},
+        "allowed_token_ids": [5, 7],
         "detokenize": False,
     }
     assert {name: getattr(params, name) for name in expected} == expected
@@ -177,7 +179,7 @@ def test_limits(vllm):
         run(full())
     for asked, message in (
         (request(range(10, 200)), "at most 127"),
-        (request((400,)), "no token id 400"),
+        (request((400,)), "token id 400 is out of vocabulary"),
         (request(repetition_penalty=3.0), "vLLM refuses the request"),
         (request(grammar=Grammar.lark("start: A")), "only JSON schemas"),
         (request(temperature=-1.0), "temperature"),

@@ -252,17 +252,39 @@ class Terminal:
         pass
 
 
+def progress_at(terminal: Terminal, seconds: list[float]) -> TerminalProgress:
+    return TerminalProgress(terminal, now=iter(seconds).__next__)  # type: ignore[arg-type]
+
+
 def test_progress_on_a_terminal_is_one_line_that_goes_away() -> None:
     terminal = Terminal(is_terminal=True)
-    progress = TerminalProgress(terminal)  # type: ignore[arg-type]
-    progress("weights", 10, 10)
+    progress = progress_at(terminal, [0.0, 0.05, 2.0])
+    for done in (0, 1 << 20, 10 << 20):
+        progress("weights", done, 40 << 20)
     progress.finish()
-    assert terminal.text == "\rLoading weights 100 %\r" + " " * 21 + "\r"
+    first, last = "Loading weights   0 % of 40 MiB", "25 % of 40 MiB, 5.0 MiB/s, 0:06 left"
+    shown = terminal.text.split("\r")
+    assert shown[:2] == ["", first]
+    assert shown[2].strip() == f"Loading weights  {last}"
+    assert shown[3].strip() == shown[4] == ""
 
 
-def test_progress_is_silent_elsewhere() -> None:
+def test_progress_elsewhere_is_a_line_every_few_seconds() -> None:
     pipe = Terminal(is_terminal=False)
-    progress = TerminalProgress(pipe)  # type: ignore[arg-type]
+    progress = progress_at(pipe, [0.0, 1.0, 4.0, 5.0, 8.0])
+    for done in (0, 10, 40, 50, 80):
+        progress("weights", done << 20, 100 << 20)
+    progress.finish()
+    assert pipe.text == (
+        "Loading weights  40 % of 100 MiB, 10 MiB/s, 0:06 left\n"
+        "Loading weights  80 % of 100 MiB, 10 MiB/s, 0:02 left\n"
+    )
+
+
+def test_what_is_quick_is_silent_elsewhere() -> None:
+    pipe = Terminal(is_terminal=False)
+    progress = progress_at(pipe, [0.0, 1.0])
+    progress("weights", 0, 10)
     progress("weights", 10, 10)
     progress.finish()
     assert pipe.text == ""

@@ -42,11 +42,31 @@ def test_launcher_flags():
         (["--trust-remote-code=true"], "takes no value"),
         (["--quantize", "AWQ"], "'AWQ' is not one of awq"),
         (["--option", "x"], "'x' is not key=value"),
+        (["--max-modell-len", "9"], "unknown flag; did you mean --max-model-len?"),
+        (["--tensor-paralel-size", "9"], "unknown flag; did you mean --tensor-parallel-size?"),
     ],
 )
 def test_faults(argv, message):
     _, _, problems = parse(*argv)
     assert message in " ".join(map(str, problems.errors))
+
+
+@pytest.mark.parametrize(
+    ("argv", "models"),
+    [
+        (["--no-such-space", "4"], []),
+        (["--no-such-space", "org/draft", "--port", "1"], []),
+        (["--no-such-bias", "-1"], []),
+        (["--no-such-space=4", "org/m"], ["org/m"]),
+        (["--no-such-switch", "HERE"], ["HERE"]),
+        (["org/m", "--no-such-space", "4"], ["org/m"]),
+    ],
+)
+def test_the_value_of_an_unknown_flag_is_no_model(tmp_path, argv, models):
+    here = {"HERE": str(tmp_path)}
+    invocation, _, problems = parse(*(here.get(argument, argument) for argument in argv))
+    assert invocation.models == [here.get(model, model) for model in models]
+    assert len(problems.errors) == 1
 
 
 def test_own_arguments():
@@ -92,6 +112,17 @@ def test_every_option_is_a_flag_by_its_own_name():
         (["--no-overlap"], "option.overlap", False),
         (["--no-prefix-caching"], "option.enable_prefix_caching", False),
         (["--guaranteed-no-evict"], "option.guaranteed_no_evict", True),
+        (["--dtype", "half"], "option.dtype", "half"),
+        (["--max_model_len", "5"], "option.max_model_len", 5),
+        (["--kv-cache-dtype", "auto"], "option.kv_cache_dtype", "auto"),
+        (["-tp", "2"], "option.tensor_parallel_degree", 2),
+        (["--lora-modules", "a=/x", "b=/y"], "option.lora_adapters", ("a=/x", "b=/y")),
+        (["--no-enable-prefix-caching"], "option.enable_prefix_caching", False),
+        (["-c", "4096"], "option.ctx_size", 4096),
+        (["-np", "4"], "option.max_rolling_batch_size", 4),
+        (["-ngl", "all"], "option.n_gpu_layers", "all"),
+        (["--no-mmap"], "option.mmap", False),
+        (["-ctk", "q8_0"], "option.cache_type_k", "q8_0"),
         (["--kv-cache-bytes", "1M"], "option.kv_cache_bytes", 1 << 20),
     ],
 )
@@ -104,3 +135,8 @@ def test_flags_of_our_own(argv, key, value):
 
 def test_everything_after_two_dashes_is_a_model():
     assert parse("--", "--strict", "x")[0].models == ["--strict", "x"]
+
+
+def test_a_model_may_be_a_flags_value():
+    invocation, _, problems = parse("--model", "dir", "--dtype", "half")
+    assert (invocation.models, invocation.tgi, problems.items) == (["dir"], False, [])

@@ -33,6 +33,16 @@ def read(environ, **kwargs):
         ("MAX_BATCH_SIZE", "5", "option.max_rolling_batch_size", 5),
         ("ENABLE_CUDA_GRAPHS", "true", "option.enforce_eager", False),
         ("ENABLE_CUDA_GRAPHS", "yes", "option.enforce_eager", True),
+        ("SM_VLLM_MODEL", "org/name", "option.model_id", "org/name"),
+        ("SM_VLLM_MAX_MODEL_LEN", "12000", "option.max_model_len", 12000),
+        ("SM_VLLM_ENFORCE_EAGER", "", "option.enforce_eager", True),
+        ("SM_VLLM_TENSOR_PARALLEL_SIZE", "2", "option.tensor_parallel_degree", 2),
+        ("SM_LLAMA_CPP_CTX_SIZE", "4096", "option.ctx_size", 4096),
+        ("SM_LLAMA_CPP_PARALLEL", "2", "option.max_rolling_batch_size", 2),
+        ("VLLM_API_KEY", "secret", "option.api_key", "secret"),
+        ("VLLM_LOGGING_LEVEL", "DEBUG", "log_level", "debug"),
+        ("VLLM_CPU_KVCACHE_SPACE", "2", "option.kv_cache_bytes", 2 << 30),
+        ("VLLM_BATCH_INVARIANT", "1", "option.deterministic", True),
         ("CUDA_MEMORY_FRACTION", "0.5", "option.gpu_memory_utilization", 0.5),
         ("PIPELINE_PARALLEL_DEGREE", "2", "option.pipeline_parallel_degree", 2),
         ("MODEL_LOADING_TIMEOUT", "1200", "option.model_loading_timeout", 1200),
@@ -87,3 +97,12 @@ def test_launcher_switches_are_strict_truth_values():
     _, problems = read({"TRUST_REMOTE_CODE": "1"})
     assert "exactly true or false" in str(problems.errors[0])
     assert read({"TRUST_REMOTE_CODE": "true"})[0].get("option.trust_remote_code") is True
+
+
+def test_an_unknown_flag_of_another_servers_container_is_a_warning_with_the_nearest():
+    values, problems = read({"SM_VLLM_MAX_MODL_LEN": "9", "SM_VLLM_ZZZZ": "1"})
+    assert not values.known
+    assert [str(problem) for problem in problems.warnings] == [
+        "SM_VLLM_MAX_MODL_LEN: unknown flag --max-modl-len; did you mean SM_VLLM_MAX_MODEL_LEN?",
+        "SM_VLLM_ZZZZ: unknown flag --zzzz; it has no effect",
+    ]

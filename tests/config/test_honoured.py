@@ -177,7 +177,7 @@ def test_devices_give_the_same_greedy_tokens(configured):
 
 
 def test_the_same_tokens_in_any_company(configured):
-    """Here: that the option is heard (tests/runners/device/test_torch_invariance.py has the bits)."""
+    """The option is heard; tests/runners/device/test_torch_invariance.py has the bits."""
     pytest.importorskip("torch")
 
     async def kernels(written):

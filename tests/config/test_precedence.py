@@ -4,12 +4,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lmi_core.config.problem import Problems
-from lmi_core.config.sources.command_line import SYNONYMS, parse_command_line
+from lmi_core.config.sources.command_line import parse_command_line
 from lmi_core.config.sources.environment import AMBIGUOUS, read_environment
 from lmi_core.config.sources.merge import merge
 from lmi_core.config.sources.origin import Rank
 from lmi_core.config.sources.properties import parse_properties
-from lmi_core.config.table import OPTIONS
+from lmi_core.config.table import OPTIONS, SYNONYMS
 from lmi_core.config.table.value_type import (
     Bool,
     Bytes,

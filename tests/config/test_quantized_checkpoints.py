@@ -86,12 +86,24 @@ def test_options_and_checkpoints(model_dir, explained, written, quantization, ou
     [
         ({**AWQ, "version": "gemv"}, "quantization_config.version is 'gemv'; gemm can be read"),
         ({**GPTQ, "bits": 3}, "quantization_config.bits is 3; 4 and 8 can be read"),
+        (
+            {**GPTQ, "dynamic": {".*down.*": {"bits": 8}}},
+            "quantization_config.dynamic gives the layers '.*down.*' bits of their own",
+        ),
         ({**PACKED, "format": "marlin-24"}, "format is 'marlin-24'; in integers"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused_before(model_dir, explained, quantization, message):
     model = model_dir("", config={**LLAMA, "quantization_config": quantization})
     assert message in str(explained(model).errors[0])
+
+
+@pytest.mark.parametrize("quantize", ["bitsandbytes", "int4", "awq"])
+def test_advice_is_not_what_is_refused_next(model_dir, explained, quantize):
+    quantization = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    config = {**LLAMA, "quantization_config": quantization}
+    (error,) = explained(model_dir(f"option.quantize={quantize}", config=config)).errors
+    assert str(error).endswith("doesn't read in this version; give the unquantised model")
 
 
 def test_what_is_not_here_yet_is_checked_when_it_is_loaded(explained):

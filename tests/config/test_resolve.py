@@ -169,6 +169,32 @@ def test_hub_variable_adds_a_model_of_its_own(model_dir, explained):
     assert (hub.source.location, hub.source.revision) == ("org/some-model", "abc")
 
 
+def test_hub_variable_is_stronger_than_the_option_and_says_so(explained):
+    environ = {"HF_MODEL_ID": "org/hub", "OPTION_MODEL_ID": "org/option", "MODEL_ID": "org/tgi"}
+    environ |= {"HF_REVISION": "abc", "HF_MODEL_REVISION": "old", "OPTION_REVISION": "def"}
+    report = explained(environ=environ)
+    assert [model.source.location for model in report.models] == ["org/hub"]
+    rows = {row.key: row for row in report.rows[0]}
+    overridden = ("OPTION_MODEL_ID: org/option", "MODEL_ID: org/tgi")
+    assert rows["option.model_id"].overridden == overridden
+    assert rows["option.revision"].value == "abc"
+    losers = ("HF_MODEL_REVISION: old", "OPTION_REVISION: def")
+    assert rows["option.revision"].overridden == losers
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "unused"),
+    [
+        (["org/m"], {"HF_MODEL_ID": "org/hub", "HF_TASK": "x"}, ["HF_MODEL_ID", "HF_TASK"]),
+        (["--model-id", "org/m"], {"HF_REVISION": "abc"}, ["HF_REVISION"]),
+        ([], {"HF_MODEL_ID": "org/hub", "HF_REVISION": "abc"}, []),
+    ],
+)
+def test_hub_variables_that_do_not_count_are_named(explained, argv, environ, unused):
+    warnings = explained(*argv, environ=environ).warnings
+    assert [w.where for w in warnings if "is not used" in w.message] == unused
+
+
 def test_several_models_have_names_of_their_own(model_dir, resolved):
     first, second = model_dir("", name="a", config=LLAMA), model_dir("", name="b", config=LLAMA)
     assert [model.name for model in resolved(first, second).models] == ["a", "b"]

@@ -20,6 +20,7 @@ from tests.custom_code.harness import (
     ask,
     is_alive,
     kind_of_failure,
+    read,
     request,
     running,
 )
@@ -182,3 +183,121 @@ def test_too_little_memory_to_load(tmp_path: Path) -> None:
                 pass
 
     asyncio.run(run())
+
+
+def test_what_a_call_has_forked_answers_nobody(tmp_path: Path) -> None:
+    text = """
+        import os
+        from djl_python import Output
+
+        def handle(inputs):
+            if inputs.is_empty():
+                return None
+            text = inputs.get_as_string()
+            if text == "stream":
+                return Output().add_stream_content(iter(["a", "b"]), lambda item: item + _fork())
+            _fork()
+            return Output().add(text)
+
+        def _fork():
+            os.fork()
+            return ""
+    """
+
+    async def run() -> None:
+        async with running(tmp_path, text) as pool:
+            for number in range(5):
+                assert (await ask(pool, str(number))).body == str(number).encode()
+            assert (await read(pool, "stream"))[1] == b"ab"
+            assert (await ask(pool, "last")).body == b"last"
+            assert pool.num_failures == 0
+
+    asyncio.run(run())
+
+
+def test_a_process_that_answers_another_call_is_ended(tmp_path: Path) -> None:
+    text = """
+        from djl_python import Output
+        from lmi_core.custom_code import child
+
+        def handle(inputs):
+            if inputs.is_empty():
+                return None
+            text = inputs.get_as_string()
+            if text == "twice":
+                once = child.encode_frame
+                def twice(head, blobs):
+                    child.encode_frame = once
+                    return once(head, blobs) * 2
+                child.encode_frame = twice
+            return Output().add(text)
+    """
+
+    async def run() -> None:
+        async with running(tmp_path, text) as pool:
+            assert (await ask(pool, "twice")).body == b"twice"
+            with pytest.raises(HandlerError, match="answered another call"):
+                await ask(pool, "next")
+            assert (await ask(pool, "after")).body == b"after"
+            assert pool.num_failures == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("expression", "error"),
+    [
+        ("Output('teapot')", "'teapot' is not a whole number"),
+        ("Output(200.5)", "200.5 is not a whole number"),
+        ("Output(None)", "None is not a whole number"),
+        ("Output().error('x', code=[], batch_index=0)", "[] is not a whole number"),
+        ("Output('no').add_stream_content(iter(['a']))", "'no' is not a whole number"),
+        ("Output().add('x', key=Unwritable())", "no text"),
+    ],
+)
+def test_an_output_that_cannot_be_written_fails_alone(
+    tmp_path: Path, expression: str, error: str
+) -> None:
+    text = f"""
+        from djl_python import Output
+
+        class Unwritable:
+            def __str__(self):
+                raise ValueError("no text")
+
+        def handle(inputs):
+            if inputs.is_empty():
+                return None
+            return {expression} if inputs.get_as_string() == "bad" else Output().add("good")
+    """
+
+    async def run() -> None:
+        async with running(tmp_path, text) as pool:
+            answer = await ask(pool, "bad")
+            assert (answer.code, answer.chunks) == (424, None)
+            assert error in json.loads(answer.body)["error"]
+            assert (await ask(pool, "next")).body == b"good"
+            assert pool.num_failures == 0
+
+    asyncio.run(run())
+
+
+def test_what_a_handler_prints_moves_no_cursor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = r"""
+        from djl_python import Output
+
+        def handle(inputs):
+            print("\x1b[2J\x1b[31mred\rover \x9b1m \u202e end")
+            return None if inputs.is_empty() else Output().add("x")
+    """
+
+    async def run() -> None:
+        async with running(tmp_path, text) as pool:
+            await ask(pool, "x")
+
+    caplog.set_level("INFO")
+    asyncio.run(run())
+    assert r"stdout: \x1b[2J\x1b[31mred\rover \x9b1m \u202e end" in caplog.text
+    assert all(record.getMessage().isprintable() for record in caplog.records)

@@ -19,9 +19,9 @@ from tests.engine.harness import assert_nothing_leaked, collect, make_engine, ru
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
-        ("", SamplingParams(), "empty"),
+        ("", SamplingParams(), "must be provided and non-empty"),
         ([], SamplingParams(), "empty"),
-        ([1, 999], SamplingParams(), "token id 999; allowed are 0 to 255"),
+        ([1, 999], SamplingParams(), "token id 999 is out of vocabulary; allowed are 0 to 255"),
         (list(range(256)), SamplingParams(), "256 tokens; at most 255"),
         ("x" * 4000, SamplingParams(), "4000 tokens; at most 255"),
         ("a\ud800", SamplingParams(), "valid Unicode at character 1"),
@@ -43,6 +43,14 @@ from tests.engine.harness import assert_nothing_leaked, collect, make_engine, ru
         ([1], SamplingParams(stop=("a", 5)), "stop must be a tuple of strings, got tuple"),
         ([1], SamplingParams(stop_token_ids=("a",)), "stop_token_ids must hold token ids"),
         ([1], SamplingParams(logit_bias={3: 1.0}), "logit_bias must be pairs"),
+        (
+            [1],
+            SamplingParams(logit_bias=((3, 1.0), (300, 1.0), (999, 1.0))),
+            r"\[300, 999\] in logit_bias are out of vocabulary.*Vocabulary size: 256",
+        ),
+        ([1], SamplingParams(allowed_token_ids=(3, 999)), r"\[999\] in allowed_token_ids"),
+        ([1], SamplingParams(allowed_token_ids=()), "allowed_token_ids is empty"),
+        ([1], SamplingParams(logprobs=-1), "logprobs must be between 0 and 5.*got 256"),
         ([1], SamplingParams(grammar={"type": "object"}), "grammar must be a Grammar, such as"),
     ],
 )

@@ -53,7 +53,7 @@ class TorchForward:
         kv_dtype: str | None = None,
         adapters: LoraTable | None = None,
     ) -> None:
-        from lmi_core.ops.torch_reference import TorchKvCache, TorchRecorder
+        from tests.ops.torch_reference import TorchKvCache, TorchRecorder
 
         attention = model.spec.attention
         self.table = shuffled_block_table(max_model_len)

@@ -12,10 +12,10 @@ from lmi_core import _native
 from lmi_core.models.loader import LoadedModel, Quantization, load_model
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.ops.recorder import LinearWeight
-from lmi_core.ops.torch_reference import TorchWeights
 from lmi_core.weights.formats import PackFormat
 from tests.checkpoints import cached_checkpoint
 from tests.models.forward import NativeForward, TorchForward, all_logits
+from tests.ops.torch_reference import TorchWeights
 
 MOST_ERROR = 0.06
 """What int8 activations may cost in three random layers, relative to the logits."""

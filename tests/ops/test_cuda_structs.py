@@ -1,4 +1,5 @@
-"""What Python repeats of csrc/cuda's C headers is what a C compiler makes of them."""
+"""What Python reads from csrc/cuda's C headers, or repeats of them, is what a C compiler makes of
+them."""
 
 from __future__ import annotations
 
@@ -11,28 +12,28 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", exc_type=ImportError)
+torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.ops.device import step_list
-from lmi_core.ops.device.quantized_rows import CODE_STRIDE
-from lmi_core.ops.kernels.cuda import arguments, library, sampling
-from lmi_core.ops.kernels.cuda.activation import ACTIVATIONS, MAX_CODED_COLUMNS
-from lmi_core.ops.kernels.cuda.attention import (
+from lmi_core.ops.device.quantized_rows import CODE_STRIDE  # noqa: E402
+from lmi_core.ops.kernels.cuda import (  # noqa: E402
+    arguments,
+    library,
+    sampling,
+)
+from lmi_core.ops.kernels.cuda.activation import ACTIVATIONS, MAX_CODED_COLUMNS  # noqa: E402
+from lmi_core.ops.kernels.cuda.attention import (  # noqa: E402
     MAX_GROUP,
     MAX_HEAD_DIM,
     NARROW_HEAD_DIM,
     WIDE_HEAD_BYTES,
 )
-from lmi_core.ops.kernels.cuda.linear import MAX_FEW_ROWS
-from lmi_core.ops.kernels.cuda.norm import MAX_COLUMNS
+from lmi_core.ops.kernels.cuda.linear import MAX_FEW_ROWS  # noqa: E402
+from lmi_core.ops.kernels.cuda.norm import MAX_COLUMNS  # noqa: E402
+from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 
 CSRC = Path(__file__).parents[2] / "csrc"
-STRUCTS = {
-    **{f"Lmi{struct.__name__}": struct for struct in arguments.ARGUMENTS.values()},
-    "LmiEdits": arguments.Edits,
-    "LmiStepSizes": step_list._Sizes,
-    "LmiStepListState": step_list._State,
-}
+HEADERS = (CSRC / "cuda/lmi_cuda.h").read_text() + (CSRC / "cuda/step_list.h").read_text()
+INTERFACE = arguments.parse(HEADERS)
 DTYPE_NAMES = {
     "float32": "LMI_F32",
     "bfloat16": "LMI_BF16",
@@ -45,25 +46,15 @@ DTYPE_NAMES = {
 
 def expected() -> Iterator[tuple[str, int]]:
     """C expressions and what they should be."""
-    for name, struct in STRUCTS.items():
-        yield f"sizeof({name})", ctypes.sizeof(struct)
+    for name, struct in INTERFACE.structs.items():
+        yield f"sizeof(Lmi{name})", ctypes.sizeof(struct)
         for field, *_ in struct._fields_:
-            yield f"offsetof({name}, {field})", getattr(struct, field).offset
-            yield f"sizeof((({name}*)0)->{field})", getattr(struct, field).size
-    row = sampling.ROW
-    yield "sizeof(LmiSampleRow)", row.itemsize
-    for field, (dtype, offset, *_) in (row.fields or {}).items():
-        named = {"target_ids": "target_id"}.get(field, field)
-        yield f"offsetof(LmiSampleRow, {named})", offset
-        yield f"sizeof(((LmiSampleRow*)0)->{named})", dtype.itemsize
-    yield "sizeof(LmiAttentionWork)", 4 * 4
-    yield "sizeof(LmiAttentionMerge)", 3 * 4
+            yield f"offsetof(Lmi{name}, {field})", getattr(struct, field).offset
+            yield f"sizeof(((Lmi{name}*)0)->{field})", getattr(struct, field).size
+    for name, number in INTERFACE.numbers.items():
+        yield f"LMI_{name}", number
     for torch_dtype, number in library.DTYPES.items():
         yield DTYPE_NAMES[str(torch_dtype)[6:]], number
-    for node, number in step_list.NODES.items():
-        yield f"LMI_NODE_{node.upper()}", number
-    yield "LMI_TOKEN_ROWS", step_list.ROWS["T"]
-    yield "LMI_LOGIT_ROWS", step_list.ROWS["L"]
     for name, number in ACTIVATIONS.items():
         yield f"LMI_{name.upper()}", number
     yield "LMI_CUDA_VERSION", library.VERSION
@@ -96,10 +87,23 @@ def test_structs_and_numbers_are_those_of_the_headers(tmp_path: Path) -> None:
     assert dict(zip(wanted, map(int, found.split()), strict=True)) == wanted
 
 
-def test_no_field_of_the_headers_is_missing() -> None:
-    """Sizes would tell, but for what fits into padding."""
-    text = (CSRC / "cuda/lmi_cuda.h").read_text() + (CSRC / "cuda/step_list.h").read_text()
-    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    for name, struct in STRUCTS.items():
-        body = text[: text.index(f"}} {name};")].rpartition("typedef struct {")[2]
+def test_every_struct_kernel_and_number_is_read() -> None:
+    text = re.sub(r"/\*.*?\*/", "", HEADERS, flags=re.DOTALL)
+    for name, struct in INTERFACE.structs.items():
+        body = text[: text.index(f"}} Lmi{name};")].rpartition("typedef struct {")[2]
         assert body.count(";") == len(struct._fields_), name
+    assert len(INTERFACE.structs) == text.count("typedef struct {")
+    assert len(INTERFACE.kernels) == text.count(", void* stream);")
+    assert {f"LMI_{name}" for name in INTERFACE.numbers} == set(
+        re.findall(r"(LMI_\w+)(?= = \d| \d)", text)
+    )
+
+
+def test_a_field_of_an_unknown_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="a field 'short x'; known types are"):
+        arguments.parse("typedef struct {\n  short x;\n} LmiOdd;")
+
+
+def test_the_library_has_the_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cuda_kernels(torch.device("cpu"), monkeypatch)
+    assert library.load()._functions.lmi_cuda_interface().decode() == HEADERS

@@ -21,7 +21,7 @@ from tests.models.forward import (
     step_arrays,
 )
 
-torch_reference = pytest.importorskip("lmi_core.ops.torch_reference", exc_type=ImportError)
+torch_reference = pytest.importorskip("tests.ops.torch_reference", exc_type=ImportError)
 
 PROMPT = [5, 100, 7, 300, 42]
 

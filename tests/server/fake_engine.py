@@ -10,8 +10,9 @@ from typing import Self
 
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.engine.request import GenerationRequest
-from lmi_core.engine.stats import EngineStats, EngineTotals, LifeState
+from lmi_core.engine.stats import EngineInfo, EngineStats, EngineTotals, LifeState
 from lmi_core.errors import CapacityError, EngineError, ModelError, UserError
+from lmi_core.runners.runner import RunnerInfo
 
 VOCAB_SIZE = 1000
 WORDS = (" a", " fox", ' "quoted"', "\n", " é", " 漢字", " back\\slash", " end")
@@ -58,6 +59,25 @@ class FakeEngine:
 
     async def unload_adapter(self, name: str) -> None:
         del self.adapters[name]
+
+    @property
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            model="model",
+            max_prompt_tokens=self.max_model_len - 1,
+            max_total_tokens=self.max_model_len,
+            eos_token_ids=(),
+            runner=RunnerInfo(
+                vocab_size=VOCAB_SIZE,
+                max_model_len=self.max_model_len,
+                max_num_seqs=self.max_running,
+                max_num_batched_tokens=0,
+                max_logit_rows=0,
+                max_logprobs=0,
+                num_blocks=0,
+                block_size=0,
+            ),
+        )
 
     def stats(self) -> EngineStats:
         num_running = len(self.running)

@@ -49,6 +49,19 @@ def ask(path: str, body: bytes, headers: dict[str, str] = JSON) -> Answer:
     return asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("path", "name"), [("/invocations", "inputs"), ("/v1/completions", "prompt")]
+)
+def test_the_last_of_two_fields_of_a_name_counts(path: str, name: str) -> None:
+    async def run() -> None:
+        async with serving() as served:
+            body = f'{{"{name}": "first", "max_tokens": 1, "{name}": "last"}}'.encode()
+            assert (await served.post(body, path, headers=JSON)).status == 200
+            assert served.engine.requests[-1].prompt == "last"
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "HEAD"])
 @pytest.mark.parametrize("path", [*OPENAI, *OPENAI_TOKENS, *TGI, *TGI_TOKENS])
 def test_wrong_methods(path: str, method: str) -> None:

@@ -44,7 +44,7 @@ class Process:
 
     def wait_until_ready(self) -> None:
         assert self.popen.stdout is not None
-        while not self.banner or "-d '" not in self.banner[-1]:
+        while not self.banner or not self.banner[-1].startswith("  ready "):
             line = self.popen.stdout.readline()
             assert line, "the server ended before it listened"
             self.banner.append(line.rstrip("\n"))
@@ -95,9 +95,24 @@ def read_all(client: socket.socket) -> bytes:
     return b"".join(pieces)
 
 
-def test_banner_has_routes_and_a_curl_line_that_works() -> None:
+def test_banner_is_short() -> None:
     with running() as process:
-        text = "\n".join(process.banner)
+        assert [line[:9] for line in process.banner[1:]] == [
+            "  model  ",
+            "  engine ",
+            "  context",
+            "  ready  ",
+        ]
+        assert re.fullmatch(r"  ready    in \d+\.\d\d s", process.banner[-1])
+
+
+def test_routes_are_printed_if_asked() -> None:
+    with running(server={"verbose": True}) as process:
+        assert process.popen.stdout is not None
+        lines = iter(process.popen.stdout.readline, "")
+        text = next(lines)
+        while "-d '" not in text:
+            text += next(lines)
         for path in ("/invocations", "/predictions/{model}", "/ping", "/metrics"):
             assert path in text
         curl = text[text.index("curl") :].replace("\\\n", " ")

@@ -288,3 +288,40 @@ def test_a_grammar_whose_tokens_are_all_banned_fails() -> None:
     banned = tuple(i for i in range(256) if i != EOS_ID)
     with pytest.raises(Exception, match="no token could be sampled"):
         fake("[a-z]{4}", banned_token_ids=banned)
+
+
+def test_allowed_token_ids() -> None:
+    async def main() -> None:
+        async with make_engine() as engine:
+            allowed = (65, 70, 97)
+            params = SamplingParams(
+                max_new_tokens=20, temperature=1.0, n=3, seed=1, allowed_token_ids=allowed
+            )
+            events = await collect(engine, [1, 2, 3], params)
+            for choice in range(3):
+                assert len(token_ids(events, choice)) == 20
+            assert {event.token_id for event in events} == set(allowed)
+            free = await collect(engine, [1, 2, 3], SamplingParams(max_new_tokens=20, seed=1))
+            assert not {event.token_id for event in free} <= set(allowed)
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_allowed_token_ids_within_a_grammar() -> None:
+    async def main() -> None:
+        async with make_engine() as engine:
+            grammar = Grammar.regex("(ab|cd)*x")
+            ids = tuple(engine.tokenizer.encode_now("abx", add_special_tokens=False))
+            for length in (2, 8):
+                params = SamplingParams(
+                    max_new_tokens=length, grammar=grammar, allowed_token_ids=(*ids, EOS_ID)
+                )
+                shown = text(await collect(engine, [1, 2], params))
+                assert re.fullmatch("(ab)*(a|x)?", shown)
+            clash = SamplingParams(max_new_tokens=9, grammar=grammar, allowed_token_ids=(ids[1],))
+            with pytest.raises(UserError, match="allowed_token_ids"):
+                await collect(engine, [1, 2], clash)
+            await assert_nothing_leaked(engine)
+
+    run(main())

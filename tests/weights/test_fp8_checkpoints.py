@@ -143,6 +143,12 @@ def test_a_layer_that_is_not_all_fp8_is_widened(edited: Callable[..., Path]) -> 
         ("row", {"weight_scale": torch.ones(191, 1)}, r"q_proj.weight_scale is \[191, 1\], must"),
         ("block", {"weight_scale_inv": torch.ones(2, 3)}, r"is \[2, 3\], must be one number"),
         ("row", {"weight_scale": torch.ones(192).int()}, "is I32, must be F32, F16 or BF16"),
+        (
+            "tensor",
+            {"weight_scale": torch.tensor(torch.nan)},
+            "a scale that isn't finite; it is dam",
+        ),
+        ("row", {"weight_scale": torch.full((192, 1), torch.inf)}, "a scale that isn't finite"),
         ("row", {"zero_point": torch.ones(192)}, "unexpected: model.layers.0.self_attn.q_proj.z"),
         ("row", {"weight": torch.ones(192, 192).to(torch.float8_e5m2)}, "is F8_E5M2"),
     ],

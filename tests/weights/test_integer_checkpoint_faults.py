@@ -26,6 +26,7 @@ from tests.integer_checkpoints import (  # noqa: E402
     set_config,
     write_awq,
     write_gptq,
+    write_int8,
 )
 
 LAYER = "model.layers.0.self_attn.q_proj"
@@ -120,7 +121,12 @@ def test_faults_name_the_tensor(
         (
             "packed",
             compressed("pack-quantized", 4, group_size=32, symmetric=False, actorder="group"),
-            "missing: .*weight_g_idx",
+            "weights.actorder is 'group': groups of inputs in another order can't be read",
+        ),
+        (
+            "gptq",
+            {**GPTQ, "dynamic": {r"-:.*lm_head": {}, r".*down.*": {"bits": 8, "sym": True}}},
+            r"dynamic gives the layers '\.\*down\.\*' bits of their own, which isn't read",
         ),
     ],
 )
@@ -292,17 +298,19 @@ def test_static_activations_are_not_read(edited: Callable[..., Path], form: str)
     load_model(path)
 
 
-def test_symmetric_awq_without_zero_points(tmp_path: Path) -> None:
+def test_no_library_writes_awq_without_zero_points(edited: Callable[..., Path]) -> None:
     form = Form(
         {**AWQ, "zero_point": False},
         lambda coded: {n: t for n, t in write_awq(coded).items() if n != "qzeros"},
         is_symmetric=True,
     )
-    path, coded = make_integer_checkpoint(tmp_path / "model", form)
-    weight = load_model(path).weights.layers[0].down.weight
-    assert isinstance(weight, _native.LinearWeight)
-    exact = coded["model.layers.0.mlp.down_proj.weight"].matrix
-    np.testing.assert_array_equal(weight.unpack(), exact)
+    with pytest.raises(ModelError, match=r"missing: .*q_proj\.qzeros"):
+        load_model(edited(form))
+
+
+def test_layers_that_dynamic_leaves_in_floats_are_read_so(edited: Callable[..., Path]) -> None:
+    settings = {**GPTQ, "dynamic": {r"-:.*lm_head": {"bits": 8}, ".*": {"damp_percent": 0.1}}}
+    assert load_model(edited("gptq", settings)).quantize == "int4"
 
 
 @pytest.mark.parametrize(
@@ -319,3 +327,15 @@ def test_group_sizes(tmp_path: Path, group_size: int | None, kept: int) -> None:
     assert weight.group_size == kept
     exact = coded["model.layers.0.mlp.down_proj.weight"].matrix
     np.testing.assert_array_equal(weight.unpack(), exact)
+
+
+def test_numbers_that_four_bits_cannot_hold_are_damage(edited: Callable[..., Path]) -> None:
+    form = Form(
+        compressed("int-quantized", 4, strategy="channel"),
+        write_int8,
+        num_bits=8,
+        group_size=None,
+        is_symmetric=True,
+    )
+    with pytest.raises(ModelError, match="weight holds numbers outside -8 to 7"):
+        load_model(edited(form))

@@ -115,6 +115,15 @@ def test_lies(tmp_path: Path, header: Any, num_data_bytes: int, message: str) ->
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.timeout(30)
+def test_a_name_given_twice_among_many(tmp_path: Path) -> None:
+    """In time that grows with their number, not with its square."""
+    header = "".join(f'"{i}":0,' for i in range(200_000))
+    path = write(tmp_path / "model.safetensors", f'{{{header}"199999":0}}'.encode())
+    with pytest.raises(ModelError, match="duplicate key '199999'"):
+        read_header(path)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

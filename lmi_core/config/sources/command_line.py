@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from lmi_core.config.paths import exists
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.origin import Rank, Setting
-from lmi_core.config.table import BY_FLAG, BY_KEY, suggest_flag
+from lmi_core.config.table import BY_FLAG, BY_KEY, option_of_flag, suggest_flag
 from lmi_core.config.table.option import Flag, Option
 from lmi_core.config.table.value_type import FALSE_WORDS, TRUE_WORDS, Bool
 
@@ -22,22 +25,7 @@ _OWN_VALUES = {
     "--model-store": "model_store",
     "-s": "model_store",
 }
-SYNONYMS = {
-    "--api": "api",
-    "--admin-key": "admin_key",
-    "--allow-custom-code": "allow_custom_code",
-    "--host": "option.hostname",
-    "--threads": "option.num_threads",
-    "--served-model-name": "option.modelName",
-    "--max-queue-size": "job_queue_size",
-    "--max-request-size": "max_request_size",
-    "--drain-timeout": "option.graceful_termination_timeout",
-    "--log-format": "log_format",
-    "--log-level": "log_level",
-    "--request-timeout": "request_timeout",
-    "--no-prefix-caching": "option.enable_prefix_caching",
-}
-"""Flags of our own whose names differ from their option's."""
+_NAMED = re.compile(r"[^-=][^=]*=.*", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -62,17 +50,10 @@ def parse_command_line(argv: Sequence[str], problems: Problems) -> Invocation:
     return _Parser(list(argv), problems).parse()
 
 
-def _option_of(name: str) -> Option | None:
-    """Return the option whose key a flag spells with dashes, if it belongs to a model."""
-    if name in SYNONYMS:
-        return BY_KEY[SYNONYMS[name]]
-    if not name.startswith("--") or "_" in name:
-        return None
-    key = name[2:].replace("-", "_")
-    option = BY_KEY.get("option." + key)
-    if option is None and (negated := BY_KEY.get("option." + key.removeprefix("no_"))) is not None:
-        option = negated if isinstance(negated.type, Bool) else None
-    return option if option is not None and option.scope == "model" else None
+def _is_value(argument: str) -> bool:
+    if argument.startswith("-"):
+        return argument[1:2].isdigit()
+    return not exists(Path(argument))
 
 
 class _Parser:
@@ -102,12 +83,14 @@ class _Parser:
             setattr(self.result, _OWN_SWITCHES[name], True)
         elif name in _OWN_VALUES:
             self._own_value(name, value)
+        elif name == "--model":  # as if it had no flag
+            self.result.models += [value] if value is not None else self._take(name)
         elif name in BY_FLAG:
             self._tgi_flag(name, value)
-        elif (option := _option_of(name)) is not None:
+        elif (option := option_of_flag(name)) is not None:
             self._option_flag(option, name, value)
         else:
-            self._unknown(name)
+            self._unknown(name, has_value=value is not None)
 
     def _own_value(self, name: str, value: str | None) -> None:
         kind = _OWN_VALUES[name]
@@ -143,8 +126,10 @@ class _Parser:
         elif value is None and isinstance(option.type, Bool) and not self._is_word_next():
             value = "true"
         values = [value] if value is not None else self._take(name)
+        while name == "--lora-modules" and self.rest and _NAMED.fullmatch(self.rest[0]):
+            values.append(self.rest.pop(0))
         if values:
-            self._add(option.key, values[0], Rank.FLAG, name)
+            self._add(option.key, ",".join(values), Rank.FLAG, name)
 
     def _is_word_next(self) -> bool:
         return bool(self.rest) and self.rest[0].lower() in TRUE_WORDS | FALSE_WORDS
@@ -179,7 +164,11 @@ class _Parser:
     def _add(self, key: str, text: str, rank: Rank, where: str) -> None:
         self.result.settings.append(Setting(key, text, rank, where))
 
-    def _unknown(self, name: str) -> None:
+    def _unknown(self, name: str, *, has_value: bool) -> None:
+        """Note the flag; what follows it is taken as its value, unless that is there to be served,
+        lest a model be made of it."""
+        if not has_value and self.rest and _is_value(self.rest[0]):
+            self.rest.pop(0)
         near = suggest_flag(name)
         hint = f"did you mean {near}?" if near else "see lmi explain --help"
         self.problems.error(name[:80], f"unknown flag; {hint}")

@@ -1,4 +1,4 @@
-"""Reader of environment variables: ``OPTION_*``, ``SERVING_*``, documented aliases, TGI's.
+"""Reader of environment variables: ``OPTION_*``, ``SERVING_*``, documented aliases, launchers'.
 
 Source: LMI format reference, environment; TGI format reference, launcher options.
 """
@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.origin import Rank, Setting
-from lmi_core.config.table import OPTIONS, key_of
+from lmi_core.config.table import BY_FLAG, OPTIONS, key_of, option_of_flag, suggest_flag
 from lmi_core.config.table.option import Option
+from lmi_core.config.table.value_type import Bool
 
 AMBIGUOUS = frozenset(
     {"PORT", "HOSTNAME", "REVISION", "DTYPE", "API_KEY", "MASTER_ADDR", "MASTER_PORT", "NGROK"}
@@ -29,9 +30,17 @@ def _mebibytes(text: str) -> str:
     return str(int(text) << 20) if re.fullmatch("[0-9]{1,12}", text) else text
 
 
+def _gibibytes(text: str) -> str:
+    return str(int(text) << 30) if re.fullmatch("[0-9]{1,6}", text) else text
+
+
+_FLAG_PREFIXES = ("SM_VLLM_", "SM_LLAMA_CPP_")
+"""SageMaker's containers of these servers make a flag of what follows."""
+
 _TRANSLATIONS: dict[str, Callable[[str], str]] = {
     "ENABLE_CUDA_GRAPHS": _inverted,
     "SAGEMAKER_MAX_PAYLOAD_IN_MB": _mebibytes,
+    "VLLM_CPU_KVCACHE_SPACE": _gibibytes,
 }
 
 
@@ -51,6 +60,7 @@ def read_environment(
     settings += _regular(environ)
     settings += _aliases(environ)
     settings += _tgi(environ, problems, tgi or is_tgi(environ))
+    settings += _flags(environ, problems)
     return settings
 
 
@@ -100,6 +110,30 @@ def _tgi(environ: Mapping[str, str], problems: Problems, tgi: bool) -> Iterator[
             problems.value_error(setting, "must be exactly true or false in a TGI variable", text)
         else:
             yield setting
+
+
+def _flags(environ: Mapping[str, str], problems: Problems) -> Iterator[Setting]:
+    """Yield what SageMaker's containers of other servers would write on a command line.
+
+    A variable without a value stands for a flag that has none.
+    """
+    for variable in sorted(environ):
+        prefix = next((each for each in _FLAG_PREFIXES if variable.startswith(each)), None)
+        if prefix is None:
+            continue
+        flag = "--" + variable.removeprefix(prefix).lower().replace("_", "-")
+        option = BY_FLAG.get(flag) or option_of_flag(flag)
+        text = environ[variable]
+        if option is None:
+            near = suggest_flag(flag)
+            hint = f"did you mean {prefix}{_as_variable(near)}?" if near else "it has no effect"
+            problems.warn(variable, f"unknown flag {flag}; {hint}", variable)
+        elif text or isinstance(option.type, Bool):
+            yield Setting(option.key, text or "true", Rank.TGI_VARIABLE, variable)
+
+
+def _as_variable(flag: str) -> str:
+    return flag.lstrip("-").upper().replace("-", "_")
 
 
 def _is_address(text: str) -> bool:

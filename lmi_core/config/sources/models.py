@@ -48,7 +48,6 @@ class Listed:
     entry: ModelEntry
     directory: Path | None
     settings: tuple[Setting, ...] = ()
-    from_hub_variable: bool = False
     is_downloaded: bool = False
     """The directory came from another machine, code of its own included."""
 
@@ -65,12 +64,15 @@ def list_models(
 ) -> list[Listed]:
     """Return the models to serve; ``default_model``, or an error, if none is named."""
     if invocation.models:
+        _warn_of_unused(environ, problems)
         named = [_named(text, problems) for text in invocation.models]
         return [model for model in named if model is not None]
     entries = _entries(server, shared, problems)
     listed = [m for e in entries or () if (m := list_entry(e, archives, problems)) is not None]
     if environ.get("HF_MODEL_ID"):
         listed.append(_from_hub_variable(environ))
+    else:
+        _warn_of_unused(environ, problems)
     if not listed and "option.model_id" in shared.known:
         listed.append(_from_model_id(shared))
     if not listed and entries is None and default_model is not None:
@@ -156,19 +158,32 @@ def list_entry(entry: ModelEntry, archives: Archives, problems: Problems) -> Lis
 def _from_hub_variable(environ: Mapping[str, str]) -> Listed:
     """``HF_MODEL_ID`` adds a model as if a properties file of its own had been written.
 
-    A directory is a model like any other, with its own properties.
+    So it is stronger than ``OPTION_MODEL_ID``. A directory is a model like any other, with its own
+    properties.
     """
-    settings = {}
-    for variable, key in _HUB_VARIABLES.items():
-        if environ.get(variable) and key not in settings:
-            settings[key] = Setting(key, environ[variable], Rank.FILE, variable)
     model_id = environ["HF_MODEL_ID"]
+    settings = [
+        Setting(key, environ[variable], Rank.FILE, variable)
+        for variable, key in _HUB_VARIABLES.items()
+        if environ.get(variable)
+    ]
     if is_dir(Path(model_id)):
-        del settings["option.model_id"]
         entry = ModelEntry(model_id, name_of(model_id), "HF_MODEL_ID")
-        return Listed(entry, Path(model_id), tuple(settings.values()))
+        others = tuple(s for s in settings if s.key != "option.model_id")
+        return Listed(entry, Path(model_id), others)
     entry = ModelEntry(model_id, name_of_hub_id(model_id), "HF_MODEL_ID")
-    return Listed(entry, None, tuple(settings.values()), from_hub_variable=True)
+    return Listed(entry, None, tuple(settings))
+
+
+def _warn_of_unused(environ: Mapping[str, str], problems: Problems) -> None:
+    """Note the variables that describe the model of ``HF_MODEL_ID`` where it isn't served."""
+    for variable, key in _HUB_VARIABLES.items():
+        if not environ.get(variable):
+            continue
+        why = "is not used: it belongs to the model that HF_MODEL_ID names"
+        if variable == "HF_MODEL_ID":
+            why = "is not used: the command line names the models"
+        problems.warn(variable, why, key)
 
 
 def _from_model_id(shared: Values) -> Listed:

@@ -12,6 +12,7 @@ from lmi_core.config.table import (
     common,
     deepspeed,
     handler,
+    launchers,
     lmi_dist,
     native,
     neuronx,
@@ -25,6 +26,7 @@ from lmi_core.config.table import (
     vllm,
 )
 from lmi_core.config.table.option import Option
+from lmi_core.config.table.value_type import Bool
 
 _OPTIONS: tuple[Option, ...] = (
     common.OPTIONS
@@ -38,6 +40,7 @@ _OPTIONS: tuple[Option, ...] = (
     + trtllm.OPTIONS
     + tgi.OPTIONS
     + native.OPTIONS
+    + launchers.OPTIONS
     + stable_diffusion.OPTIONS
     + server.OPTIONS
 )
@@ -99,10 +102,41 @@ def suggest_key(text: str) -> str | None:
     return _nearest(text, _normal_keys())
 
 
+SYNONYMS = launchers.SYNONYMS
+
+
+def option_of_flag(name: str) -> Option | None:
+    """Return the option that a flag sets: a synonym, or a model's key spelled with dashes.
+
+    Underscores are as good as dashes, as on vLLM's command line. A truth value's flag may begin
+    with ``--no-``.
+    """
+    name = name.replace("_", "-")
+    if name in SYNONYMS:
+        return BY_KEY[SYNONYMS[name]]
+    if not name.startswith("--"):
+        return None
+    key = name[2:].replace("-", "_")
+    option = BY_KEY.get("option." + key)
+    if option is None and (negated := BY_KEY.get("option." + key.removeprefix("no_"))) is not None:
+        option = negated if isinstance(negated.type, Bool) else None
+    return option if option is not None and option.scope == "model" else None
+
+
 @lru_cache(maxsize=1024)
 def suggest_flag(text: str) -> str | None:
     """Return the known command line flag nearest to a misspelled one."""
-    return _nearest(text, {_normal(name): name for name in BY_FLAG})
+    return _nearest(text, _normal_flags())
+
+
+@cache
+def _normal_flags() -> dict[str, str]:
+    by_key = (
+        "--" + key.removeprefix(_PREFIX).replace("_", "-")
+        for key, option in BY_KEY.items()
+        if key.startswith(_PREFIX) and option.scope == "model"
+    )
+    return {_normal(name): name for name in (*by_key, *SYNONYMS, *BY_FLAG)}
 
 
 def _normal(name: str) -> str:

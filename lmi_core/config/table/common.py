@@ -20,8 +20,10 @@ DTYPES = {
     "auto": "auto",
     "fp32": "fp32",
     "float32": "fp32",
+    "float": "fp32",
     "fp16": "bf16",
     "float16": "bf16",
+    "half": "bf16",
     "bf16": "bf16",
     "bfloat16": "bf16",
 }
@@ -39,7 +41,13 @@ _BF16 = honoured(
     test="tests/models/test_parity.py::test_bf16_error_is_close_to_that_of_transformers",
 )
 
-LONG_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+LONG_DTYPES = {
+    "fp32": "float32",
+    "float": "float32",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+}
 
 TEXT_TASKS = ("text-generation", "generate", "auto", "conversational")
 
@@ -135,7 +143,7 @@ OPTIONS = (
                 "dtype",
                 convert=DTYPES,
                 by_value={"int8": _INT8, "auto": _AUTO}
-                | dict.fromkeys(("fp32", "float32"), _FP32)
+                | dict.fromkeys(("fp32", "float32", "float"), _FP32)
                 | dict.fromkeys(("bf16", "bfloat16"), _BF16),
             ),
             "vllm": mapped("dtype", convert=LONG_DTYPES),

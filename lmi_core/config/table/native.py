@@ -27,6 +27,7 @@ def _native(
     doc: str,
     default: object = None,
     native: Action | None = None,
+    *env: str,
 ) -> Option:
     return Option(
         key=f"option.{name}",
@@ -34,6 +35,7 @@ def _native(
         doc=doc,
         systems=("lmi",),
         default=default,
+        env=env,
         actions={"lmi": native or mapped(name)},
     )
 
@@ -65,7 +67,9 @@ OPTIONS = (
         "kv_cache_bytes",
         Bytes(),
         "Bytes of the KV cache.",
-        native=honoured("kv_cache_bytes", test=f"{_LIMITS}::test_bytes_of_the_cache"),
+        None,
+        honoured("kv_cache_bytes", test=f"{_LIMITS}::test_bytes_of_the_cache"),
+        "VLLM_CPU_KVCACHE_SPACE",
     ),
     Option(
         key="option.kv_cache_dtype",
@@ -76,7 +80,7 @@ OPTIONS = (
         spellings=("option.kv_dtype",),
         systems=("vllm", "tgi", "lmi"),
         default="auto",
-        flag=Flag("--kv-cache-dtype", "KV_CACHE_DTYPE", choices=("fp8_e4m3fn", "fp8_e5m2")),
+        flag=Flag("--kv-cache-dtype", "KV_CACHE_DTYPE"),
         actions={
             "lmi": honoured(
                 "kv_dtype",
@@ -167,6 +171,7 @@ OPTIONS = (
             capability="batch.invariant",
             idle=(False,),
         ),
+        "VLLM_BATCH_INVARIANT",
     ),
     _native(
         "guaranteed_no_evict",

@@ -23,6 +23,7 @@ SYSTEMS = {
     "stable_diffusion": "Stable Diffusion",
     "tgi": "Text Generation Inference",
     "lmi": "lmi engine",
+    "llama_cpp": "llama-server",
     "server": "Server",
 }
 """The systems a configuration can be written for, with their titles."""

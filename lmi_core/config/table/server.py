@@ -254,10 +254,18 @@ OPTIONS = (
     ),
     _server(
         "log_level",
-        Choice(("debug", "info", "warning")),
+        Choice(("debug", "info", "warning", "error")),
         "Least severity that is logged.",
         honoured("log_level", test=_NAME_AND_LOG),
         "info",
+        "VLLM_LOGGING_LEVEL",
+    ),
+    _server(
+        "verbose",
+        Bool(),
+        "Print every route once the server listens.",
+        honoured("verbose", test="tests/server/test_process.py::test_routes_are_printed_if_asked"),
+        False,
     ),
     _server(
         "request_timeout",

@@ -35,6 +35,7 @@ def _tgi(
     server: bool = False,
     legacy_env: str | None = None,
     vllm: Action | None = None,
+    env: tuple[str, ...] = (),
 ) -> Option:
     name = flag.removeprefix("--").replace("-", "_")
     return Option(
@@ -43,6 +44,7 @@ def _tgi(
         doc=doc,
         systems=("tgi",),
         default=default,
+        env=env,
         flag=Flag(flag, name.upper(), legacy_env, aliases, switch),
         scope="server" if server else "model",
         actions={"server" if server else "lmi": action, **({"vllm": vllm} if vllm else {})},
@@ -309,6 +311,7 @@ OPTIONS = (
         honoured("api_key", test="tests/server/test_dialects.py::test_api_key"),
         secret=True,
         server=True,
+        env=("VLLM_API_KEY",),
     ),
     _tgi(
         "--payload-limit",

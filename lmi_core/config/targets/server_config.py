@@ -45,6 +45,7 @@ class ServerConfig:
     drain_timeout_s: int = 30
     log_format: Literal["console", "json"] = "console"
     log_level: str = "info"
+    verbose: bool = False
     download_dir: Path | None = None
     hub_cache: Path | None = None
     offline: bool = False
@@ -92,6 +93,7 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         receive_timeout_s=timeout if isinstance(timeout, float) else 30.0,
         drain_timeout_s=drain if isinstance(drain, int) else 90 if tgi else 30,
         log_format="json" if _logs_json(server) else "console",
+        verbose=server.get("verbose") is True,
         log_level=str(server.get("log_level") or "info"),
         download_dir=_path(server.get("download_dir")),
         hub_cache=_path(server.get("option.huggingface_hub_cache")),

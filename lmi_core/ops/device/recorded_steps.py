@@ -9,10 +9,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from lmi_core import _native
 from lmi_core.ops.device import packed_weight
 from lmi_core.ops.device.step_list import StepList, StepListSizes
 from lmi_core.ops.kernels.cuda import cublaslt
-from lmi_core.ops.kernels.cuda.arguments import ARGUMENTS
 from lmi_core.ops.kernels.cuda.library import DTYPES
 from lmi_core.ops.recorder import RowSymbol
 
@@ -109,7 +109,7 @@ class RecordedSteps:
             arguments["workspace_bytes"] = self._workspace.numel()
         elif node.name == "sample":
             arguments["modified"] = self._modified.data_ptr()
-        struct = ARGUMENTS[_STRUCTS.get(node.name, node.name)]
+        struct = self.list.library.interface.kernels[_STRUCTS.get(node.name, node.name)]
         self.list.add(node.name, node.rows, struct(**arguments))
 
     def _plain(self, value: object) -> object:
@@ -125,20 +125,9 @@ class RecordedSteps:
 
 
 def assign_offsets(values: Sequence[Value], num_rows: Mapping[str, int]) -> int:
-    """First fit, largest values first: each takes the lowest offset where it overlaps no placed
-    value that is alive at the same time. Returns the bytes of all."""
-    placed: list[Value] = []
-    total = 0
-    for value in sorted(values, key=lambda v: -v.num_bytes(num_rows[v.rows])):
-        num_bytes, offset = value.num_bytes(num_rows[value.rows]), 0
-        for other in placed:
-            if value.first > other.last or other.first > value.last:
-                continue
-            if offset + num_bytes <= other.offset:
-                break
-            offset = max(offset, other.offset + other.num_bytes(num_rows[other.rows]))
+    """Give values that live together different places. Returns the bytes of all."""
+    lifetimes = [(v.num_bytes(num_rows[v.rows]), v.first, v.last) for v in values]
+    offsets, num_bytes = _native.assign_offsets(lifetimes)
+    for value, offset in zip(values, offsets, strict=True):
         value.offset = offset
-        total = max(total, offset + num_bytes)
-        placed.append(value)
-        placed.sort(key=lambda v: v.offset)
-    return total
+    return num_bytes

@@ -1,4 +1,4 @@
-"""A step as plain arrays, for recorders that execute in Python."""
+"""A step as plain arrays, for what executes in Python."""
 
 from __future__ import annotations
 
@@ -82,12 +82,3 @@ class StepArrays:
             adapter_num_rows=zero[: len(slots)] + 1,
             adapter_slots=slots,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """Per logit row: logits, the sampled id (-1: none), log-probability of it or of the target."""
-
-    logits: npt.NDArray[np.float64]
-    sampled_ids: IntArray
-    logprobs: npt.NDArray[np.float64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_char_p, c_int32, c_int64, c_void_p
+from ctypes import c_int32, c_void_p
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,50 +13,7 @@ from torch import Tensor
 
 from lmi_core.ops.kernels.cuda import library
 
-ROWS = {"T": 0, "L": 1}
-NODES = {
-    "copy_blocks": 0,
-    "embed": 1,
-    "gather_logit_rows": 2,
-    "rms_norm": 3,
-    "gated_activation": 4,
-    "rope_cache_write": 5,
-    "attention": 6,
-    "linear": 7,
-    "linear_packed": 8,
-    "sample": 9,
-    "quantize_rows": 10,
-    "linear_quantized": 11,
-}
-
-
-class _Sizes(ctypes.Structure):
-    _fields_ = [
-        ("device", c_int32),
-        ("max_tokens", c_int32),
-        ("max_seqs", c_int32),
-        ("max_logit_rows", c_int32),
-        ("max_copies", c_int32),
-        ("max_blocks_per_seq", c_int32),
-        ("block_size", c_int32),
-        ("max_top", c_int32),
-        ("num_attention_slots", c_int32),
-        ("split_tokens", c_int32),
-        ("scratch_block", c_int32),
-        ("num_misses", c_int32),
-        ("row_counts", c_void_p),
-        ("key_counts", c_void_p),
-        ("num_row_counts", c_int32),
-        ("num_key_counts", c_int32),
-    ]
-
-
-class _State(ctypes.Structure):
-    _fields_ = [
-        ("num_captured", c_int64),
-        ("num_replayed", c_int64),
-        ("capture_error", c_char_p),
-    ]
+_ROWS = {"T": "TOKEN_ROWS", "L": "LOGIT_ROWS"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +57,7 @@ class StepList:
         self.num_shapes = len(sizes.row_counts), len(sizes.key_counts)
         """Numbers of row counts and of key counts that decode steps are captured for."""
         counts = [(c_int32 * len(c))(*c) for c in (sizes.row_counts, sizes.key_counts)]
-        arguments = _Sizes(
+        arguments = self.library.interface.structs["StepSizes"](
             device=device.index or 0,
             row_counts=ctypes.addressof(counts[0]),
             key_counts=ctypes.addressof(counts[1]),
@@ -119,7 +76,9 @@ class StepList:
 
     def add(self, node: str, rows: Literal["T", "S", "L"], arguments: ctypes.Structure) -> None:
         """Append a node; what its arguments point to must outlive the list."""
-        self._call("add", self.address, NODES[node], ROWS[rows], ctypes.byref(arguments))
+        numbers = self.library.interface.numbers
+        kind = numbers[f"NODE_{node.upper()}"], numbers[_ROWS[rows]]
+        self._call("add", self.address, *kind, ctypes.byref(arguments))
 
     @property
     def num_bytes(self) -> int:
@@ -140,7 +99,7 @@ class StepList:
         self._call("capture", self.address, row_count_id, key_count_id)
 
     def state(self) -> StepListState:
-        state = _State()
+        state = self.library.interface.structs["StepListState"]()
         self._functions["state"](self.address, ctypes.byref(state))
         return StepListState(state.num_captured, state.num_replayed, state.capture_error.decode())
 

@@ -17,7 +17,6 @@ from lmi_core.weights.quantized.words import unpack_awq
 
 _NUM_BITS = 4
 _PER_WORD = 8
-_SYMMETRIC_ZERO = 8
 
 
 class Awq:
@@ -32,7 +31,6 @@ class Awq:
         if version.lower() != "gemm":
             raise settings.error("version", f"is {version!r}; gemm can be read")
         self._group_size = settings.group_size
-        self._has_zeros = settings.boolean("zero_point", True)
 
     def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
         num_outputs, num_inputs = shape
@@ -40,7 +38,7 @@ class Awq:
         num_words = -(-num_outputs // _PER_WORD)
         return (
             Part("qweight", ("I32",), (num_inputs, num_words)),
-            Part("qzeros", ("I32",), (num_groups, num_words), is_needed=self._has_zeros),
+            Part("qzeros", ("I32",), (num_groups, num_words)),
             Part("scales", FLOAT_DTYPES, (num_groups, num_outputs)),
         )
 
@@ -54,8 +52,6 @@ class Awq:
             return layer.floats(layer["scales"]).T
 
         def zeros() -> npt.NDArray[np.generic]:
-            if not layer.has("qzeros"):
-                return np.full_like(scales(), _SYMMETRIC_ZERO)
             return unpack_awq(layer.integers(layer["qzeros"]))[:num_outputs]
 
         groups = groups_in_order(num_inputs, self._group_size)

@@ -1,8 +1,9 @@
 """The integer layouts of compressed-tensors (TGI format reference, compressed-tensors).
 
-weight[n, k] = weight_scale[n, g] (q[n, k] - z[n, g]). ``int-quantized`` has q as it is, in int8;
-``pack-quantized`` has q and z with 2^(bits - 1) added, in words along k and along n. Activations
-get a scale per row, in int8 or not at all, whatever the checkpoint says of them.
+weight[n, k] = weight_scale[n, g] (q[n, k] - z[n, g]). ``int-quantized`` has q and z as they are, in
+int8; ``pack-quantized`` has them with 2^(bits - 1) added, in words along k and along n; so
+codes are kept. Activations get a scale per row, in int8 or not at all, whatever the checkpoint
+says of them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core.weights.formats import FloatArray
-from lmi_core.weights.integer_matrix import INT8_ZERO, IntegerMatrix
+from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.quantized.kept_codes import (
     Groups,
     StoredCodes,
@@ -54,7 +55,7 @@ class CompressedTensors:
             scale,
             Part(zero_suffix, ("I32",), words, is_needed=not scheme.is_symmetric),
             Part("weight_shape", ("I64", "I32"), (2,), is_needed=False),
-            Part("weight_g_idx", ("I32",), (num_inputs,), is_needed=scheme.is_reordered),
+            Part("weight_g_idx", ("I32",), (num_inputs,), is_needed=False),
         )
 
     def matrix(self, layer: LayerTensors) -> IntegerMatrix:
@@ -62,14 +63,15 @@ class CompressedTensors:
         num_outputs, num_inputs = layer.shape
         _check_shape(layer)
 
+        of_groups = (num_outputs, _num_groups(scheme, num_inputs))
+
         def scales() -> FloatArray:
             values = layer.floats(layer["weight_scale"])
-            shape = (num_outputs, _num_groups(scheme, num_inputs))
-            return np.broadcast_to(values, shape) if scheme.is_per_tensor else values
+            return np.broadcast_to(values, of_groups) if scheme.is_per_tensor else values
 
         def codes() -> npt.NDArray[np.uint8]:
             if scheme.format != PACKED:
-                return layer.integers(layer["weight"]).view(np.uint8) ^ np.uint8(INT8_ZERO)
+                return _from_signed(layer, scheme.num_bits)
             packed = unpack_rows(layer.integers(layer["weight_packed"]), scheme.num_bits)
             return np.ascontiguousarray(packed[:, :num_inputs])
 
@@ -79,12 +81,24 @@ class CompressedTensors:
                 return np.full_like(scales(), middle)
             stored = layer.integers(layer["weight_zero_point"])
             if scheme.format != PACKED:
-                return stored.astype(np.float32) + np.float32(middle)
+                signed = np.broadcast_to(stored, of_groups) if scheme.is_per_tensor else stored
+                return signed.astype(np.float32) + np.float32(middle)
             return unpack_columns(stored, scheme.num_bits).T[:num_outputs]
 
         groups, origin = _groups(scheme, layer)
         stored = StoredCodes(codes, scales, zeros, "weight_scale", "weight_zero_point")
         return keep_codes(layer, scheme.num_bits, groups, stored, origin)
+
+
+def _from_signed(layer: LayerTensors, num_bits: int) -> npt.NDArray[np.uint8]:
+    """Codes of whole numbers around zero; ModelError for numbers that ``num_bits`` can't hold."""
+    middle = 2 ** (num_bits - 1)
+    codes = layer.integers(layer["weight"]).view(np.uint8) + np.uint8(middle)
+    if codes.max(initial=0) >= 2 * middle:
+        raise layer.error(
+            "weight", f"holds numbers outside {-middle} to {middle - 1}; it is damaged"
+        )
+    return codes
 
 
 def _num_groups(scheme: WeightScheme, num_inputs: int) -> int:

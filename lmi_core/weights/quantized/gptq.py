@@ -23,6 +23,8 @@ from lmi_core.weights.quantized.words import unpack_columns, unpack_rows
 
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 """What zero points are more than what is stored."""
+_OF_A_LAYER = frozenset({"bits", "group_size", "desc_act"})
+_SKIPPED = "-:"
 
 
 class Gptq:
@@ -37,6 +39,7 @@ class Gptq:
         if version not in _ZERO_OFFSETS:
             known = " and ".join(_ZERO_OFFSETS)
             raise settings.error("checkpoint_format", f"is {version!r}; {known} can be read")
+        _check_dynamic(settings)
         self._zero_offset = _ZERO_OFFSETS[version]
         self._group_size = settings.group_size
         self._is_ordered = not settings.boolean("desc_act")
@@ -77,3 +80,17 @@ class Gptq:
 
     def _num_groups(self, num_inputs: int) -> int:
         return -(-num_inputs // (self._group_size or num_inputs))
+
+
+def _check_dynamic(settings: QuantizationSettings) -> None:
+    """Refuse layers with settings of their own, as GPTQModel writes them: patterns of names, each
+    with settings, or with none for layers left in floats, which their tensors tell anyway."""
+    rules = settings.values.get("dynamic")
+    for pattern, own in (rules if isinstance(rules, dict) else {}).items():
+        differs = sorted(_OF_A_LAYER & own.keys()) if isinstance(own, dict) else []
+        if differs and not pattern.startswith(_SKIPPED):
+            raise settings.error(
+                "dynamic",
+                f"gives the layers {pattern[:80]!r} {', '.join(differs)} of their own, which isn't "
+                "read; give a checkpoint with the same settings for all layers",
+            )

@@ -27,8 +27,11 @@ def is_in_fp8(settings: QuantizationSettings) -> bool:
 
 
 def objection(asked: str, settings: QuantizationSettings | None) -> str | None:
-    """Why a checkpoint with ``settings`` can't be served with quantize=``asked``; None: it can."""
+    """Why a checkpoint with ``settings`` can't be served with quantize=``asked``; None: it can, or
+    can't be read at all, whatever is asked."""
     method = "" if settings is None else settings.method
+    if settings is not None and method not in METHODS:
+        return None
     if asked in INTEGER_METHODS:
         if method in (asked, *_ALSO.get(asked, ())):
             return None

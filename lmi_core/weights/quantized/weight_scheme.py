@@ -29,8 +29,6 @@ class WeightScheme:
     """Inputs per scale; None: a scale per output, or one."""
     is_per_tensor: bool
     is_symmetric: bool
-    is_reordered: bool
-    """Groups aren't of neighbouring inputs."""
 
     def targets_layer(self, name: str) -> bool:
         """Whether a target names the layer itself, rather than every one."""
@@ -75,6 +73,10 @@ def _scheme(settings: QuantizationSettings, name: str, group: Any) -> WeightSche
     if strategy not in _STRATEGIES:
         known = ", ".join(_STRATEGIES)
         raise values.error("strategy", f"is {strategy!r}; {known} can be read")
+    if (order := weights.get("actorder")) not in _KEEPING_ORDER:
+        raise values.error(
+            "actorder", f"is {str(order)[:80]!r}: groups of inputs in another order can't be read"
+        )
     return WeightScheme(
         targets=_targets(settings, where, group),
         format=_format(settings, group),
@@ -82,7 +84,6 @@ def _scheme(settings: QuantizationSettings, name: str, group: Any) -> WeightSche
         group_size=values.group_size if strategy == "group" else None,
         is_per_tensor=strategy == "tensor",
         is_symmetric=values.boolean("symmetric", True),
-        is_reordered=weights.get("actorder") not in _KEEPING_ORDER,
     )
 
 

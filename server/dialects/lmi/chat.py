@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.base import Call, Plan, Renderer
@@ -15,8 +14,10 @@ from lmi_server.dialects.openai.chat_output import ChatLinesRenderer, ChatRender
 from lmi_server.dialects.openai.chat_schema import (
     ChatBody,
     chat_prompt,
+    chat_request,
     chat_sampling_params,
     decode_chat,
+    echoed_text,
     tools_of,
 )
 from lmi_server.dialects.openai.chat_tools import ChatTools
@@ -70,16 +71,15 @@ class LmiChats:
             )
         else:
             renderer = chat_renderer(chat, answer_id, params.n, release)
-        request = GenerationRequest(
-            request_id=call.request_id,
-            prompt=prompt,
-            add_special_tokens=False,
-            params=params,
-            adapter=adapter,
-        )
+        request = chat_request(call.request_id, chat, prompt, params, adapter)
         unknown = unknown_fields(call.body, (*chat.__struct_fields__, "adapters"))
         headers = report_unknown(call.request_id, unknown, "fields")
-        return Plan(requests=(request,), renderer=renderer, headers=headers)
+        return Plan(
+            requests=(request,),
+            renderer=renderer,
+            truncate_prompt_tokens=chat.truncate_prompt_tokens,
+            headers=headers,
+        )
 
 
 def _renderer(
@@ -96,10 +96,13 @@ def _renderer(
         num_choices=num_choices,
         logprobs=bool(chat.logprobs),
         usage=chat.includes_usage,
+        extras=chat.extras,
         compact=False,
         error=error_body,
     )
+    before = echoed_text(chat)
     if not chat.stream:
-        return ChatRenderer(answer, tools)
+        return ChatRenderer(answer, tools, before=before)
     accepts_events = "text/event-stream" in call.headers.get("accept", "")
-    return (ChatSseRenderer if accepts_events else ChatLinesRenderer)(answer, tools)
+    kind = ChatSseRenderer if accepts_events else ChatLinesRenderer
+    return kind(answer, tools, before=before)

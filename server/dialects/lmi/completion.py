@@ -5,7 +5,10 @@ As with chats there, streams are lines unless the client accepts events.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lmi_core.errors import UserError
+from lmi_core.text.infill import InfillForm
 from lmi_server.dialects.base import Call, Plan, Renderer
 from lmi_server.dialects.lmi.adapters import LmiAdapters
 from lmi_server.dialects.lmi.output import error_body
@@ -21,17 +24,25 @@ from lmi_server.dialects.openai.completion_schema import (
     completion_sampling_params,
     decode_completion,
     prompts_of,
+    with_suffix,
 )
 from lmi_server.dialects.openai.output import Answer
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 
 
-def parse_completion(call: Call, given: LmiBody, model_name: str, adapters: LmiAdapters) -> Plan:
+def parse_completion(
+    call: Call,
+    given: LmiBody,
+    model_name: str,
+    adapters: LmiAdapters,
+    infill: Callable[[], InfillForm | None],
+) -> Plan:
     """``given``: the call's body, decoded as far as all of LMI's are. Raises UserError naming the
     field at fault."""
     body = decode_completion(call.body)
     adapter = adapters.of_call(given.adapters, call, body.model)
     prompts = prompts_of(body)
+    whole = with_suffix(prompts, body.suffix, infill)
     params = completion_sampling_params(body)
     answer = Answer(
         id=f"cmpl-{call.request_id}",
@@ -41,6 +52,7 @@ def parse_completion(call: Call, given: LmiBody, model_name: str, adapters: LmiA
         num_prompts=len(prompts),
         logprobs=body.logprobs is not None,
         usage=body.includes_usage,
+        extras=body.extras,
         compact=False,
     )
     echo = None
@@ -59,7 +71,7 @@ def parse_completion(call: Call, given: LmiBody, model_name: str, adapters: LmiA
         renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
     unknown = unknown_fields(call.body, (*body.__struct_fields__, "adapters"))
     return Plan(
-        requests=completion_requests(call.request_id, body, prompts, params, adapter),
+        requests=completion_requests(call.request_id, body, whole, params, adapter),
         renderer=renderer,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         headers=report_unknown(call.request_id, unknown, "fields"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
+from lmi_core.text.infill import infill_form
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.lmi.custom_code_calls import CustomCodeCalls
 from lmi_server.dialects.lmi.formatting import FormattingBackend
@@ -61,7 +62,11 @@ _ERRORS = ErrorForm(
 def lmi_dialect(service: Service) -> Dialect:
     options = service.options
     protocol = LmiProtocol(
-        options.model_name, options.lmi, options.chat_template, service.adapter_names
+        options.model_name,
+        options.lmi,
+        options.chat_template,
+        service.adapter_names,
+        lambda: infill_form(service.backend.tokenizer.token_id),
     )
     inference = InferenceHandler(service, protocol).handle
 

@@ -21,6 +21,7 @@ import msgspec
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_core.text.chat import ChatTemplate
+from lmi_core.text.infill import InfillForm
 from lmi_server.dialects.base import (
     AdapterNames,
     Call,
@@ -118,9 +119,11 @@ class LmiProtocol(Protocol):
         options: LmiOptions | None = None,
         chat_template: ChatTemplate | None = None,
         adapters: AdapterNames | None = None,
+        infill: Callable[[], InfillForm | None] = lambda: None,
     ) -> None:
-        """``adapters``: None: LoRA is not enabled."""
+        """``adapters``: None: LoRA is not enabled; ``infill``: as ``OpenAIProtocol`` has it."""
         self._model_name = model_name
+        self._infill = infill
         self._options = options or LmiOptions()
         self._release = self._options.release or Release.V0_29
         self._adapters = LmiAdapters(adapters, self._options.release)
@@ -131,7 +134,7 @@ class LmiProtocol(Protocol):
         if body.messages is not None:
             return self._chats.parse(call, body)
         if body.prompt is not None and body.inputs is None and self._options.release is None:
-            return parse_completion(call, body, self._model_name, self._adapters)
+            return parse_completion(call, body, self._model_name, self._adapters, self._infill)
         prompts = _prompts(body)
         known, later = split_parameters(body.parameters or {}, self._release)
         parameters, unknown = decode_parameters(known)

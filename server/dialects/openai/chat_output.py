@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring as quote
 from typing import Any
 
-from lmi_core.engine.outputs import FinishReason, TokenEvent, TokenLogprob
+from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.tools.calls import CallArguments, CallStart, Content, Piece, ToolCallParser
 from lmi_server.dialects.base import Renderer
 from lmi_server.dialects.openai.chat_tools import ChatTools
@@ -28,10 +28,12 @@ from lmi_server.dialects.openai.output import (
 class _Choice:
     """One choice's message as it grows."""
 
-    def __init__(self, tools: ChatTools | None) -> None:
+    def __init__(self, tools: ChatTools | None, before: str = "") -> None:
+        """``before``: what the content begins with that the model didn't write."""
+        self.token_ids: list[int] = []
         self.logprobs: list[dict[str, Any]] = []
         self.finish_reason: str | None = None
-        self._texts: list[str] = []
+        self._texts = [before] if before else []
         self._calls: list[tuple[str, list[str]]] = []
         self._parser = None if tools is None else tools.parser()
 
@@ -70,34 +72,45 @@ class ChatRenderer(Renderer):
     streams = False
     content_type = "application/json"
 
-    def __init__(self, answer: Answer, tools: ChatTools | None = None) -> None:
+    def __init__(self, answer: Answer, tools: ChatTools | None = None, *, before: str = "") -> None:
+        """``before``: what every choice's content begins with that the model didn't write."""
         self._answer = answer
-        self._choices = [_Choice(tools) for _ in range(answer.num_choices)]
+        self._choices = [_Choice(tools, before) for _ in range(answer.num_choices)]
         self._usage = Usage()
+        self._prompt: Sequence[PromptToken] | None = None
 
     def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
         for event in events:
+            if event.prompt is not None:
+                self._prompt = event.prompt
+                continue
             choice = self._choices[event.choice]
             self._usage.add(event)
             choice.add(event)
+            if event.token_id >= 0:
+                choice.token_ids.append(event.token_id)
             if self._answer.logprobs:
-                choice.logprobs.append(_logprob(event))
+                choice.logprobs.append(_logprob(event, self._answer))
         return b""
 
     def finish(self) -> bytes:
-        choices = [
-            {
-                "index": index,
-                "message": choice.message(),
-                "logprobs": {"content": choice.logprobs} if self._answer.logprobs else None,
-                "finish_reason": choice.finish_reason,
-            }
-            for index, choice in enumerate(self._choices)
-        ]
+        choices = [self._object(*numbered) for numbered in enumerate(self._choices)]
         head = self._answer.head("chat.completion")
+        prompt = self._answer.prompt_fields(self._prompt)
         return self._answer.dumps(
-            {**head, "choices": choices, "usage": self._usage.render()}
+            {**head, "choices": choices, "usage": self._usage.render(), **prompt}
         ).encode()
+
+    def _object(self, index: int, choice: _Choice) -> dict[str, Any]:
+        shown = {
+            "index": index,
+            "message": choice.message(),
+            "logprobs": {"content": choice.logprobs} if self._answer.logprobs else None,
+            "finish_reason": choice.finish_reason,
+        }
+        if self._answer.extras.token_ids:
+            shown["token_ids"] = choice.token_ids
+        return shown
 
     def error(self, error: Exception) -> bytes:
         return self._answer.error(error)
@@ -113,8 +126,14 @@ class ChatLinesRenderer(Renderer):
     streams = True
     content_type = "application/jsonlines"
 
-    def __init__(self, answer: Answer, tools: ChatTools | None = None) -> None:
+    def __init__(self, answer: Answer, tools: ChatTools | None = None, *, before: str = "") -> None:
+        """``before``: what every choice's content begins with that the model didn't write."""
         self._answer = answer
+        self._before = before
+        self._prompt: Sequence[PromptToken] | None = None
+        self._is_plain = not (
+            answer.logprobs or answer.extras.token_ids or answer.extras.usage_in_chunks
+        )
         self._has_begun = [False] * answer.num_choices
         self._usage = Usage()
         self._parsers = [tools.parser() for _ in range(answer.num_choices)] if tools else []
@@ -126,6 +145,9 @@ class ChatLinesRenderer(Renderer):
     def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
         frames = []
         for event in events:
+            if event.prompt is not None:
+                self._prompt = event.prompt
+                continue
             self._usage.add(event)
             if self._parsers:
                 frames += [self._frame(chunk) for chunk in self._tool_chunks(event)]
@@ -148,8 +170,9 @@ class ChatLinesRenderer(Renderer):
     def _chunk(self, event: TokenEvent) -> str:
         if not self._has_begun[event.choice]:
             self._has_begun[event.choice] = True
-            delta: dict[str, Any] = {"role": "assistant", "content": event.text}
-        elif event.finish_reason is None and not self._answer.logprobs:
+            text = self._before + event.text
+            delta: dict[str, Any] = {"role": "assistant", "content": text}
+        elif event.finish_reason is None and self._is_plain:
             if not event.text:  # half a character, or the beginning of a stop string
                 return ""
             before, after = self._templates[event.choice]
@@ -167,11 +190,12 @@ class ChatLinesRenderer(Renderer):
         finish = None
         if event.finish_reason is not None:
             finish = chat_finish_word(event.finish_reason, parser.num_calls > 0)
-        if finish is not None or (self._answer.logprobs and not deltas):
+        if finish is not None or not (self._is_plain or deltas):
             deltas.append({})
         if deltas and not self._has_begun[event.choice]:
             self._has_begun[event.choice] = True
-            deltas[0] = {"role": "assistant", "content": None, **deltas[0]}
+            content = self._before + (deltas[0].get("content") or "")
+            deltas[0] = {"role": "assistant", **deltas[0], "content": content or None}
         last = len(deltas) - 1
         return [
             self._answer.dumps(
@@ -193,17 +217,24 @@ class ChatLinesRenderer(Renderer):
         finish: str | None = None,
     ) -> dict[str, Any]:
         """``event``: whose log-probability to report, if asked for."""
-        has_logprobs = event is not None and event.token_id >= 0 and self._answer.logprobs
-        chunk: dict[str, Any] = self._answer.head("chat.completion.chunk")
-        chunk["choices"] = [
-            {
-                "index": choice,
-                "delta": delta,
-                "logprobs": {"content": [_logprob(event)]} if has_logprobs and event else None,
-                "finish_reason": finish,
-            }
-        ]
-        if self._answer.usage:
+        answer, extras = self._answer, self._answer.extras
+        told = None if event is None or event.token_id < 0 else event
+        shown: dict[str, Any] = {
+            "index": choice,
+            "delta": delta,
+            "logprobs": {"content": [_logprob(told, answer)]} if answer.logprobs and told else None,
+            "finish_reason": finish,
+        }
+        chunk: dict[str, Any] = answer.head("chat.completion.chunk")
+        chunk["choices"] = [shown]
+        if extras.token_ids:
+            shown["token_ids"] = [told.token_id] if told else []
+            if self._prompt is not None:
+                chunk |= answer.prompt_fields(self._prompt)
+                self._prompt = None
+        if extras.usage_in_chunks:
+            chunk["usage"] = self._usage.render()
+        elif answer.usage:
             chunk["usage"] = None
         return chunk
 
@@ -226,13 +257,17 @@ class ChatSseRenderer(ChatLinesRenderer):
         return f"data: {chunk}\n\n"
 
 
-def _logprob(event: TokenEvent) -> dict[str, Any]:
-    return {**_entry(event), "top_logprobs": [_entry(token) for token in event.top]}
+def _logprob(event: TokenEvent, answer: Answer) -> dict[str, Any]:
+    top = [_entry(token, answer) for token in event.top]
+    return {**_entry(event, answer), "top_logprobs": top}
 
 
-def _entry(token: TokenEvent | TokenLogprob) -> dict[str, Any]:
-    text = token_text(token)
-    return {"token": text, "logprob": finite(token.logprob), "bytes": list(text.encode())}
+def _entry(token: TokenEvent | TokenLogprob, answer: Answer) -> dict[str, Any]:
+    return {
+        "token": answer.token_name(token),
+        "logprob": finite(token.logprob),
+        "bytes": list(token_text(token).encode()),
+    }
 
 
 def pieces_of(parser: ToolCallParser, event: TokenEvent) -> list[Piece]:

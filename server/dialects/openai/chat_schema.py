@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
@@ -67,10 +68,10 @@ def decode_chat(body: bytes) -> ChatBody:
             field="best_of",
         )
     check_range("max_completion_tokens", chat.max_completion_tokens, 0, None)
-    check_range("top_logprobs", chat.top_logprobs, 0, _TOP_LOGPROBS_MAX)
+    check_range("top_logprobs", chat.top_logprobs, -1, _TOP_LOGPROBS_MAX)
     if chat.functions:
         raise unavailable("functions")
-    for name in ("audio", "web_search_options", "echo", "chat_template"):
+    for name in ("audio", "web_search_options", "chat_template"):
         if getattr(chat, name):
             raise unavailable(name)
     if chat.modalities not in (None, [], ["text"]):
@@ -124,10 +125,35 @@ def tools_of(chat: ChatBody, template: ChatTemplate | None) -> ChatTools | None:
     return tools
 
 
+def echoed_text(chat: ChatBody) -> str:
+    """With ``echo``, the text of the last message if the answer goes on with it: as vLLM has it,
+    where both are the assistant's."""
+    if not chat.echo:
+        return ""
+    last = _plain_message(len(chat.messages) - 1, chat.messages[-1])
+    goes_on = chat.add_generation_prompt is False or last["role"] == "assistant"
+    return str(last["content"]) if goes_on else ""
+
+
 def chat_prompt(chat: ChatBody, template: ChatTemplate) -> str:
     """The prompt that the messages and tools make."""
     return render_with_tools(
         template, plain_messages(chat.messages), tools_of(chat, template), template_arguments(chat)
+    )
+
+
+def chat_request(
+    request_id: str, chat: ChatBody, prompt: str, params: SamplingParams, adapter: str
+) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=request_id,
+        prompt=prompt,
+        add_special_tokens=bool(chat.add_special_tokens),
+        params=params,
+        priority=chat.priority or 0,
+        cache_salt=chat.cache_salt or "",
+        echo=chat.shows_prompt,
+        adapter=adapter,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring as quote
 from typing import Any
@@ -16,7 +16,6 @@ from lmi_server.dialects.openai.output import (
     Usage,
     finish_word,
     finite,
-    token_text,
 )
 
 _KIND = "text_completion"
@@ -40,9 +39,14 @@ class _Logprobs:
     top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
     text_offset: list[int] = field(default_factory=list)
 
-    def add(self, token: TokenEvent | PromptToken, logprob: float | None, offset: int) -> None:
-        text = token_text(token)
-        self.tokens.append(text)
+    def add(
+        self,
+        token: TokenEvent | PromptToken,
+        logprob: float | None,
+        offset: int,
+        name_of: Callable[[TokenEvent | PromptToken | TokenLogprob], str],
+    ) -> None:
+        self.tokens.append(name_of(token))
         self.token_logprobs.append(logprob)
         self.text_offset.append(offset)
         if logprob is None:
@@ -52,7 +56,7 @@ class _Logprobs:
         ranked: list[TokenLogprob | TokenEvent | PromptToken] = [*token.top, token]
         top: dict[str, float] = {}
         for entry in ranked:
-            top.setdefault(token_text(entry), finite(entry.logprob))
+            top.setdefault(name_of(entry), finite(entry.logprob))
         self.top_logprobs.append(top)
 
     def render(self) -> dict[str, Any]:
@@ -67,10 +71,24 @@ class _Logprobs:
 class _Choice:
     """Text and log-probabilities that are to be sent: all of them, or a chunk's."""
 
-    __slots__ = ("finish_reason", "has_begun", "likelihood", "logprobs", "num_chars", "texts")
+    __slots__ = (
+        "finish_reason",
+        "has_begun",
+        "likelihood",
+        "logprobs",
+        "num_chars",
+        "prompt",
+        "tells_prompt",
+        "texts",
+        "token_ids",
+    )
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.prompt: tuple[PromptToken, ...] | None = None
+        self.tells_prompt = True
+        """Nothing was said of its prompt yet."""
         self.logprobs = _Logprobs()
         self.likelihood = Likelihood()
         self.num_chars = 0
@@ -107,8 +125,9 @@ class _Collector:
         choice = self.candidates[number]
         if not choice.has_begun:
             choice.has_begun = True
+            choice.prompt = self._prompts.get(index)
             if self.echo is not None:
-                self._begin_with_prompt(choice, self.echo.prompts[index], index)
+                self._begin_with_prompt(choice, self.echo.prompts[index])
         if event.finish_reason is not None:
             choice.finish_reason = finish_word(event.finish_reason)
         self.usage.add(event)
@@ -118,16 +137,19 @@ class _Collector:
             choice.finish_reason = "length"
             return number
         if self.answer.logprobs and event.token_id >= 0:
-            choice.logprobs.add(event, finite(event.logprob), choice.num_chars)
+            name_of = self.answer.token_name
+            choice.logprobs.add(event, finite(event.logprob), choice.num_chars, name_of)
+        if event.token_id >= 0:
+            choice.token_ids.append(event.token_id)
         choice.add_text(event.text)
         return number
 
-    def _begin_with_prompt(self, choice: _Choice, prompt: str, index: int) -> None:
+    def _begin_with_prompt(self, choice: _Choice, prompt: str) -> None:
         choice.add_text(prompt)
         offset = 0
         if self.answer.logprobs:
-            for token in self._prompts.get(index, ()):
-                choice.logprobs.add(token, token.logprob, offset)
+            for token in choice.prompt or ():
+                choice.logprobs.add(token, token.logprob, offset, self.answer.token_name)
                 offset += len(token.text)
 
     def choices(self) -> list[_Choice]:
@@ -144,12 +166,18 @@ class _Collector:
     def object(self, number: int, choice: _Choice) -> dict[str, Any]:
         """What is to be sent of a choice."""
         text, logprobs = choice.take()
-        return {
+        shown = {
             "index": number,
             "text": text,
             "logprobs": logprobs.render() if self.answer.logprobs else None,
             "finish_reason": choice.finish_reason,
         }
+        if self.answer.extras.token_ids:
+            shown["token_ids"], choice.token_ids = choice.token_ids, []
+        if choice.tells_prompt:
+            choice.tells_prompt = False
+            shown |= self.answer.prompt_fields(choice.prompt)
+        return shown
 
 
 class CompletionRenderer(Renderer):
@@ -197,7 +225,8 @@ class CompletionLinesRenderer(Renderer):
         self._answer = answer
         self._collector = _Collector(answer, echo, answer.num_choices)
         self._usage = self._collector.usage
-        self._is_plain = not answer.logprobs and echo is None
+        extras = answer.extras
+        self._is_plain = not (answer.logprobs or echo or extras.token_ids or extras.usage_in_chunks)
         self._templates = [
             self._template(number) for number in range(answer.num_prompts * answer.num_choices)
         ]
@@ -239,7 +268,9 @@ class CompletionLinesRenderer(Renderer):
         self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         chunk = {**self._answer.head(_KIND), "choices": choices}
-        if self._answer.usage:
+        if self._answer.extras.usage_in_chunks:
+            chunk["usage"] = self._usage.render()
+        elif self._answer.usage:
             chunk["usage"] = usage
         return chunk
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
+from lmi_core.text.infill import InfillForm
 from lmi_server.dialects.decode import decode_json
 from lmi_server.dialects.openai.schema import (
     OpenAIBody,
     check_common,
     check_range,
     common_sampling_params,
-    unavailable,
 )
 
 Prompt = str | tuple[int, ...]
@@ -43,15 +45,13 @@ def decode_completion(body: bytes) -> CompletionBody:
     """Decode and check; UserError names the field at fault."""
     completion = decode_json(_BODY, body)
     check_common(completion)
-    check_range("logprobs", completion.logprobs, 0, None)
+    check_range("logprobs", completion.logprobs, -1, None)
     if completion.stream and completion.num_candidates > completion.num_choices:
         raise UserError(
             f"best_of is {completion.best_of} and n is {completion.num_choices}; the best are "
             "known when all have ended, so they can't be streamed: leave out best_of or stream",
             field="best_of",
         )
-    if completion.suffix:
-        raise unavailable("suffix")
     if completion.max_tokens == 0 and not completion.echo:
         raise UserError("max_tokens must be at least 1, got 0 without echo", field="max_tokens")
     return completion
@@ -63,7 +63,10 @@ def prompts_of(completion: CompletionBody) -> tuple[Prompt, ...]:
     if isinstance(given, str):
         return (given,)
     if not given:
-        raise UserError("prompt is empty; send a string or a list of token ids", field="prompt")
+        raise UserError(
+            "prompt must be provided and non-empty: send a string or a list of token ids",
+            field="prompt",
+        )
     if all(isinstance(item, int) for item in given):
         return (_token_ids(given, "prompt"),)
     if len(given) > _MAX_PROMPTS:
@@ -80,6 +83,24 @@ def prompts_of(completion: CompletionBody) -> tuple[Prompt, ...]:
             )
         prompts.append(item if isinstance(item, str) else _token_ids(item, f"prompt[{index}]"))
     return tuple(prompts)
+
+
+def with_suffix(
+    prompts: tuple[Prompt, ...], suffix: str | None, form: Callable[[], InfillForm | None]
+) -> tuple[Prompt, ...]:
+    """The prompts for a text that ``suffix`` comes after, in the model's own form."""
+    if not suffix:
+        return prompts
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise UserError("suffix needs the prompt as text, not token ids", field="suffix")
+    infill = form()
+    if infill is None:
+        raise UserError(
+            "suffix is for models that were taught to fill in text, and this model has no tokens "
+            "for that; leave suffix out",
+            field="suffix",
+        )
+    return tuple(infill.prompt(str(prompt), suffix) for prompt in prompts)
 
 
 def completion_sampling_params(completion: CompletionBody) -> SamplingParams:
@@ -111,7 +132,7 @@ def completion_requests(
             params=params,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
-            echo=bool(body.echo) and params.prompt_logprobs is not None,
+            echo=(bool(body.echo) and params.prompt_logprobs is not None) or body.shows_prompt,
             adapter=adapter,
         )
         for i, prompt in enumerate(prompts)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from lmi_core.text.infill import infill_form
 from lmi_server.dialects.base import no_adapters
 from lmi_server.dialects.lmi.custom_code_calls import CustomCodeCalls
 from lmi_server.dialects.openai.chat_schema import ChatBody
@@ -63,6 +64,7 @@ def openai_dialect(service: Service) -> Dialect:
         options.model_name,
         options.chat_template,
         decode=backend.decode,
+        infill=lambda: infill_form(backend.tokenizer.token_id),
         adapters=service.adapter_names or no_adapters,
     )
     models = ModelsHandler(service)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from lmi_core.errors import CapacityError, UserError
+from lmi_core.errors import CapacityError, ContextLengthError, UserError
 from lmi_server.dialects.base import HttpError, Reply
 
 _INVALID = "invalid_request_error"
@@ -41,9 +41,18 @@ def error_body(error: Exception) -> bytes:
         "message": str(error),
         "type": _KINDS.get(status) or ("server_error" if status >= 500 else _INVALID),
         "param": error.field if isinstance(error, UserError) else None,
-        "code": "model_not_found" if isinstance(error, ModelNotFound) else _CODES.get(status),
+        "code": _code(error, status),
     }
     return json.dumps({"error": body}, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _code(error: Exception, status: int) -> str | None:
+    match error:
+        case ModelNotFound():
+            return "model_not_found"
+        case ContextLengthError():
+            return "context_length_exceeded"
+    return _CODES.get(status)
 
 
 def _status(error: Exception) -> int:

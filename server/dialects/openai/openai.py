@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
+from lmi_core.text.infill import InfillForm
 from lmi_server.dialects.base import (
     AdapterNames,
     Call,
@@ -25,8 +26,10 @@ from lmi_server.dialects.openai.chat_output import ChatRenderer, ChatSseRenderer
 from lmi_server.dialects.openai.chat_schema import (
     ChatBody,
     chat_prompt,
+    chat_request,
     chat_sampling_params,
     decode_chat,
+    echoed_text,
     tools_of,
 )
 from lmi_server.dialects.openai.completion_output import (
@@ -39,6 +42,7 @@ from lmi_server.dialects.openai.completion_schema import (
     completion_sampling_params,
     decode_completion,
     prompts_of,
+    with_suffix,
 )
 from lmi_server.dialects.openai.errors import ModelNotFound, error_body, openai_error
 from lmi_server.dialects.openai.output import Answer
@@ -59,12 +63,15 @@ class OpenAIProtocol(Protocol):
         chat_template: ChatTemplate | None = None,
         *,
         decode: Decode,
+        infill: Callable[[], InfillForm | None] = lambda: None,
         adapters: AdapterNames = no_adapters,
     ) -> None:
-        """``decode``: the text of token ids, for prompts that come as ids and are echoed."""
+        """``decode``: the text of token ids, for prompts that come as ids and are echoed;
+        ``infill``: the model's form of prompts with a suffix."""
         self._model_name = model_name
         self._chat_template = chat_template
         self._decode = decode
+        self._infill = infill
         self._adapters = adapters
 
     def parse(self, call: Call) -> Plan:
@@ -88,7 +95,8 @@ class OpenAIProtocol(Protocol):
             renderer = CompletionSseRenderer(answer, echo)
         else:
             renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
-        requests = completion_requests(call.request_id, body, prompts, params, adapter)
+        whole = with_suffix(prompts, body.suffix, self._infill)
+        requests = completion_requests(call.request_id, body, whole, params, adapter)
         return _plan(call, body, requests, renderer)
 
     def parse_chat(self, call: Call) -> Plan:
@@ -100,17 +108,10 @@ class OpenAIProtocol(Protocol):
         tools = tools_of(body, self._chat_template)
         params = chat_sampling_params(body, tools)
         answer = self._answer(f"chatcmpl-{call.request_id}", body, 1, params.logprobs)
-        renderer: Renderer = (ChatSseRenderer if body.stream else ChatRenderer)(answer, tools)
-        request = GenerationRequest(
-            request_id=call.request_id,
-            prompt=self.render_chat(body),
-            add_special_tokens=bool(body.add_special_tokens),
-            params=params,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-            adapter=adapter,
-        )
-        return _plan(call, body, (request,), renderer)
+        kind = ChatSseRenderer if body.stream else ChatRenderer
+        renderer: Renderer = kind(answer, tools, before=echoed_text(body))
+        request = chat_request(call.request_id, body, self.render_chat(body), params, adapter)
+        return _plan(call, body, (request,), renderer, prompt_field="messages")
 
     def render_chat(self, body: ChatBody) -> str:
         """The prompt of a chat; UserError when the model has no template."""
@@ -146,11 +147,17 @@ class OpenAIProtocol(Protocol):
             num_prompts=num_prompts,
             logprobs=logprobs is not None,
             usage=body.includes_usage,
+            extras=body.extras,
+            has_prompt_logprobs=not body.stream,
         )
 
 
 def _plan(
-    call: Call, body: OpenAIBody, requests: tuple[GenerationRequest, ...], renderer: Renderer
+    call: Call,
+    body: OpenAIBody,
+    requests: tuple[GenerationRequest, ...],
+    renderer: Renderer,
+    prompt_field: str = "prompt",
 ) -> Plan:
     if body.stream_options is not None and not body.stream:
         raise UserError("stream_options needs stream: true", field="stream_options")
@@ -161,6 +168,7 @@ def _plan(
         requests=requests,
         renderer=renderer,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
+        prompt_field=prompt_field,
         headers=headers,
     )
 

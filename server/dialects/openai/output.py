@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,20 @@ _FINISH = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LEN
 _LEAST_LOGPROB = -9999.0
 TEXT = "TEXT"
 """Stands in an object for the text that each frame fills in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What open servers add to OpenAI's objects where a request asks for it."""
+
+    token_ids: bool = False
+    """Choices name the ids of their tokens, and once those of the prompt."""
+    tokens_as_ids: bool = False
+    """Log-probabilities call tokens ``token_id:`` and the id, since texts may be ambiguous."""
+    prompt_logprobs: int | None = None
+    """Per prompt token its own log-probability and so many of the likeliest; -1: all reported."""
+    usage_in_chunks: bool = False
+    """Every chunk has the counts so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +45,31 @@ class Answer:
     logprobs: bool = False
     usage: bool = False
     """Streams end with an object with the counts."""
+    extras: Extras = field(default_factory=Extras)
+    has_prompt_logprobs: bool = False
+    """Whole answers have the field ``prompt_logprobs``, null if it wasn't asked for."""
     compact: bool = True
     """JSON without blanks, as OpenAI writes it; LMI writes Python's."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def token_name(self, token: TokenEvent | PromptToken | TokenLogprob) -> str:
+        """What log-probabilities call a token."""
+        return f"token_id:{token.token_id}" if self.extras.tokens_as_ids else token_text(token)
+
+    def prompt_fields(self, prompt: Sequence[PromptToken] | None) -> dict[str, Any]:
+        """What a whole answer says of the tokens of a prompt, as far as it was asked for."""
+        fields: dict[str, Any] = {}
+        if self.extras.token_ids:
+            fields["prompt_token_ids"] = [token.token_id for token in prompt or ()]
+        num_top = self.extras.prompt_logprobs
+        if num_top is not None:
+            fields["prompt_logprobs"] = [_prompt_scores(token, num_top) for token in prompt or ()]
+        elif self.has_prompt_logprobs:
+            fields["prompt_logprobs"] = None
+        return fields
 
     def dumps(self, value: object) -> str:
         return json.dumps(
@@ -71,6 +104,21 @@ class Usage:
             "total_tokens": self.num_prompt_tokens + self.num_generated_tokens,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
+
+
+def _prompt_scores(token: PromptToken, num_top: int) -> dict[str, Any] | None:
+    """vLLM's form: by token id, the likeliest first, the token itself among them; None for the
+    first token. The rank of a token that isn't among the likeliest isn't known."""
+    if token.logprob is None:
+        return None
+    top = token.top if num_top < 0 else token.top[:num_top]
+    scores = {str(entry.token_id): _score(entry, rank) for rank, entry in enumerate(top, start=1)}
+    ranks = [rank for rank, entry in enumerate(token.top, 1) if entry.token_id == token.token_id]
+    return {str(token.token_id): _score(token, ranks[0] if ranks else None)} | scores
+
+
+def _score(token: PromptToken | TokenLogprob, rank: int | None) -> dict[str, Any]:
+    return {"logprob": finite(token.logprob), "rank": rank, "decoded_token": token.text}
 
 
 def finish_word(reason: FinishReason) -> str:

@@ -15,14 +15,18 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
 from lmi_server.dialects.grammar_fields import GUIDED_FIELDS, grammar_of
+from lmi_server.dialects.openai.output import Extras
 
 _TEMPERATURE_MAX = 2.0
 _NUM_CHOICES_MAX = 128
 _SEED_BITS = 64
+_MAX_NAMED = 16
+"""Of the keys at fault, so many are named."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +59,10 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: int | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    prompt_logprobs: int | None = None
+    allowed_token_ids: list[int] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -66,9 +74,7 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     # Parsed so that they can be refused: their mechanism isn't there.
     use_beam_search: bool | None = None
     length_penalty: float | None = None
-    prompt_logprobs: int | None = None
     bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
     logits_processors: list[Any] | None = None
     watermark: bool | None = None
     num_beams: int | None = None
@@ -88,13 +94,29 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     def includes_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def extras(self) -> Extras:
+        """What the answer has besides OpenAI's fields."""
+        options = self.stream_options
+        return Extras(
+            token_ids=bool(self.return_token_ids),
+            tokens_as_ids=bool(self.return_tokens_as_token_ids),
+            prompt_logprobs=self.prompt_logprobs,
+            usage_in_chunks=bool(
+                options and options.include_usage and options.continuous_usage_stats
+            ),
+        )
+
+    @property
+    def shows_prompt(self) -> bool:
+        """Whether the answer says something of the prompt's tokens."""
+        return bool(self.return_token_ids) or self.prompt_logprobs is not None
+
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
-    "prompt_logprobs": (),
     "bad_words": ([],),
-    "allowed_token_ids": (),
     "logits_processors": ([],),
     "watermark": (False,),
     "num_beams": (1,),
@@ -120,7 +142,24 @@ def check_common(body: OpenAIBody) -> None:
     check_range("temperature", body.temperature, 0.0, _TEMPERATURE_MAX)
     check_range("presence_penalty", body.presence_penalty, -2.0, 2.0)
     check_range("frequency_penalty", body.frequency_penalty, -2.0, 2.0)
-    check_range("truncate_prompt_tokens", body.truncate_prompt_tokens, 1, None)
+    check_range("truncate_prompt_tokens", body.truncate_prompt_tokens, -1, None)
+    if body.truncate_prompt_tokens == 0:
+        raise UserError(
+            "truncate_prompt_tokens must be at least 1, or -1 for as many as fit, got 0",
+            field="truncate_prompt_tokens",
+        )
+    check_range("prompt_logprobs", body.prompt_logprobs, -1, None)
+    if body.prompt_logprobs is not None and body.stream:
+        raise UserError(
+            "prompt_logprobs are not available when stream is true; leave one of them out",
+            field="prompt_logprobs",
+        )
+    if body.allowed_token_ids is not None and not body.allowed_token_ids:
+        raise UserError(
+            "allowed_token_ids is empty; name at least one token id, or leave it out",
+            field="allowed_token_ids",
+        )
+    check_range("seed", body.seed, -(2**63), 2**_SEED_BITS - 1)
     for bias in (body.logit_bias or {}).values():
         check_range("logit_bias value", bias, -100.0, 100.0, field="logit_bias")
 
@@ -152,12 +191,15 @@ def common_sampling_params(
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
+        prompt_logprobs=_most(prompt_logprobs, body.prompt_logprobs),
         logit_bias=_logit_bias(body.logit_bias or {}),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         skip_special_tokens=True if skip_special_tokens is None else skip_special_tokens,
+        allowed_token_ids=None
+        if body.allowed_token_ids is None
+        else tuple(sorted(set(body.allowed_token_ids))),
         grammar=requested_grammar(body),
     )
 
@@ -181,14 +223,32 @@ def check_range(
 ) -> None:
     if value is None or (value >= low and (high is None or value <= high)):
         return
-    allowed = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+    allowed = f"at least {_number(low)}"
+    if high is not None:
+        allowed = f"between {_number(low)} and {_number(high)}"
     raise UserError(f"{name} must be {allowed}, got {str(value)[:40]}", field=field or name)
 
 
+def _most(*counts: int | None) -> int | None:
+    """The largest of those that were asked for; -1 stands for all there are."""
+    asked = [count for count in counts if count is not None]
+    return None if not asked else -1 if -1 in asked else max(asked)
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
 def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    for name in biases:
-        if not (name.isascii() and name.isdecimal()) or len(name) > 10:
-            raise UserError(
-                f"logit_bias has the key {name[:40]!r}; keys are token ids", field="logit_bias"
-            )
+    wrong = [
+        repr(name[:40])
+        for name in biases
+        if not (name.isascii() and name.isdecimal()) or len(name) > 10
+    ]
+    if wrong:
+        more = f" and {len(wrong) - _MAX_NAMED} more" if len(wrong) > _MAX_NAMED else ""
+        raise UserError(
+            f"logit_bias has the keys {', '.join(wrong[:_MAX_NAMED])}{more}; keys are token ids",
+            field="logit_bias",
+        )
     return tuple((int(name), bias) for name, bias in biases.items())

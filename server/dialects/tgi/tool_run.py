@@ -23,6 +23,10 @@ class ToolRun:
         self._fallback = fallback
         self._on_text = on_text
 
+    @property
+    def max_model_len(self) -> int:
+        return self._backend.max_model_len
+
     async def generate_batches(
         self, request: GenerationRequest
     ) -> AsyncGenerator[Sequence[TokenEvent], None]:

@@ -11,7 +11,6 @@ from torch import Tensor
 from lmi_core.ops.device.device_step import DeviceStep
 from lmi_core.ops.device.step_arrays import IntArray, StepArrays
 from lmi_core.ops.kernels.cuda import library
-from lmi_core.ops.kernels.cuda.arguments import AttentionPlan
 
 BLOCKS_PER_PROCESSOR = 2
 """Decode blocks that a multiprocessor runs at once."""
@@ -103,7 +102,8 @@ def _plan(host: StepArrays, shape: dict[str, int]) -> _Lists:
     capacity = int(max((kv_lengths // smallest + 2).sum(), num_rows.sum()))
     decode, prefill = np.empty((2, capacity, 4), np.int32)
     merges = np.empty((len(num_rows), 3), np.int32)
-    request = AttentionPlan(
+    kernels = library.load()
+    request = kernels.interface.structs["AttentionPlan"](
         num_rows=num_rows.ctypes.data,
         kv_lengths=kv_lengths.ctypes.data,
         num_seqs=len(num_rows),
@@ -113,7 +113,7 @@ def _plan(host: StepArrays, shape: dict[str, int]) -> _Lists:
         merges=merges.ctypes.data,
         **shape,
     )
-    library.load().call_with("plan_attention", request)
+    kernels.call_with("plan_attention", request)
     return _Lists(
         decode[: request.num_decode],
         prefill[: request.num_prefill],

@@ -20,15 +20,15 @@ from torch import Tensor
 
 import lmi_core
 from lmi_core.errors import UserError
-from lmi_core.ops.kernels.cuda.arguments import ARGUMENTS
+from lmi_core.ops.kernels.cuda.arguments import parse
 
 _log = logging.getLogger(__name__)
 
 VARIABLE = "LMI_CUDA_LIBRARY"
 DEPENDENT_LAUNCH = "LMI_CUDA_DEPENDENT_LAUNCH"
 """1: kernels may start while the one before them ends, on GPUs from sm_90 on."""
-VERSION = 10
-"""LMI_CUDA_VERSION of csrc/cuda/lmi_cuda.h, whose structs are mirrored here."""
+VERSION = 11
+"""LMI_CUDA_VERSION of csrc/cuda/lmi_cuda.h that this package was written for."""
 DTYPES = {
     torch.float32: 0,
     torch.bfloat16: 1,
@@ -59,13 +59,15 @@ class Library:
         self._num_notices = 0
         self._noticing = threading.Lock()
         self.is_emulator = bool(self._functions.lmi_cuda_is_emulator())
-        for name, struct in ARGUMENTS.items():
+        self._functions.lmi_cuda_interface.restype = ctypes.c_char_p
+        self.interface = parse(self._functions.lmi_cuda_interface().decode())
+        for name, struct in self.interface.kernels.items():
             function = getattr(self._functions, f"lmi_cuda_{name}")
             function.argtypes = [ctypes.POINTER(struct), ctypes.c_void_p]
 
     def call(self, name: str, device: torch.device, **values: object) -> None:
         """Put a kernel onto the device's current stream; ``values`` are its struct's fields."""
-        arguments = ARGUMENTS[name](**{k: _plain(v) for k, v in values.items()})
+        arguments = self.interface.kernels[name](**{k: _plain(v) for k, v in values.items()})
         stream = None
         if not self.is_emulator:
             stream = torch.cuda.current_stream(device).cuda_stream

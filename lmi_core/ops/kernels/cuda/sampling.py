@@ -13,32 +13,10 @@ from lmi_core.ops.device.pending_results import PendingResults
 from lmi_core.ops.device.sampling_inputs import Edits as EditArrays
 from lmi_core.ops.device.sampling_inputs import SamplingInputs, SamplingResults
 from lmi_core.ops.kernels.cuda import library
-from lmi_core.ops.kernels.cuda.arguments import Edits
 from lmi_core.ops.kernels.fallback import fallback
 
 MAX_TOP = 1024
 """LMI_MAX_TOP."""
-ROW = np.dtype(
-    [
-        ("seed", np.uint64),
-        ("choice", np.int32),
-        ("position", np.int32),
-        ("is_sampled", np.int32),
-        ("target_ids", np.int32),
-        ("num_top", np.int32),
-        ("top_k", np.int32),
-        ("mask", np.int32),
-        ("temperature", np.float32),
-        ("top_p", np.float32),
-        ("min_p", np.float32),
-        ("typical_p", np.float32),
-        ("repetition_penalty", np.float32),
-        ("presence_penalty", np.float32),
-        ("frequency_penalty", np.float32),
-    ],
-    align=True,
-)
-"""LmiSampleRow."""
 
 
 def sample(logits: Tensor, inputs: SamplingInputs) -> PendingResults:
@@ -50,9 +28,11 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> PendingResults:
         result: PendingResults = other(logits, inputs)
         return result
     masked_rows, masks = inputs.masks()
-    rows = np.zeros(num_rows, ROW)
-    for name in set(rows.dtype.names or ()) - {"mask"}:
+    structs = library.load().interface.structs
+    rows = np.zeros(num_rows, np.dtype(structs["SampleRow"]))
+    for name in set(rows.dtype.names or ()) - {"mask", "target_id"}:
         rows[name] = getattr(inputs, name)
+    rows["target_id"] = inputs.target_ids
     rows["mask"] = -1
     rows["mask"][masked_rows] = np.arange(len(masked_rows))
     lists = [_by_row(edits, num_rows) for edits in (inputs.biases, inputs.seen, inputs.bans)]
@@ -65,7 +45,9 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> PendingResults:
         ],
         logits,
     )
-    edits = [Edits(*(tensor.data_ptr() for tensor in uploaded[i : i + 3])) for i in (2, 5, 8)]
+    edits = [
+        structs["Edits"](*(tensor.data_ptr() for tensor in uploaded[i : i + 3])) for i in (2, 5, 8)
+    ]
     results = torch.empty(3 + 2 * max_top, num_rows, dtype=torch.int32, device=logits.device)
     top_ids = results[3 : 3 + max_top].view(num_rows, max_top)
     top_logprobs = results[3 + max_top :].view(num_rows, max_top)

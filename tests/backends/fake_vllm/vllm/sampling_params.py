@@ -41,6 +41,7 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     structured_outputs: "StructuredOutputsParams | None" = None
     logit_bias: "dict[int, float] | None" = None
+    allowed_token_ids: "list[int] | None" = None
 
     def __post_init__(self):
         if self.repetition_penalty > 2:

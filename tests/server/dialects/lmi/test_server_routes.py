@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 
 import pytest
 
-from lmi_server.http.banner import banner, scope_of
-from lmi_server.http.logging import ConsoleFormatter
+from lmi_server.http.banner import banner, route_list, scope_of
+from lmi_server.http.logging import ConsoleFormatter, JsonFormatter
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import serving
 from tests.server.models.test_models import LMI
@@ -110,10 +111,24 @@ def test_a_line_of_the_log_quotes_what_has_spaces() -> None:
     assert line.endswith(' request status=424 error="no \\"x\\"\\nhere" path="/a b" ms=0.5')
 
 
+def test_logs_hold_nothing_that_moves_a_cursor() -> None:
+    text = "\x1b[2J\r\n\x9b \u202e é"
+    for formatter in (ConsoleFormatter(), JsonFormatter()):
+        try:
+            raise ValueError(text)
+        except ValueError:
+            record = logging.LogRecord("x", logging.INFO, "", 0, text, (), sys.exc_info())
+        record.fields = {"path": text}
+        line = formatter.format(record)
+        assert all(part.isprintable() for part in line.split("\n"))
+    entry = json.loads(line)
+    assert entry["message"] == entry["path"] == text
+
+
 def test_the_banner_says_who_can_reach_the_server() -> None:
     url = "http://127.0.0.1:8080"
     assert scope_of("127.0.0.1") == ""
-    text = banner([], url, scope=scope_of("0.0.0.0"))
+    text = banner(url, [], scope=scope_of("0.0.0.0"))
     assert text.startswith(f"Listening on {url} (and on every other address, 0.0.0.0)\n")
-    assert "Authorization" not in text
-    assert "-H 'Authorization: Bearer KEY'" in banner([], url, needs_key=True)
+    assert "Authorization" not in route_list([], url)
+    assert "-H 'Authorization: Bearer KEY'" in route_list([], url, needs_key=True)

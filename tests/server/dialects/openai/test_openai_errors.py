@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 
 from lmi_core.errors import UserError
+from lmi_core.text.chat import ChatTemplate
+from lmi_server.http.metrics import Metrics
+from tests.engine.harness import make_engine
 from tests.server.dialects.lmi.test_lmi_formats import render
 from tests.server.dialects.openai.test_openai_formats import CHAT, TEXT, plan_of
 from tests.server.fake_engine import FakeEngine
-from tests.server.harness import serving
+from tests.server.harness import serving, serving_backend
 
 REFUSED = {
     "use_beam_search": True,
     "length_penalty": 0.5,
-    "prompt_logprobs": 1,
     "bad_words": ["x"],
-    "allowed_token_ids": [1],
     "logits_processors": ["x"],
 }
 
@@ -119,6 +120,40 @@ def test_http_errors(
             assert set(error) == {"message", "type", "param", "code"}
             assert message in error["message"]
             assert error["param"] is None or error["param"] in {"tokens", "prompt", "model"}
+
+    asyncio.run(run())
+
+
+LONG_CHAT = [{"role": "user", "content": "x" * 300}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "x" * 300}, "prompt"),
+        ("/v1/completions", {"prompt": [1] * 300, "stream": True}, "prompt"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x" * 300}]},
+            "messages",
+        ),
+    ],
+)
+def test_prompts_beyond_the_context(path: str, body: dict[str, Any], param: str) -> None:
+    """Clients fall back to other models by the code or by these words."""
+
+    async def run() -> None:
+        template = ChatTemplate({"default": "{{ messages[0].content }}"})
+        async with (
+            make_engine() as engine,
+            serving_backend(engine, Metrics(), chat_template=template) as served,
+        ):
+            answer = await served.post(body, path)
+        error = json.loads(answer.body)["error"]
+        assert answer.status == 400
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+        assert "maximum context length is 256 tokens" in error["message"]
+        assert "300 tokens" in error["message"]
 
     asyncio.run(run())
 

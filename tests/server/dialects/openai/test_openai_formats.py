@@ -47,8 +47,8 @@ def objects(data: bytes) -> list[dict[str, Any]]:
 def test_completion_object() -> None:
     assert untimed(render(plan_of(TEXT))) == (
         b'{"id":"cmpl-r","object":"text_completion","created":0,"model":"m","choices":'
-        b'[{"index":0,"text":" a fox","logprobs":null,"finish_reason":"length"}],"usage":'
-        b'{"prompt_tokens":2,"completion_tokens":2,"total_tokens":4,'
+        b'[{"index":0,"text":" a fox","logprobs":null,"finish_reason":"length",'
+        b'"prompt_logprobs":null}],"usage":{"prompt_tokens":2,"completion_tokens":2,"total_tokens":4,'
         b'"prompt_tokens_details":{"cached_tokens":1}}}'
     )
 
@@ -67,7 +67,7 @@ def test_chat_object() -> None:
         b'{"id":"chatcmpl-r","object":"chat.completion","created":0,"model":"m","choices":'
         b'[{"index":0,"message":{"role":"assistant","content":" a fox"},"logprobs":null,'
         b'"finish_reason":"length"}],"usage":{"prompt_tokens":4,"completion_tokens":2,'
-        b'"total_tokens":6,"prompt_tokens_details":{"cached_tokens":2}}}'
+        b'"total_tokens":6,"prompt_tokens_details":{"cached_tokens":2}},"prompt_logprobs":null}'
     )
 
 

@@ -1,0 +1,211 @@
+"""What other servers' command lines call our options, and their flags that are no option elsewhere.
+
+Source: ``vllm serve --help`` and ``llama-server --help``.
+"""
+
+from lmi_core.config.table.option import Action, Option, mapped, no_effect, refused
+from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
+
+SYNONYMS = {
+    "--api": "api",
+    "--admin-key": "admin_key",
+    "--allow-custom-code": "allow_custom_code",
+    "--host": "option.hostname",
+    "--threads": "option.num_threads",
+    "--served-model-name": "option.modelName",
+    "--max-queue-size": "job_queue_size",
+    "--max-request-size": "max_request_size",
+    "--drain-timeout": "option.graceful_termination_timeout",
+    "--log-format": "log_format",
+    "--log-level": "log_level",
+    "--request-timeout": "request_timeout",
+    "--verbose": "verbose",
+    "--no-prefix-caching": "option.enable_prefix_caching",
+    "--model": "option.model_id",
+    # vLLM
+    "--download-dir": "download_dir",
+    "--lora-modules": "option.lora_adapters",
+    "--ssl-certfile": "certificate_file",
+    "--ssl-keyfile": "private_key_file",
+    "--uvicorn-log-level": "log_level",
+    "--disable-log-requests": "option.disable_log_requests",
+    "--disable-log-stats": "option.disable_log_stats",
+    "-tp": "option.tensor_parallel_degree",
+    "-pp": "option.pipeline_parallel_degree",
+    "-q": "option.quantize",
+    # llama-server
+    "-c": "option.ctx_size",
+    "-np": "option.max_rolling_batch_size",
+    "--parallel": "option.max_rolling_batch_size",
+    "-ngl": "option.n_gpu_layers",
+    "--gpu-layers": "option.n_gpu_layers",
+    "-t": "option.num_threads",
+    "-b": "option.max_rolling_batch_prefill_tokens",
+    "-ub": "option.ubatch_size",
+    "-a": "option.modelName",
+    "--alias": "option.modelName",
+    "-fa": "option.flash_attn",
+    "-ctk": "option.cache_type_k",
+    "-ctv": "option.cache_type_v",
+    "-cb": "option.cont_batching",
+}
+"""Flags whose names differ from their option's: our own, vLLM's, llama-server's."""
+
+_LLAMA_CACHE = {"f32": "fp32", "f16": "bf16", "bf16": "bf16", "q8_0": "int8"}
+
+
+def _of(system: str, name: str, kind: ValueType, doc: str, native: Action, vllm: str) -> Option:
+    actions = {"lmi": native, **({"vllm": mapped(vllm)} if vllm else {})}
+    return Option(key=f"option.{name}", type=kind, doc=doc, systems=(system,), actions=actions)
+
+
+def _vllm(
+    name: str, kind: ValueType, doc: str, native: Action, *, passed_on: bool = True
+) -> Option:
+    return _of("vllm", name, kind, doc, native, name if passed_on else "")
+
+
+def _llama(name: str, kind: ValueType, doc: str, native: Action) -> Option:
+    return _of("llama_cpp", name, kind, doc, native, "")
+
+
+def _quiet(name: str, doc: str) -> Option:
+    return Option(
+        key=f"option.{name}",
+        type=Bool(),
+        doc=doc,
+        systems=("vllm",),
+        scope="server",
+        actions={
+            "server": no_effect("a request is one line without its text; --log-level sets which")
+        },
+    )
+
+
+_ONE_COPY = no_effect("the lmi engine runs one unsharded copy")
+_CACHE_TYPE = mapped(
+    "kv_dtype",
+    "K and V have one data type",
+    convert=_LLAMA_CACHE,
+    by_value=dict.fromkeys(
+        ("q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"),
+        refused("there is no such KV cache: write f16, bf16, f32 or q8_0"),
+    ),
+)
+_CACHE_TYPES = Choice((*_LLAMA_CACHE, "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"))
+
+OPTIONS = (
+    _vllm(
+        "tokenizer",
+        Text("path or hub id"),
+        "Tokenizer from elsewhere than the model.",
+        refused("put its tokenizer.json into the model's directory"),
+    ),
+    _vllm(
+        "tokenizer_mode",
+        Text("auto, slow or another library's"),
+        "Which library reads the tokenizer.",
+        no_effect("tokenizer.json is read by the tokenizers library"),
+    ),
+    _vllm(
+        "swap_space",
+        Float(0),
+        "GiB of host memory for blocks of preempted sequences.",
+        no_effect("preempted sequences are computed again"),
+        passed_on=False,
+    ),
+    _vllm("data_parallel_size", Int(1), "Copies of the model.", _ONE_COPY),
+    _vllm("enable_expert_parallel", Bool(), "Experts spread over devices.", _ONE_COPY),
+    _vllm(
+        "distributed_executor_backend",
+        Text("mp, ray or another"),
+        "What starts the processes of a copy.",
+        _ONE_COPY,
+    ),
+    _vllm(
+        "disable_sliding_window",
+        Bool(),
+        "Full attention in layers that have a window.",
+        refused("windows stay: shorten max_model_len to the window", idle=(False,)),
+    ),
+    _vllm(
+        "hf_overrides",
+        Json(),
+        "Keys of config.json to be replaced.",
+        refused("change the model's config.json"),
+    ),
+    _vllm(
+        "compilation_config",
+        Text("level or JSON"),
+        "What is compiled and captured.",
+        no_effect("nothing is compiled at start"),
+    ),
+    _vllm(
+        "max_seq_len_to_capture",
+        Int(0),
+        "Longest sequence of captured CUDA graphs.",
+        no_effect("graphs depend on no length"),
+        passed_on=False,
+    ),
+    _vllm(
+        "guided_decoding_backend",
+        Text("library"),
+        "Library of structured output.",
+        no_effect("llguidance compiles grammars"),
+        passed_on=False,
+    ),
+    _quiet("disable_log_requests", "Log no requests."),
+    _quiet("disable_log_stats", "Log no statistics."),
+    _llama(
+        "ctx_size",
+        Int(0),
+        "Tokens of the context; 0: the model's own.",
+        mapped(
+            "max_model_len",
+            "of each sequence; llama-server divides it among its slots",
+            by_value={0: no_effect("the model's own length is the default")},
+        ),
+    ),
+    _llama(
+        "n_gpu_layers",
+        Int(-1, words=("auto", "all")),
+        "Layers on the GPU.",
+        no_effect("all layers are on one device: --device cuda puts them on the GPU"),
+    ),
+    _llama(
+        "ubatch_size",
+        Int(1),
+        "Rows that are computed at once.",
+        no_effect("the kernels choose it; --max-num-batched-tokens bounds a step"),
+    ),
+    _llama(
+        "flash_attn",
+        Choice(("on", "off", "auto", "1", "0")),
+        "Attention that keeps no matrix of scores.",
+        no_effect("attention never keeps a matrix of scores"),
+    ),
+    _llama("cache_type_k", _CACHE_TYPES, "Data type of K in the cache.", _CACHE_TYPE),
+    _llama("cache_type_v", _CACHE_TYPES, "Data type of V in the cache.", _CACHE_TYPE),
+    _llama(
+        "cont_batching",
+        Bool(),
+        "Batch requests as they come.",
+        no_effect("the lmi engine always batches continuously"),
+    ),
+    _llama(
+        "mmap",
+        Bool(),
+        "Map the weights' file.",
+        no_effect("packed weights that are kept on disk are mapped"),
+    ),
+    _llama("mlock", Bool(), "Lock the weights in memory.", no_effect("the system may page them")),
+    _llama(
+        "jinja",
+        Bool(),
+        "Render chats by the model's own template.",
+        no_effect("the model's own template renders chats"),
+    ),
+    _llama("metrics", Bool(), "Serve /metrics.", no_effect("/metrics is always served")),
+    _llama("slots", Bool(), "Serve /slots.", no_effect("/metrics has the running sequences")),
+    _llama("webui", Bool(), "Serve a page.", no_effect("no page is served")),
+)

@@ -1,0 +1,86 @@
+"""Layers as AutoAWQ, AutoGPTQ, GPTQModel and compressed-tensors themselves write them.
+
+``data/written_by_libraries.safetensors`` was made by autoawq 0.2.9, auto-gptq 0.7.1 (``gptq_v2``:
+then converted by gptqmodel 7.7.0) and compressed-tensors 0.20.0 from random matrices: each layer's
+tensors under its name, its quantization_config in the metadata, and under ``expected`` every
+seventh input column of what the library itself reads from them.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lmi_core.errors import ModelError
+from lmi_core.weights.float_tensors import to_float32
+from lmi_core.weights.fp8_checkpoint import FP8_DTYPE
+from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
+from lmi_core.weights.quantized.checkpoint import layout_of
+from lmi_core.weights.quantized.layout import LayerTensors
+from lmi_core.weights.quantized.settings import QuantizationSettings
+from lmi_core.weights.safetensors_file import read_header
+
+FILE = Path(__file__).parent / "data" / "written_by_libraries.safetensors"
+TENSORS = read_header(FILE)
+DTYPES = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "I64": "<i8", "I8": "i1", FP8_DTYPE: "u1"}
+MOST_ROUNDING = 2**-11
+"""Of an fp32 scale that is kept in fp16."""
+
+
+def configurations():
+    raw = FILE.read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    return json.loads(header["__metadata__"]["configs"])
+
+
+CONFIGS = configurations()
+
+
+def array(tensor):
+    raw = np.fromfile(FILE, np.uint8, tensor.num_bytes, offset=tensor.offset)
+    return raw.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
+
+
+def floats(tensor):
+    return to_float32(array(tensor), tensor.dtype)
+
+
+def read(name):
+    """The layer's weights [outputs, inputs], by what its configuration says."""
+    layout = layout_of(QuantizationSettings(Path("config.json"), CONFIGS[name]))
+    if layout is None:
+        codes, scale = TENSORS[f"{name}.weight"], floats(TENSORS[f"{name}.weight_scale"])
+        return Fp8Matrix(array(codes), expand_scales(scale, codes.shape)).to_float32()
+    shape = (32, 64) if name.startswith(("awq", "gptq")) else (16, 64)
+    problems = [
+        problem
+        for part in layout.parts(name, shape)
+        if (problem := part.problem(name, TENSORS.get(f"{name}.{part.suffix}")))
+    ]
+    if problems:
+        raise ModelError("; ".join(problems))
+    layer = LayerTensors(name, shape, TENSORS, array, floats, lambda change: None)
+    return layout.matrix(layer).to_float32()
+
+
+EIGHT_BITS = {"gptq8-channel-symmetric", "packed8-channel-sym", "plain8-channel-sym"}
+EIGHT_BITS |= {"packed8-tensor-sym", "plain8-tensor-sym"}
+
+
+def is_kept(name):
+    if name.startswith(("gptq8", "packed8", "plain8")):
+        return name in EIGHT_BITS
+    return name not in ("gptq4-act-order", "packed4-tensor-asym")
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if is_kept(name)])
+def test_weights_are_what_the_library_reads(name):
+    expected = floats(TENSORS[f"expected.{name}"])
+    np.testing.assert_allclose(read(name)[:, ::7], expected, rtol=MOST_ROUNDING, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if not is_kept(name)])
+def test_what_cannot_be_kept_is_refused(name):
+    with pytest.raises(ModelError, match=r"can't be kept|8-bit scales|zero points|wrong"):
+        read(name)
