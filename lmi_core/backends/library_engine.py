@@ -35,7 +35,7 @@ from lmi_core.engine.stats import (
 from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.library_config import LibraryConfig
-from lmi_core.text.stop import StopStrings
+from lmi_core.text.stop import stop_strings
 from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
 
 _log = logging.getLogger(__name__)
@@ -241,7 +241,7 @@ class _Run:
         try:
             self._prompt_ids = await self._encode()
             engine._totals.num_prompt_tokens += len(self._prompt_ids)
-            self._texts = self._choices()
+            self._texts = await self._choices()
             if request.echo and request.params.prompt_logprobs is None:
                 yield [self._prompt_event(tuple((i, None, ()) for i in self._prompt_ids))]
             source = engine._source.generate(
@@ -286,9 +286,9 @@ class _Run:
         length = most if wanted is None else min(wanted, most)
         return replace(self._request, params=replace(params, max_new_tokens=length))
 
-    def _choices(self) -> list[ChoiceText]:
+    async def _choices(self) -> list[ChoiceText]:
         params = self._request.params
-        stops = StopStrings(params.stop) if params.stop else None
+        stops = await stop_strings(params.stop)
         return [
             ChoiceText(
                 params,

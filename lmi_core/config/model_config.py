@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lmi_core.config.artefacts.handler import Handler
 from lmi_core.config.artefacts.model_files import ModelFiles
+from lmi_core.config.paths import first_file
 from lmi_core.config.sources.merge import Value
 from lmi_core.config.targets.engine_settings import engine_config
 from lmi_core.config.targets.library_settings import library_config
@@ -112,6 +113,18 @@ class ModelConfig:
             settings["properties"] = {**settings["properties"], "model_id": model_id}
         settings["model_name"] = self.name
         return CustomCodeConfig(**settings, packages=packages)
+
+    def file(self, key: str, files: Path) -> str | None:
+        """Return the text given for ``key``, which names a file, or None; one that the model's own
+        options name is in the model's directories, ``files`` that of its weights."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        text = str(value.value)
+        if not value.setting.is_of_model or "{" in text:
+            return text
+        own = (files,) if self.directory is None else (files, self.directory)
+        return str(first_file(text, own))
 
     def where(self, key: str) -> str:
         """Return where ``key`` was given, or "default"."""

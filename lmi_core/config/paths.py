@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -21,3 +22,9 @@ def is_dir(path: Path) -> bool:
 def is_file(path: Path) -> bool:
     """Tell whether ``path`` is a file."""
     return exists(path) and path.is_file()
+
+
+def first_file(text: str, directories: Sequence[Path]) -> Path:
+    """Return the path of a file in the first of the directories that has it, else in the first."""
+    paths = [directory / text for directory in directories]
+    return next((path for path in paths if is_file(path)), paths[0])

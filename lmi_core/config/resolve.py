@@ -15,6 +15,7 @@ from lmi_core.config.artefacts.custom_code import check_downloaded
 from lmi_core.config.artefacts.entry_point import check_formatter, find_handler
 from lmi_core.config.artefacts.model_files import ModelFiles, read_model_files
 from lmi_core.config.artefacts.model_source import find_source
+from lmi_core.config.artefacts.own_files import refuse_others_files
 from lmi_core.config.checks import Subject, check
 from lmi_core.config.model_config import ModelConfig, ModelSource
 from lmi_core.config.paths import is_file
@@ -26,12 +27,11 @@ from lmi_core.config.sources.load_models import ModelEntry
 from lmi_core.config.sources.merge import Values, merge
 from lmi_core.config.sources.models import (
     HUB_ONLY,
-    PROPERTIES,
     Listed,
     list_entry,
     list_models,
 )
-from lmi_core.config.sources.origin import Rank, Setting
+from lmi_core.config.sources.origin import PROPERTIES, Rank, Setting
 from lmi_core.config.sources.properties import read_properties
 from lmi_core.config.sources.rewrites import rewrite
 from lmi_core.config.system import WrittenFor, written_for
@@ -46,6 +46,7 @@ from lmi_core.config.targets.engine_settings import (
     refuse_other_quantisations,
     runs_in_engine,
 )
+from lmi_core.config.targets.handler_environment import withheld, withheld_rows
 from lmi_core.config.targets.host import Host, detect_host
 from lmi_core.config.targets.library_settings import (
     ignore_stored_quantisation,
@@ -242,6 +243,7 @@ class _Examination:
         source = find_source(values, listed, self.problems)
         directory = cached_directory(source, self.server, self.environ) or listed.directory
         files = read_model_files(directory, self.problems)
+        refuse_others_files(values, listed, directory)
         handler = find_handler(values, listed.directory, self.problems)
         check_formatter(handler, values, self.problems)
         written = written_for(
@@ -281,7 +283,7 @@ class _Examination:
                 why = "what the model's code needs must be installed beside the server"
             self.problems.warn(str(files.requirements), f"is not installed: {why}")
         model = self._config(listed, values, source, files, written, decision, lora)
-        return model, rows
+        return model, rows + withheld_rows(model.custom_code_settings.get("withheld", ()))
 
     def _values(self, listed: Listed) -> Values:
         own = list(listed.settings)
@@ -338,6 +340,7 @@ class _Examination:
             own_settings = custom_code_settings(
                 handler, values, listed.directory, self.host, self.problems
             )
+            own_settings["withheld"] = withheld(values, self.environ, tgi=self.tgi)
         formatter = values.get("option.output_formatter")
         if handler is not None and handler.output_formatter is not None:
             formatter = None
@@ -390,9 +393,6 @@ def _server_file(
 
 def _split(settings: Sequence[Setting]) -> tuple[list[Setting], list[Setting]]:
     """Part the settings into those of server keys and the rest."""
-    server: list[Setting] = []
-    rest: list[Setting] = []
-    for setting in settings:
-        option = BY_KEY.get(setting.key)
-        (server if option is not None and option.scope == "server" else rest).append(setting)
-    return server, rest
+    of_server = {key for key, option in BY_KEY.items() if option.scope == "server"}
+    server = [setting for setting in settings if setting.key in of_server]
+    return server, [setting for setting in settings if setting.key not in of_server]

@@ -79,6 +79,12 @@ class CustomCodeProcess:
             except BaseException:
                 writer.transport.abort()
                 raise
+        if hidden := [name for name in config.withheld if name in os.environ]:
+            log.info(
+                "%s: its code doesn't get %s (option.handler_environment)",
+                config.model_name,
+                ", ".join(hidden),
+            )
         self = cls(config, process, reader, writer, on_exit)
         try:
             await self._load()
@@ -210,7 +216,7 @@ async def _spawn(config: CustomCodeConfig, descriptor: int) -> asyncio.subproces
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd=config.model_dir,
-            env={**os.environ, **config.env},
+            env=config.environment(os.environ),
             start_new_session=True,
         )
     except OSError as error:

@@ -86,3 +86,23 @@ class ActiveRequest:
         if self.num_cached_tokens is None:
             self.num_cached_tokens = num_tokens
             self.queue_seconds = time.monotonic() - self.arrival_s
+
+
+class OpenRequests(dict[str, ActiveRequest]):
+    """The open requests by id, and how much they hold together."""
+
+    num_prompt_tokens = 0
+    """Of every choice, since each has its own list."""
+
+    def __setitem__(self, request_id: str, request: ActiveRequest) -> None:
+        self._count(request, 1)
+        super().__setitem__(request_id, request)
+
+    def pop(self, request_id: str, default: None = None) -> ActiveRequest | None:  # type: ignore[override]
+        request = super().pop(request_id, default)
+        if request is not None:
+            self._count(request, -1)
+        return request
+
+    def _count(self, request: ActiveRequest, sign: int) -> None:
+        self.num_prompt_tokens += sign * request.request.params.n * len(request.prompt_ids)

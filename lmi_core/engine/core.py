@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from lmi_core.engine.active_request import ActiveRequest
+from lmi_core.engine.active_request import ActiveRequest, OpenRequests
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.loop import StepLoop
@@ -30,10 +30,12 @@ from lmi_core.structured.allowed_tokens import AllowedTokens
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.library import load_library
 from lmi_core.structured.matcher import CompiledGrammar, GrammarLibrary
-from lmi_core.text.stop import StopMatcher, StopStrings
+from lmi_core.text.stop import StopMatcher, StopStrings, stop_strings
 from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
 
 _MAX_RETRY_AFTER_S = 60.0
+_MAX_PROMPT_TOKENS = 1 << 24
+"""Of all choices of all open requests together; their lists take 8 bytes each."""
 
 
 class EngineCore:
@@ -72,7 +74,7 @@ class EngineCore:
             waiting_steps=config.waiting_steps,
         )
         self._scheduler = Scheduler(queues, self._memory, policy)
-        self._requests: dict[str, ActiveRequest] = {}
+        self._requests = OpenRequests()
         self._totals = EngineTotals()
         self._delivery = Delivery(
             self._scheduler, tokenizer, self._requests, self._totals, observer
@@ -89,6 +91,7 @@ class EngineCore:
         )
         self._grammars = GrammarCompiler(self._grammar_library)
         self._num_encoding = 0
+        self._num_encoding_sequences = 0
         self._started_s = time.monotonic()
         self.state = LifeState.READY
         max_total_tokens = min(runner.info.max_model_len, self._memory.num_max_tokens)
@@ -115,18 +118,23 @@ class EngineCore:
         self._check_request(request)
         vocab_size = self._runner.info.vocab_size
         request = replace(request, params=request.params.counted(vocab_size))
-        self._check_queue()
+        params = request.params
+        self._check_queue(params.n)
         self._num_encoding += 1
+        self._num_encoding_sequences += params.n
         try:
             prompt_ids = await self._prompt_ids(request)
             self._check_prompt(prompt_ids)
-            compiled = await self._compiled(request.params)
+            self._check_num_tokens(len(prompt_ids), params.n)
+            compiled = await self._compiled(params)
+            stops = await stop_strings(params.stop)
         finally:
             self._num_encoding -= 1
+            self._num_encoding_sequences -= params.n
         self._check_accepting()
         self._check_id(request.request_id)
         adapter = self.adapters.find(request.adapter)
-        self._admit(request, prompt_ids, compiled, adapter, stream, arrival_s)
+        self._admit(request, prompt_ids, compiled, stops, adapter, stream, arrival_s)
         stream.abort = partial(self.abort, request.request_id)
 
     def abort(self, request_id: str, stream: EventStream | None = None) -> None:
@@ -197,6 +205,7 @@ class EngineCore:
         request: GenerationRequest,
         prompt_ids: list[int],
         grammar: CompiledGrammar | None,
+        stops: StopStrings | None,
         adapter: LoraSlot | None,
         stream: EventStream,
         arrival_s: float,
@@ -210,7 +219,7 @@ class EngineCore:
             arrival_s=arrival_s,
             stream=stream,
         )
-        active.sequences = self._sequences(active, grammar)
+        active.sequences = self._sequences(active, grammar, stops)
         self._totals.num_requests += 1
         self._totals.num_prompt_tokens += len(prompt_ids)
         self._requests[request.request_id] = active
@@ -220,7 +229,9 @@ class EngineCore:
             stream.notify()
         self._loop.wake()
 
-    def _sequences(self, active: ActiveRequest, grammar: CompiledGrammar | None) -> list[Sequence]:
+    def _sequences(
+        self, active: ActiveRequest, grammar: CompiledGrammar | None, stops: StopStrings | None
+    ) -> list[Sequence]:
         request = active.request
         params = request.params
         num_prompt = len(active.prompt_ids)
@@ -229,14 +240,14 @@ class EngineCore:
             max_len = min(max_len, num_prompt + params.max_new_tokens)
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
         hashes = self._memory.hash_prompt(active.prompt_ids, active.prefix_seed)
-        stops = StopStrings(params.stop) if params.stop else None
+        end_ids = eos_ids | frozenset(params.stop_token_ids)
         return [
             Sequence(
                 active,
                 choice,
                 key=(request.priority, self._totals.num_requests, choice),
                 max_len=max_len,
-                end_ids=eos_ids | frozenset(params.stop_token_ids),
+                end_ids=end_ids,
                 hashes=hashes.copy(),
                 detokenizer=self.tokenizer.detokenizer(
                     skip_special_tokens=params.skip_special_tokens, context=active.prompt_ids
@@ -325,17 +336,34 @@ class EngineCore:
             field="prompt",
         )
 
-    def _check_queue(self) -> None:
+    def _check_queue(self, num_choices: int) -> None:
+        """Each choice counts; a request with more of them than may wait comes in alone."""
+        num_waiting = self._scheduler.num_waiting + self._num_encoding_sequences
         # Those for whom there is room don't wait for more than the next step.
-        num_waiting = self._num_waiting() - self._memory.num_free_rows
+        num_waiting -= self._memory.num_free_rows
         limit = self._config.max_queue_size
-        if num_waiting < limit:
+        if num_waiting < limit and (num_waiting <= 0 or num_waiting + num_choices <= limit):
             return
         raise CapacityError(
-            f"{num_waiting} requests are waiting, at most {limit} may (job_queue_size); "
-            "retry later, or raise the limit",
+            f"{num_waiting} requests are waiting, at most {limit} may (job_queue_size; each of "
+            "their choices counts); retry later, or raise the limit",
             retry_after_s=self._retry_after_s(num_waiting),
         )
+
+    def _check_num_tokens(self, num_prompt_tokens: int, num_choices: int) -> None:
+        num_tokens, limit = num_prompt_tokens * num_choices, _MAX_PROMPT_TOKENS
+        if num_tokens > limit:
+            raise UserError(
+                f"n is {num_choices}, of a prompt of {num_prompt_tokens} tokens; together they may "
+                f"have {limit}: lower n, or shorten the prompt",
+                field="n",
+            )
+        if self._requests.num_prompt_tokens + num_tokens > limit:
+            raise CapacityError(
+                f"the open requests' prompts have {self._requests.num_prompt_tokens} tokens, and "
+                f"with {num_tokens} more over {limit}; retry later",
+                retry_after_s=self._retry_after_s(len(self._requests)),
+            )
 
     def _num_waiting(self) -> int:
         return len(self._requests) - self._scheduler.num_running_requests + self._num_encoding

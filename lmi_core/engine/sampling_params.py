@@ -11,6 +11,8 @@ from lmi_core.structured.grammar import Grammar
 _MAX_LOGIT_BIAS = 1e9
 """Decides whatever the logits are, and leaves sums finite in float32."""
 
+MAX_STOPS, MAX_STOP_CHARS = 1024, 16_384
+"""Stop strings of a request, and their characters together: each takes 300 bytes to look for."""
 _MAX_NAMED = 16
 """Of the token ids at fault, so many are named."""
 
@@ -102,11 +104,21 @@ class SamplingParams:
         )
 
     def _check_stop(self) -> None:
+        if len(self.stop) > MAX_STOPS:
+            raise UserError(
+                f"stop has {len(self.stop)} strings; at most {MAX_STOPS} are allowed", field="stop"
+            )
         if isinstance(self.stop, str) or not all(isinstance(text, str) for text in self.stop):
             raise _wrong_type("stop", self.stop, "stop must be a tuple of strings")
         if "" in self.stop:
             raise UserError(
                 "stop and stop_sequences must not contain an empty string", field="stop"
+            )
+        num_chars = sum(map(len, self.stop))
+        if num_chars > MAX_STOP_CHARS:
+            raise UserError(
+                f"stop has {num_chars} characters; at most {MAX_STOP_CHARS} are allowed together",
+                field="stop",
             )
 
     def _check_logit_bias(self, vocab_size: int) -> None:
@@ -152,6 +164,8 @@ def _check_float(
 
 
 def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    if len(ids) > vocab_size:
+        raise UserError(f"{name} has {len(ids)} token ids; the model has {vocab_size}", field=name)
     for token_id in ids:
         if type(token_id) is not int:
             raise _wrong_type(name, token_id, f"{name} must hold token ids")

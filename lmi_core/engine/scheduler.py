@@ -56,12 +56,17 @@ class Scheduler:
         self._block_size = memory.block_size
         self._policy = policy
         self.num_preemptions = 0
+        self._num_held = 0
         self._masked: list[tuple[Sequence, int, Mask]] = []
         """What the grammars of the step being submitted must still fill, by logit row."""
 
     @property
     def num_running(self) -> int:
         return len(self.queues.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.queues.waiting) + self._num_held
 
     @property
     def num_running_requests(self) -> int:
@@ -78,6 +83,7 @@ class Scheduler:
                 request.adapter.acquire()
         first, *others = request.sequences
         self.queues.wait(first)
+        self._num_held += len(others)
         for sequence in others:
             sequence.state = SequenceState.HELD
 
@@ -287,6 +293,8 @@ class Scheduler:
             return
         if sequence.state is SequenceState.WAITING:
             self.queues.waiting.remove(sequence)
+        else:
+            self._num_held -= 1
         self._end(sequence)
 
     def check_integrity(self) -> None:
@@ -307,4 +315,5 @@ class Scheduler:
     def _release_held(self, request: ActiveRequest) -> None:
         for sequence in request.sequences:
             if sequence.state is SequenceState.HELD:
+                self._num_held -= 1
                 self.queues.wait(sequence)

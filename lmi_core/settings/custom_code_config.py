@@ -28,6 +28,8 @@ class CustomCodeConfig:
     python: str | None = None
     """Interpreter; None: the server's own."""
     env: Mapping[str, str] = field(default_factory=dict)
+    withheld: tuple[str, ...] = ()
+    """Variables of the server that its processes don't inherit: secrets of the server."""
     batch_size: int = 1
     max_batch_delay_ms: int = 100
     min_workers: int = 1
@@ -42,3 +44,8 @@ class CustomCodeConfig:
     retry_threshold: int = 10
     """Failures of processes until the model counts as failed."""
     parallel_loading: bool = False
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The variables of its processes, of those that the server has."""
+        kept = {name: text for name, text in inherited.items() if name not in self.withheld}
+        return {**kept, **self.env}

@@ -1,10 +1,25 @@
-"""Which of several sequences is the best: the one whose tokens are likeliest on average."""
+"""Several sequences of one call: how many, and which is the best: whose tokens are likeliest on
+average."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from lmi_core.engine.outputs import TokenEvent
+from lmi_core.errors import UserError
+
+MAX_SEQUENCES = 1024
+"""Of one call: each of its prompts has that many choices."""
+
+
+def check_num_sequences(num_prompts: int, num_candidates: int, field: str) -> None:
+    """Raise UserError for more of them than one call may ask for, before any is made."""
+    if num_prompts * num_candidates > MAX_SEQUENCES:
+        raise UserError(
+            f"{field} has {num_prompts} prompts, each with {num_candidates} sequences (n, "
+            f"best_of); at most {MAX_SEQUENCES} sequences fit into one request",
+            field=field,
+        )
 
 
 @dataclass(slots=True)

@@ -22,6 +22,8 @@ from lmi_server.models.backend import Generator, Publisher
 
 log = logging.getLogger(__name__)
 
+_PROMPTS_PER_TURN = 16
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -49,7 +51,10 @@ async def respond(
     send_timeout_s: float,
 ) -> web.StreamResponse:
     """Run a plan and answer it. Errors before the first byte are raised, later ones are sent."""
-    requests = [await _truncated(backend, r, plan.truncate_prompt_tokens) for r in plan.requests]
+    requests = []
+    for index, asked in enumerate(plan.requests):
+        await _take_turns(index)
+        requests.append(await _truncated(backend, asked, plan.truncate_prompt_tokens))
     if plan.renderer.streams:
         if len(requests) == 1:
             feed = partial(_feed, plan.renderer, meter, 0)
@@ -70,6 +75,12 @@ async def respond(
     except EngineError as error:
         return _failed(plan, meter, error)
     return _whole(plan, plan.renderer.finish())
+
+
+async def _take_turns(index: int) -> None:
+    """Of a call's many prompts, only some are looked at in one turn of the loop."""
+    if index and index % _PROMPTS_PER_TURN == 0:
+        await asyncio.sleep(0)
 
 
 def _whole(plan: Plan, body: bytes) -> web.Response:
@@ -117,6 +128,7 @@ async def _collect_all(
     try:
         async with asyncio.TaskGroup() as group:
             for index, request in enumerate(requests):
+                await _take_turns(index)
                 group.create_task(_collect(backend, request, index, plan, meter))
     except* UserError as errors:
         raise _first(errors) from None
@@ -158,8 +170,11 @@ async def _merged(
         finally:
             arrived.set()
 
-    tasks = [asyncio.ensure_future(read(*numbered)) for numbered in enumerate(requests)]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for index, request in enumerate(requests):
+            await _take_turns(index)
+            tasks.append(asyncio.ensure_future(read(index, request)))
         open_tasks = tasks
         while open_tasks:
             await arrived.wait()

@@ -164,13 +164,13 @@ def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
 
 def _chat_template(launch: Launch) -> ChatTemplate | None:
     """The model's, unless the configuration names another; what is broken in it is logged."""
-    named = launch.model.get("option.chat_template")
-    config_path = launch.model.get("option.tokenizer_config_path")
+    files = launch.engine.model
+    config_path = launch.model.file("option.tokenizer_config_path", files)
     parser = launch.model.get("option.tool_call_parser")
     template = ChatTemplate.load(
-        launch.engine.model,
-        template=None if named is None else str(named),
-        config_path=None if config_path is None else Path(str(config_path)),
+        files,
+        template=launch.model.file("option.chat_template", files),
+        config_path=None if config_path is None else Path(config_path),
         tool_style=None if parser is None else ToolStyle(str(parser)),
     )
     for fault in [] if template is None else template.faults():

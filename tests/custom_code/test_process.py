@@ -301,3 +301,27 @@ def test_what_a_handler_prints_moves_no_cursor(
     asyncio.run(run())
     assert r"stdout: \x1b[2J\x1b[31mred\rover \x9b1m \u202e end" in caplog.text
     assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
+def test_secrets_of_the_server_are_not_inherited(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+        import os
+        from djl_python import Output
+
+        def handle(inputs):
+            names = ("SERVING_ADMIN_KEY", "HF_TOKEN", "LMI_PROBE")
+            return None if inputs.is_empty() else Output().add(str([os.getenv(n) for n in names]))
+    """
+    monkeypatch.setenv("SERVING_ADMIN_KEY", "hunter2")
+    monkeypatch.setenv("HF_TOKEN", "hub")
+
+    async def run() -> None:
+        settings = {"withheld": ("SERVING_ADMIN_KEY",), "env": {"LMI_PROBE": "1"}}
+        async with running(tmp_path, text, **settings) as pool:
+            assert (await ask(pool, "x")).body == b"[None, 'hub', '1']"
+
+    caplog.set_level("INFO")
+    asyncio.run(run())
+    assert "its code doesn't get SERVING_ADMIN_KEY (option.handler_environment)" in caplog.text

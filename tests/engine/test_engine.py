@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from lmi_core.engine import core
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.errors import CapacityError
+from lmi_core.errors import CapacityError, UserError
 from tests.engine.fake_runner import FakeRunner, logprob_of
 from tests.engine.harness import (
     EOS_ID,
@@ -314,6 +316,47 @@ def test_queue_bound() -> None:
                 await collect(engine, [9], params)
             assert caught.value.retry_after_s is not None
             assert [len(events) for events in await asyncio.gather(*tasks)] == [20] * 5
+
+    run(main())
+
+
+def test_the_queue_counts_choices() -> None:
+    async def main() -> None:
+        runner = FakeRunner(max_num_seqs=2, step_s=0.002)
+        async with make_engine(runner, max_queue_size=4) as engine:
+            params = SamplingParams(max_new_tokens=20, ignore_eos=True)
+            # More than may wait, but nobody waits.
+            first = asyncio.create_task(collect(engine, [1], replace(params, n=5)))
+            await until(lambda: engine.stats().num_running == 2)
+            with pytest.raises(CapacityError, match=r"^3 requests .*each of their choices counts"):
+                await collect(engine, [2], replace(params, n=2))
+            second = asyncio.create_task(collect(engine, [2], params))
+            await asyncio.sleep(0)
+            with pytest.raises(CapacityError, match="4 requests are waiting"):
+                await collect(engine, [3], params)
+            assert [len(events) for events in await asyncio.gather(first, second)] == [100, 20]
+            # Choices that never ran are forgotten, too.
+            for _ in range(3):
+                await collect(engine, [4], replace(params, n=6, max_new_tokens=1))
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_prompts_of_all_choices_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "_MAX_PROMPT_TOKENS", 20)
+
+    async def main() -> None:
+        async with make_engine(FakeRunner(step_s=0.002)) as engine:
+            params = SamplingParams(max_new_tokens=20, ignore_eos=True)
+            with pytest.raises(UserError, match="n is 7, of a prompt of 3 tokens; together"):
+                await collect(engine, [1, 2, 3], replace(params, n=7))
+            first = asyncio.create_task(collect(engine, [1, 2, 3], replace(params, n=6)))
+            await until(lambda: engine.stats().num_running == 6)
+            with pytest.raises(CapacityError, match="have 18 tokens, and with 3 more over 20"):
+                await collect(engine, [1, 2, 3], params)
+            await first
+            await collect(engine, [1] * 20, replace(params, max_new_tokens=2))
 
     run(main())
 

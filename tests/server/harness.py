@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from lmi_server.http.options import ServerOptions
 from lmi_server.models.model import recipe_of_engine
 from lmi_server.models.model_registry import ModelRegistry
 from tests.server.fake_engine import FakeEngine
+from tests.server.watchdog import watched
 
 
 @dataclass
@@ -88,7 +90,8 @@ async def serving_models(models: ModelRegistry, *, load: bool = True) -> AsyncIt
         port, *others = (bound.getsockname()[1] for bound in sockets)
         await server.start(*sockets)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
-            yield Served(FakeEngine(), server, models.metrics, client, port, *others)
+            with watched(os.environ.get("PYTEST_CURRENT_TEST", "")):
+                yield Served(FakeEngine(), server, models.metrics, client, port, *others)
         await server.stop(asyncio.Event())
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_core.text.stop import StopMatcher, StopStrings
+from lmi_core.text.stop import StopMatcher, StopStrings, stop_strings
 
 
 def naive(text: str, stops: list[str], include_stop: bool) -> tuple[str, str]:
@@ -80,3 +82,18 @@ def test_text_without_a_stop_character_passes_through() -> None:
     matcher = StopMatcher(StopStrings(["xyz"]))
     text = "nothing of the kind"
     assert matcher.push(text) is text
+
+
+@pytest.mark.parametrize(("stops", "is_here"), [(["x"] * 1024, True), (["x" * 1025], False)])
+def test_many_characters_are_linked_in_a_thread(
+    stops: list[str], is_here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def link(self: StopStrings) -> None:
+        threads.append(threading.current_thread())
+
+    monkeypatch.setattr(StopStrings, "_link", link)
+    assert asyncio.run(stop_strings(stops)) is not None
+    assert (threads == [threading.current_thread()]) == is_here
+    assert asyncio.run(stop_strings(())) is None

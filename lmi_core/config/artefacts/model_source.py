@@ -22,7 +22,8 @@ def find_source(values: Values, listed: Listed, problems: Problems) -> ModelSour
             return ModelSource("none", "")
         return ModelSource("local", str(directory))
     text = str(model_id)
-    source = locate(text, str(revision) if revision else None, listed.directory)
+    here = None if listed.is_downloaded and _is_own(values) else Path()
+    source = locate(text, str(revision) if revision else None, here, listed.directory)
     if source is not None:
         return source
     problems.error(
@@ -33,14 +34,18 @@ def find_source(values: Values, listed: Listed, problems: Problems) -> ModelSour
     return ModelSource("none", text)
 
 
-def locate(text: str, revision: str | None, directory: Path | None) -> ModelSource | None:
-    """Return what ``text`` names: an s3:// prefix, a directory, also within ``directory``, or a hub
-    id; None if it is none of them."""
+def _is_own(values: Values) -> bool:
+    return values.known["option.model_id"].setting.is_of_model
+
+
+def locate(text: str, revision: str | None, *within: Path | None) -> ModelSource | None:
+    """Return what ``text`` names: an s3:// prefix, a directory, relative to one of ``within`` where
+    it isn't absolute, or a hub id; None if it is none of them."""
     if text.startswith("s3://"):
         return ModelSource("s3", text)
-    for candidate in (Path(text), *(() if directory is None else (directory / text,))):
-        if is_dir(candidate):
-            return ModelSource("local", str(candidate))
+    for directory in within:
+        if directory is not None and is_dir(directory / text):
+            return ModelSource("local", str(directory / text))
     if HUB_ID.fullmatch(text):
         return ModelSource("hub", text, revision)
     return None

@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from lmi_core.errors import ModelError
@@ -15,14 +16,19 @@ _TIMEOUT_S = 1800
 
 
 def install_requirements(
-    model: Path, root: Path, *, offline: bool = False, python: str | None = None
+    model: Path,
+    root: Path,
+    *,
+    offline: bool = False,
+    python: str | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Path | None:
     """Install ``model/requirements.txt`` below ``root`` and return that directory.
 
     Returns None if the model has no such file. ``model/requirements/`` is searched for wheels;
-    offline nothing else is. ``python`` is the interpreter that will import them (ours). An
-    installation is reused while file and interpreter stay the same. Raises ModelError with pip's
-    last words.
+    offline nothing else is. ``python`` is the interpreter that will import them (ours), ``env`` the
+    variables that pip and what it builds get (ours). An installation is reused while file and
+    interpreter stay the same. Raises ModelError with pip's last words.
     """
     requirements = model / "requirements.txt"
     if not requirements.is_file():
@@ -37,14 +43,21 @@ def install_requirements(
     partial = target.with_name(name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    _run_pip(python, model, requirements, partial, offline)
+    _run_pip(python, model, requirements, partial, offline, env)
     (partial / _MARKER).touch()
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     return target
 
 
-def _run_pip(python: str, model: Path, requirements: Path, target: Path, offline: bool) -> None:
+def _run_pip(
+    python: str,
+    model: Path,
+    requirements: Path,
+    target: Path,
+    offline: bool,
+    env: Mapping[str, str] | None,
+) -> None:
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--no-input", "--target", str(target), "-r", str(requirements)]
     wheels = model / "requirements"
@@ -54,7 +67,7 @@ def _run_pip(python: str, model: Path, requirements: Path, target: Path, offline
         command += ["--no-index"] if wheels.is_dir() else ["--no-index", "--no-deps"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=env
         )
     except subprocess.TimeoutExpired:
         raise ModelError(f"installing {requirements} took longer than {_TIMEOUT_S} s") from None

@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.origin import Rank, Setting
-from lmi_core.config.table import BY_FLAG, OPTIONS, key_of, option_of_flag, suggest_flag
+from lmi_core.config.table import (
+    BY_FLAG,
+    BY_KEY,
+    OPTIONS,
+    key_of,
+    option_of_flag,
+    suggest_flag,
+)
 from lmi_core.config.table.option import Option
 from lmi_core.config.table.value_type import Bool
 
@@ -62,6 +69,12 @@ def read_environment(
     settings += _tgi(environ, problems, tgi or is_tgi(environ))
     settings += _flags(environ, problems)
     return settings
+
+
+def secret_variables(environ: Mapping[str, str], *, tgi: bool = False) -> tuple[str, ...]:
+    """Return the names of those variables that give the server a secret of its own, in order."""
+    found = read_environment(environ, Problems(), tgi=tgi)
+    return tuple(sorted({s.where for s in found if (o := BY_KEY.get(s.key)) and o.secret}))
 
 
 def _regular(environ: Mapping[str, str]) -> Iterator[Setting]:

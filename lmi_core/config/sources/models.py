@@ -26,7 +26,6 @@ from lmi_core.errors import ModelError
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 CONTAINER_STORE = Path("/opt/ml/model")
 """Model store of the reference's containers and of SageMaker, used if nothing else is named."""
-PROPERTIES = "serving.properties"
 
 _OWN_MODEL = (Rank.TGI_VARIABLE, Rank.FLAG, Rank.OVERRIDE)
 """Places whose model id names a model of its own rather than the content of a store."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
+
+PROPERTIES = "serving.properties"
+"""The file of options in a model's directory."""
 
 
 class Rank(IntEnum):
@@ -29,6 +33,11 @@ class Setting:
     text: str
     rank: Rank
     where: str
+
+    @property
+    def is_of_model(self) -> bool:
+        """Whether a file in the model's own directory says so, which may have come with it."""
+        return self.rank is Rank.FILE and Path(self.where.rpartition(":")[0]).name == PROPERTIES
 
     @property
     def shown(self) -> str:

@@ -469,6 +469,13 @@ OPTIONS = (
         actions={"lmi": no_effect("there is no handler process; set variables of the server")},
     ),
     Option(
+        key="option.handler_environment",
+        type=Items(Text("name of a variable")),
+        doc="Variables with secrets of the server that the handler process gets nevertheless.",
+        systems=_COMMON,
+        actions={"lmi": no_effect("there is no handler process")},
+    ),
+    Option(
         key="option.max_output_size",
         type=Int(1),
         doc="Largest answer of a handler in bytes.",

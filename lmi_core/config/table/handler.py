@@ -26,6 +26,11 @@ ACTIONS: Mapping[str, Action] = {
         "python", "python is the server's own", test=f"{_PROCESS}::test_another_interpreter"
     ),
     "option.env": honoured("env", test=f"{_POOL}::test_configuration_reaches_the_handler"),
+    "option.handler_environment": honoured(
+        None,
+        "given to the handler, of the variables with secrets of the server",
+        test="tests/config/test_handler_environment.py::test_the_operator_may_pass_them_on",
+    ),
     "option.enable_venv": no_effect(
         "requirements.txt always goes to a directory of its own per model"
     ),

@@ -95,7 +95,11 @@ def _code(
         return None
     root = download_root(server, environ)
     packages = install_requirements(
-        config.model_dir, root, offline=server.offline, python=config.python
+        config.model_dir,
+        root,
+        offline=server.offline,
+        python=config.python,
+        env=config.environment(environ),
     )
     source, model_id = model.source, None
     if source.kind == "local" and "option.model_id" in model.values:

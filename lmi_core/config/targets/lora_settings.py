@@ -99,6 +99,8 @@ def lora_settings(
 def _named(values: Values, directory: Path | None, problems: Problems) -> tuple[NamedAdapter, ...]:
     """TGI's list: each ``id``, ``id=place``, ``id@revision`` or ``id=place@revision``."""
     items = values.get(_NAMED)
+    is_own = items is not None and values.known[_NAMED].setting.is_of_model
+    here = None if is_own else Path()
     found = []
     for item in items if isinstance(items, tuple) else ():
         where = values.where(_NAMED)
@@ -110,7 +112,7 @@ def _named(values: Values, directory: Path | None, problems: Problems) -> tuple[
                 _NAMED,
             )
             continue
-        source = locate(match["place"] or match["name"], match["revision"], directory)
+        source = locate(match["place"] or match["name"], match["revision"], here, directory)
         if source is None:
             problems.error(
                 where,

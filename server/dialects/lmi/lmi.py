@@ -31,6 +31,7 @@ from lmi_server.dialects.base import (
     Renderer,
     Reply,
 )
+from lmi_server.dialects.best_of import check_num_sequences
 from lmi_server.dialects.decode import decode_text
 from lmi_server.dialects.lmi.adapters import LmiAdapters
 from lmi_server.dialects.lmi.chat import LmiChats
@@ -139,6 +140,7 @@ class LmiProtocol(Protocol):
         known, later = split_parameters(body.parameters or {}, self._release)
         parameters, unknown = decode_parameters(known)
         fields = unknown_fields(call.body, body.__struct_fields__) if _is_json(call) else ()
+        check_num_sequences(len(prompts), num_candidates(parameters), "inputs")
         adapters = self._adapters.chosen(body.adapters, call, len(prompts))
         _refuse_cached_prompt(body)
         stream = bool(body.stream) and self._release.has_stream_field

@@ -10,6 +10,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.text.infill import InfillForm
+from lmi_server.dialects.best_of import check_num_sequences
 from lmi_server.dialects.decode import decode_json
 from lmi_server.dialects.openai.schema import (
     OpenAIBody,
@@ -82,6 +83,7 @@ def prompts_of(completion: CompletionBody) -> tuple[Prompt, ...]:
                 field=f"prompt[{index}]",
             )
         prompts.append(item if isinstance(item, str) else _token_ids(item, f"prompt[{index}]"))
+    check_num_sequences(len(prompts), completion.num_candidates, "prompt")
     return tuple(prompts)
 
 

@@ -64,3 +64,13 @@ def test_a_failure_says_what_pip_says(model, tmp_path):
         ModelError, match=r"requirements\.txt can't be installed: ERROR:.*lmi.probe"
     ):
         install_requirements(model, tmp_path / "cache", offline=True)
+
+
+def test_pip_gets_the_variables_that_the_models_code_gets(model, tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho ERROR: PROBE is $PROBE and HOME $HOME >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(ModelError, match=r"PROBE is 1 and HOME$"):
+        install_requirements(
+            model, tmp_path / "cache", offline=True, python=str(python), env={"PROBE": "1"}
+        )

@@ -33,6 +33,8 @@ class Bound(NamedTuple):
 
 
 SAMPLED = {"do_sample": True}
+MOST_STOPS = [["x" * 16 + str(i) for i in range(800)], ["y" * 16_384], ["z"] * 1024]
+TOO_MANY_STOPS = [["y" * 16_385], ["z" * 8192] * 3, ["z"] * 1025]
 NEXT_TO_1 = 1.0000000000000002
 SHARED = [
     Bound("min_p", [0, 1], [-1e-9, NEXT_TO_1]),
@@ -55,7 +57,8 @@ LMI = [
     Bound("top_n_tokens", [0, NUM_LOGPROBS], [-1, NUM_LOGPROBS + 1], {"details": True}),
     Bound("prompt_logprobs", [0, NUM_LOGPROBS], [-1, NUM_LOGPROBS + 1]),
     Bound("truncate", [1, 2**31], [0, -1]),
-    Bound("stop_sequences", [[], ["x"]], [[""]]),
+    Bound("stop_sequences", [[], ["x"], *MOST_STOPS], [[""]]),
+    Bound("stop", MOST_STOPS, TOO_MANY_STOPS),
 ]
 OPENAI = [
     *SHARED,
@@ -69,12 +72,14 @@ OPENAI = [
     Bound("n", [1, 128], [0, 129, -1]),
     Bound("logit_bias", [{"0": -100}, {str(VOCAB_SIZE - 1): 100}], [{"0": -100.1}, {"0": 101}]),
     Bound("logit_bias", [{}], [{str(VOCAB_SIZE): 1}, {"-1": 1}, {"x": 1}, {"1" * 11: 1}]),
-    Bound("stop", [[], ["x"]], [""]),
+    Bound("stop", [[], ["x"], *MOST_STOPS], ["", *TOO_MANY_STOPS]),
 ]
 COMPLETIONS = [
     *OPENAI,
     Bound("logprobs", [0, NUM_LOGPROBS], [-1, NUM_LOGPROBS + 1]),
     Bound("best_of", [2, 128], [0, 1, 129], {"n": 2}),
+    Bound("prompt", [["x"] * 7], [["x"] * 9], {"n": 128, "max_tokens": 1}),
+    Bound("prompt", [["x"] * 7], [["x"] * 9], {"best_of": 128, "max_tokens": 1}),
     Bound("prompt", [["x"] * 64, [0, VOCAB_SIZE - 1]], [["x"] * 1025, [-1], [VOCAB_SIZE], []]),
 ]
 CHATS = [
@@ -141,5 +146,9 @@ def test_prompts() -> None:
             for value in PROMPTS.bad:
                 answer = await served.post({**INPUTS, "inputs": value})
                 assert (answer.status, b"inputs" in answer.body) == (424, True)
+            many = {"parameters": {"max_new_tokens": 1, "do_sample": True, "n": 128}}
+            assert (await served.post({**many, "inputs": ["x"] * 7})).status == 200
+            answer = await served.post({**many, "inputs": ["x"] * 9})
+            assert (answer.status, b"at most 1024 sequences" in answer.body) == (424, True)
 
     asyncio.run(run())
