@@ -20,7 +20,15 @@ from torch import Tensor
 
 from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.step_arrays import IntArray, StepArrays
-from lmi_core.ops.recorder import Handle, KvCache, LinearWeight, LoraTable, RowSymbol
+from lmi_core.ops.recorder import (
+    Activation,
+    Handle,
+    KvCache,
+    LinearWeight,
+    LoraTable,
+    NormKind,
+    RowSymbol,
+)
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.matrix import Matrix, dense
 
@@ -172,13 +180,77 @@ class TorchRecorder:
             lambda run: _rms_norm(run.values[x], scale, eps).to(self._act),
         )
 
+    def add_positions(self, x: Handle, table: npt.NDArray[np.generic], offset: int) -> Handle:
+        rows = _tensor(table)
+
+        def add(run: _Run) -> None:
+            positions = _index(run.step.positions) + offset
+            run.values[x] = run.values[x] + rows[positions].to(self._wide)
+
+        self._nodes.append(add)
+        return x
+
+    def norm(
+        self,
+        x: Handle,
+        weight: FloatArray | None,
+        bias: FloatArray | None,
+        eps: float,
+        *,
+        kind: NormKind,
+        residual: Handle | None,
+        out_dtype: Literal["fp32", "act"],
+    ) -> Handle:
+        scale, offset = self._optional(weight), self._optional(bias)
+        if residual is not None:
+
+            def add(run: _Run) -> None:
+                y = _norm(run.values[x], scale, offset, eps, kind)
+                run.values[residual] = run.values[residual] + y
+
+            self._nodes.append(add)
+            return residual
+        dtype = self.act_dtype if out_dtype == "act" else self._wide_dtype
+        return self._record(
+            "norm",
+            dtype,
+            x.columns,
+            x.rows,
+            lambda run: _norm(run.values[x], scale, offset, eps, kind).to(_DTYPES[dtype]),
+        )
+
+    def norm_heads(
+        self,
+        x: Handle,
+        weight: FloatArray,
+        bias: FloatArray | None,
+        eps: float,
+        *,
+        kind: NormKind,
+        first_column: int,
+        num_groups: int,
+    ) -> Handle:
+        scale, offset = self._widen(weight).view(num_groups, -1), self._optional(bias)
+        offset = None if offset is None else offset.view(num_groups, -1)
+        columns = slice(first_column, first_column + weight.size)
+
+        def compute(run: _Run) -> None:
+            y = run.values[x].clone()
+            groups = y[:, columns].reshape(len(y), num_groups, -1)
+            y[:, columns] = _norm(groups, scale, offset, eps, kind).flatten(1)
+            run.values[x] = y
+
+        self._nodes.append(compute)
+        return x
+
     def linear(
         self,
         x: Handle,
         weight: LinearWeight,
         *,
         bias: FloatArray | None,
-        activation: Literal["", "silu", "gelu_tanh"],
+        activation: Activation | Literal[""],
+        gated: bool,
         residual: Handle | None,
         out_dtype: Literal["fp32", "act"],
     ) -> Handle:
@@ -187,7 +259,7 @@ class TorchRecorder:
 
         def product(run: _Run) -> Tensor:
             y = torch.nn.functional.linear(run.values[x].to(self._wide), matrix, offset)
-            return _gated(y, activation) if activation else y
+            return _activated(y, activation, gated) if activation else y
 
         if residual is not None:
 
@@ -196,21 +268,28 @@ class TorchRecorder:
 
             self._nodes.append(add)
             return residual
-        columns = weight.num_outputs // 2 if activation else weight.num_outputs
+        columns = weight.num_outputs // 2 if activation and gated else weight.num_outputs
         is_act = activation != "" or out_dtype == "act"
         dtype = self.act_dtype if is_act else self._wide_dtype
         return self._record(
             "linear", dtype, columns, x.rows, lambda run: product(run).to(_DTYPES[dtype])
         )
 
-    def gated_activation(self, x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle:
+    def activation(self, x: Handle, activation: Activation, *, gated: bool) -> Handle:
         return self._record(
-            "gated_activation",
+            "activation",
             self.act_dtype,
-            x.columns // 2,
+            x.columns // 2 if gated else x.columns,
             x.rows,
-            lambda run: _gated(run.values[x], activation).to(self._act),
+            lambda run: _activated(run.values[x], activation, gated).to(self._act),
         )
+
+    def soft_cap(self, x: Handle, cap: float) -> Handle:
+        def compute(run: _Run) -> None:
+            run.values[x] = cap * torch.tanh(run.values[x] / cap)
+
+        self._nodes.append(compute)
+        return x
 
     def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
         adapters = cast(AdapterTable, table)
@@ -270,8 +349,10 @@ class TorchRecorder:
         scale: float,
         window: int,
         soft_cap: float,
+        slopes: FloatArray | None,
     ) -> Handle:
         store = self._cache(cache)
+        slope = self._optional(slopes)
 
         def compute(run: _Run) -> Tensor:
             queries = run.values[q].to(self._wide)
@@ -283,7 +364,7 @@ class TorchRecorder:
                 k = store.keys[layer, slots].to(self._wide)
                 v = store.values[layer, slots].to(self._wide)
                 positions = _index(run.step.positions[rows])
-                y[rows] = _attend(queries[rows], k, v, positions, scale, window, soft_cap)
+                y[rows] = _attend(queries[rows], k, v, positions, scale, window, soft_cap, slope)
             return y.flatten(1).to(self._act)
 
         return self._record("attention", self.act_dtype, q.columns, "T", compute)
@@ -331,6 +412,9 @@ class TorchRecorder:
         store = cast(TorchKvCache, cache)
         return self._caches.setdefault(id(store), store)
 
+    def _optional(self, values: FloatArray | None) -> Tensor | None:
+        return None if values is None else self._widen(values)
+
     def _widen(self, values: FloatArray) -> Tensor:
         return torch.from_numpy(values.copy()).to(self._wide)
 
@@ -368,11 +452,27 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
 
 
-def _gated(gate_up: Tensor, activation: str) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
+def _norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: NormKind
+) -> Tensor:
+    if kind == "layer":
+        x = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps)
+    elif kind == "rms":
+        x = torch.nn.functional.rms_norm(x, x.shape[-1:], eps=eps)
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def _activated(x: Tensor, activation: str, gated: bool) -> Tensor:
+    function = torch.nn.functional
+    x, up = x.chunk(2, dim=-1) if gated else (x, None)
     if activation == "silu":
-        return torch.nn.functional.silu(gate) * up
-    return torch.nn.functional.gelu(gate, approximate="tanh") * up
+        y = function.silu(x)
+    elif activation.startswith("gelu"):
+        y = function.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+    else:
+        y = function.relu(x) ** (2 if activation == "relu2" else 1)
+    return y if up is None else y * up
 
 
 def _attend(
@@ -383,6 +483,7 @@ def _attend(
     scale: float,
     window: int,
     soft_cap: float,
+    slopes: Tensor | None,
 ) -> Tensor:
     """q [rows, hq, d] at ``positions`` over k, v [kv length, hkv, d] -> [rows, hq, d]."""
     num_groups = q.shape[1] // k.shape[1]
@@ -391,6 +492,8 @@ def _attend(
     if soft_cap:
         scores = soft_cap * torch.tanh(scores / soft_cap)
     distance = positions.unsqueeze(1) - torch.arange(k.shape[0])
+    if slopes is not None:
+        scores = scores - slopes[:, None, None] * distance
     hidden = distance < 0
     if window:
         hidden |= distance >= window

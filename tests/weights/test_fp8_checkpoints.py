@@ -181,7 +181,7 @@ def test_other_quantisations_are_refused(
 
 def test_the_configuration_knows_the_same_methods() -> None:
     known = {f"weights.{method}" for method in METHODS}
-    assert known <= BACKENDS["native"].capabilities
+    assert known <= BACKENDS["lmi"].capabilities
 
 
 def test_every_byte_is_decoded() -> None:
