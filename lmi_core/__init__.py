@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lmi_core.version import __version__
 
 if TYPE_CHECKING:
+    from lmi_core.engine.completion import Completion
     from lmi_core.engine.engine import Engine
     from lmi_core.engine.outputs import FinishReason, TokenEvent
     from lmi_core.engine.request import GenerationRequest
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CapacityError",
+    "Completion",
     "Engine",
     "EngineConfig",
     "EngineError",
@@ -38,6 +40,7 @@ __all__ = [
 
 _MODULES = {
     "CapacityError": "lmi_core.errors",
+    "Completion": "lmi_core.engine.completion",
     "Engine": "lmi_core.engine.engine",
     "EngineConfig": "lmi_core.settings.engine_config",
     "EngineError": "lmi_core.errors",

@@ -1,4 +1,4 @@
-"""The command line: ``lmi serve | generate | doctor | explain``.
+"""The command line: ``lmi serve | chat | generate | explain | doctor``.
 
 Imports are inside the commands, so that each pays only for what it uses.
 """
@@ -6,28 +6,25 @@ Imports are inside the commands, so that each pays only for what it uses.
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from lmi_core.errors import ConfigError, LmiError, UserError
 from lmi_core.version import __version__
 
-if TYPE_CHECKING:
-    from lmi_core.settings.engine_config import EngineConfig
-
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"
 
+_UNKNOWN_COMMAND = re.compile(r".*invalid choice: '(\w+)' \(choose from (.*)\)")
 _INTERRUPTED = 130
 _INTERNAL_ERROR = 70
 _IO_ERROR = 74
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-_BYTES = re.compile(r"(?P<number>\d+)(?P<unit>[kKmMgG]?)(i?[bB])?")
-_UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,22 +72,24 @@ def _fail(error: Exception, text: str, exit_code: int) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    # These two take the configuration's own arguments.
+    # All but the last take the configuration's own arguments.
     if argv[:1] == ["explain"]:
         return _explain(argv[1:])
     if argv[:1] == ["serve"]:
         return _serve(argv[1:])
-    args = build_parser().parse_args(argv)
-    match args.command:
-        case "generate":
-            return _generate(args)
-        case _:
-            return _doctor(args)
+    if argv[:1] == ["generate"]:
+        return _generate(argv[1:])
+    if argv[:1] == ["chat"]:
+        return _chat(argv[1:])
+    return _doctor(build_parser().parse_args(argv))
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see {self.prog} --help")
+        wrong = _UNKNOWN_COMMAND.match(message)
+        near = difflib.get_close_matches(wrong[1], wrong[2].split("'"), n=1) if wrong else []
+        hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help"
+        raise UserError(f"{message}; {hint}")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -98,17 +97,21 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lmi {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("serve", help="serve a model over HTTP")
-    _add_generate(commands)
+    commands.add_parser("generate", help="stream a completion to the terminal")
+    commands.add_parser("chat", help="talk to a model in the terminal")
     doctor = commands.add_parser("doctor", help="say what this machine offers and what is used")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser("explain", help="say what becomes of every configuration key")
     return parser
 
 
-def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
-    generate = commands.add_parser("generate", help="stream a completion to the terminal")
+def _generate_parser() -> argparse.ArgumentParser:
+    generate = _Parser(
+        prog="lmi generate",
+        usage="lmi generate PROMPT [--model MODEL] [flags] [flags of lmi serve]",
+        description="Streams the completion of one prompt to the terminal.",
+    )
     generate.add_argument("prompt", help="the text; - reads standard input")
-    generate.add_argument("--model", type=Path, help="model directory (the demo model)")
     form = generate.add_mutually_exclusive_group()
     form.add_argument(
         "--chat", action="store_true", help="put the prompt through the model's chat template"
@@ -124,67 +127,20 @@ def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
     generate.add_argument("--repetition-penalty", type=float, default=1.0)
     generate.add_argument("--stop", action="append", default=[], help="may be given repeatedly")
     generate.add_argument("--stats", action="store_true", help="print counts and speed on stderr")
-    _add_model_options(generate)
+    generate.add_argument("--seed", type=int, default=0)
+    return generate
 
 
-def _add_model_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("model and engine")
-    group.add_argument("--served-model-name", metavar="NAME", help="default: the directory's name")
-    group.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda needs torch")
-    group.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto")
-    group.add_argument(
-        "--quantize",
-        choices=("int8", "int4", "fp8"),
-        help="quantise the weights at load; fp8 with --device cuda only",
+def _chat_parser() -> argparse.ArgumentParser:
+    from lmi_core.chat.command import add_arguments
+
+    parser = _Parser(
+        prog="lmi chat",
+        usage="lmi chat [MODEL | --url URL] [flags] [flags of lmi serve]",
+        description="Talks to a model; without one named, to the embedded demonstration model.",
     )
-    group.add_argument(
-        "--kv-dtype",
-        choices=("auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2"),
-        default="auto",
-        help="KV cache; fp8 with --device cuda only",
-    )
-    group.add_argument("--threads", type=_positive, metavar="N", help="default: physical cores")
-    group.add_argument("--max-model-len", type=_positive, metavar="TOKENS")
-    group.add_argument("--max-num-seqs", type=_positive, default=32, metavar="N")
-    group.add_argument("--max-num-batched-tokens", type=_positive, metavar="TOKENS")
-    group.add_argument("--max-queue-size", type=_positive, default=1000, metavar="N")
-    group.add_argument("--block-size", type=_positive, default=32, metavar="TOKENS")
-    group.add_argument("--kv-cache-bytes", type=_num_bytes, metavar="BYTES", help="such as 512M")
-    group.add_argument("--no-prefix-caching", action="store_true")
-    group.add_argument("--guaranteed-no-evict", action="store_true")
-    group.add_argument("--no-overlap", action="store_true", help="the plain step loop")
-    group.add_argument("--seed", type=int, default=0, help="base of requests' seeds, or the seed")
-    group.add_argument("--instruction-set", default="", help="kernel level (the best there is)")
-
-
-def build_engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The engine's configuration from parsed arguments."""
-    from lmi_core.settings.engine_config import EngineConfig
-
-    _check_instruction_set(args.instruction_set, "--instruction-set ")
-    model: Path = args.model or DEMO_MODEL
-    name = model.resolve().name
-    return EngineConfig(
-        model=model,
-        served_model_name=args.served_model_name
-        or (name if re.fullmatch(r"[\w.-]+", name) else "model"),
-        device=args.device,
-        dtype=args.dtype,
-        quantize=args.quantize,
-        kv_dtype=args.kv_dtype,
-        max_model_len=args.max_model_len,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        max_queue_size=args.max_queue_size,
-        block_size=args.block_size,
-        kv_cache_bytes=args.kv_cache_bytes,
-        enable_prefix_caching=not args.no_prefix_caching,
-        guaranteed_no_evict=args.guaranteed_no_evict,
-        num_threads=args.threads,
-        overlap=not args.no_overlap,
-        seed=args.seed,
-        instruction_set=args.instruction_set,
-    )
+    add_arguments(parser)
+    return parser
 
 
 def _check_instruction_set(name: str, given_as: str) -> None:
@@ -211,10 +167,20 @@ def _serve(argv: list[str]) -> int:
     return serve(argv, DEMO_MODEL)
 
 
-def _generate(args: argparse.Namespace) -> int:
+def _generate(argv: list[str]) -> int:
     from lmi_core.generate import generate
+    from lmi_core.local_model import open_local_model, parse_arguments
 
-    return generate(args, build_engine_config(args))
+    args, model = parse_arguments(_generate_parser(), argv, takes_models=False)
+    return generate(args, open_local_model(model, DEMO_MODEL))
+
+
+def _chat(argv: list[str]) -> int:
+    from lmi_core.chat.command import chat, open_source
+    from lmi_core.local_model import parse_arguments
+
+    args, model = parse_arguments(_chat_parser(), argv, takes_models=True)
+    return chat(args, open_source(args, model, DEMO_MODEL))
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -227,17 +193,3 @@ def _explain(argv: list[str]) -> int:
     from lmi_core.config.explain import main as explain
 
     return explain(argv, default_model=DEMO_MODEL)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
-def _num_bytes(text: str) -> int:
-    match = _BYTES.fullmatch(text)
-    if match is None or int(match["number"]) < 1:
-        raise argparse.ArgumentTypeError(f"must be bytes such as 1048576, 64M or 2G, got {text}")
-    return int(match["number"]) << _UNITS[match["unit"].lower()]

@@ -13,27 +13,27 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.progress import TerminalProgress
-from lmi_core.text.chat import ChatTemplate
 
 if TYPE_CHECKING:
     from lmi_core.engine.engine import Engine
-    from lmi_core.settings.engine_config import EngineConfig
+    from lmi_core.local_model import LocalModel
 
 
-def generate(args: argparse.Namespace, config: EngineConfig) -> int:
+def generate(args: argparse.Namespace, model: LocalModel) -> int:
     """Load the model, write the completion to stdout as it is made, return the exit code."""
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
-    return asyncio.run(_generate(args, config, text))
+    return asyncio.run(_generate(args, model, text))
 
 
-async def _generate(args: argparse.Namespace, config: EngineConfig, text: str) -> int:
+async def _generate(args: argparse.Namespace, model: LocalModel, text: str) -> int:
     from lmi_core.engine.engine import Engine
 
     progress = TerminalProgress()
-    engine = Engine(config, progress=progress)
+    request = build_request(args, model, text)
+    engine = Engine(model.config, progress=progress)
     async with engine:
         progress.finish()
-        await _stream(engine, build_request(args, config, text), show_stats=args.stats)
+        await _stream(engine, request, show_stats=args.stats)
     return 0
 
 
@@ -61,11 +61,11 @@ async def _stream(engine: Engine, request: GenerationRequest, *, show_stats: boo
         )
 
 
-def build_request(args: argparse.Namespace, config: EngineConfig, text: str) -> GenerationRequest:
+def build_request(args: argparse.Namespace, model: LocalModel, text: str) -> GenerationRequest:
     """The request: through the chat template when there is one, unless ``--raw`` is given."""
-    template = None if args.raw else ChatTemplate.load(config.model)
+    template = None if args.raw else model.template
     if args.chat and template is None:
-        raise UserError(f"{config.model} has no chat template; use --raw", field="--chat")
+        raise UserError(f"{model.config.model} has no chat template; use --raw", field="--chat")
     if args.system is not None and template is None:
         raise UserError("--system needs a chat template; leave it out", field="--system")
     if template is not None:

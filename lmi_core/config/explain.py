@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
+from lmi_core.config.artefacts.cache import cached_directory
+from lmi_core.config.memory_needs import Needs, memory_needs
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.resolve import Report, examine
-from lmi_core.config.rows import Row
+from lmi_core.config.rows import DEFAULT, Row
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.table.option import SYSTEMS, Outcome
 from lmi_core.config.targets.host import Host
@@ -27,6 +32,8 @@ _COLOURS = {
     Outcome.NO_EFFECT: "33",
     Outcome.REFUSED: "31",
 }
+_LEAST_TEXT = 28
+"""Columns that a row's text needs to be beside the others."""
 _WRITTEN = {"common": "LMI, naming no system"}
 
 
@@ -48,12 +55,21 @@ def main(
         out.write(command_help("explain"))
         return EXIT_USABLE
     report = examine(argv, environ, host, default_model=default_model)
+    needs = [
+        memory_needs(model, cached_directory(model.source, report.server, environ))
+        for model in report.models
+    ]
     if "--json" in argv:
-        json.dump(as_json(report), out, indent=2)
+        json.dump(as_json(report, needs), out, indent=2)
         out.write("\n")
-    else:
-        colour = out.isatty() and "NO_COLOR" not in environ
-        out.write(as_table(report, colour=colour))
+        return exit_code(report, strict="--strict" in argv)
+    is_terminal = out.isatty()
+    page = Page(
+        colour=is_terminal and "NO_COLOR" not in environ,
+        width=shutil.get_terminal_size().columns if is_terminal else None,
+        shows_defaults="--all" in argv,
+    )
+    out.write(page.of(report, needs))
     return exit_code(report, strict="--strict" in argv)
 
 
@@ -64,23 +80,83 @@ def exit_code(report: Report, *, strict: bool) -> int:
     return EXIT_WARNINGS if strict and report.warnings else EXIT_USABLE
 
 
-def as_table(report: Report, *, colour: bool = False) -> str:
-    """Write a report for people."""
-    lines: list[str] = []
-    for model, rows in zip(report.models, report.rows, strict=True):
-        lines += _heading(model)
-        lines += _table(rows, colour)
-        lines.append("")
-    if report.server_rows:
-        lines += ["server", *_table(report.server_rows, colour), ""]
-    for title, problems in (("refused", report.errors), ("warnings", report.warnings)):
-        if problems:
-            lines += [title, *(f"  {printable(str(problem))}" for problem in problems), ""]
-    lines.append("refused" if report.errors else "usable")
-    return "\n".join(lines) + "\n"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A report for people; ``width`` is that of the terminal, None for as wide as it comes."""
+
+    colour: bool = False
+    width: int | None = None
+    shows_defaults: bool = True
+
+    def of(self, report: Report, needs: Sequence[Needs] = ()) -> str:
+        """The text; ``needs`` of memory by model, empty: not known."""
+        lines: list[str] = []
+        num_hidden = 0
+        for i, (model, rows) in enumerate(zip(report.models, report.rows, strict=True)):
+            shown = [row for row in rows if self.shows_defaults or row.where != DEFAULT]
+            num_hidden += len(rows) - len(shown)
+            for line in _heading(model, needs[i] if needs else None):
+                lines += self._wrapped(line, " " * 11)
+            lines += [*self._table(shown), ""]
+        if report.server_rows:
+            lines += ["server", *self._table(report.server_rows), ""]
+        for title, problems in (("refused", report.errors), ("warnings", report.warnings)):
+            if problems:
+                lines.append(title)
+                for problem in problems:
+                    lines += self._wrapped(f"  {printable(str(problem))}", "    ")
+                lines.append("")
+        hidden = f"; --all also shows {num_hidden} defaults" if num_hidden else ""
+        lines.append(("refused" if report.errors else "usable") + hidden)
+        return "\n".join(lines) + "\n"
+
+    def _table(self, rows: Sequence[Row]) -> list[str]:
+        cells = [
+            tuple(map(printable, (row.key, row.value, row.where, row.outcome, row.text)))
+            for row in rows
+        ]
+        widths = [max((len(cell[i]) for cell in cells), default=0) for i in range(4)]
+        widths = [min(width, most) for width, most in zip(widths, (44, 44, 60, 9), strict=True)]
+        indent = 2 + sum(width + 2 for width in widths)
+        is_narrow = self.width is not None and self.width - indent < _LEAST_TEXT
+        lines = []
+        for cell, row in zip(cells, rows, strict=True):
+            if is_narrow:
+                lines += self._stacked(cell, row.outcome)
+            else:
+                lines += self._beside(cell, widths, indent, row.outcome)
+            lines += [f"      overrides {printable(place)}" for place in row.overridden]
+        return lines
+
+    def _beside(
+        self, cell: Sequence[str], widths: Sequence[int], indent: int, outcome: Outcome
+    ) -> list[str]:
+        """A row in columns, the last of which is wrapped."""
+        padded = [text.ljust(width) for text, width in zip(cell, widths, strict=False)]
+        before = len("  " + "  ".join(padded[:3])) + 2
+        first, *rest = self._wrapped("  " + "  ".join((*padded, cell[4])), " " * indent)
+        # Coloured when it is wrapped: colours have no width.
+        end = before + len(cell[3])
+        return [first[:before] + self._coloured(first[before:end], outcome) + first[end:], *rest]
+
+    def _stacked(self, cell: Sequence[str], outcome: Outcome) -> list[str]:
+        """A row in lines of its own, where columns don't fit."""
+        key, value, where, word, text = cell
+        head = self._wrapped(f"  {key}={value}  ({where})", "      ")
+        body = self._wrapped(f"      {word}: {text}", "      ")
+        body[0] = body[0].replace(word, self._coloured(word, outcome), 1)
+        return [*head, *body]
+
+    def _coloured(self, word: str, outcome: Outcome) -> str:
+        return f"\033[{_COLOURS[outcome]}m{word}\033[0m" if self.colour else word
+
+    def _wrapped(self, line: str, indent: str) -> list[str]:
+        if self.width is None or len(line) <= self.width:
+            return [line.rstrip()]
+        return textwrap.wrap(line, self.width, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _heading(model: ModelConfig) -> list[str]:
+def _heading(model: ModelConfig, needs: Needs) -> list[str]:
     source = model.source.location or "(no files)"
     if model.source.revision:
         source += f" at {model.source.revision}"
@@ -96,28 +172,13 @@ def _heading(model: ModelConfig) -> list[str]:
         lines.append(
             f"  devices  {place.tensor_parallel_degree} per copy, {place.num_copies} copies"
         )
+    if needs is not None:
+        lines.append(f"  memory   {needs if isinstance(needs, str) else needs.describe()}")
     return [printable(line) for line in lines]
 
 
-def _table(rows: Iterable[Row], colour: bool) -> list[str]:
-    cells = [
-        tuple(map(printable, (row.key, row.value, row.where, row.outcome, row.text)))
-        for row in rows
-    ]
-    widths = [max((len(cell[i]) for cell in cells), default=0) for i in range(4)]
-    widths = [min(width, limit) for width, limit in zip(widths, (44, 44, 60, 9), strict=True)]
-    lines = []
-    for cell, row in zip(cells, rows, strict=True):
-        padded = [text.ljust(width) for text, width in zip(cell, widths, strict=False)]
-        if colour:
-            padded[3] = f"\033[{_COLOURS[row.outcome]}m{padded[3]}\033[0m"
-        lines.append("  " + "  ".join((*padded, cell[4])).rstrip())
-        lines += [f"      overrides {printable(place)}" for place in row.overridden]
-    return lines
-
-
-def as_json(report: Report) -> dict[str, object]:
-    """Return a report as data."""
+def as_json(report: Report, needs: Sequence[Needs] = ()) -> dict[str, object]:
+    """Return a report as data, with the ``needs`` of memory by model."""
     return {
         "usable": not report.errors,
         "models": [
@@ -135,14 +196,21 @@ def as_json(report: Report) -> dict[str, object]:
                 "tensor_parallel_degree": model.placement.tensor_parallel_degree,
                 "num_copies": model.placement.num_copies,
                 "engine": dict(model.settings),
+                "memory": _memory_json(needs[i]) if needs else None,
                 "rows": [_row_json(row) for row in rows],
             }
-            for model, rows in zip(report.models, report.rows, strict=True)
+            for i, (model, rows) in enumerate(zip(report.models, report.rows, strict=True))
         ],
         "server": [_row_json(row) for row in report.server_rows],
         "errors": [_problem_json(problem) for problem in report.errors],
         "warnings": [_problem_json(problem) for problem in report.warnings],
     }
+
+
+def _memory_json(needs: Needs) -> dict[str, object] | None:
+    if needs is None:
+        return None
+    return {"problem": needs} if isinstance(needs, str) else asdict(needs)
 
 
 def _row_json(row: Row) -> dict[str, object]:

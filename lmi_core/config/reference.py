@@ -157,6 +157,8 @@ _USAGE = {
 Says for every key that was given where it comes from and what the chosen backend does with it.
 Exit code: 0 usable, 1 usable with warnings and --strict, 2 refused.
 
+  --all
+      also show defaults that nothing was written for
   --json
       print JSON instead of a table
 """,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from lmi_core.config.artefacts.entry_point import check_formatter, find_handler
 from lmi_core.config.artefacts.model_files import ModelFiles, read_model_files
 from lmi_core.config.artefacts.model_source import find_source
 from lmi_core.config.artefacts.own_files import refuse_others_files
+from lmi_core.config.artefacts.unpack import Limits
 from lmi_core.config.checks import Subject, check
 from lmi_core.config.model_config import ModelConfig, ModelSource
 from lmi_core.config.paths import is_file
@@ -32,7 +33,7 @@ from lmi_core.config.sources.models import (
     list_models,
 )
 from lmi_core.config.sources.origin import PROPERTIES, Rank, Setting
-from lmi_core.config.sources.properties import read_properties
+from lmi_core.config.sources.properties import read_properties, read_server_file
 from lmi_core.config.sources.rewrites import rewrite
 from lmi_core.config.system import WrittenFor, written_for
 from lmi_core.config.table import BY_KEY
@@ -127,20 +128,28 @@ def resolve_entry(
     argv: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
     host: Host | None = None,
+    check: Callable[[ModelConfig], None] | None = None,
 ) -> tuple[ModelConfig, tuple[str, ...]]:
     """Resolve one model that a running server adds, and the warnings about it.
 
     ``arguments`` are keys given with the entry; ``argv`` and ``environ`` are the server's own,
-    which hold for every model. Raises ConfigError with every fault at once.
+    which hold for every model. Raises ConfigError with every fault at once, and what ``check``
+    raises of the model; then nothing is left of an archive that was unpacked for it.
     """
     environ = os.environ if environ is None else environ
     host = detect_host(environ) if host is None else host
     problems = Problems()
     invocation = parse_command_line(argv, problems)
     examination = _Examination(invocation, environ, host, problems, None, True)
-    model = examination.add(entry, arguments)
-    problems.raise_errors()
-    assert model is not None, "a model that isn't listed is an error"
+    try:
+        model = examination.add(entry, arguments)
+        problems.raise_errors()
+        assert model is not None, "a model that isn't listed is an error"
+        if check is not None:
+            check(model)
+    except BaseException:
+        examination.archives.discard()
+        raise
     return model, tuple(map(str, problems.warnings))
 
 
@@ -170,7 +179,7 @@ class _Examination:
             server,
             shared,
             self.environ,
-            self._archives(),
+            self.archives,
             self.problems,
             default_model=self.default_model,
         )
@@ -195,25 +204,17 @@ class _Examination:
         """Examine one more model; what names the server's own models doesn't count for it."""
         self._read_sources()
         self.shared = [setting for setting in self.shared if setting.key not in _NAMES]
-        listed = list_entry(entry, self._archives(), self.problems)
+        listed = list_entry(entry, self.archives, self.problems)
         if listed is None:
             return None
         own = (Setting(k, text, Rank.ENDPOINT, entry.where) for k, text in arguments.items())
         model, _ = self._model(replace(listed, settings=(*listed.settings, *own)))
         return model
 
-    def _archives(self) -> Archives:
-        return Archives(
-            download_root(self.server, self.environ),
-            self.server.model_url_pattern,
-            offline=self.server.offline,
-            fetches=self.fetches,
-        )
-
     def _read_sources(self) -> tuple[Values, Values]:
         """Read every source but the models' own files: the server's values, and the shared ones."""
         settings = [
-            *_server_file(self.invocation, self.environ, self.problems),
+            *read_server_file(self.invocation.config_file, self.environ, self.problems),
             *read_environment(self.environ, self.problems, tgi=self.tgi),
             *self.invocation.settings,
         ]
@@ -222,6 +223,13 @@ class _Examination:
         server = merge(server_settings, self.problems, strict=strict)
         shared = merge(self.shared, self.problems, strict=strict)
         self.server = server_config(server, self.problems, tgi=self.tgi)
+        self.archives = Archives(
+            download_root(self.server, self.environ),
+            self.server.model_url_pattern,
+            offline=self.server.offline,
+            fetches=self.fetches,
+            limits=Limits(self.server.max_archive_bytes, self.server.max_archive_bytes),
+        )
         return server, shared
 
     def _check_names(self, models: Sequence[ModelConfig], listed: Sequence[Listed]) -> None:
@@ -371,24 +379,6 @@ class _Examination:
             passed_on=MappingProxyType({k: s.text for k, s in values.unknown.items()}),
             values=MappingProxyType(dict(values.known)),
         )
-
-
-def _server_file(
-    invocation: Invocation, environ: Mapping[str, str], problems: Problems
-) -> list[Setting]:
-    """Read the server's config.properties: the one named, or the first of the usual places."""
-    if invocation.config_file is not None:
-        path = Path(invocation.config_file)
-        if not is_file(path):
-            problems.error(invocation.config_file, "there is no such file")
-            return []
-        return read_properties(path, Rank.SERVER_FILE, problems)
-    home = environ.get("MODEL_SERVER_HOME")
-    usual = [Path(home) / "conf" / "config.properties"] if home else []
-    for path in (*usual, Path("config.properties")):
-        if is_file(path):
-            return read_properties(path, Rank.SERVER_FILE, problems)
-    return []
 
 
 def _split(settings: Sequence[Setting]) -> tuple[list[Setting], list[Setting]]:

@@ -12,6 +12,8 @@ from lmi_core.config.table.effect import Effect, effect_of, effect_of_value, sho
 from lmi_core.config.table.option import Option, Outcome
 from lmi_core.config.targets.library_settings import is_library
 
+DEFAULT = "default"
+"""The place of a value that wasn't given."""
 SHOWN_DEFAULTS = (
     "option.device",
     "option.dtype",
@@ -101,4 +103,4 @@ def _default(option: Option, system: str, backend: str) -> Row | None:
     if default is None or backend not in option.actions:
         return None
     effect = effect_of(option, default, backend)
-    return Row(option.key, show(default), "default", effect.outcome, effect.text)
+    return Row(option.key, show(default), DEFAULT, effect.outcome, effect.text)

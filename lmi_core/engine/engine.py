@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import operator
 import os
 import queue
 import weakref
@@ -15,9 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from lmi_core.engine.completion import Completing
 from lmi_core.engine.core import EngineCore
 from lmi_core.engine.loop_thread import LoopThread
 from lmi_core.engine.lora_slots import LoraSlots
+from lmi_core.engine.make_request import Prompt, make_request
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
@@ -28,14 +29,14 @@ from lmi_core.runners.load import load_runner, load_tokenizer
 from lmi_core.runners.runner import Runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
+from lmi_core.weights.hf_config import check_directory
 
 T = TypeVar("T")
-Prompt = str | Sequence[int]
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
-class Engine:
+class Engine(Completing):
     """Runs a model on the lmi engine.
 
     ``async with Engine(path) as engine`` runs its loop inside the caller's event loop;
@@ -64,6 +65,8 @@ class Engine:
             config = EngineConfig(model=Path(config))
         if (runner is None) != (tokenizer is None):
             raise UserError("give both runner and tokenizer, or neither")
+        if runner is None:
+            check_directory(config.model)
         self.config = config
         self._runner = runner
         self._tokenizer = tokenizer
@@ -79,6 +82,15 @@ class Engine:
         self._request_numbers = itertools.count()
         self._is_forked = False
         _engines.add(self)
+
+    def __repr__(self) -> str:
+        facts = f"{self.config.served_model_name!r} from {self.config.model}, {self.state}"
+        if self._core is not None:
+            info, stats = self._core.info, self._core.stats()
+            formats = " and ".join(filter(None, (info.runner.dtype, info.runner.quantize)))
+            facts += f": {formats} on {info.runner.device}, {info.max_total_tokens} tokens, "
+            facts += f"{stats.num_running} running, {stats.num_waiting} waiting"
+        return f"<Engine {facts}>"
 
     async def start(self) -> None:
         """Load the model, in a thread, and begin to take requests."""
@@ -140,9 +152,9 @@ class Engine:
     ) -> AsyncGenerator[TokenEvent, None]:
         """Token events of a prompt (text or ids) with ``params``, or of a whole request.
 
-        ``options`` are further fields of GenerationRequest. Closing the iterator or cancelling its
-        task aborts the request. Raises UserError or CapacityError before the first event,
-        EngineError at any time.
+        ``options`` are fields of SamplingParams and GenerationRequest. Closing the iterator or
+        cancelling its task aborts the request. Raises UserError or CapacityError before the first
+        event, EngineError at any time.
         """
         request = self._request(prompt, params, options)
         async with aclosing(self.generate_batches(request)) as batches:
@@ -328,20 +340,7 @@ class Engine:
         params: SamplingParams | None,
         options: dict[str, Any],
     ) -> GenerationRequest:
-        if isinstance(prompt, GenerationRequest):
-            if params is not None or options:
-                raise UserError("a GenerationRequest already holds params and options")
-            return prompt
-        options.setdefault("request_id", f"request-{next(self._request_numbers)}")
-        if isinstance(prompt, str):
-            options["prompt"] = prompt
-        else:
-            options["prompt_token_ids"] = _token_ids(prompt)
-        if params is not None and not isinstance(params, SamplingParams):
-            raise UserError(
-                f"params must be SamplingParams, got {type(params).__name__}", field="params"
-            )
-        return GenerationRequest(params=params or SamplingParams(), **options)
+        return make_request(prompt, params, options, f"request-{next(self._request_numbers)}")
 
     def _usable_core(self) -> EngineCore:
         if self._is_forked:
@@ -366,20 +365,6 @@ class Engine:
     def _mark_forked(self) -> None:
         if self._state is not LifeState.CREATED:
             self._is_forked = True
-
-
-def _token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
-    """A prompt's ids as plain ints: numpy's are as good. Text as bytes is none."""
-    try:
-        if isinstance(prompt, bytes | bytearray):
-            raise TypeError
-        return tuple(operator.index(token_id) for token_id in prompt)
-    except TypeError:
-        raise UserError(
-            "the prompt must be a text or a sequence of token ids, got "
-            f"{type(prompt).__name__} {prompt!r:.80}",
-            field="prompt",
-        ) from None
 
 
 def _mark_all_forked() -> None:

@@ -45,6 +45,8 @@ class Dialect:
     errors: ErrorForm
     headers: Mapping[str, str] = field(default_factory=dict)
     """On every response, unless the response sets them itself."""
+    has_open_calls: bool = False
+    """Pages of any site may post to its routes where no origins are configured."""
 
     @property
     def segments(self) -> frozenset[str]:

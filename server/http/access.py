@@ -61,20 +61,22 @@ class Access:
 
         return guarded
 
-    def cors_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """What the answer to a request with these headers has to say about its origin."""
+    def cors_headers(self, headers: Mapping[str, str], *, for_any: bool = False) -> dict[str, str]:
+        """What the answer to a request with these headers has to say about its origin.
+
+        ``for_any``: without configured origins any may call."""
         origin = headers.get("Origin")
-        if not self._origins or origin is None:
+        if origin is None or not (self._origins or for_any):
             return {}
-        if "*" in self._origins:
+        if "*" in self._origins or not self._origins:
             return {"Access-Control-Allow-Origin": "*"}
         allowed = {"Access-Control-Allow-Origin": origin} if origin in self._origins else {}
         return {**allowed, "Vary": "Origin"}
 
-    def preflight(self, request: web.Request) -> web.Response | None:
+    def preflight(self, request: web.Request, *, for_any: bool = False) -> web.Response | None:
         """The answer to a browser's question before a call; None when this isn't one."""
         asks = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
-        if not self._origins or not asks:
+        if not (self._origins or for_any) or not asks:
             return None
         asked_headers = request.headers.get("Access-Control-Request-Headers", "Content-Type")
         return web.Response(

@@ -20,6 +20,7 @@ from lmi_server.dialects.routes import METER, Route
 from lmi_server.dialects.table import DialectTable
 from lmi_server.http.access import Access
 from lmi_server.http.connections import Connection, Refuse
+from lmi_server.http.load_report import load_report
 from lmi_server.http.logging import log_access
 from lmi_server.http.metrics import Metrics, RequestMeter
 from lmi_server.http.openapi import TABLE
@@ -132,7 +133,8 @@ def _front(models: ModelRegistry, access: Access) -> Middleware:
         meter = request[METER] = RequestMeter(_request_id(request, id_header))
         status = _CLIENT_CLOSED
         try:
-            response = access.preflight(request) or await handler(request)
+            for_any = _is_for_any_origin(models, request)
+            response = access.preflight(request, for_any=for_any) or await handler(request)
             status = response.status
         except (asyncio.CancelledError, ConnectionError):
             raise
@@ -240,6 +242,14 @@ def _reply(reply: Reply) -> web.Response:
     return response
 
 
+def _is_for_any_origin(models: ModelRegistry, request: web.Request) -> bool:
+    """Whether pages of any site may make this call, unless origins are configured."""
+    if "Origin" not in request.headers:
+        return False
+    method = request.headers.get("Access-Control-Request-Method", request.method)
+    return method == "POST" and _table(models, request).of(request.path).has_open_calls
+
+
 def _common_headers(
     models: ModelRegistry, access: Access
 ) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
@@ -249,7 +259,10 @@ def _common_headers(
         for name, value in _table(models, request).of(request.path).headers.items():
             headers.setdefault(name, value)
         headers["Server"] = _SERVER
-        headers.update(access.cors_headers(request.headers))
+        for_any = _is_for_any_origin(models, request)
+        headers.update(access.cors_headers(request.headers, for_any=for_any))
+        if MODEL in request and response.status == 200 and request.method == "POST":
+            headers.update(load_report(request.headers, request[MODEL].backend.stats()))
         if meter is not None:
             headers[models.options.request_id_header] = meter.request_id
         if response.keep_alive is not False:

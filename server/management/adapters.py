@@ -30,7 +30,7 @@ from lmi_server.models.model import ModelState, ServedModel
 from lmi_server.models.model_adapters import Adapter
 
 if TYPE_CHECKING:
-    from lmi_server.models.model_registry import ModelRegistry
+    from lmi_server.models.model_registry import ModelRegistry, Registrar
 
 _ALIAS = "X-Amzn-SageMaker-Adapter-Alias"
 _REGISTER = ("name", "src", "preload", "pin")
@@ -62,18 +62,15 @@ class AdapterHandler:
 
     async def register(self, request: web.Request) -> web.Response:
         """Answers once requests may name the adapter."""
-        model = self._model(request)
+        model = self.model_of(request)
         query = _arguments(request, _REGISTER)
         name, src = (_required(query, parameter) for parameter in ("name", "src"))
-        _check_name(name)
+        check_name(name)
         if model.adapters.get(name) is not None:
             message = f"Adapter {_shown(request, name)} is already registered."
             raise HttpError(409, "BadRequestException", message)
-        registrar = self._models.registrar
-        if registrar is None:
-            raise bad_request("This server loads no adapters while it runs")
         try:
-            path = registrar.adapter_path(src, model.recipe.url)
+            path = self.registrar.adapter_path(src, model.recipe.url)
             adapter = _with_options(Adapter(name=name, src=src, path=path), query)
             await model.adapters.register(adapter)
         except (LmiError, MemoryError, OSError) as error:
@@ -81,7 +78,7 @@ class AdapterHandler:
         return status_answer(f"Adapter {_shown(request, name)} registered")
 
     async def update(self, request: web.Request) -> web.Response:
-        model = self._model(request)
+        model = self.model_of(request)
         adapter = self._adapter(request, model)
         query = _arguments(request, _UPDATE)
         if query.get("src", adapter.src) != adapter.src:
@@ -94,22 +91,28 @@ class AdapterHandler:
         return status_answer(f"Adapter {_shown(request, adapter.name)} updated")
 
     async def list_adapters(self, request: web.Request) -> web.Response:
-        adapters = list(self._model(request).adapters)
+        adapters = list(self.model_of(request).adapters)
         limit = integer(request.query.get("limit", str(MAX_PAGE)), "limit")
         start = integer(request.query.get("next_page_token", "0"), "next_page_token")
         return json_answer(adapter_listing(adapters, limit, max(0, start)))
 
     async def describe(self, request: web.Request) -> web.Response:
-        return json_answer(adapter_description(self._adapter(request, self._model(request))))
+        return json_answer(adapter_description(self._adapter(request, self.model_of(request))))
 
     async def unregister(self, request: web.Request) -> web.Response:
         """Answers once running requests with the adapter have ended and its memory is free."""
-        model = self._model(request)
+        model = self.model_of(request)
         adapter = self._adapter(request, model)
         await model.adapters.unregister(adapter.name)
         return status_answer(f"Adapter {_shown(request, adapter.name)} unregistered")
 
-    def _model(self, request: web.Request) -> ServedModel:
+    @property
+    def registrar(self) -> Registrar:
+        if self._models.registrar is None:
+            raise bad_request("This server loads no adapters while it runs")
+        return self._models.registrar
+
+    def model_of(self, request: web.Request) -> ServedModel:
         """The model of the path, running and with LoRA."""
         name = request.match_info.get("model")
         if name is None:
@@ -160,7 +163,7 @@ def _required(query: Mapping[str, str], name: str) -> str:
     return query[name]
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
     """Names stand in paths, logs and lists of models."""
     if not _NAME.fullmatch(name) or name.endswith("/update"):
         raise bad_request(

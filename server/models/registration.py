@@ -76,9 +76,8 @@ class ConfiguredRegistrar:
         self._check_url(url, "a model must lie under")
         keys = {key: arguments[name] for name, key in _KEYS.items() if name in arguments}
         model, _ = await asyncio.to_thread(
-            resolve_entry, entry, keys, self._argv, self._environ, None
+            resolve_entry, entry, keys, self._argv, self._environ, None, self._check_code
         )
-        self._check_code(model)
         return recipe_of(model, self._server, self._environ, name=arguments.get("model_name"))
 
     def adapter_path(self, src: str, model_url: str) -> Path:

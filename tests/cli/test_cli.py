@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import socket
 import subprocess
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from lmi_core import __version__
-from lmi_core.cli import DEMO_MODEL, build_engine_config, build_parser, main
+from lmi_core.cli import DEMO_MODEL, main
 from lmi_core.errors import ConfigError, UserError
+from lmi_core.local_model import open_local_model, parse_arguments
 from lmi_core.progress import TerminalProgress
 
 
@@ -50,7 +52,7 @@ def test_server_needs_no_torch() -> None:
     assert result.stdout == "False\n"
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["doctor"]])
 def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*command, "--help"])
@@ -71,9 +73,11 @@ def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--drain-timeout", "-1"], "allowed is integer >= 0"),
         (["serve", "--no-such"], "--no-such: unknown flag"),
         (["serve", "/no/such/model"], "/no/such/model: is neither a path that exists"),
-        (["generate", "x", "--threads", "0"], "must be at least 1, got 0"),
-        (["generate", "x", "--dtype", "fp8"], "invalid choice: 'fp8'"),
-        (["generate", "x", "--kv-cache-bytes", "lots"], "must be bytes such as"),
+        (["chta"], "did you mean chat?"),
+        (["generate", "x", "--threads", "0"], "allowed is integer 1 to 4096"),
+        (["generate", "x", "--dtype", "fp8"], "'fp8' is not one of auto"),
+        (["generate", "x", "--kv-cache-bytes", "lots"], "is not number of bytes such as"),
+        (["generate", "x", "--max-modell-len", "9"], "did you mean --max-model-len?"),
         (["generate", "x", "--chat", "--raw"], "not allowed with argument"),
     ],
 )
@@ -87,32 +91,41 @@ def test_bad_arguments_are_one_line(
     assert words in stderr
 
 
-def test_engine_config() -> None:
+def test_a_model_takes_the_flags_of_serving() -> None:
     options = (
-        "--threads 3 --dtype fp32 --max-model-len 512 --max-num-seqs 4 --kv-cache-bytes 64M "
+        "--threads 3 --dtype half --max-model-len 512 -np 4 --kv-cache-bytes 64M "
         "--no-prefix-caching --no-overlap"
     )
-    args = build_parser().parse_args(
-        ["generate", "x", "--model", "/models/tiny-llama", *options.split()]
-    )
-    config = build_engine_config(args)
-    assert config.model == Path("/models/tiny-llama")
-    assert config.served_model_name == "tiny-llama"
-    assert (config.num_threads, config.dtype, config.max_model_len) == (3, "fp32", 512)
+    config = open_local_model([str(DEMO_MODEL), *options.split()], DEMO_MODEL).config
+    assert config.model == DEMO_MODEL
+    assert (config.num_threads, config.dtype, config.max_model_len) == (3, "bf16", 512)
     assert (config.max_num_seqs, config.kv_cache_bytes) == (4, 64 << 20)
     assert (config.enable_prefix_caching, config.overlap) == (False, False)
 
 
-def test_defaults_are_the_engines_own() -> None:
-    from lmi_core.settings.engine_config import EngineConfig
+def test_arguments_are_parted_into_the_commands_own_and_the_models() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("prompt")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--chat", action="store_true")
+    argv = "--dtype half --seed 3 -c 64 text --chat --no-overlap --lora-modules a=/x b=/y"
+    args, model = parse_arguments(parser, argv.split(), takes_models=False)
+    assert (args.prompt, args.seed, args.chat) == ("text", 3, True)
+    assert model == [
+        "--dtype",
+        "half",
+        "-c",
+        "64",
+        "--no-overlap",
+        "--lora-modules",
+        "a=/x",
+        "b=/y",
+    ]
 
-    config = build_engine_config(build_parser().parse_args(["generate", "x"]))
-    assert config == EngineConfig(model=DEMO_MODEL)
 
-
-def test_odd_directory_names_do_not_become_route_names() -> None:
-    args = build_parser().parse_args(["generate", "x", "--model", "/models/my model"])
-    assert build_engine_config(args).served_model_name == "model"
+def test_several_models_are_refused_where_one_is_loaded() -> None:
+    with pytest.raises(UserError, match="give one model; the configuration names a, b"):
+        open_local_model(["-m", f"a={DEMO_MODEL}", f"b={DEMO_MODEL}"], DEMO_MODEL)
 
 
 def test_help_of_serving_comes_from_the_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,21 +223,23 @@ def test_an_unknown_level_in_the_environment(
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("/no/such/model", "the model directory /no/such/model doesn't exist"),
-        (__file__, f"the model directory {__file__} is a file, not a directory"),
+        ("/no/such/model", "/no/such/model: is neither a path that exists"),
+        (__file__, f"{__file__}: is a file; give a directory"),
     ],
 )
 def test_a_model_that_is_not_there(
     path: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", "x", "--model", path]) == 2
-    assert capsys.readouterr().err == f"lmi: {message}\n"
+    assert capsys.readouterr().err.startswith(f"lmi: {message}")
 
 
-def test_a_configuration_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "serving.properties").write_text("option.model_id=gpt2")
-    assert main(["generate", "x", "--model", str(tmp_path)]) == 2
-    assert "here name the directory of the weights" in capsys.readouterr().err
+def test_a_configuration_names_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "serving.properties").write_text(f"option.model_id={DEMO_MODEL}")
+    assert main(["generate", "What is 7 + 5?", "--model", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "7 + 5 = 12\n"
 
 
 def test_a_gpu_without_torch_names_the_extra(

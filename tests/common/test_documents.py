@@ -9,10 +9,21 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("bench", "csrc", "lmi_core", "server", "tests")
+DOCUMENTS = (
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    *sorted(
+        str(path.relative_to(ROOT))
+        for source in ("csrc", "lmi_core", "server")
+        for path in (ROOT / source).rglob("README.md")
+        if path.parent.name != "custom_code"  # names of files that users write
+    ),
+)
 NAME = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|pyi|h|inc|cpp|cu|md)|(?:[\w.-]+/)+)`")
 
 
-@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_file_named_exists(document: str) -> None:
     if not (ROOT / document).exists():
         pytest.skip(f"there is no {document}")

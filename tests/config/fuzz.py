@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmi_core.config.explain import as_json, as_table, exit_code
+from lmi_core.config.explain import Page, as_json, exit_code
 from lmi_core.config.resolve import examine
 from lmi_core.config.sources.environment import variables_of
 from lmi_core.config.table import BY_FLAG, BY_KEY, OPTIONS
@@ -195,7 +195,7 @@ def run_input(given: Input, directory: Path) -> None:
     if given.handler is not None:
         (model / "model.py").write_text(given.handler)
     report = examine(given.argv, given.environ, given.host)
-    text = as_table(report)
+    text = Page().of(report)
     text.encode()
     assert all(line.isprintable() for line in text.splitlines())
     assert json.loads(json.dumps(as_json(report)))["usable"] == (not report.errors)

@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -18,6 +19,9 @@ from lmi_core.config.resolve import resolve
 from lmi_core.config.table import OPTIONS
 from lmi_core.config.table.option import Outcome
 from lmi_core.config.targets.host import Host
+from lmi_core.runners.cpu.cpu_runner import load_cpu_runner
+from lmi_core.settings.engine_config import EngineConfig
+from tests.checkpoints import cached_checkpoint
 
 from .cases import CASES, NO_CACHE
 
@@ -42,7 +46,7 @@ def test_explanation_is_the_golden_one(name, model_dir):
     case = CASES[name]
     if case.properties is not None:
         model_dir(case.properties, config=case.config)
-    code, text = run(case)
+    code, text = run(case, None, "--all")
     path = GOLDEN / f"{name}.txt"
     if UPDATE:
         path.write_text(text)
@@ -77,10 +81,51 @@ def test_strict_turns_warnings_into_exit_code_1_and_unknown_keys_into_2(model_di
 def test_colours_only_on_a_terminal():
     case = CASES["tgi"]
     assert "\033[" not in run(case)[1]
-    assert "\033[36mmapped" in run(case, Terminal())[1]
+    assert "\033[36mmapped" in run(case, Terminal(), "--all")[1]
     out = Terminal()
     main(case.argv, environ={"NO_COLOR": "1"}, host=case.host, out=out)
     assert "\033[" not in out.getvalue()
+
+
+@pytest.mark.parametrize("columns", [60, 100, 140])
+def test_it_fits_the_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for name in ("tgi", "mistakes"):
+        text = re.sub("\033\\[\\d+m", "", run(CASES[name], Terminal())[1])
+        longest = max(text.splitlines(), key=len)
+        assert len(longest) <= columns or " " not in longest.strip(), longest
+
+
+def test_defaults_are_shown_if_asked():
+    short, long = run(CASES["tgi"])[1], run(CASES["tgi"], None, "--all")[1]
+    assert "\n  option.device " not in short
+    assert "\n  option.device " in long
+    assert re.search(r"usable; --all also shows \d+ defaults$", short.strip())
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_memory_that_a_model_needs_is_that_which_it_takes(quantize):
+    """But for scales, which only tiny models feel."""
+    path = cached_checkpoint("llama2")
+    flags = [] if quantize is None else ["--quantize", quantize]
+    out = io.StringIO()
+    assert main([str(path), "--json", *flags], environ={}, host=Host(), out=out) == 0
+    needs = json.loads(out.getvalue())["models"][0]["memory"]
+    runner, _ = load_cpu_runner(EngineConfig(model=path, quantize=quantize, num_threads=1))
+    info = runner.info
+    runner.close()
+    assert needs["kv_cache_bytes"] == info.kv_cache_bytes
+    assert needs["weight_bytes"] == pytest.approx(info.weight_bytes, rel=0.1)
+    assert 0 < needs["free_bytes"] <= needs["limit_bytes"]
+
+
+def test_a_cache_that_cannot_hold_a_sequence_is_said_where_memory_is():
+    out = io.StringIO()
+    path = cached_checkpoint("llama2")
+    main([str(path), "--kv-cache-bytes", "4096"], environ={}, host=Host(), out=out)
+    assert re.search(
+        r"  memory   the KV cache of .* set .*kv_cache_bytes to at least", out.getvalue()
+    )
 
 
 def test_help_is_usage():

@@ -30,7 +30,7 @@ class ServeProcess:
     def wait_until_ready(self) -> None:
         assert self.popen.stdout is not None
         lines = []
-        while not lines or "-d '" not in lines[-1]:
+        while not lines or not lines[-1].startswith("  ready"):
             line = self.popen.stdout.readline()
             assert line, f"the server ended before it listened: {self.read_log()}"
             lines.append(line)

@@ -164,6 +164,39 @@ def test_cors_names_allowed_origins_only() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("api", "path", "allowed"),
+    [
+        ("tgi", "/generate", "*"),
+        ("tgi", "/v1/chat/completions", "*"),
+        ("tgi", "/openai/v1/completions", None),
+        ("tgi", "/lmi/models", None),
+        ("lmi", "/generate", None),
+        ("openai", "/v1/completions", None),
+    ],
+)
+def test_pages_of_any_site_call_where_tgi_is_asked_for(
+    api: str, path: str, allowed: str | None
+) -> None:
+    async def run() -> None:
+        headers = {"Origin": "https://a.example"}
+        name = "Access-Control-Allow-Origin"
+        asked = {**headers, "Access-Control-Request-Method": "POST"}
+        async with serving(api=api) as served:
+            answer = await served.post({"inputs": "a"}, path, headers=headers)
+            assert answer.headers.get(name) == allowed
+            answer = await served.ask("OPTIONS", path, headers=asked)
+            assert answer.headers.get(name) == allowed
+            assert (answer.status == 204) is (allowed == "*")
+            answer = await served.ask("GET", "/metrics", headers=headers)
+            assert name not in answer.headers
+        async with serving(api=api, cors_origins=("https://b.example",)) as served:
+            answer = await served.post({"inputs": "a"}, path, headers=headers)
+            assert name not in answer.headers
+
+    asyncio.run(run())
+
+
 def test_preflight_needs_no_key() -> None:
     async def run() -> None:
         asked = {

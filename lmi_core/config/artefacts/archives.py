@@ -12,7 +12,6 @@ import http.client
 import json
 import re
 import shutil
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -22,15 +21,27 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
-from lmi_core.config.artefacts.lock import locked
+from lmi_core.config.artefacts.lock import locked, locked_if_free
 from lmi_core.config.artefacts.progress import Progress
-from lmi_core.config.artefacts.unpack import SUFFIXES, Limits, is_archive, unpack
+from lmi_core.config.artefacts.unpack import (
+    SUFFIXES,
+    Limits,
+    announced_bytes,
+    is_archive,
+    unpack,
+)
 from lmi_core.errors import ModelError
 
 _CHUNK_BYTES = 1 << 20
 _TIMEOUT_S = 60.0
 _NOT_MODIFIED = 304
-_KEPT_FREE = 0.9
+_KEPT_FREE = 0.1
+"""Share of a disk that archives don't fill."""
+_MAX_RATIO = 50
+"""Weights hardly shrink: content so much longer than its archive is no model."""
+_ALWAYS_ALLOWED_BYTES = 1 << 30
+_PARTIAL = ".partial"
+_FETCHED = ".fetched"
 _DIGEST = re.compile("[0-9a-f]{64}")
 _VALIDATORS = {"ETag": "If-None-Match", "Last-Modified": "If-Modified-Since"}
 
@@ -48,6 +59,15 @@ class Archives:
     offline: bool = False
     fetches: bool = True
     limits: Limits = field(default_factory=Limits)
+    made: list[Path] = field(default_factory=list, compare=False)
+    """Directories that were unpacked by now, and weren't there before."""
+
+    def discard(self) -> None:
+        """Remove what was unpacked: the model is not served."""
+        while self.made:
+            target = self.made.pop()
+            with locked(target):
+                shutil.rmtree(target, ignore_errors=True)
 
     def directory(self, url: str) -> Path:
         """The directory of the model in an archive, given by URL or path; blocking.
@@ -84,13 +104,15 @@ class Archives:
         with locked(memory):
             known = _read(memory)
             is_here = self._known(known) is not None
-            with tempfile.TemporaryDirectory(dir=memory.parent, prefix="fetch-") as place:
-                file = Path(place) / "archive"
+            file = memory.with_name(memory.name + _FETCHED)
+            try:
                 found = self._download(url, known if is_here else {}, file)
                 directory = self._known(known) if found is None else None
                 if found is not None:
                     directory = self._unpacked(file, _file_name(url), found["digest"])
                     memory.write_text(json.dumps(found))
+            finally:
+                file.unlink(missing_ok=True)
         assert directory is not None, "unchanged means that it is here"
         return directory
 
@@ -128,7 +150,8 @@ class Archives:
         """Write an answer's body and return its SHA-256; it must be as long as announced."""
         progress, digest, num_bytes = Progress(url[:200]), hashlib.sha256(), 0
         announced = int(answer.headers["Content-Length"] or 0)
-        limit = _room(file.parent, self.limits.max_archive_bytes)
+        # What is in it takes as much again.
+        limit = min(self.limits.max_archive_bytes, _room(file.parent) // 2)
         progress.start(announced)
         with file.open("wb") as out:
             while num_bytes <= limit >= announced and (chunk := answer.read(_CHUNK_BYTES)):
@@ -138,8 +161,8 @@ class Archives:
                 progress.add(len(chunk))
         if max(num_bytes, announced) > limit:
             raise ModelError(
-                f"{url[:200]} is longer than {limit} bytes, which is the limit or the room that is "
-                "left"
+                f"{url[:200]} is longer than {limit} bytes, which is max_archive_size or half of "
+                "the room on the disk"
             )
         if announced > num_bytes:
             raise ModelError(f"{url[:200]} ended after {num_bytes} of {announced} bytes")
@@ -162,16 +185,25 @@ class Archives:
         return target
 
     def _unpack(self, archive: Path, name: str, target: Path) -> None:
-        partial = target.with_name(target.name + ".partial")
+        _remove_leftovers(target.parent)
+        partial = target.with_name(target.name + _PARTIAL)
         shutil.rmtree(partial, ignore_errors=True)
+        least = announced_bytes(archive, name)
+        room = min(self.limits.max_unpacked_bytes, _room(target.parent))
+        if least > room:
+            raise ModelError(
+                f"{name} holds {least} bytes at least, and there is room for {room}: "
+                "max_archive_size, and the disk but for a tenth of it, are the limits"
+            )
+        room = min(room, max(_ALWAYS_ALLOWED_BYTES, archive.stat().st_size * _MAX_RATIO))
         partial.mkdir()
-        room = _room(partial, self.limits.max_unpacked_bytes)
         try:
             unpack(archive, name, partial, replace(self.limits, max_unpacked_bytes=room))
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         partial.rename(target)
+        self.made.append(target)
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -218,8 +250,20 @@ def _file_name(url: str) -> str:
         return ""
 
 
-def _room(place: Path, limit_bytes: int) -> int:
-    return min(limit_bytes, int(shutil.disk_usage(place).free * _KEPT_FREE))
+def _room(place: Path) -> int:
+    usage = shutil.disk_usage(place)
+    return max(0, usage.free - int(usage.total * _KEPT_FREE))
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Remove what processes that were killed have left half done."""
+    for path in directory.iterdir():
+        if path.suffix in (_PARTIAL, _FETCHED):
+            with locked_if_free(path.with_suffix("")) as is_free:
+                if is_free and path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif is_free:
+                    path.unlink(missing_ok=True)
 
 
 def _read(memory: Path) -> dict[str, str]:

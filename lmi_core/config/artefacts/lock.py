@@ -15,3 +15,15 @@ def locked(target: Path) -> Iterator[None]:
     with target.with_name(target.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def locked_if_free(target: Path) -> Iterator[bool]:
+    """The same without waiting: whether the lock is held."""
+    with target.with_name(target.name + ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True

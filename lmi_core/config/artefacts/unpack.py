@@ -18,6 +18,7 @@ from typing import IO, NamedTuple
 from lmi_core.errors import ModelError
 
 SUFFIXES = (".zip", ".jar", ".tar", ".tar.gz", ".tgz", ".tar.z")
+_ZIPPED = (".zip", ".jar")
 _COMPRESS = b"\x1f\x9d"
 """How the output of compress(1) begins; a .tar.z for DJL-Serving is a tar file under gzip."""
 _CHUNK_BYTES = 1 << 20
@@ -37,8 +38,8 @@ _FAULTS = (
 class Limits:
     """How much an archive may be: its own length, that of what is in it, and how many files."""
 
-    max_archive_bytes: int = 1 << 38
-    max_unpacked_bytes: int = 1 << 39
+    max_archive_bytes: int = 64 << 30
+    max_unpacked_bytes: int = 64 << 30
     max_files: int = 20_000
 
 
@@ -52,6 +53,18 @@ class _Member(NamedTuple):
 def is_archive(name: str) -> bool:
     """Whether a file of this name is an archive that ``unpack`` reads."""
     return name.lower().endswith(SUFFIXES)
+
+
+def announced_bytes(archive: Path, name: str) -> int:
+    """What the content of an archive takes at least, by its headers or by its own length."""
+    num_bytes = archive.stat().st_size
+    if not name.lower().endswith(_ZIPPED):
+        return num_bytes
+    try:
+        with zipfile.ZipFile(archive) as zipped:
+            return max(num_bytes, sum(info.file_size for info in zipped.infolist()))
+    except _FAULTS:
+        return num_bytes  # ``unpack`` says what is wrong.
 
 
 def unpack(archive: Path, name: str, target: Path, limits: Limits) -> None:
@@ -87,7 +100,7 @@ def unpack(archive: Path, name: str, target: Path, limits: Limits) -> None:
 
 
 def _members(archive: Path, name: str) -> Iterator[_Member]:
-    if name.lower().endswith((".zip", ".jar")):
+    if name.lower().endswith(_ZIPPED):
         yield from _zip_members(archive)
     else:
         yield from _tar_members(archive)
@@ -139,8 +152,8 @@ def _write(content: IO[bytes], path: Path, name: str, limits: Limits, before_byt
             num_bytes += len(chunk)
             if before_bytes + num_bytes > limits.max_unpacked_bytes:
                 raise ModelError(
-                    f"{name} holds more than {limits.max_unpacked_bytes} bytes, which is the limit "
-                    "or the room that is left"
+                    f"{name} holds more than {limits.max_unpacked_bytes} bytes, which is the least "
+                    "of max_archive_size, the room on the disk and 50 times the archive's length"
                 )
             file.write(chunk)
     return num_bytes

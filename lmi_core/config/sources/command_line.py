@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,12 @@ from lmi_core.config.table import BY_FLAG, BY_KEY, option_of_flag, suggest_flag
 from lmi_core.config.table.option import Flag, Option
 from lmi_core.config.table.value_type import FALSE_WORDS, TRUE_WORDS, Bool
 
-_OWN_SWITCHES = {"--strict": "strict", "--prefer-native": "prefer_native", "--json": "json"}
+_OWN_SWITCHES = {
+    "--strict": "strict",
+    "--prefer-native": "prefer_native",
+    "--json": "json",
+    "--all": "all",
+}
 _OWN_VALUES = {
     "--option": "option",
     "-o": "option",
@@ -41,6 +46,7 @@ class Invocation:
     strict: bool = False
     prefer_native: bool = False
     json: bool = False
+    all: bool = False
     help: bool = False
     tgi: bool = False
 
@@ -54,6 +60,37 @@ def _is_value(argument: str) -> bool:
     if argument.startswith("-"):
         return argument[1:2].isdigit()
     return not exists(Path(argument))
+
+
+def split_arguments(
+    argv: Sequence[str], own: Mapping[str, bool]
+) -> tuple[list[str], list[str], list[str]]:
+    """Part a command's arguments into its ``own`` flags, words, and flags of the option table.
+
+    ``own``: whether each flag takes a value. Values stay with their flags.
+    """
+    flags: list[str] = []
+    words: list[str] = []
+    others: list[str] = []
+    rest = list(argv)
+    while rest:
+        argument = rest.pop(0)
+        name, separator, _ = argument.partition("=")
+        if argument == "--":
+            words, rest = words + rest, []
+        elif name in own:
+            flags.append(argument)
+            if own[name] and not separator and rest:
+                flags.append(rest.pop(0))
+        elif len(argument) > 1 and argument.startswith("-"):
+            parser = _Parser(list(rest), Problems())
+            parser._flag(argument)
+            num_values = len(rest) - len(parser.rest)
+            others += [argument, *rest[:num_values]]
+            rest = parser.rest
+        else:
+            words.append(argument)
+    return flags, words, others
 
 
 class _Parser:

@@ -7,9 +7,10 @@ documentation of ``Properties.load``: ISO-8859-1, backslash escapes, continued l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from lmi_core.config.paths import is_file
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.origin import Rank, Setting
 
@@ -36,6 +37,25 @@ def read_properties(path: Path, rank: Rank, problems: Problems) -> list[Setting]
         problems.error(str(path), f"is larger than {MAX_FILE_BYTES} bytes; it can't be options")
         return []
     return parse_properties(data, str(path), rank, problems)
+
+
+def read_server_file(
+    named: str | None, environ: Mapping[str, str], problems: Problems
+) -> list[Setting]:
+    """Return the settings of the server's config.properties: of the one named, or of the first of
+    the usual places."""
+    if named is not None:
+        path = Path(named)
+        if not is_file(path):
+            problems.error(named, "there is no such file")
+            return []
+        return read_properties(path, Rank.SERVER_FILE, problems)
+    home = environ.get("MODEL_SERVER_HOME")
+    usual = [Path(home) / "conf" / "config.properties"] if home else []
+    for path in (*usual, Path("config.properties")):
+        if is_file(path):
+            return read_properties(path, Rank.SERVER_FILE, problems)
+    return []
 
 
 def parse_properties(data: bytes, name: str, rank: Rank, problems: Problems) -> list[Setting]:

@@ -190,6 +190,17 @@ OPTIONS = (
         "SAGEMAKER_MAX_PAYLOAD_IN_MB",
     ),
     _server(
+        "max_archive_size",
+        Bytes(),
+        "Longest archive of a model that is fetched, and most bytes that it may unpack to.",
+        honoured(
+            None,
+            "and a tenth of the disk stays free",
+            test="tests/config/artefacts/test_archives.py::test_the_limit_is_the_configurations",
+        ),
+        64 << 30,
+    ),
+    _server(
         "chunked_read_timeout",
         Int(1),
         "Seconds between two pieces of an answer.",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from lmi_core.text.infill import infill_form
+from lmi_core.version import __version__
 from lmi_server.dialects.base import no_adapters
 from lmi_server.dialects.lmi.custom_code_calls import CustomCodeCalls
 from lmi_server.dialects.openai.chat_schema import ChatBody
@@ -17,6 +18,7 @@ from lmi_server.dialects.openai.token_routes import DetokenizeBody, TokenHandler
 from lmi_server.dialects.routes import GenerationHandler, Handler, Route, Service, metrics_route
 from lmi_server.dialects.table import Dialect, ErrorForm
 from lmi_server.http.openapi import openapi_route
+from lmi_server.management.lora_routes import lora_routes
 from lmi_server.models.custom_code_backend import CustomCodeBackend
 
 _JSON = ("application/json",)
@@ -90,6 +92,10 @@ def openai_dialect(service: Service) -> Dialect:
         post("/v1/completions", completion.handle, "complete a text (OpenAI)", CompletionBody),
         get("/v1/models", models.list_models, "models (OpenAI)", *_JSON),
         get("/v1/models/{model:.+}", models.describe, "one model (OpenAI)", *_JSON),
+        *lora_routes(service),
+        get("/version", models.version, "version", *_JSON),
+        get("/load", models.load, "requests being served", *_JSON),
+        Route("GET", "/tokenizer_info", tokens.information, "tokenizer", answers=_JSON),
         post("/tokenize", tokens.tokenize, "token ids of a text or chat", TokenizeBody, ChatBody),
         post("/detokenize", tokens.detokenize, "text of token ids", DetokenizeBody),
         get("/health", HealthHandler(service).handle, "health", is_open=True),
@@ -101,7 +107,7 @@ def openai_dialect(service: Service) -> Dialect:
 
 class ModelsHandler:
     """The models that answer requests, and their adapters; versions of one name are one model to a
-    client."""
+    client. Also what there is to say of the server itself, by vLLM's routes."""
 
     def __init__(self, service: Service) -> None:
         self._models = service.models
@@ -114,6 +120,12 @@ class ModelsHandler:
         if name not in served:
             raise ModelNotFound(name, f"{', '.join(map(repr, served)) or 'nothing'} is served here")
         return web.json_response(served[name])
+
+    async def version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": __version__})
+
+    async def load(self, request: web.Request) -> web.Response:
+        return web.json_response({"server_load": self._models.num_in_flight})
 
     def _served(self) -> dict[str, dict[str, object]]:
         """By name; a model's name beats an adapter's."""

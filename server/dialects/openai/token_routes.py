@@ -72,6 +72,10 @@ class TokenHandler:
         self._protocol.adapter_named(body.model)
         return web.json_response({"prompt": self._service.backend.decode(body.tokens)})
 
+    async def information(self, request: web.Request) -> web.Response:
+        """The tokenizer's configuration, as it came with the model."""
+        return web.json_response(dict(self._service.backend.tokenizer.config))
+
     async def _read(self, request: web.Request) -> bytes:
         check_content_type(request.headers.get("Content-Type", ""))
         return await self._service.admission.read_body(request)

@@ -40,6 +40,7 @@ from lmi_server.http.metrics import CONTENT_TYPE, RequestMeter
 from lmi_server.http.openapi import openapi_route
 from lmi_server.http.streaming import respond
 from lmi_server.models.backend import Generator
+from lmi_server.models.custom_code_backend import CustomCodeBackend
 
 
 def tgi_dialect(service: Service) -> Dialect:
@@ -83,7 +84,15 @@ def tgi_dialect(service: Service) -> Dialect:
         openapi_route(),
         openapi_route("/api-doc/openapi.json"),
     )
-    return Dialect(name="tgi", routes=routes, error=tgi_errors.reply, errors=_ERRORS)
+    # TGI lets pages of any site call. A model's own code isn't for them.
+    is_asked_for = service.options.api == "tgi"
+    return Dialect(
+        name="tgi",
+        routes=routes,
+        error=tgi_errors.reply,
+        errors=_ERRORS,
+        has_open_calls=is_asked_for and not isinstance(service.backend, CustomCodeBackend),
+    )
 
 
 _ANSWERS = ("application/json", "text/event-stream")

@@ -85,10 +85,10 @@ def tgi_tools(
     definitions: list[Any] | None, choice: Any, prompt: str | None, *, has_grammar: bool
 ) -> TgiTools | None:
     """The tools of a chat, None if none may be called; TgiError for what TGI refuses."""
+    if definitions is not None and has_grammar and choice != "none":
+        raise _error("Grammar and tools are mutually exclusive")  # as in TGI, also of no tools
     if not definitions or choice == "none":
         return None
-    if has_grammar:
-        raise _error("Grammar and tools are mutually exclusive")
     for definition in definitions:
         _check(definition)
     tools = tuple(definitions)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lmi_core.config.artefacts.archives import Archives
+from lmi_core.config.artefacts.lock import locked
 from lmi_core.config.artefacts.unpack import Limits
 from lmi_core.config.resolve import examine, resolve
 from lmi_core.errors import ConfigError, ModelError
@@ -27,6 +29,8 @@ def web() -> Iterator[Web]:
 
 def packed(directory: Path, files: dict[str, bytes], name: str = "m.tar.gz") -> bytes:
     path = directory / f"made-{name}"
+    if name.endswith(".tar"):
+        return tar_of(path, files, "w").read_bytes()
     return (zip_of if name.endswith("zip") else tar_of)(path, files).read_bytes()
 
 
@@ -125,6 +129,63 @@ def test_faults_of_fetching(tmp_path: Path, web: Web) -> None:
         Archives(tmp_path / "cache", ".*").directory("http://127.0.0.1:1/m.zip")
     # What failed leaves nothing that a later start would take for a model.
     assert {path.suffix for path in (tmp_path / "cache" / "archive").iterdir()} == {".lock"}
+
+
+def left(root: Path) -> set[str]:
+    return {path.suffix for path in (root / "cache" / "archive").iterdir()}
+
+
+def test_what_is_announced_must_fit_before_anything_is_written(
+    tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytes(range(256)) * 400
+    web.files["/m.zip"] = packed(tmp_path, {"a": content}, "m.zip")
+    web.files["/m.tar"] = packed(tmp_path, {"a": content}, "m.tar")
+
+    def refuse(*given: object) -> None:
+        raise AssertionError("unpacked although it doesn't fit")
+
+    limits = Limits(max_unpacked_bytes=1000)
+    with monkeypatch.context() as patched:
+        patched.setattr("lmi_core.config.artefacts.archives.unpack", refuse)
+        with pytest.raises(ModelError, match=r"holds 102400 bytes at least, .* room for 1000:"):
+            archives(tmp_path, web, limits=limits).directory(f"{web.url}/m.zip")
+    usage = shutil.disk_usage(tmp_path)._replace(total=1_000_000, free=100_500)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
+    with pytest.raises(ModelError, match=r"longer than 250 bytes, .* half of the room on the disk"):
+        archives(tmp_path, web).directory(f"{web.url}/m.tar")
+    assert left(tmp_path) == {".lock"}
+
+
+def test_content_much_longer_than_its_archive_is_no_model(
+    tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmi_core.config.artefacts.archives._ALWAYS_ALLOWED_BYTES", 1 << 10)
+    web.files["/m.tar.gz"] = packed(tmp_path, {"a": bytes(1 << 20)})
+    with pytest.raises(ModelError, match="50 times the archive's length"):
+        archives(tmp_path, web).directory(f"{web.url}/m.tar.gz")
+    assert left(tmp_path) == {".lock"}
+
+
+def test_what_a_killed_server_has_left_is_removed(tmp_path: Path, web: Web) -> None:
+    web.files["/m.zip"] = packed(tmp_path, FILES, "m.zip")
+    place = tmp_path / "cache" / "archive"
+    (place / "aa.partial" / "sub").mkdir(parents=True)
+    (place / "bb.json.fetched").write_bytes(b"half")
+    (place / "cc.partial").mkdir()
+    with locked(place / "cc"):
+        archives(tmp_path, web).directory(f"{web.url}/m.zip")
+    assert {path.name for path in place.iterdir() if path.suffix in (".partial", ".fetched")} == {
+        "cc.partial"
+    }
+
+
+def test_the_limit_is_the_configurations(tmp_path: Path, web: Web) -> None:
+    web.files["/m.zip"] = packed(tmp_path, FILES, "m.zip")
+    variables = environ(tmp_path, web, f"{web.url}/m.zip")
+    with pytest.raises(ConfigError, match="longer than 100 bytes, which is max_archive_size"):
+        resolve([], {**variables, "SERVING_MAX_ARCHIVE_SIZE": "100"}, CPU)
+    assert resolve([], {**variables, "SERVING_MAX_ARCHIVE_SIZE": "100000"}, CPU).models
 
 
 def environ(root: Path, web: Web, text: str) -> dict[str, str]:

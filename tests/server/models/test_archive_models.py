@@ -38,6 +38,10 @@ def registrar(root: Path, web: Web, **variables: str) -> ConfiguredRegistrar:
     return ConfiguredRegistrar((), environ, ServerConfig(model_url_pattern=pattern, values={}))
 
 
+def unpacked(root: Path) -> set[Path]:
+    return {path for path in (root / "cache" / "archive").iterdir() if path.is_dir()}
+
+
 def test_registered_by_its_url(tmp_path: Path) -> None:
     async def run(web: Web) -> None:
         models = ModelRegistry(
@@ -58,7 +62,9 @@ def test_registered_by_its_url(tmp_path: Path) -> None:
             body = {"inputs": "hello", "parameters": {"max_new_tokens": 2}}
             assert (await served.post(body, "/predictions/tiny")).status == 200
             assert web.asked == [("/mine/tiny.tar.gz", 200)]
+            kept = unpacked(tmp_path)
             await refusals(served, web)
+            assert unpacked(tmp_path) == kept
 
     with serving_files() as web:
         web.files["/mine/tiny.tar.gz"] = checkpoint_archive()

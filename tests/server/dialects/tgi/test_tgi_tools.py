@@ -123,6 +123,7 @@ def test_prompts() -> None:
     [
         (BOTH, "other", False, "Tool error: Tool with name other not found"),
         (BOTH, "auto", True, "Tool error: Grammar and tools are mutually exclusive"),
+        ([], None, True, "Tool error: Grammar and tools are mutually exclusive"),
         (BOTH, 3, False, "Tool error: tool_choice must be"),
         ([{"type": "function"}], None, False, "Tool error: every tool needs a function"),
         (["x"], None, False, "Tool error: every tool needs a function"),

@@ -1,0 +1,1 @@
+"""``lmi chat``: a conversation in the terminal, with a model loaded here or with a server."""

@@ -1,0 +1,162 @@
+"""Where answers come from: an engine in this process, or any server with OpenAI's chat route."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import EngineError, LmiError, UserError
+from lmi_core.http_url import HttpUrl
+from lmi_core.text.chat import ChatTemplate
+
+Messages = Sequence[Mapping[str, str]]
+
+
+class Piece(NamedTuple):
+    """Text that can be shown, and how many tokens of the answer there are by now."""
+
+    text: str
+    num_tokens: int
+
+
+class AnswerSource(ABC):
+    """Entering makes it ready. Closing the generator of an answer ends it where it is made."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @abstractmethod
+    def answer(self, messages: Messages, params: SamplingParams) -> Generator[Piece, None, None]:
+        """Raises LmiError."""
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        del kind, error, traceback  # nothing to be closed
+
+
+@dataclass(slots=True)
+class LocalSource(AnswerSource):
+    """A model of our own engine; entering loads it."""
+
+    engine: Engine
+    template: ChatTemplate
+
+    @property
+    def name(self) -> str:
+        return self.engine.config.served_model_name
+
+    def __enter__(self) -> Self:
+        self.engine.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.engine.__exit__(kind, error, traceback)
+
+    def answer(self, messages: Messages, params: SamplingParams) -> Generator[Piece, None, None]:
+        prompt = self.template.render(messages)
+        events = self.engine.generate_sync(prompt, params, add_special_tokens=False)
+        with closing(events):
+            for event in events:
+                yield Piece(event.text, event.num_generated_tokens)
+
+
+@dataclass(slots=True)
+class RemoteSource(AnswerSource):
+    """A server; the key is that of ``OPENAI_API_KEY`` where there is one."""
+
+    url: HttpUrl
+    model: str = ""
+    timeout_s: float = 600.0
+
+    @property
+    def name(self) -> str:
+        return self.model or str(self.url)
+
+    def __enter__(self) -> Self:
+        if not self.model:
+            with closing(self._ask("GET", "/v1/models")) as answer:
+                models = json.load(answer)["data"]
+            self.model = models[0]["id"] if models else ""
+        return self
+
+    def answer(self, messages: Messages, params: SamplingParams) -> Generator[Piece, None, None]:
+        body = {
+            "model": self.model,
+            "messages": list(messages),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            **({"max_tokens": params.max_new_tokens} if params.max_new_tokens else {}),
+            **({"seed": params.seed} if params.seed is not None else {}),
+        }
+        num_tokens = 0
+        with closing(self._ask("POST", "/v1/chat/completions", body)) as lines:
+            for line in lines:
+                if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
+                    continue
+                frame = json.loads(line[5:])
+                if "error" in frame:
+                    raise EngineError(_message(frame))
+                text = "".join(c["delta"].get("content") or "" for c in frame.get("choices", ()))
+                num_tokens = (frame.get("usage") or {}).get("completion_tokens") or (
+                    num_tokens + bool(text)
+                )
+                yield Piece(text, num_tokens)
+
+    def _ask(self, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
+        kind = http.client.HTTPSConnection if self.url.is_https else http.client.HTTPConnection
+        connection = kind(self.url.host, self.url.port, timeout=self.timeout_s)
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get("OPENAI_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        data = None if body is None else json.dumps(body)
+        try:
+            connection.request(method, self.url.path + path, data, headers)
+            answer = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise UserError(f"{self.url} can't be reached: {error}", field="--url") from None
+        if answer.status != 200:
+            with closing(answer):
+                raise _refusal(answer, f"{self.url}{path}")
+        return answer
+
+
+def _refusal(answer: http.client.HTTPResponse, url: str) -> LmiError:
+    text = answer.read(10_000).decode(errors="replace")
+    try:
+        text = _message(json.loads(text))
+    except ValueError:
+        text = text[:200]
+    kind = UserError if answer.status < 500 else EngineError
+    return kind(f"{url} answered {answer.status}: {text}")
+
+
+def _message(answer: Any) -> str:
+    """What a server's error object says, in any of the protocols' forms."""
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    if isinstance(error, dict):
+        error = error.get("message", error)
+    return str(error)

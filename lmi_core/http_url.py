@@ -1,0 +1,37 @@
+"""A server's URL, as clients take it apart."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from lmi_core.errors import UserError
+
+
+class HttpUrl(NamedTuple):
+    """``path`` has no slash at its end; it is empty for a server's root."""
+
+    host: str
+    port: int
+    path: str
+    is_https: bool
+
+    @classmethod
+    def parse(cls, text: str) -> HttpUrl:
+        """Raises UserError; ``http://`` may be missing, and ``/v1`` at the end doesn't count."""
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise UserError(
+                f"{text[:200]!r} is no URL such as http://127.0.0.1:8080", field="--url"
+            )
+        is_https = parts.scheme == "https"
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(parts.hostname, port or (443 if is_https else 80), path, is_https)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.is_https else 'http'}://{host}:{self.port}{self.path}"

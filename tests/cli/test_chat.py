@@ -1,0 +1,87 @@
+"""``lmi chat`` as a process: with a model of its own, with a server, on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_native import lmi, serving
+
+QUESTION = "The fox lives in the castle. The owl likes honey. Who likes honey?\n"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving("--served-model-name", "m") as url:
+        yield url
+
+
+def test_a_conversation_with_history(tmp_path: Path) -> None:
+    saved = tmp_path / "chat.json"
+    result = lmi("chat", text=f"{QUESTION}What is 7 + 5?\n/save {saved}\n")
+    assert result.stderr == ""
+    assert result.stdout == f"The owl likes honey.\n7 + 5 = 12\nsaved to {saved}\n"
+    messages = json.loads(saved.read_text())["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 2
+
+
+def test_a_server_answers_as_the_model_does(url: str) -> None:
+    here = lmi("chat", "--max-new-tokens", "30", text="Tell me a story.\n")
+    there = lmi("chat", "--url", f"{url}/v1", "--max-new-tokens", "30", text="Tell me a story.\n")
+    assert here.returncode == there.returncode == 0
+    assert here.stdout == there.stdout != "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--url", "ftp://x"], "'ftp://x' is no URL such as"),
+        (["--url", "http://127.0.0.1:9"], "can't be reached: "),
+        (["--url", "URL", "nobody"], "answered 404: "),
+        (["--url", "URL", "--max-model-len", "9"], "no flags of a model"),
+        (["--max-modell-len", "9"], "did you mean --max-model-len?"),
+        (["/no/such/model"], "/no/such/model"),
+    ],
+)
+def test_errors_are_one_line(url: str, arguments: list[str], message: str) -> None:
+    result = lmi("chat", *(url if word == "URL" else word for word in arguments), text="hi\n")
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_terminal_has_a_prompt_and_the_speed(url: str, tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lmi_core", "chat", "--url", url],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path), "NO_COLOR": "1", "TERM": "dumb"},
+    )
+    os.close(follower)
+    shown = ""
+
+    def read_until(end: str) -> None:
+        nonlocal shown
+        while end not in shown:
+            shown += os.read(leader, 4096).decode()
+
+    read_until("> ")
+    os.write(leader, QUESTION.encode())
+    read_until("tokens/s]")
+    os.write(leader, b"/sytem x\n")
+    read_until("did you mean /system?")
+    os.write(leader, b"/quit\n")
+    assert process.wait(timeout=20) == 0
+    os.close(leader)
+    assert "m: /help says what there is" in shown
+    assert "The owl likes honey." in shown
+    assert "tokens, the first after" in shown

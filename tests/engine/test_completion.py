@@ -1,0 +1,69 @@
+"""Whole answers, an engine's repr, and what is refused before anything loads."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from lmi_core import Completion, Engine, FinishReason, SamplingParams
+from lmi_core.cli import DEMO_MODEL
+from lmi_core.engine.make_request import make_request
+from lmi_core.errors import ModelError, UserError
+
+
+def test_whole_answers_are_the_events_put_together() -> None:
+    async def run() -> None:
+        async with Engine(DEMO_MODEL) as engine:
+            params = SamplingParams(max_new_tokens=6, logprobs=0)
+            answer = await engine.complete("Once upon a time", params)
+            events = [event async for event in engine.generate("Once upon a time", params)]
+            assert answer == Completion.of(events)
+            assert str(answer) == "".join(event.text for event in events)
+            assert answer.token_ids == tuple(event.token_id for event in events)
+            assert (len(answer.logprobs), answer.finish_reason) == (6, FinishReason.LENGTH)
+            short = await engine.complete("Once upon a time", params, max_new_tokens=2)
+            assert short.token_ids == answer.token_ids[:2]
+
+    asyncio.run(run())
+
+
+def test_chats_go_through_the_template() -> None:
+    with Engine(DEMO_MODEL, own_loop=True) as engine:
+        question = "The fox lives in the castle. The owl likes honey. Who likes honey?"
+        assert engine.chat_sync(question, max_new_tokens=20).text == "The owl likes honey."
+        messages = [{"role": "user", "content": question}]
+        answer = asyncio.run(engine.chat(messages, max_new_tokens=20))
+        assert answer.text == "The owl likes honey."
+        assert engine.complete_sync(question, max_new_tokens=3).text != "The owl likes"
+
+
+def test_several_choices_are_no_one_answer() -> None:
+    with (
+        Engine(DEMO_MODEL, own_loop=True) as engine,
+        pytest.raises(UserError, match="return one choice, got n=2; generate gives the events"),
+    ):
+        engine.complete_sync("x", n=2)
+
+
+def test_repr_says_what_it_is() -> None:
+    engine = Engine(DEMO_MODEL, own_loop=True)
+    assert repr(engine) == f"<Engine 'model' from {DEMO_MODEL}, created>"
+    with engine:
+        assert repr(engine).endswith("ready: bf16 on cpu, 2048 tokens, 0 running, 0 waiting>")
+
+
+def test_a_model_that_is_not_there_is_refused_at_construction(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"does not exist; give a directory with config.json"):
+        Engine(tmp_path / "nowhere")
+
+
+def test_options_are_fields_of_the_parameters_or_of_the_request() -> None:
+    base = SamplingParams(temperature=0.5, top_k=4)
+    request = make_request("x", base, {"top_k": 2, "priority": 3}, "id")
+    assert request.params == SamplingParams(temperature=0.5, top_k=2)
+    assert (request.priority, request.request_id, request.prompt) == (3, "id", "x")
+    assert make_request([1, 2], None, {"request_id": "mine"}, "id").request_id == "mine"
+    with pytest.raises(UserError, match=r"no option temprature; allowed are .*temperature"):
+        make_request("x", None, {"temprature": 1}, "id")
