@@ -52,6 +52,7 @@ LLAMA3_ROPE = _rope(
 )
 YARN_ROPE = _rope("yarn", factor=4.0, original_max_position_embeddings=128)
 
+PARTIAL_ROPE = _rope("default", partial_rotary_factor=0.25)
 LONG_ROPE = {
     **_rope("longrope", original_max_position_embeddings=256, partial_rotary_factor=0.75),
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
@@ -142,6 +143,39 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": 24}
         | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     ),
+    "gpt_neox": ("gpt_neox", {"rope_parameters": PARTIAL_ROPE}),
+    "gpt_neox_serial": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    "phi": ("phi", {"num_key_value_heads": 4}),
+    "phi_norms": ("phi", {"qk_layernorm": True}),
+    "gpt2": ("gpt2", {"tie_word_embeddings": True, "n_inner": 96}),
+    "gpt_bigcode": ("gpt_bigcode", {"tie_word_embeddings": True}),
+    "gpt_bigcode_heads": ("gpt_bigcode", {"multi_query": False, "tie_word_embeddings": True}),
+    "starcoder2": ("starcoder2", {"sliding_window": 24, "tie_word_embeddings": True}),
+    "gptj": ("gptj", {"rotary_dim": 8}),
+    "codegen": ("codegen", {"rotary_dim": 8}),
+    "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64, "tie_word_embeddings": True}),
+    "opt_350m": (
+        "opt",
+        {"ffn_dim": 96, "word_embed_proj_dim": 48, "do_layer_norm_before": False},
+    ),
+    "gpt_neo": (
+        "gpt_neo",
+        {"num_layers": 3, "num_heads": 4, "window_size": 24}
+        | {"attention_types": [[["global"], 1], [["local"], 2]]},
+    ),
+    "falcon_7b": ("falcon", {"num_attention_heads": 8, "tie_word_embeddings": True}),
+    "falcon_40b": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    ),
+    "falcon_rw": (
+        "falcon",
+        {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "bloom": ("bloom", {"n_layer": 3, "n_head": 4, "tie_word_embeddings": True}),
+    "bloom_heads": ("bloom", {"n_layer": 2, "n_head": 6, "hidden_size": 96}),
+    "mpt": ("mpt", {"d_model": 64, "n_layers": 3, "n_heads": 4, "tie_word_embeddings": True}),
+    "mpt_heads": ("mpt", {"d_model": 96, "n_layers": 2, "n_heads": 6}),
 }
 
 

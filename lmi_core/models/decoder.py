@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from lmi_core import ops
 from lmi_core.models.linears import LayerLinear
 from lmi_core.models.loader import LoadedModel
@@ -41,23 +43,43 @@ class Decoder:
         self.weights = weights
         self.cache = cache
         self.adapters = adapters
+        slopes = spec.attention.slopes
+        self.slopes = np.array(slopes, np.float32) if slopes else None
         self.rotations = {rope: rope_tables(rope, max_model_len) for rope in set(spec.ropes)}
 
     def record(self, recorder: Recorder) -> Handle:
         """Record the forward pass and the sampling of its logits, fp32 [L, vocab]."""
         spec, weights = self.spec, self.weights
-        x = ops.embed(recorder, weights.embedding, scale=spec.embedding_scale)
+        x = self._embedded(recorder)
         for layer_id, layer in enumerate(weights.layers):
             x = self._layer(x, layer, layer_id)
         x = ops.gather_logit_rows(x)
         x = self._normed(x, weights.final_norm)
+        if weights.project_out is not None:
+            x = ops.linear(x, weights.project_out.weight, out_dtype="act")
         logits = ops.linear(x, weights.head.weight, bias=weights.head.bias)
         if spec.logit_soft_cap:
             logits = ops.soft_cap(logits, spec.logit_soft_cap)
         ops.sample(logits)
         return logits
 
+    def _embedded(self, recorder: Recorder) -> Handle:
+        spec, weights = self.spec, self.weights
+        x = ops.embed(recorder, weights.embedding, scale=spec.embedding_scale)
+        if weights.project_in is not None:
+            x = ops.linear(self._normed(x, None), weights.project_in.weight)
+        if weights.positions is not None:
+            x = ops.add_positions(x, weights.positions, offset=spec.position_offset)
+        if weights.embedding_norm is not None:
+            x = self._stream_normed(x, weights.embedding_norm)
+        return x
+
     def _layer(self, x: Handle, layer: LayerWeights, layer_id: int) -> Handle:
+        if self.spec.norms_stream:
+            x = self._attention(x, self._normed(x, None), layer, layer_id)
+            x = self._stream_normed(x, layer.attention_norm)
+            x = self._mlp(x, self._normed(x, None), layer, layer_id)
+            return self._stream_normed(x, layer.mlp_norm)
         h = self._normed(x, layer.attention_norm)
         if self.spec.parallel:
             inner = h if layer.mlp_norm is None else self._normed(x, layer.mlp_norm)
@@ -71,6 +93,11 @@ class Decoder:
         if norm is None:
             return ops.norm(x, None, None, 0.0, kind="none")
         return ops.norm(x, norm.weight, norm.bias, self.spec.norm.eps, kind=self.spec.norm.kind)
+
+    def _stream_normed(self, x: Handle, norm: Norm | None) -> Handle:
+        assert norm is not None
+        spec = self.spec.norm
+        return ops.norm(x, norm.weight, norm.bias, spec.eps, kind=spec.kind, out_dtype="fp32")
 
     def _attention(self, x: Handle, h: Handle, layer: LayerWeights, layer_id: int) -> Handle:
         spec = self.spec.attention
@@ -100,6 +127,7 @@ class Decoder:
             scale=spec.scale,
             window=spec.windows[layer_id],
             soft_cap=spec.soft_cap,
+            slopes=self.slopes,
         )
         linear = LayerLinear.ATTENTION_OUTPUT
         return self._add(x, h, layer.attention_output, layer.attention_post_norm, layer_id, linear)

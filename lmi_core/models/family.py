@@ -28,6 +28,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 NO_ROPE = RopeSpec(rotary_dim=2, kind="none")
 _LANGUAGE_MODEL = "language_model."
 """In names of a multimodal model's tensors that are its language model's."""
+_OLD_NAMES = {"embed_out.weight": "lm_head.weight"}
 _NOT_LANGUAGE = ("vision_tower.", "multi_modal_projector.")
 
 
@@ -57,7 +58,7 @@ def text_tensors(tensors: Mapping[str, TensorInfo], names: WeightNames) -> dict[
     for name, tensor in tensors.items():
         if name.removeprefix("model.").startswith(_NOT_LANGUAGE):
             continue
-        ours = name.replace(_LANGUAGE_MODEL, "", 1)
+        ours = _OLD_NAMES.get(name, name.replace(_LANGUAGE_MODEL, "", 1))
         if adds_prefix and not ours.startswith((prefix, names.head)):
             ours = prefix + ours
         kept[ours] = tensor if ours == name else replace(tensor, name=ours)
@@ -113,11 +114,14 @@ def decoder_spec(
 ) -> DecoderSpec:
     """The rest of the spec, which all families spell alike. ``max_positions``, ``partial_rotary``,
     ``activation`` and ``tied`` are the family's defaults where config.json has none; ``ropes``, of
-    layers, are read where there are none; ``changes``: fields of the spec."""
+    layers, are read where there are none and positions are neither learned nor ALiBi's;
+    ``changes``: fields of the spec."""
     name = config.get("hidden_act") or activation
     if name not in _ACTIVATIONS:
         raise config.error("hidden_act", f"is {name!r}; supported: {', '.join(_ACTIVATIONS)}")
     positions = config.integer("max_position_embeddings", max_positions)
+    if attention.slopes or "num_positions" in changes:
+        ropes = (NO_ROPE,) * config.num_layers
     if not ropes:
         rope = rope_spec(config, attention.head_dim, positions, partial_default=partial_rotary)
         ropes = (rope,) * config.num_layers
@@ -126,7 +130,8 @@ def decoder_spec(
         family=family,
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
-        intermediate_size=config.integer("intermediate_size"),
+        intermediate_size=changes.pop("intermediate_size", None)
+        or config.integer("intermediate_size"),
         num_layers=config.num_layers,
         norm=changes.pop("norm", None) or norm_spec(config),
         activation=_ACTIVATIONS[name],
@@ -136,6 +141,16 @@ def decoder_spec(
         max_positions=max(scaled_max_positions(rope, positions) for rope in ropes),
     )
     return replace(spec, **changes)
+
+
+def alibi_slopes(num_heads: int, most: float = 8.0) -> tuple[float, ...]:
+    """Of heads (arXiv 2108.12409): powers ``most`` i / n of 1/2 for the largest power of two n, then
+    every other one of twice as many."""
+    whole = 1 << (num_heads.bit_length() - 1)
+    rest = range(1, 2 * (num_heads - whole), 2)
+    powers = [most * i / whole for i in range(1, whole + 1)]
+    powers += [most * i / (2 * whole) for i in rest]
+    return tuple(2.0**-power for power in powers)
 
 
 def norm_spec(config: HfConfig, *, eps: float = 1e-6, **changes: Any) -> NormSpec:

@@ -189,8 +189,16 @@ def _load_weights(
         head = reader.tied_head(names.embedding, head_format)
     else:
         head = reader.linear([names.head], format=head_format)
+    projections = [
+        reader.linear([name], format=head_format) if name else None
+        for name in (names.project_in, names.project_out)
+    ]
     return DecoderWeights(
         embedding=reader.table(names.embedding),
+        positions=reader.table(names.positions) if names.positions else None,
+        embedding_norm=_load_norm(reader, spec, "", names.embedding_norm),
+        project_in=projections[0],
+        project_out=projections[1],
         layers=tuple(
             _load_layer(reader, spec, i, fuses_gate=fuses_gate) for i in range(spec.num_layers)
         ),

@@ -11,9 +11,17 @@ if TYPE_CHECKING:
     from lmi_core.models.family import Family
 
 MODULES = {
+    "BloomForCausalLM": "bloom",
+    "CodeGenForCausalLM": "codegen",
     "Cohere2ForCausalLM": "cohere2",
     "CohereForCausalLM": "cohere",
     "Exaone4ForCausalLM": "exaone4",
+    "FalconForCausalLM": "falcon",
+    "GPT2LMHeadModel": "gpt2",
+    "GPTBigCodeForCausalLM": "gpt_bigcode",
+    "GPTJForCausalLM": "gptj",
+    "GPTNeoForCausalLM": "gpt_neo",
+    "GPTNeoXForCausalLM": "gpt_neox",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
@@ -22,17 +30,22 @@ MODULES = {
     "GlmForCausalLM": "glm",
     "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
+    "MPTForCausalLM": "mpt",
     "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
+    "MptForCausalLM": "mpt",
     "NemotronForCausalLM": "nemotron",
+    "OPTForCausalLM": "opt",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
     "OlmoForCausalLM": "olmo",
     "Phi3ForCausalLM": "phi3",
+    "PhiForCausalLM": "phi",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "SmolLM3ForCausalLM": "smollm3",
     "StableLmForCausalLM": "stablelm",
+    "Starcoder2ForCausalLM": "starcoder2",
 }
 """The module of each architecture's family, imported when it is wanted."""
 

@@ -55,6 +55,8 @@ class AttentionSpec:
     qk_norm: QkNorm = ""
     windows: tuple[int, ...] = ()
     """Per layer, the keys a query sees counting its own; 0: all."""
+    slopes: tuple[float, ...] = ()
+    """What each query head's scores grow by per position towards the query (ALiBi)."""
     interleaved: bool = False
     """Neighbouring dimensions are rotated together: the checkpoint's order of a head's dimensions,
     which loading changes to that of the rotate-half form."""
@@ -100,6 +102,14 @@ class DecoderSpec:
     head_bias: bool = False
     parallel: bool = False
     """Attention and MLP read the same stream and add to it together."""
+    norms_stream: bool = False
+    """Norms don't read the stream for a linear, but replace it after each sum."""
+    embedding_size: int = 0
+    """0: ``hidden_size``."""
+    num_positions: int = 0
+    """Rows of the table of learned positions, ``position_offset`` included."""
+    position_offset: int = 0
+    """The row of the first position."""
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False
     """To bf16, where the model is."""
@@ -108,6 +118,10 @@ class DecoderSpec:
     max_positions: int
     """Longest context the model is made for, rope scaling included."""
     names: WeightNames = field(default_factory=WeightNames)
+
+    @property
+    def embedding_columns(self) -> int:
+        return self.embedding_size or self.hidden_size
 
     @property
     def gated(self) -> bool:

@@ -110,6 +110,10 @@ class DecoderWeights:
     """
 
     embedding: npt.NDArray[np.generic]
+    positions: npt.NDArray[np.generic] | None = None
+    embedding_norm: Norm | None = None
+    project_in: Linear | None = None
+    project_out: Linear | None = None
     layers: tuple[LayerWeights, ...]
     final_norm: Norm | None
     """Times the logits' scale."""
@@ -119,11 +123,11 @@ class DecoderWeights:
     def num_bytes(self) -> int:
         """Bytes that stay resident; an embedding that is a view of its file is not among them."""
         num_bytes = sum(layer.num_bytes for layer in self.layers)
-        if self.embedding.flags.owndata:
-            num_bytes += self.embedding.nbytes
-        if self.final_norm is not None:
-            num_bytes += self.final_norm.num_bytes
-        return num_bytes + self.head.num_bytes
+        for table in (self.embedding, self.positions):
+            if table is not None and table.flags.owndata:
+                num_bytes += table.nbytes
+        rest = (self.embedding_norm, self.project_in, self.project_out, self.final_norm, self.head)
+        return num_bytes + sum(weights.num_bytes for weights in rest if weights is not None)
 
 
 def bias_name(weight: str) -> str:
@@ -134,10 +138,16 @@ def bias_name(weight: str) -> str:
 def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a checkpoint of this spec holds."""
     names, hidden = spec.names, spec.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {names.embedding: (spec.vocab_size, hidden)}
-    shapes |= _norm_shapes(spec, names.final_norm)
+    columns = spec.embedding_columns
+    shapes: dict[str, tuple[int, ...]] = {names.embedding: (spec.vocab_size, columns)}
+    if names.positions:
+        shapes[names.positions] = (spec.num_positions, hidden)
+    if names.project_in:
+        shapes[f"{names.project_in}.weight"] = (hidden, columns)
+        shapes[f"{names.project_out}.weight"] = (columns, hidden)
+    shapes |= _norm_shapes(spec, names.embedding_norm, names.final_norm)
     if not spec.tied_head:
-        shapes[f"{names.head}.weight"] = (spec.vocab_size, hidden)
+        shapes[f"{names.head}.weight"] = (spec.vocab_size, columns)
     if spec.head_bias:
         shapes[f"{names.head}.bias"] = (spec.vocab_size,)
     layer = _layer_shapes(spec)

@@ -78,6 +78,12 @@ class HfConfig:
     def number(self, key: str, default: float) -> float:
         return positive_number(self, key, self.get(key, default))
 
+    def require(self, key: str, wanted: object) -> None:
+        """Raise unless a setting that changes the model is absent, or as models here have it."""
+        value = self.get(key, wanted)
+        if value != wanted:
+            raise self.error(key, f"is {value!r}; only {wanted!r} is supported")
+
     def optional_number(self, key: str, default: float) -> float:
         """As ``number``, but null is 0; so may ``default`` be, which stands for an absent key."""
         value = self.get(key, default or None)

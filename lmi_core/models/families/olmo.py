@@ -8,8 +8,7 @@ from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    if config.get("clip_qkv") is not None:
-        raise config.error("clip_qkv", f"is {config.get('clip_qkv')!r}; only null is supported")
+    config.require("clip_qkv", None)
     bias = config.boolean("attention_bias")
     attention = attention_spec(config, qkv_bias=bias, output_bias=bias)
     norm = NormSpec(kind="layer", eps=1e-5, has_weight=False)
