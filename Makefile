@@ -44,6 +44,7 @@ FUZZ_REQUESTS ?= 100000
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
+	@echo 'lmi is $(CURDIR)/$(BIN)/lmi; in another terminal: source $(CURDIR)/$(BIN)/activate'
 	$(BIN)/lmi serve --port $(PORT)
 
 test: build

@@ -76,7 +76,11 @@ class CMakeBuild(build_ext):
 
 setup(
     version=runpy.run_path("lmi_core/version.py")["__version__"],
-    packages=[*find_packages(include=["lmi_core*"]), "lmi_server", "lmi_server.dialects"],
+    packages=[
+        *find_packages(include=["lmi_core*"]),
+        "lmi_server",
+        *(f"lmi_server.{name}" for name in find_packages("server")),
+    ],
     package_dir={"lmi_server": "server"},
     package_data={
         "lmi_core": ["py.typed", "*.pyi", "liblmi_cuda.so", "demo/*.md", "demo/model/*"],

@@ -18,101 +18,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
-import statistics
 import tempfile
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.adapters import write_adapter
-from bench.checkpoints import SHAPES, Shape, checkpoint
-from bench.rooflines import ELEMENT_BYTES, decode_roof_s, prefill_roof_s
-from bench.roofs import measure_roofs
+from bench.checkpoints import SHAPES, checkpoint
+from lmi_core.bench.figures import Figure
+from lmi_core.bench.offline import OfflineBench, StepLog
+from lmi_core.bench.rooflines import ELEMENT_BYTES
 from lmi_core.engine.engine import Engine
-from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.engine.stats import NullObserver, StepRecord
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.lora_config import LoraConfig
-
-
-class StepLog(NullObserver):
-    """Remembers when each step ended and how long the worker took for it."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[float, StepRecord]] = []
-
-    def on_step(self, step: StepRecord) -> None:
-        self.steps.append((time.perf_counter(), step))
-
-    def decode_steps(self, batch: int) -> Iterator[tuple[float, float]]:
-        """(interval, native time) of steps that follow one of the same ``batch`` decode rows."""
-        for (before, first), (after, second) in zip(self.steps, self.steps[1:], strict=False):
-            if first.num_tokens == second.num_tokens == batch:
-                yield after - before, second.native_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    shape: Shape
-    dtype: str
-    engine: Engine
-    log: StepLog
-    num_threads: int
-
-    async def generate(self, num_prompt: int, num_new: int, seed: int, adapter: str = "") -> None:
-        rng = random.Random(seed)
-        prompt = [rng.randrange(300, self.shape.vocab_size) for _ in range(num_prompt)]
-        params = SamplingParams(max_new_tokens=num_new, ignore_eos=True)
-        async for _ in self.engine.generate(prompt, params, adapter=adapter):
-            pass
-
-    async def prefill(self, num_tokens: int, rounds: int) -> dict[str, Any]:
-        rates, shares = [], []
-        for i in range(rounds):
-            before = measure_roofs(self.num_threads)
-            start = time.perf_counter()
-            await self.generate(num_tokens, 1, seed=1000 * num_tokens + i)
-            seconds = time.perf_counter() - start
-            after = measure_roofs(self.num_threads)
-            roof_s = statistics.mean(
-                prefill_roof_s(self.shape, self.dtype, num_tokens, r) for r in (before, after)
-            )
-            rates.append(num_tokens / seconds)
-            shares.append(roof_s / seconds)
-        return row(f"prefill {num_tokens}", rates, shares)
-
-    async def decode(self, batch: int, rounds: int, adapter: str = "") -> dict[str, Any]:
-        rates, shares, gaps = [], [], []
-        for i in range(rounds):
-            self.log.steps.clear()
-            before = measure_roofs(self.num_threads)
-            await asyncio.gather(
-                *(self.generate(128, 128, 10**6 * i + n, adapter) for n in range(batch))
-            )
-            after = measure_roofs(self.num_threads)
-            steps = list(self.log.decode_steps(batch))
-            interval = statistics.median(interval for interval, _ in steps)
-            roof_s = statistics.mean(
-                decode_roof_s(self.shape, self.dtype, batch, 192, r) for r in (before, after)
-            )
-            rates.append(batch / interval)
-            shares.append(roof_s / interval)
-            gaps.append(1 - sum(native for _, native in steps) / sum(t for t, _ in steps))
-        what = f"decode batch {batch}" + (" LoRA" if adapter else "")
-        return {**row(what, rates, shares), "gap": statistics.median(gaps)}
-
-
-def row(what: str, rates: list[float], shares: list[float]) -> dict[str, Any]:
-    return {
-        "what": what,
-        "tokens_per_s": statistics.median(rates),
-        "lowest": min(rates),
-        "highest": max(rates),
-        "share_of_roof": statistics.median(shares),
-    }
 
 
 async def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -131,22 +48,32 @@ async def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     )
     rows = []
     async with Engine(config, observer=log) as engine:
-        bench = Bench(
-            SHAPES[arguments.shape], arguments.dtype, engine, log, engine.info.runner.num_threads
-        )
+        shape = SHAPES[arguments.shape]
+        bench = OfflineBench(shape, arguments.dtype, engine, log)
         await bench.generate(64, 4, seed=0)
         if rank is not None:
             with tempfile.TemporaryDirectory() as directory:
-                path = write_adapter(bench.shape, rank, Path(directory))
+                path = write_adapter(shape, rank, Path(directory))
                 await engine.load_adapter("adapter", path)
         for num_tokens in arguments.prefill:
-            rows.append(await bench.prefill(num_tokens, arguments.rounds))
+            rows.append(row(await bench.prefill(num_tokens, arguments.rounds)))
             show(arguments, rows[-1])
         for batch in arguments.batches:
             for adapter in ("", *engine.adapters):
-                rows.append(await bench.decode(batch, arguments.rounds, adapter))
+                figure, gap = await bench.decode(batch, arguments.rounds, adapter)
+                rows.append({**row(figure), "gap": gap})
                 show(arguments, rows[-1])
     return rows
+
+
+def row(figure: Figure) -> dict[str, Any]:
+    return {
+        "what": figure.name,
+        "tokens_per_s": figure.median,
+        "lowest": min(figure.values),
+        "highest": max(figure.values),
+        "share_of_roof": figure.share,
+    }
 
 
 def show(arguments: argparse.Namespace, row: dict[str, Any]) -> None:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from bench.checkpoints import SHAPES, checkpoint
 from bench.engine import Bench, StepLog
-from bench.rooflines import ELEMENT_BYTES, gflops_of
-from bench.roofs import Roofs, measure_roofs
+from lmi_core.bench.rooflines import ELEMENT_BYTES, gflops_of
+from lmi_core.bench.roofs import Roofs, measure_roofs
 from lmi_core.engine.engine import Engine
 from lmi_core.runners.cpu.cpu_runner import CpuRunner, load_cpu_runner
 from lmi_core.settings.engine_config import EngineConfig

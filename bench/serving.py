@@ -16,11 +16,14 @@ import random
 import sys
 import time
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from typing import Any
+
+from lmi_core.bench.figures import percentile
+from lmi_core.bench.stream import LMI, RefusedError, ask, head
+from lmi_core.http_url import HttpUrl
 
 TEXT = "the fox went to a castle by the sea and told its friend about three small red boats"
 WORDS = TEXT.split()
-TOKEN = b'{"token"'
 
 
 @dataclass
@@ -44,8 +47,7 @@ class Load:
     """``concurrency`` clients that send one request after the other until the time is over."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        url = urlsplit(args.url)
-        self.host, self.port = url.hostname or "127.0.0.1", url.port or 80
+        self.url = HttpUrl.parse(args.url)
         self.args = args
         self.tally = Tally()
         self.rng = random.Random(args.seed)
@@ -62,78 +64,38 @@ class Load:
             try:
                 async with asyncio.timeout(self.args.timeout):
                     await self.request()
-            except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            except (OSError, TimeoutError, ValueError) as error:
                 self.tally.fail(f"{type(error).__name__}: {error}")
 
     async def request(self) -> None:
         abort_after = None
         if self.rng.random() < self.args.abort:
             abort_after = self.rng.randint(0, self.args.max_new_tokens - 1)
-        reader, writer = await asyncio.open_connection(self.host, self.port)
+        tally = self.tally
         try:
-            started = time.perf_counter()
-            writer.write(self.message())
-            head = await reader.readuntil(b"\r\n\r\n")
-            status = int(head.split(b" ", 2)[1])
-            if status == 503:
-                self.tally.refused += 1
-                writer.close()
-                await asyncio.sleep(self.rng.random())
-            elif status != 200:
-                self.tally.fail((await reader.read(500)).decode(errors="replace"))
-            else:
-                await self.read_stream(reader, writer, started, abort_after)
-        finally:
-            writer.close()
-
-    async def read_stream(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        started: float,
-        abort_after: int | None,
-    ) -> None:
-        num_tokens = 0
-        last = started
-        tail = b""
-        while data := await reader.read(65536):
-            now = time.perf_counter()
-            num_new = (tail[-len(TOKEN) + 1 :] + data).count(TOKEN)
-            tail = (tail + data)[-200:]
-            if num_new:
-                if not num_tokens:
-                    self.tally.first_token_s.append(now - started)
-                else:
-                    self.tally.interval_s += [(now - last) / num_new] * num_new
-                last = now
-                num_tokens += num_new
-                self.tally.tokens += num_new
-            if abort_after is not None and num_tokens >= abort_after:
-                self.tally.aborted += 1
-                writer.transport.abort()
+            answer = await ask(self.url, LMI, self.body(), abort_after=abort_after)
+        except RefusedError as error:
+            if error.status != 503:
+                tally.fail(str(error))
                 return
-        if tail.endswith(b"0\r\n\r\n") and b'"error"' not in tail:
-            self.tally.completed += 1
+            tally.refused += 1
+            await asyncio.sleep(self.rng.random())
+            return
+        tally.tokens += answer.num_tokens
+        tally.interval_s += answer.intervals_s
+        if answer.num_tokens:
+            tally.first_token_s.append(answer.first_at - answer.sent_at)
+        if answer.was_aborted:
+            tally.aborted += 1
         else:
-            self.tally.fail(f"cut off after {num_tokens} tokens: {tail!r}")
+            tally.completed += 1
 
-    def message(self) -> bytes:
+    def body(self) -> dict[str, Any]:
         num_words = self.rng.randint(1, 2 * self.args.prompt_words)
-        body = {
-            "inputs": " ".join(self.rng.choices(WORDS, k=num_words)),
-            "parameters": {
-                "max_new_tokens": self.args.max_new_tokens,
-                "ignore_eos_token": True,
-                "do_sample": True,
-            },
-            "stream": True,
-        }
-        data = json.dumps(body).encode()
-        head = (
-            f"POST /invocations HTTP/1.1\r\nHost: {self.host}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        )
-        return head.encode() + data
+        text = " ".join(self.rng.choices(WORDS, k=num_words))
+        body = LMI.body(text, self.args.max_new_tokens)
+        body["parameters"]["do_sample"] = True
+        return body
 
     async def leftovers(self) -> dict[str, float]:
         """What the server's metrics say is still there, once it had a moment to notice."""
@@ -146,8 +108,8 @@ class Load:
         return values
 
     async def metrics(self) -> dict[str, float]:
-        reader, writer = await asyncio.open_connection(self.host, self.port)
-        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        reader, writer = await asyncio.open_connection(self.url.host, self.url.port)
+        writer.write(head("GET", self.url, "/metrics"))
         text = (await reader.read()).decode()
         writer.close()
         wanted = {
@@ -161,11 +123,6 @@ class Load:
                 if line.startswith(prefix) and ("state=" not in line or 'state="used"' in line):
                     values[name] = float(line.rsplit(" ", 1)[1])
         return values
-
-
-def percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
 def report(tally: Tally, seconds: float, leftovers: dict[str, float]) -> dict[str, object]:

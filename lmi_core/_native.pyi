@@ -271,6 +271,9 @@ class LinearWeight:
     @property
     def group_size(self) -> int: ...
     @property
+    def row_format(self) -> str | None:
+        """How rows are quantised for it, equal for weights that take the same rows; None: not at all."""
+    @property
     def num_bytes(self) -> int: ...
     layout_version: int
     """Counted up when packing gives other bytes."""
@@ -317,6 +320,8 @@ class KvCache:
     def block_bytes(
         *, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
     ) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
     @property
     def num_bytes(self) -> int: ...
     def read(
@@ -377,9 +382,10 @@ class Graph:
         bias: npt.NDArray[np.float32] | None,
         eps: float,
         *,
-        kind: Literal["none", "rms", "layer"] = "rms",
+        kind: Literal["none", "rms", "layer"],
         residual: Handle | None = None,
         out_dtype: Literal["fp32", "act"] = "act",
+        reader: LinearWeight | None = None,
     ) -> Handle:
         """fp32 [R, n] -> [R, n]; None: ones, zeros. ``residual``: fp32 [R, n], added in place and returned."""
     def norm_heads(
@@ -394,6 +400,14 @@ class Graph:
         num_groups: int,
     ) -> Handle:
         """Columns of fp32 [R, n] from first_column on, as many as weights, normed in groups, in place."""
+    def rms_norm(
+        self,
+        x: Handle,
+        weight: npt.NDArray[np.float32],
+        eps: float,
+        reader: LinearWeight | None = None,
+    ) -> Handle:
+        """fp32 [R, n] -> act dtype [R, n], or quantised as products with ``reader`` take it."""
     def linear(
         self,
         x: Handle,
@@ -403,17 +417,18 @@ class Graph:
         activation: Literal["", "silu", "gelu_tanh", "gelu", "relu", "relu2"] = "",
         residual: Handle | None = None,
         out_dtype: Literal["fp32", "act"] = "fp32",
+        gated: bool = True,
     ) -> Handle:
-        """act [R, k] -> [R, n]; rows are quantised to int8 first if the weight is. ``activation``: of a gated weight the result is act(gate) * up, [R, n / 2] in act dtype, else act(y).
+        """act [R, k] -> [R, n]; rows are quantised to int8 first if the weight is. ``activation``: of a ``gated`` weight the result is act(gate) * up, [R, n / 2] in act dtype, else act(y).
         ``residual``: fp32 [R, n], added in place and returned."""
-    def activation(
-        self,
-        x: Handle,
-        activation: Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"],
-        *,
-        gated: bool,
+    def gated_activation(
+        self, x: Handle, activation: Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
     ) -> Handle:
-        """act(gate) * up: fp32 [R, 2 n] -> act dtype [R, n]; or act(x): fp32 [R, n] -> act dtype [R, n]."""
+        """act(gate) * up: fp32 [R, 2 n] -> act dtype [R, n]."""
+    def activation(
+        self, x: Handle, activation: Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+    ) -> Handle:
+        """act(x): fp32 [R, n] -> act dtype [R, n]."""
     def soft_cap(self, x: Handle, cap: float) -> Handle:
         """cap tanh(x / cap), fp32 in place."""
     def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
@@ -445,7 +460,7 @@ class Graph:
         soft_cap: float = 0.0,
         slopes: npt.NDArray[np.float32] | None = None,
     ) -> Handle:
-        """Causal paged attention, act [T, hq d] -> act [T, hq d]. window: keys seen counting the query's own; 0 = all. slopes: [hq], ALiBi's."""
+        """Causal paged attention, act [T, hq d] -> act [T, hq d]. window: keys seen counting the query's own; 0 = all."""
     def gather_logit_rows(self, x: Handle) -> Handle:
         """[T, n] -> [L, n]: the rows whose logits are wanted."""
     def sample(self, logits: Handle) -> None:

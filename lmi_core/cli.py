@@ -1,4 +1,4 @@
-"""The command line: ``lmi serve | chat | generate | explain | doctor``.
+"""The command line: ``lmi serve | chat | generate | bench | explain | doctor``.
 
 Imports are inside the commands, so that each pays only for what it uses.
 """
@@ -21,6 +21,7 @@ from lmi_core.version import __version__
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"
 
 _UNKNOWN_COMMAND = re.compile(r".*invalid choice: '(\w+)' \(choose from (.*)\)")
+_FLAG = re.compile(r"-(?!h$|-help$|-version$)")
 _INTERRUPTED = 130
 _INTERNAL_ERROR = 70
 _IO_ERROR = 74
@@ -71,7 +72,17 @@ def _fail(error: Exception, text: str, exit_code: int) -> int:
     return exit_code
 
 
+def launcher() -> int:
+    """``text-generation-launcher``: TGI's flags and protocol."""
+    return main(["text-generation-launcher", *sys.argv[1:]])
+
+
 def _run(argv: list[str]) -> int:
+    if argv[:1] == ["text-generation-launcher"]:
+        return _launch(argv[1:])
+    if argv[:1] == ["djl-serving"] or (argv and _FLAG.match(argv[0])):
+        # As images are called: docker run IMAGE --model-id MODEL
+        argv = ["serve", *(argv[1:] if argv[0] == "djl-serving" else argv)]
     # All but the last take the configuration's own arguments.
     if argv[:1] == ["explain"]:
         return _explain(argv[1:])
@@ -81,6 +92,8 @@ def _run(argv: list[str]) -> int:
         return _generate(argv[1:])
     if argv[:1] == ["chat"]:
         return _chat(argv[1:])
+    if argv[:1] == ["bench"]:
+        return _bench(argv[1:])
     return _doctor(build_parser().parse_args(argv))
 
 
@@ -99,6 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser("serve", help="serve a model over HTTP")
     commands.add_parser("generate", help="stream a completion to the terminal")
     commands.add_parser("chat", help="talk to a model in the terminal")
+    commands.add_parser("bench", help="measure a model, or a server")
     doctor = commands.add_parser("doctor", help="say what this machine offers and what is used")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser("explain", help="say what becomes of every configuration key")
@@ -143,6 +157,19 @@ def _chat_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _bench_parser() -> argparse.ArgumentParser:
+    from lmi_core.bench.command import KINDS, add_arguments
+
+    parser = _Parser(
+        prog="lmi bench",
+        usage="lmi bench {prefill,decode,serve} [MODEL | --url URL] [flags] [flags of lmi serve]",
+        description="Measures the engine on this machine, or a server under load.",
+    )
+    parser.add_argument("kind", choices=KINDS, help="of serve, offline where there is no --url")
+    add_arguments(parser)
+    return parser
+
+
 def _check_instruction_set(name: str, given_as: str) -> None:
     if not name:
         return
@@ -167,11 +194,18 @@ def _serve(argv: list[str]) -> int:
     return serve(argv, DEMO_MODEL)
 
 
+def _launch(argv: list[str]) -> int:
+    names_model = os.environ.get("MODEL_ID") or any(
+        argument.partition("=")[0] == "--model-id" for argument in argv
+    )
+    return _serve(argv if names_model else ["--model-id", str(DEMO_MODEL), *argv])
+
+
 def _generate(argv: list[str]) -> int:
     from lmi_core.generate import generate
     from lmi_core.local_model import open_local_model, parse_arguments
 
-    args, model = parse_arguments(_generate_parser(), argv, takes_models=False)
+    args, model = parse_arguments(_generate_parser(), argv, num_words=1)
     return generate(args, open_local_model(model, DEMO_MODEL))
 
 
@@ -179,8 +213,16 @@ def _chat(argv: list[str]) -> int:
     from lmi_core.chat.command import chat, open_source
     from lmi_core.local_model import parse_arguments
 
-    args, model = parse_arguments(_chat_parser(), argv, takes_models=True)
+    args, model = parse_arguments(_chat_parser(), argv, num_words=0)
     return chat(args, open_source(args, model, DEMO_MODEL))
+
+
+def _bench(argv: list[str]) -> int:
+    from lmi_core.bench.command import bench
+    from lmi_core.local_model import parse_arguments
+
+    args, model = parse_arguments(_bench_parser(), argv, num_words=1)
+    return bench(args, model, DEMO_MODEL)
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -24,11 +24,11 @@ class LocalModel:
 
 
 def parse_arguments(
-    parser: argparse.ArgumentParser, argv: Sequence[str], *, takes_models: bool
+    parser: argparse.ArgumentParser, argv: Sequence[str], *, num_words: int
 ) -> tuple[argparse.Namespace, list[str]]:
     """``parser``'s own arguments, and those of the model.
 
-    Flags that ``parser`` doesn't know are the model's; ``takes_models`` makes words so, too.
+    Flags that ``parser`` doesn't know are the model's, and all words after the first ``num_words``.
     """
     own = {
         flag: action.nargs != 0
@@ -36,9 +36,8 @@ def parse_arguments(
         for flag in action.option_strings
     }
     flags, words, model = split_arguments(argv, own)
-    if takes_models:
-        return parser.parse_args(flags), [*model, *words]
-    return parser.parse_args([*flags, "--", *words] if words else flags), model
+    own_words = ["--", *words[:num_words]] if words[:num_words] else []
+    return parser.parse_args([*flags, *own_words]), [*model, *words[num_words:]]
 
 
 def open_local_model(argv: Sequence[str], default_model: Path) -> LocalModel:

@@ -3,7 +3,8 @@
     LMI_OPS=native python -m bench.gpu.engine --shape llama3-8b --json engine.json
 
 A step's roof is its bytes over the read rate or its operations over the rate of bf16 products,
-whichever takes longer (``bench.rooflines``); rates are those that ``bench.gpu.roofs`` measured.
+whichever takes longer (``lmi_core.bench.rooflines``); rates are those that ``bench.gpu.roofs``
+measured.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any
 import torch
 
 from bench.checkpoints import Shape
-from bench.engine import StepLog
 from bench.gpu.measure import attempt, parse, read_roofs, write
 from bench.gpu.random_model import GPU_SHAPES, random_model
-from bench.rooflines import decode_roof_s, prefill_roof_s
-from bench.roofs import Roofs
+from lmi_core.bench.offline import StepLog
+from lmi_core.bench.rooflines import decode_roof_s, prefill_roof_s
+from lmi_core.bench.roofs import Roofs
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.ops.kernels import select

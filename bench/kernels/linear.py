@@ -22,7 +22,7 @@ import numpy as np
 from bench.checkpoints import SHAPES, Shape
 from lmi_core import _native
 from lmi_core.ops.cpu import NativeWeights
-from lmi_core.ops.recorder import LinearWeight
+from lmi_core.ops.graph import LinearWeight
 
 STREAM_BYTES = 160 << 20  # weights of one timed pass, well beyond any cache
 READ_BYTES = 256 << 20

@@ -32,7 +32,7 @@ from bench.peers.session import Session
 from bench.peers.table import markdown
 from bench.peers.vllm_cpu import VllmCpu
 from bench.peers.work import USUAL_WORKS, WORKS
-from bench.roofs import measure_roofs
+from lmi_core.bench.roofs import measure_roofs
 
 PEERS = {peer.name: peer for peer in (OpenVino, LlamaCpp, VllmCpu, OnnxRuntime, Transformers)}
 """The nearest rivals first."""

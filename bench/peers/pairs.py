@@ -11,7 +11,7 @@ from bench.peers.process import SideError
 from bench.peers.row import NUM_PAIRS, Pair, Row
 from bench.peers.side import Side
 from bench.peers.work import WORKS, Figure, Work
-from bench.roofs import Roofs
+from lmi_core.bench.roofs import Roofs
 
 
 @dataclass(frozen=True, slots=True)

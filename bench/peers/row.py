@@ -13,8 +13,8 @@ from typing import Any
 
 from bench.checkpoints import SHAPES
 from bench.peers.work import WORKS, Figure
-from bench.rooflines import ELEMENT_BYTES, decode_roof_s, prefill_roof_s
-from bench.roofs import Roofs
+from lmi_core.bench.rooflines import ELEMENT_BYTES, decode_roof_s, prefill_roof_s
+from lmi_core.bench.roofs import Roofs
 
 NUM_PAIRS = 7
 

@@ -17,7 +17,7 @@ from bench.peers.process import SideError
 from bench.peers.row import Row, resume
 from bench.peers.side import Side
 from bench.peers.work import WORKS, Work
-from bench.roofs import Roofs
+from lmi_core.bench.roofs import Roofs
 
 MIN_NUM_SEQS = 32
 

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from bench.peers.load import Api, is_ready, wave
+from bench.peers.load import Api, is_ready, local, wave
 from bench.peers.process import Command, EngineProcess, SideError
 from bench.peers.work import Figure, Timing, Work, figure_of, make_prompts, text_of
+from lmi_core.bench.stream import RefusedError
 
 START_S = 300.0
 WORK_S = 120.0
@@ -81,7 +82,7 @@ class HttpSide:
         self._port = free_port()
         self._process = EngineProcess(self._command_of(self._port), stdout_to_log=True)
         deadline = time.monotonic() + START_S
-        while not asyncio.run(is_ready(self._port, self._api)):
+        while not asyncio.run(is_ready(local(self._port), self._api)):
             if not self._process.is_running:
                 raise self._process.died()
             if time.monotonic() > deadline:
@@ -98,7 +99,7 @@ class HttpSide:
                 asyncio.run(wave(self._port, self._api, shared, 1, WORK_S))
             timings = asyncio.run(wave(self._port, self._api, texts, work.num_new, WORK_S))
             return figure_of(work, timings)
-        except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+        except (OSError, TimeoutError, ValueError, RefusedError) as error:
             self.stop()  # it may be dead, or still at work
             raise SideError(f"{type(error).__name__}: {error}") from error
 

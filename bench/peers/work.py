@@ -6,18 +6,12 @@ import random
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from lmi_core.bench.stream import Timing
 
 LETTER_OFFSET = 31
 """Letters are single tokens of the bench tokenizer, at their code point less this."""
-
-
-class Timing(NamedTuple):
-    """One request, in seconds from the submission of the batch it came with."""
-
-    first_s: float
-    last_s: float
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ cpu::NormArgs norm_args(PyGraph& self, const std::optional<FloatArray>& weight,
 
 Handle norm(PyGraph& self, const Handle& x, const std::optional<FloatArray>& weight,
             const std::optional<FloatArray>& bias, float eps, const std::string& kind,
-            const Handle* residual, const std::string& out_dtype) {
+            const Handle* residual, const std::string& out_dtype, const LinearWeight* reader) {
   cpu::NormArgs args = norm_args(self, weight, bias, eps, kind, x.value().columns, 1);
   if (residual != nullptr) {
     return {&self, self.graph.norm_add(id_of(self, x), id_of(self, *residual), args)};
@@ -111,7 +111,13 @@ Handle norm(PyGraph& self, const Handle& x, const std::optional<FloatArray>& wei
   LMI_CHECK(out_dtype == "fp32" || out_dtype == "act", "out_dtype '", out_dtype,
             "'; known are fp32, act");
   args.y_dtype = out_dtype == "act" ? self.graph.config().act_dtype : DType::kF32;
-  return {&self, self.graph.norm(id_of(self, x), args)};
+  return {&self,
+          self.graph.norm(id_of(self, x), args, reader == nullptr ? nullptr : &reader->packed())};
+}
+
+Handle rms_norm(PyGraph& self, const Handle& x, const FloatArray& weight, float eps,
+                const LinearWeight* reader) {
+  return norm(self, x, weight, std::nullopt, eps, "rms", nullptr, "act", reader);
 }
 
 Handle norm_heads(PyGraph& self, const Handle& x, const FloatArray& weight,
@@ -126,7 +132,7 @@ Handle norm_heads(PyGraph& self, const Handle& x, const FloatArray& weight,
 
 Handle linear(PyGraph& self, const Handle& x, const py::object& weight_object,
               const std::optional<FloatArray>& bias, const std::string& activation,
-              const Handle* residual, const std::string& out_dtype) {
+              const Handle* residual, const std::string& out_dtype, bool gated) {
   const auto& weight = weight_object.cast<const LinearWeight&>();
   self.keep(weight_object);
   if (bias) self.keep(*bias);
@@ -137,6 +143,8 @@ Handle linear(PyGraph& self, const Handle& x, const py::object& weight_object,
   LMI_CHECK(out_dtype == "fp32" || out_dtype == "act", "out_dtype '", out_dtype,
             "'; known are fp32, act");
   const bool is_activated = args.activation != cpu::Activation::kNone;
+  LMI_CHECK(!is_activated || gated == args.weight.gated, "gated is ", gated,
+            " of a weight that is ", args.weight.gated);
   args.y_dtype = is_activated || out_dtype == "act" ? self.graph.config().act_dtype : DType::kF32;
   if (residual == nullptr) return {&self, self.graph.linear(id_of(self, x), args)};
   return {&self, self.graph.linear_add(id_of(self, x), id_of(self, *residual), args)};
@@ -223,22 +231,31 @@ void bind_graph_class(py::module_& m) {
       .def("add_positions", &add_positions, py::arg("x"), py::arg("table"), py::arg("offset"),
            py::keep_alive<0, 1>())
       .def("norm", &norm, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("eps"),
-           py::kw_only(), py::arg("kind") = "rms", py::arg("residual") = py::none(),
-           py::arg("out_dtype") = "act", py::keep_alive<0, 1>())
+           py::kw_only(), py::arg("kind"), py::arg("residual") = py::none(),
+           py::arg("out_dtype") = "act", py::arg("reader") = py::none(), py::keep_alive<0, 1>())
       .def("norm_heads", &norm_heads, py::arg("x"), py::arg("weight"), py::arg("bias"),
            py::arg("eps"), py::kw_only(), py::arg("kind"), py::arg("first_column"),
            py::arg("num_groups"), py::keep_alive<0, 1>())
+      .def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("eps"),
+           py::arg("reader") = py::none(), py::keep_alive<0, 1>())
       .def("linear", &linear, py::arg("x"), py::arg("weight"), py::kw_only(),
            py::arg("bias") = py::none(), py::arg("activation") = "",
-           py::arg("residual") = py::none(), py::arg("out_dtype") = "fp32", py::keep_alive<0, 1>())
+           py::arg("residual") = py::none(), py::arg("out_dtype") = "fp32", py::arg("gated") = true,
+           py::keep_alive<0, 1>())
+      .def(
+          "gated_activation",
+          [](PyGraph& self, const Handle& x, const std::string& activation) {
+            return Handle{
+                &self, self.graph.activation(id_of(self, x), parse_activation(activation), true)};
+          },
+          py::arg("x"), py::arg("activation"), py::keep_alive<0, 1>())
       .def(
           "activation",
-          [](PyGraph& self, const Handle& x, const std::string& name, bool gated) {
-            return Handle{&self,
-                          self.graph.activation(id_of(self, x), parse_activation(name), gated)};
+          [](PyGraph& self, const Handle& x, const std::string& activation) {
+            return Handle{
+                &self, self.graph.activation(id_of(self, x), parse_activation(activation), false)};
           },
-          py::arg("x"), py::arg("activation"), py::kw_only(), py::arg("gated"),
-          py::keep_alive<0, 1>())
+          py::arg("x"), py::arg("activation"), py::keep_alive<0, 1>())
       .def(
           "soft_cap",
           [](PyGraph& self, const Handle& x, float cap) {

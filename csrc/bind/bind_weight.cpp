@@ -102,6 +102,12 @@ uint64_t packed_checksum(const LinearWeight& weight) {
   return checksum(weight.data(), weight.num_bytes());
 }
 
+// Equal for weights that take the same quantised rows.
+std::optional<std::string> row_format(const LinearWeight& weight) {
+  if (!weight.packed().is_quantized()) return std::nullopt;
+  return "int8, summed over " + std::to_string(weight.packed().group_size);
+}
+
 void bind_linear_weight(py::module_& m) {
   py::class_<LinearWeight>(m, "LinearWeight")
       .def_static("pack", &pack, py::arg("parts"), py::kw_only(), py::arg("format"),
@@ -120,6 +126,7 @@ void bind_linear_weight(py::module_& m) {
                              [](const LinearWeight& w) { return dtype_name(w.packed().dtype); })
       .def_property_readonly("group_size",
                              [](const LinearWeight& w) { return w.packed().group_size; })
+      .def_property_readonly("row_format", &row_format)
       .def_property_readonly("num_bytes", &LinearWeight::num_bytes)
       .def("packed", &packed_bytes)
       .def("checksum", &packed_checksum)
@@ -183,6 +190,7 @@ void bind_kv_cache(py::module_& m) {
           },
           py::kw_only(), py::arg("num_layers"), py::arg("block_size"), py::arg("num_kv_heads"),
           py::arg("head_dim"), py::arg("dtype"))
+      .def_property_readonly("head_dim", [](const KvCache& c) { return c.view().head_dim; })
       .def_property_readonly("num_bytes", &KvCache::num_bytes)
       .def("read", &read_block, py::arg("layer"), py::arg("block_id"));
 }

@@ -34,7 +34,6 @@ void Graph::finish() {
         node);
   }
   for (const ValueId id : outputs_) values_[id].last_node = static_cast<int32_t>(nodes_.size());
-  fuse_quantization();
   fuse_argmax();
   assign_offsets();
   for (const Node& node : nodes_) {
@@ -48,25 +47,6 @@ void Graph::finish() {
   }
   for (Node& node : nodes_) std::visit([this](auto& n) { link(n); }, node);
   finished_ = true;
-}
-
-// A norm whose rows are quantised by the next node and read by no other writes them quantised.
-void Graph::fuse_quantization() {
-  std::vector<Node> nodes;
-  for (size_t i = 0; i < nodes_.size(); ++i) {
-    const auto* quantize = std::get_if<QuantizeNode>(&nodes_[i]);
-    auto* norm = nodes.empty() ? nullptr : std::get_if<NormNode>(&nodes.back());
-    if (quantize == nullptr || norm == nullptr || norm->y != quantize->x ||
-        values_[quantize->x].last_node != static_cast<int32_t>(i)) {
-      nodes.push_back(std::move(nodes_[i]));
-      continue;
-    }
-    norm->args.y_dtype = DType::kI8;
-    norm->args.group_size = quantize->args.group_size;
-    norm->y = quantize->y;
-    values_[norm->y].first_node = static_cast<int32_t>(i) - 1;
-  }
-  nodes_ = std::move(nodes);
 }
 
 // The linear right before sample finds the tokens of greedy rows itself, unless its outputs are

@@ -55,13 +55,14 @@ class Graph {
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  // Recording. A linear with a quantised weight quantises its input, in a node of its own or, where
-  // a norm makes the input for it alone, in the norm. Arguments carry the constant operands
-  // (weights, sizes, flags); pointers to activations, row counts and the step are filled in at run
-  // time. Owners of constant memory are kept by the caller for as long as the graph lives.
+  // Recording. A linear with a quantised weight quantises its input, in a node of its own unless
+  // the input comes quantised: a norm whose result nothing reads but linears with weights like
+  // `reader` gives it so. Arguments carry the constant operands (weights, sizes, flags); pointers
+  // to activations, row counts and the step are filled in at run time. Owners of constant memory
+  // are kept by the caller for as long as the graph lives.
   ValueId embed(cpu::EmbedArgs args);
   ValueId add_positions(ValueId x, cpu::EmbedArgs args);  // in place: rows of a table by position
-  ValueId norm(ValueId x, cpu::NormArgs args);
+  ValueId norm(ValueId x, cpu::NormArgs args, const cpu::PackedLinear* reader = nullptr);
   ValueId norm_add(ValueId x, ValueId residual, cpu::NormArgs args);  // in place
   ValueId norm_heads(ValueId x, cpu::NormArgs args);  // in place: groups from first_column on
   ValueId linear(ValueId x, cpu::LinearArgs args);
@@ -148,7 +149,6 @@ class Graph {
   void check_operand(ValueId id, DType dtype, int64_t columns, const char* what) const;
   ValueId linear_input(ValueId x, const cpu::PackedLinear& weight);
   void check_adapters(const StepView& step) const;
-  void fuse_quantization();
   void fuse_argmax();
   int64_t row_capacity(RowSymbol rows) const;
   void run_measured(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch);

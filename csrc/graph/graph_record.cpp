@@ -56,10 +56,16 @@ ValueId Graph::add_positions(ValueId x, cpu::EmbedArgs args) {
   return x;
 }
 
-ValueId Graph::norm(ValueId x, cpu::NormArgs args) {
+ValueId Graph::norm(ValueId x, cpu::NormArgs args, const cpu::PackedLinear* reader) {
   check_recording();
   check_operand(x, DType::kF32, args.num_columns, "norm");
-  const ValueId y = add_value("norm", args.y_dtype, args.num_columns, value(x).rows);
+  int64_t columns = args.num_columns;
+  if (reader != nullptr && reader->is_quantized()) {
+    args.y_dtype = DType::kI8;
+    args.group_size = reader->group_size;
+    columns = cpu::quantized_row_bytes(columns, reader->group_size);
+  }
+  const ValueId y = add_value("norm", args.y_dtype, columns, value(x).rows);
   add_node(NormNode{args, x, y}, {x, y});
   return y;
 }
@@ -89,9 +95,13 @@ ValueId Graph::norm_heads(ValueId x, cpu::NormArgs args) {
 // What the linear's kernel reads: x, or its quantised rows.
 ValueId Graph::linear_input(ValueId x, const cpu::PackedLinear& weight) {
   const DType dtype = weight.is_quantized() ? config_.act_dtype : weight.dtype;
+  const int64_t row_bytes = cpu::quantized_row_bytes(weight.num_inputs, weight.group_size);
+  if (weight.is_quantized() && value(x).dtype == DType::kI8) {
+    check_operand(x, DType::kI8, row_bytes, "linear of quantised rows");
+    return x;
+  }
   check_operand(x, dtype, weight.num_inputs, "linear");
   if (!weight.is_quantized()) return x;
-  const int64_t row_bytes = cpu::quantized_row_bytes(weight.num_inputs, weight.group_size);
   const ValueId y = add_value("quantized", DType::kI8, row_bytes, value(x).rows);
   const cpu::QuantizeRowsArgs args{.x_dtype = dtype,
                                    .x_stride = weight.num_inputs,

@@ -16,7 +16,7 @@ from lmi_core.adapters.adapter_config import AdapterConfig, read_adapter_config
 from lmi_core.errors import ModelError
 from lmi_core.models.lora_linears import LoraModule, linear_shapes, lora_modules
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.weights.float_tensors import FLOAT_DTYPES, to_float32
+from lmi_core.weights.float_tensors import FLOAT_DTYPES, read_array, to_float32
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.safetensors_file import TensorInfo, read_header
 from lmi_core.weights.tensor_faults import tensor_faults
@@ -48,12 +48,7 @@ Adapter = list[list[AdapterPart]]
 
 def read_adapter(directory: Path, spec: DecoderSpec, *, max_rank: int) -> Adapter:
     """Read and check an adapter for a model; raises ModelError naming every faulty tensor."""
-    config = read_adapter_config(directory)
-    path = _tensors_file(directory)
-    tensors = read_header(path)
-    modules = lora_modules(spec)
-    pairs = _pair(path, tensors, modules)
-    _check(path, config, pairs, max_rank)
+    path, config, pairs = _checked_pairs(directory, spec, max_rank)
     adapter: Adapter = [[] for _ in linear_shapes(spec)]
     problems = _Problems(path)
     for pair in pairs:
@@ -64,6 +59,21 @@ def read_adapter(directory: Path, spec: DecoderSpec, *, max_rank: int) -> Adapte
         adapter[module.linear_id].append(AdapterPart(a, scaled, module.first_output))
     problems.check()
     return adapter
+
+
+def check_adapter_fits(directory: Path, spec: DecoderSpec, *, max_rank: int) -> None:
+    """Raise ModelError for an adapter that ``read_adapter`` refuses, as far as headers tell."""
+    _checked_pairs(directory, spec, max_rank)
+
+
+def _checked_pairs(
+    directory: Path, spec: DecoderSpec, max_rank: int
+) -> tuple[Path, AdapterConfig, list[_Pair]]:
+    config = read_adapter_config(directory)
+    path = _tensors_file(directory)
+    pairs = _pair(path, read_header(path), lora_modules(spec))
+    _check(path, config, pairs, max_rank)
+    return path, config, pairs
 
 
 def _tensors_file(directory: Path) -> Path:
@@ -174,9 +184,7 @@ def _check(path: Path, config: AdapterConfig, pairs: list[_Pair], max_rank: int)
 
 
 def _read(tensor: TensorInfo, problems: _Problems) -> FloatArray:
-    raw = np.fromfile(tensor.path, np.uint8, tensor.num_bytes, offset=tensor.offset)
-    values = raw.view(FLOAT_DTYPES[tensor.dtype]).reshape(tensor.shape)
-    floats = to_float32(values, tensor.dtype)
+    floats = to_float32(read_array(tensor), tensor.dtype)
     if not np.isfinite(floats).all():
         problems.add("damaged", tensor, "holds numbers that aren't finite")
     return floats

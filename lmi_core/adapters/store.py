@@ -8,7 +8,7 @@ from pathlib import Path
 from lmi_core.adapters.adapter import read_adapter
 from lmi_core.models.loader import LoadedModel
 from lmi_core.models.weights import WeightBackend
-from lmi_core.ops.recorder import LinearWeight, LoraTable
+from lmi_core.ops.graph import LinearWeight, LoraTable
 from lmi_core.weights.formats import FloatArray
 
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
 from lmi_core.config.artefacts.cache import cached_directory
+from lmi_core.config.judge import judge
 from lmi_core.config.memory_needs import Needs, memory_needs
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.resolve import Report, examine
 from lmi_core.config.rows import DEFAULT, Row
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.table.option import SYSTEMS, Outcome
-from lmi_core.config.targets.host import Host
+from lmi_core.config.targets.host import Host, detect_host
 from lmi_core.text.printable import printable
 
 EXIT_USABLE = 0
@@ -54,7 +56,11 @@ def main(
 
         out.write(command_help("explain"))
         return EXIT_USABLE
+    host = detect_host(environ) if host is None else host
     report = examine(argv, environ, host, default_model=default_model)
+    if not report.errors:
+        judged = [judge(model, report.server, environ, host) for model in report.models]
+        report = replace(report, errors=tuple(itertools.chain(*judged)))
     needs = [
         memory_needs(model, cached_directory(model.source, report.server, environ))
         for model in report.models

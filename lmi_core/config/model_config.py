@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -68,6 +68,8 @@ class ModelConfig:
     lora: LoraSettings | None
     passed_on: Mapping[str, str]
     values: Mapping[str, Value]
+    again: Callable[[], ModelConfig] | None = field(default=None, compare=False, repr=False)
+    """Resolves the model once more, with what has been fetched since; raises ConfigError."""
 
     def engine_config(
         self, model: Path | None = None, adapters: Sequence[tuple[str, Path]] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -293,6 +294,12 @@ class _Examination:
         model = self._config(listed, values, source, files, written, decision, lora)
         return model, rows + withheld_rows(model.custom_code_settings.get("withheld", ()))
 
+    def _again(self, listed: Listed) -> ModelConfig:
+        self.problems = Problems()
+        model, _ = self._model(listed)
+        self.problems.raise_errors()
+        return model
+
     def _values(self, listed: Listed) -> Values:
         own = list(listed.settings)
         if listed.directory is not None:
@@ -378,6 +385,7 @@ class _Examination:
             lora=lora,
             passed_on=MappingProxyType({k: s.text for k, s in values.unknown.items()}),
             values=MappingProxyType(dict(values.known)),
+            again=partial(self._again, listed),
         )
 
 

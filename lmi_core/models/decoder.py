@@ -11,12 +11,12 @@ from lmi_core.models.lora_linears import linear_id
 from lmi_core.models.rope import rope_tables
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear, Norm
-from lmi_core.ops import Handle, KvCache, LoraTable, Recorder
+from lmi_core.ops import Graph, Handle, KvCache, LoraTable
 
 
 def record(
     model: LoadedModel,
-    recorder: Recorder,
+    graph: Graph,
     cache: KvCache,
     max_model_len: int,
     adapters: LoraTable | None = None,
@@ -24,7 +24,7 @@ def record(
     """Record ``model`` for contexts of up to ``max_model_len`` tokens; returns the logits.
 
     ``adapters``: for a model that was loaded with ``takes_adapters``."""
-    return Decoder(model.spec, model.weights, cache, max_model_len, adapters).record(recorder)
+    return Decoder(model.spec, model.weights, cache, max_model_len, adapters).record(graph)
 
 
 class Decoder:
@@ -47,10 +47,10 @@ class Decoder:
         self.slopes = np.array(slopes, np.float32) if slopes else None
         self.rotations = {rope: rope_tables(rope, max_model_len) for rope in set(spec.ropes)}
 
-    def record(self, recorder: Recorder) -> Handle:
+    def record(self, graph: Graph) -> Handle:
         """Record the forward pass and the sampling of its logits, fp32 [L, vocab]."""
         spec, weights = self.spec, self.weights
-        x = self._embedded(recorder)
+        x = self._embedded(graph)
         for layer_id, layer in enumerate(weights.layers):
             x = self._layer(x, layer, layer_id)
         x = ops.gather_logit_rows(x)
@@ -63,9 +63,9 @@ class Decoder:
         ops.sample(logits)
         return logits
 
-    def _embedded(self, recorder: Recorder) -> Handle:
+    def _embedded(self, graph: Graph) -> Handle:
         spec, weights = self.spec, self.weights
-        x = ops.embed(recorder, weights.embedding, scale=spec.embedding_scale)
+        x = ops.embed(graph, weights.embedding, scale=spec.embedding_scale)
         if weights.project_in is not None:
             x = ops.linear(self._normed(x, None), weights.project_in.weight)
         if weights.positions is not None:
@@ -170,7 +170,9 @@ class Decoder:
             )
         y = ops.linear(h, gate_up.weight, bias=gate_up.bias)
         y = self._adapt(h, y, layer_id, LayerLinear.GATE_UP)
-        return ops.activation(y, activation, gated=gated)
+        if gated:
+            return ops.gated_activation(y, activation)
+        return ops.activation(y, activation)
 
     def _add(
         self,

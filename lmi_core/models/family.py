@@ -144,8 +144,8 @@ def decoder_spec(
 
 
 def alibi_slopes(num_heads: int, most: float = 8.0) -> tuple[float, ...]:
-    """Of heads (arXiv 2108.12409): powers ``most`` i / n of 1/2 for the largest power of two n, then
-    every other one of twice as many."""
+    """Of heads (arXiv 2108.12409): powers ``most`` i / n of 1/2, where n is the largest power of
+    two, then every other one of twice as many."""
     whole = 1 << (num_heads.bit_length() - 1)
     rest = range(1, 2 * (num_heads - whole), 2)
     powers = [most * i / whole for i in range(1, whole + 1)]

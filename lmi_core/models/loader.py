@@ -32,7 +32,7 @@ from lmi_core.models.weights import (
 from lmi_core.weights.checkpoint import read_checkpoint
 from lmi_core.weights.formats import FloatArray, PackFormat, Quantization, WeightFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
-from lmi_core.weights.hf_config import read_hf_config
+from lmi_core.weights.hf_config import HfConfig, read_hf_config
 from lmi_core.weights.quantized.checkpoint import quantization_at_load, read_layout
 from lmi_core.weights.quantized.methods import CheckpointMethod
 from lmi_core.weights.quantized.stored_layers import StoredLayers
@@ -58,27 +58,27 @@ class LoadedModel:
     """For an fp8 KV cache, of each layer; empty: the checkpoint has none."""
 
 
-def load_model(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlan:
+    """What a directory's headers and settings say of a model that can be loaded."""
+
+    config: HfConfig
+    spec: DecoderSpec
+    shapes: Mapping[str, tuple[int, ...]]
+    tensors: Mapping[str, TensorInfo]
+    quantized: StoredLayers
+    quantize: Quantization | None
+    """What matrices are quantised to while they are loaded."""
+
+
+def plan_model(
     path: Path,
-    dtype: Literal["auto", "bf16", "fp32"] = "auto",
     *,
     quantize: Quantization | CheckpointMethod | None = None,
     rope: RopeOverride | None = None,
-    backend: WeightBackend | None = None,
-    progress: Progress | None = None,
-    takes_adapters: bool = False,
-) -> LoadedModel:
-    """Read, check and pack the model in directory ``path``.
-
-    ``dtype`` auto: bf16 where the checkpoint is 16 bit, else fp32. ``quantize``: what the matrices
-    of layers and head become; the head stays int8 with int4, whose errors would go straight into
-    the logits, and the embedding as it is. Layers that the checkpoint has in integers are kept so,
-    and everything else as it is; ``quantize`` may name its method, and nothing else.
-    ``rope``: instead of the checkpoint's rotary settings. ``backend``: None: native.
-    ``takes_adapters``: gate and up aren't packed for an activation in the linear itself, which LoRA
-    adapters must come before.
-    Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape.
-    """
+) -> ModelPlan:
+    """Read and check all but the weights of the model in ``path``; arguments and errors are those
+    of ``load_model``."""
     config = read_hf_config(path)
     layout = read_layout(config)
     made = quantization_at_load(config, quantize)
@@ -101,6 +101,41 @@ def load_model(
     matrices = {name: shape for name, shape in shapes.items() if name not in tables}
     quantized = StoredLayers(layout, matrices, tensors)
     check_tensors(path, spec, tensors, quantized)
+    return ModelPlan(
+        config=config,
+        spec=spec,
+        shapes=shapes,
+        tensors=tensors,
+        quantized=quantized,
+        quantize=made,
+    )
+
+
+def load_model(
+    path: Path,
+    dtype: Literal["auto", "bf16", "fp32"] = "auto",
+    *,
+    quantize: Quantization | CheckpointMethod | None = None,
+    rope: RopeOverride | None = None,
+    backend: WeightBackend | None = None,
+    progress: Progress | None = None,
+    takes_adapters: bool = False,
+) -> LoadedModel:
+    """Read, check and pack the model in directory ``path``.
+
+    ``dtype`` auto: bf16 where the checkpoint is 16 bit, else fp32. ``quantize``: what the matrices
+    of layers and head become; the head stays int8 with int4, whose errors would go straight into
+    the logits, and the embedding as it is. Layers that the checkpoint has in integers are kept so,
+    and everything else as it is; ``quantize`` may name its method, and nothing else.
+    ``rope``: instead of the checkpoint's rotary settings. ``backend``: None: native.
+    ``takes_adapters``: gate and up aren't packed for an activation in the linear itself, which LoRA
+    adapters must come before.
+    Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape.
+    """
+    plan = plan_model(path, quantize=quantize, rope=rope)
+    config, spec, made = plan.config, plan.spec, plan.quantize
+    names = spec.names
+    tensors, quantized, shapes = plan.tensors, plan.quantized, plan.shapes
     weight_format = _stored_format(tensors, names) if dtype == "auto" else dtype
     if spec.rounds_embedding_scale and weight_format == "bf16":
         spec = replace(spec, embedding_scale=_to_bf16(spec.embedding_scale))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from lmi_core.errors import ModelError
 from lmi_core.models.linears import RowIds
 from lmi_core.models.weights import Linear, MappedFile, WeightBackend
-from lmi_core.weights.float_tensors import FLOAT_DTYPES, to_float32
+from lmi_core.weights.float_tensors import DTYPES, to_float32
 from lmi_core.weights.formats import FloatArray, PackFormat, Quantization, WeightFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
@@ -23,13 +23,6 @@ from lmi_core.weights.safetensors_file import TensorInfo
 Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and in all."""
 
-_NUMPY_DTYPES = {
-    **FLOAT_DTYPES,
-    FP8_DTYPE: np.uint8,
-    "I8": np.int8,
-    "I32": np.int32,
-    "I64": np.int64,
-}
 _FORMATS: tuple[Quantization, ...] = ("int4", "int8", "fp8")
 
 
@@ -193,7 +186,7 @@ class TensorReader:
     def _view(self, name: str) -> npt.NDArray[np.generic]:
         tensor = self._tensors[name]
         raw = self._file(tensor.path).array(tensor.offset, tensor.num_bytes)
-        dtype = np.dtype(_NUMPY_DTYPES[tensor.dtype])
+        dtype = np.dtype(DTYPES[tensor.dtype])
         if raw.ctypes.data % dtype.itemsize != 0:
             raw = raw.copy()
         return raw.view(dtype).reshape(tensor.shape)

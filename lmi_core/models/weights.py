@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lmi_core.models.linears import layer_linears
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.ops.recorder import LinearWeight
+from lmi_core.ops.graph import LinearWeight
 from lmi_core.weights.formats import FloatArray, PackFormat
 from lmi_core.weights.matrix import Matrix
 
@@ -27,7 +27,7 @@ class MappedFile(Protocol):
 
 
 class WeightBackend(Protocol):
-    """Maps files and packs matrices for a recorder; ``parts`` are row-major [n_i, k] in fp32, fp16,
+    """Maps files and packs matrices for a device; ``parts`` are row-major [n_i, k] in fp32, fp16,
     bf16 (as uint16), fp8 or ``format`` itself, ``gated`` ones are gate and up. int8, int4 and fp8
     quantise what isn't. ``names`` are the parts' in the checkpoint."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmi_core.ops.recorder import Handle, KvCache
+from lmi_core.ops.graph import Handle, KvCache
 from lmi_core.weights.formats import FloatArray
 
 
@@ -22,10 +22,13 @@ def rope_cache_write(
 
     fp32 qkv [T, (hq + 2 hkv) d] -> act q [T, hq d]. cos, sin: [positions, rotary / 2].
     """
-    return qkv.recorder.rope_cache_write(
-        qkv,
-        cache,
-        layer,
+    q = qkv.graph.value("q", "act", num_q_heads * cache.head_dim, "T")
+    qkv.graph.add(
+        "rope_cache_write",
+        q,
+        {"qkv": qkv},
+        cache=cache,
+        layer=layer,
         num_q_heads=num_q_heads,
         cos=cos,
         sin=sin,
@@ -33,6 +36,7 @@ def rope_cache_write(
         k_norm=k_norm,
         norm_eps=norm_eps,
     )
+    return q
 
 
 def attention(
@@ -51,13 +55,18 @@ def attention(
     ``window``: keys seen counting the query's own; 0: all. ``soft_cap``: 0: none. ``slopes``: [hq],
     a head's scores grow by its slope times the key's position less the query's (ALiBi).
     """
-    return q.recorder.attention(
-        q,
-        cache,
-        layer,
+    y = q.graph.value("attention", "act", q.columns, "T")
+    bias = {} if slopes is None else {"slopes": slopes}
+    q.graph.add(
+        "attention",
+        y,
+        {"q": q},
+        cache=cache,
+        layer=layer,
         num_q_heads=num_q_heads,
         scale=scale,
         window=window,
         soft_cap=soft_cap,
-        slopes=slopes,
+        **bias,
     )
+    return y

@@ -1,17 +1,13 @@
-"""Recording into the native step graph."""
+"""Weights for the CPU's kernels, and lowering to the step graph that runs them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Literal
 
 from lmi_core import _native
-from lmi_core.ops.recorder import Activation, Handle, KvCache, LinearWeight, LoraTable, NormKind
-from lmi_core.weights.formats import FloatArray
+from lmi_core.ops.graph import Graph, Handle, LinearWeight
 from lmi_core.weights.matrix import Matrix, packable, packed_group_size
 
 if TYPE_CHECKING:
@@ -74,150 +70,16 @@ class NativeWeights:
         return weight
 
 
-class CpuRecorder:
-    """Records into ``graph``; the caller finishes it."""
-
-    def __init__(self, graph: _native.Graph) -> None:
-        self.graph = graph
-
-    def embed(self, table: npt.NDArray[np.generic], scale: float) -> Handle:
-        return self._handle(self.graph.embed(table, scale))
-
-    def add_positions(self, x: Handle, table: npt.NDArray[np.generic], offset: int) -> Handle:
-        return self._handle(self.graph.add_positions(_value(x), table, offset))
-
-    def rms_norm(self, x: Handle, weight: FloatArray, eps: float) -> Handle:
-        return self._handle(self.graph.norm(_value(x), weight, None, eps))
-
-    def norm(
-        self,
-        x: Handle,
-        weight: FloatArray | None,
-        bias: FloatArray | None,
-        eps: float,
-        *,
-        kind: NormKind,
-        residual: Handle | None,
-        out_dtype: Literal["fp32", "act"],
-    ) -> Handle:
-        target = None if residual is None else _value(residual)
-        result = self.graph.norm(
-            _value(x), weight, bias, eps, kind=kind, residual=target, out_dtype=out_dtype
-        )
-        return self._handle(result)
-
-    def norm_heads(
-        self,
-        x: Handle,
-        weight: FloatArray,
-        bias: FloatArray | None,
-        eps: float,
-        *,
-        kind: NormKind,
-        first_column: int,
-        num_groups: int,
-    ) -> Handle:
-        result = self.graph.norm_heads(
-            _value(x),
-            weight,
-            bias,
-            eps,
-            kind=kind,
-            first_column=first_column,
-            num_groups=num_groups,
-        )
-        return self._handle(result)
-
-    def linear(
-        self,
-        x: Handle,
-        weight: LinearWeight,
-        *,
-        bias: FloatArray | None,
-        activation: Activation | Literal[""],
-        gated: bool,
-        residual: Handle | None,
-        out_dtype: Literal["fp32", "act"],
-    ) -> Handle:
-        result = self.graph.linear(
-            _value(x),
-            cast(_native.LinearWeight, weight),
-            bias=bias,
-            activation=activation,
-            residual=None if residual is None else _value(residual),
-            out_dtype=out_dtype,
-        )
-        return self._handle(result)
-
-    def activation(self, x: Handle, activation: Activation, *, gated: bool) -> Handle:
-        return self._handle(self.graph.activation(_value(x), activation, gated=gated))
-
-    def soft_cap(self, x: Handle, cap: float) -> Handle:
-        return self._handle(self.graph.soft_cap(_value(x), cap))
-
-    def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
-        native = cast(_native.LoraTable, table)
-        return self._handle(self.graph.lora_add(_value(x), _value(y), native, linear_id))
-
-    def rope_cache_write(
-        self,
-        qkv: Handle,
-        cache: KvCache,
-        layer: int,
-        *,
-        num_q_heads: int,
-        cos: FloatArray,
-        sin: FloatArray,
-        q_norm: FloatArray | None,
-        k_norm: FloatArray | None,
-        norm_eps: float,
-    ) -> Handle:
-        result = self.graph.rope_cache_write(
-            _value(qkv),
-            cast(_native.KvCache, cache),
-            layer,
-            num_q_heads=num_q_heads,
-            cos=cos,
-            sin=sin,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            norm_eps=norm_eps,
-        )
-        return self._handle(result)
-
-    def attention(
-        self,
-        q: Handle,
-        cache: KvCache,
-        layer: int,
-        *,
-        num_q_heads: int,
-        scale: float,
-        window: int,
-        soft_cap: float,
-        slopes: FloatArray | None,
-    ) -> Handle:
-        result = self.graph.attention(
-            _value(q),
-            cast(_native.KvCache, cache),
-            layer,
-            num_q_heads=num_q_heads,
-            scale=scale,
-            window=window,
-            soft_cap=soft_cap,
-            slopes=slopes,
-        )
-        return self._handle(result)
-
-    def gather_logit_rows(self, x: Handle) -> Handle:
-        return self._handle(self.graph.gather_logit_rows(_value(x)))
-
-    def sample(self, logits: Handle) -> None:
-        self.graph.sample(_value(logits))
-
-    def _handle(self, native: _native.Handle) -> Handle:
-        return Handle(self, native.name, native.dtype, native.columns, native.rows, native)
-
-
-def _value(handle: Handle) -> _native.Handle:
-    return cast(_native.Handle, handle.value)
+def lower(graph: Graph, target: _native.Graph) -> dict[Handle, _native.Handle]:
+    """Record ``graph`` into the engine's own, whose methods are the ops; the caller finishes it.
+    Returns its handles."""
+    quantized = graph.quantized_rows()
+    values: dict[Handle, _native.Handle] = {}
+    for node in graph.nodes:
+        arguments = {**node.attributes, **{name: values[h] for name, h in node.operands.items()}}
+        if node.op in ("rms_norm", "norm") and node.result in quantized:
+            arguments["reader"] = quantized[node.result]
+        result = getattr(target, node.op)(**arguments)
+        if node.result is not None:
+            values[node.result] = result
+    return values

@@ -5,19 +5,24 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from lmi_core.ops.recorder import Handle, Recorder
+from lmi_core.ops.graph import Graph, Handle
 
 
-def embed(recorder: Recorder, table: npt.NDArray[np.generic], *, scale: float = 1.0) -> Handle:
+def embed(graph: Graph, table: npt.NDArray[np.generic], *, scale: float = 1.0) -> Handle:
     """Rows of ``table`` [vocab, hidden] (fp32, or bf16 as uint16) -> fp32 [T, hidden]."""
-    return recorder.embed(table, scale)
+    x = graph.value("embed", "fp32", table.shape[1], "T")
+    graph.add("embed", x, {}, table=table, scale=scale)
+    return x
 
 
 def add_positions(x: Handle, table: npt.NDArray[np.generic], *, offset: int = 0) -> Handle:
     """x + the row of ``table`` of each token's position + ``offset``: fp32 [T, n], in place."""
-    return x.recorder.add_positions(x, table, offset)
+    x.graph.add("add_positions", x, {"x": x}, table=table, offset=offset)
+    return x
 
 
 def gather_logit_rows(x: Handle) -> Handle:
     """fp32 [T, n] -> fp32 [L, n]: the rows whose logits are wanted."""
-    return x.recorder.gather_logit_rows(x)
+    y = x.graph.value("gathered", "fp32", x.columns, "L")
+    x.graph.add("gather_logit_rows", y, {"x": x})
+    return y

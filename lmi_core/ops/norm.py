@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lmi_core.ops.recorder import Handle, NormKind
+from lmi_core.ops.graph import Handle, NormKind
 from lmi_core.weights.formats import FloatArray
 
 
@@ -12,7 +12,9 @@ def rms_norm(x: Handle, weight: FloatArray, eps: float) -> Handle:
     """x / sqrt(mean(x^2) + eps) * weight, computed in fp32: fp32 [R, n] -> act [R, n]."""
     if weight.shape != (x.columns,):
         raise ValueError(f"rms_norm of {x.columns} columns got a weight of shape {weight.shape}")
-    return x.recorder.rms_norm(x, weight, eps)
+    y = x.graph.value("norm", "act", x.columns, x.rows)
+    x.graph.add("rms_norm", y, {"x": x}, weight=weight, eps=eps)
+    return y
 
 
 def norm(
@@ -34,7 +36,13 @@ def norm(
     for array in (weight, bias):
         if array is not None and array.shape != (x.columns,):
             raise ValueError(f"norm of {x.columns} columns got an array of shape {array.shape}")
-    return x.recorder.norm(x, weight, bias, eps, kind=kind, residual=residual, out_dtype=out_dtype)
+    settings = {"weight": weight, "bias": bias, "eps": eps, "kind": kind, "out_dtype": out_dtype}
+    if residual is not None:
+        x.graph.add("norm", residual, {"x": x, "residual": residual}, **settings)
+        return residual
+    y = x.graph.value("norm", out_dtype, x.columns, x.rows)
+    x.graph.add("norm", y, {"x": x}, **settings)
+    return y
 
 
 def norm_heads(
@@ -49,6 +57,15 @@ def norm_heads(
 ) -> Handle:
     """Columns from ``first_column`` on of fp32 [R, n], as many as ``weight`` has, in groups that
     are normed each on its own, in place; x is returned."""
-    return x.recorder.norm_heads(
-        x, weight, bias, eps, kind=kind, first_column=first_column, num_groups=num_groups
+    x.graph.add(
+        "norm_heads",
+        x,
+        {"x": x},
+        weight=weight,
+        bias=bias,
+        eps=eps,
+        kind=kind,
+        first_column=first_column,
+        num_groups=num_groups,
     )
+    return x

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lmi_core.ops.recorder import Handle
+from lmi_core.ops.graph import Handle
 
 
 def sample(logits: Handle) -> None:
     """fp32 [L, vocab]: sampled ids and log-probabilities go to the step's results."""
-    logits.recorder.sample(logits)
+    logits.graph.add("sample", None, {"logits": logits})

@@ -1,4 +1,4 @@
-"""Stored tensors of floating-point types as numpy arrays."""
+"""Stored tensors as numpy arrays."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.safetensors_file import TensorInfo
 
 FLOAT_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 """By safetensors' names; bf16 as the bits that it is."""
+DTYPES = {**FLOAT_DTYPES, "F8_E4M3": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64}
+"""Of everything that is read of checkpoints; fp8 as its bits."""
+
+
+def read_array(tensor: TensorInfo) -> npt.NDArray[np.generic]:
+    """A copy of a tensor's elements, read from its file."""
+    raw = np.fromfile(tensor.path, np.uint8, tensor.num_bytes, offset=tensor.offset)
+    return raw.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
 
 
 def to_float32(values: npt.NDArray[np.generic], dtype: str) -> FloatArray:

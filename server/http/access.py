@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Mapping, Sequence
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from lmi_core.config.address import is_loopback
 from lmi_server.dialects.base import HttpError
-from lmi_server.dialects.routes import Handler, Route
+from lmi_server.dialects.routes import METER, Handler, Route
+from lmi_server.http.tenants import NO_LIMITS, TENANT, Tenant, TenantLimits, salt_of
 
 _PREFLIGHT_METHODS = "GET, POST, OPTIONS"
 _PREFLIGHT_MAX_AGE_S = 600
+_HOST = re.compile(r"(?P<name>[\w.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
+_FORWARDED = re.compile(
+    "forwarded|via|(x|true|cf|fastly)-((original-|cluster-)?forwarded-.+|real-ip|client-ip"
+    "|connecting-ip|original-.+|envoy-external-address)",
+    re.IGNORECASE,
+)
+"""Headers by which a proxy tells whom it asks for."""
 
 
 class Access:
@@ -33,15 +41,31 @@ class Access:
         headers: str | None = None,
         admin_key: str | None = None,
         open_management: bool = False,
+        limits: TenantLimits = NO_LIMITS,
+        shares_prefix_cache: bool = False,
     ) -> None:
         """``admin_key``: what opens management routes; without one they are for callers of the
-        same machine, other than its browsers, or, with ``open_management``, for everybody."""
-        self._keys = tuple(key.encode() for key in api_keys)
+        same machine, other than its browsers, or, with ``open_management``, for everybody.
+        ``limits``: those of each key. ``shares_prefix_cache``: keys share cached prefixes."""
+        self._keys = tuple(dict.fromkeys(key.encode() for key in api_keys))
+        has_salts = len(self._keys) > 1 and not shares_prefix_cache
+        self._tenants = [Tenant(limits, salt_of(k) if has_salts else "") for k in self._keys]
+        if not self._keys and limits.exist:
+            self._tenants = [Tenant(limits)]
         self._admin_keys = () if admin_key is None else (admin_key.encode(),)
         self._open_management = open_management
         self._origins = frozenset(origins)
         self._methods = methods or _PREFLIGHT_METHODS
         self._headers = headers
+
+    @property
+    def managers(self) -> str:
+        """Whose calls the management routes let through, in a word."""
+        if self._admin_keys:
+            return "admin key"
+        return ("anyone" if self._open_management else "local") + (
+            " with an API key" if self._keys else ""
+        )
 
     def guard(self, route: Route, handler: Handler) -> Handler:
         """``handler``, behind the key that the route needs."""
@@ -49,15 +73,19 @@ class Access:
         if route.is_management:
             keys = self._admin_keys or keys
         is_local = route.is_management and not self._admin_keys and not self._open_management
-        if not is_local and (not keys or route.is_open):
+        tenants = [] if route.is_management or route.is_open else self._tenants
+        if not is_local and not tenants and (not keys or route.is_open):
             return handler
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             if is_local:
                 _check_local(request)
-            if keys:
-                _check_key(keys, request.headers.get("Authorization", ""))
-            return await handler(request)
+            key_id = _check_key(keys, request.headers.get("Authorization", "")) if keys else 0
+            if not tenants:
+                return await handler(request)
+            tenant = request[TENANT] = tenants[key_id]
+            with tenant.enter(request[METER]):
+                return await handler(request)
 
         return guarded
 
@@ -90,37 +118,39 @@ class Access:
 
 
 def _check_local(request: web.Request) -> None:
-    """The page of a browser on this machine may send requests too, in any site's name."""
-    peer = request.remote or ""
+    """A browser on this machine sends requests too, in any site's name, and a proxy on it those of
+    others."""
+    hosts = request.headers.getall("Host", ())
     if (
-        is_loopback(peer)
-        and is_loopback(_host_name(request.host))
+        is_loopback(request.remote or "")
+        and len(hosts) == 1
+        and is_loopback(_host_name(hosts[0]))
         and "Origin" not in request.headers
+        and not any(map(_FORWARDED.fullmatch, request.headers))
     ):
         return
     raise HttpError(
         403,
         "ForbiddenException",
-        "Management is for programs of the server's own machine, unless the server has an "
-        "--admin-key",
+        "Management is for programs of the server's own machine, not for its browsers and proxies, "
+        "unless the server has an --admin-key",
     )
 
 
 def _host_name(host: str) -> str:
-    """The name or address in a Host header; empty when the header has none."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    """The name or address in a Host header; empty where it is not that and a port alone."""
+    match = _HOST.fullmatch(host)
+    return "" if match is None else match["name"].strip("[]").lower()
 
 
-def _check_key(keys: Sequence[bytes], authorization: str) -> None:
+def _check_key(keys: Sequence[bytes], authorization: str) -> int:
+    """Which of the keys was sent; HttpError for none of them."""
     scheme, _, given = authorization.partition(" ")
     key = given.strip().encode("utf-8", "surrogateescape")
     # Every key is compared, so that the time taken doesn't say which one came close.
     matches = [hmac.compare_digest(key, allowed) for allowed in keys]
     if scheme.lower() == "bearer" and any(matches):
-        return
+        return matches.index(True)
     what = "no API key was sent" if not authorization else "the API key is wrong"
     raise HttpError(
         401,

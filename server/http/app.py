@@ -25,6 +25,7 @@ from lmi_server.http.logging import log_access
 from lmi_server.http.metrics import Metrics, RequestMeter
 from lmi_server.http.openapi import TABLE
 from lmi_server.http.options import ServerOptions
+from lmi_server.management.audit import SAID, audited, log_call
 from lmi_server.models.model_choice import MODEL, ModelChoice
 from lmi_server.models.model_registry import ModelRegistry
 
@@ -59,6 +60,8 @@ def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Appl
         headers=options.cors_headers,
         admin_key=options.admin_key,
         open_management=options.open_management,
+        limits=options.tenant_limits,
+        shares_prefix_cache=options.shares_prefix_cache,
     )
     choice = ModelChoice(models)
     app = web.Application(
@@ -79,6 +82,7 @@ def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Appl
     for route in (*table.routes(), *table.prefixed_routes()):
         if is_here(route):
             handler = access.guard(route, choice.handler(route, table.of(route.path)))
+            handler = audited(handler) if route.is_management else handler
         elif route.is_management:
             handler = _elsewhere(options)
         else:
@@ -149,6 +153,9 @@ def _front(models: ModelRegistry, access: Access) -> Middleware:
             if isinstance(connection, Connection):
                 connection.request_finished()
             _finish(models.metrics, request.method, request.path, meter, status)
+            if (said := request.get(SAID)) is not None:
+                request_id, by = meter.request_id, access.managers
+                log_call(request, said, request_id=request_id, status=status, by=by)
         return response
 
     return front

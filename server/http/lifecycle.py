@@ -17,10 +17,12 @@ from aiohttp import web
 
 from lmi_core.errors import UserError
 from lmi_server.dialects.routes import Route
+from lmi_server.http.acceptor import Acceptor
 from lmi_server.http.app import REFUSE, ROUTES, build_app, may_manage
 from lmi_server.http.banner import banner, reachable_url, route_list, scope_of
 from lmi_server.http.connections import Connection
 from lmi_server.http.options import ServerOptions
+from lmi_server.http.readiness import notify
 from lmi_server.models.model_registry import ModelRegistry
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) 
                 await models.load_all()
             await server.start(*sockets)
             announce(_report(models, server.app[ROUTES], urls(options, sockets)))
+            if options.wait_for_models:
+                notify("READY=1")
             if options.api != "tgi" and not may_manage(options):
                 log.info(
                     "management routes are off: beyond the loopback interface they need an "
@@ -55,7 +59,9 @@ async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) 
                 )
             if not options.wait_for_models:
                 await _load_while_serving(models, server, stop)
+                notify("READY=1")
             await stop.requested.wait()
+            notify("STOPPING=1")
             await server.stop(stop.urgent)
     log.info("stopped")
 
@@ -137,7 +143,7 @@ class Listener:
             handler_cancellation=True,
             shutdown_timeout=_CANCEL_TIMEOUT_S,
         )
-        self._listening: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
 
     async def start(self, bound: socket.socket) -> None:
         """Accept connections on a bound socket."""
@@ -152,23 +158,26 @@ class Listener:
             keepalive_timeout=self._options.keepalive_timeout_s,
             lingering_time=_LINGERING_S,
         )
+        self._acceptor = Acceptor(
+            bound, accept, tls=self._tls, handshake_timeout_s=self._options.receive_timeout_s
+        )
         try:
-            self._listening = await asyncio.get_running_loop().create_server(
-                accept, sock=bound, backlog=_BACKLOG, ssl=self._tls
-            )
+            self._acceptor.start(_BACKLOG)
         except OSError as error:
             host, port = bound.getsockname()[:2]
             raise _port_error(host, port, error) from None
 
     def close(self) -> None:
         """Accept nothing more."""
-        if self._listening is not None:
-            self._listening.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         if self._runner.server is not None:
             self._runner.server.pre_shutdown()
 
     async def cleanup(self) -> None:
         """End every connection."""
+        if self._acceptor is not None:
+            await self._acceptor.cleanup()
         await self._runner.cleanup()
 
 

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.lmi.lmi import LmiOptions
 from lmi_server.dialects.tgi.options import TgiOptions
+from lmi_server.http.tenants import NO_LIMITS, TenantLimits
 
 LogFormat = Literal["console", "json"]
 
@@ -34,7 +35,10 @@ class ServerOptions:
     api: str = "lmi"
     """The dialect that shared routes speak: lmi, tgi or openai."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Any of them opens every route; empty: no key is needed."""
+    """Any of them opens every route, and each is a tenant; empty: no key is needed."""
+    tenant_limits: TenantLimits = NO_LIMITS
+    shares_prefix_cache: bool = False
+    """Tenants share cached prefixes with each other."""
     cors_origins: tuple[str, ...] = ()
     """Origins that browsers may call from, ``*`` for all; empty: no CORS headers."""
     cors_methods: str | None = None

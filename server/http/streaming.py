@@ -18,6 +18,7 @@ from lmi_core.errors import EngineError, LmiError, UserError
 from lmi_server.dialects.base import Plan, Renderer
 from lmi_server.http.metrics import RequestMeter
 from lmi_server.http.pushed_batches import PushedBatches
+from lmi_server.http.tenants import salted
 from lmi_server.models.backend import Generator, Publisher
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ async def respond(
     requests = []
     for index, asked in enumerate(plan.requests):
         await _take_turns(index)
+        asked = salted(request, asked)
         requests.append(await _truncated(backend, asked, plan.truncate_prompt_tokens))
     if plan.renderer.streams:
         if len(requests) == 1:

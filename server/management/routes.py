@@ -14,6 +14,7 @@ from aiohttp import web
 from lmi_core.errors import LmiError
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.routes import Route, Service, management_route
+from lmi_server.management.audit import SAID
 from lmi_server.management.input import bad_request, integer, truth
 from lmi_server.management.output import (
     MAX_PAGE,
@@ -149,6 +150,7 @@ class ManagementHandler:
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise bad_request(f"The body is not an object of plain values: {error}") from None
         arguments = {name: _text(value) for name, value in given.items() if value is not None}
+        request[SAID].update(arguments)
         if "url" in arguments and "model_name" not in arguments:
             raise bad_request("Parameter model_name is required.")
         return arguments

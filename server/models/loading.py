@@ -28,6 +28,7 @@ from lmi_server.dialects.lmi.lmi import LmiOptions
 from lmi_server.dialects.lmi.release import Release
 from lmi_server.dialects.tgi.options import TgiOptions
 from lmi_server.http.options import Listening, ServerOptions
+from lmi_server.http.tenants import TenantLimits
 from lmi_server.models.custom_code_backend import CustomCodeBackend
 from lmi_server.models.model import Opened, Recipe
 
@@ -87,7 +88,12 @@ def server_options(server: ServerConfig) -> ServerOptions:
         host=server.host,
         port=server.port,
         api=server.api,
-        api_keys=() if server.api_key is None else (server.api_key,),
+        api_keys=server.api_keys,
+        tenant_limits=TenantLimits(
+            max_requests=server.max_tenant_requests,
+            tokens_per_minute=server.max_tenant_tokens_per_minute,
+        ),
+        shares_prefix_cache=server.share_prefix_cache,
         cors_origins=server.cors_origins,
         cors_methods=server.cors_methods,
         cors_headers=server.cors_headers,

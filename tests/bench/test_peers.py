@@ -23,7 +23,7 @@ from bench.peers.session import Session
 from bench.peers.side import Side
 from bench.peers.table import HEADINGS, markdown
 from bench.peers.work import WORKS, Figure, Timing, Work, figure_of, make_prompts, text_of
-from bench.roofs import Roofs
+from lmi_core.bench.roofs import Roofs
 from tests.bench.fake_peer import FakePeer, server, side, write_model
 
 ROOFS = Roofs(1, 40.0, 900.0, 450.0, 1800.0)

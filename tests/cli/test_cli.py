@@ -52,7 +52,7 @@ def test_server_needs_no_torch() -> None:
     assert result.stdout == "False\n"
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["bench"], ["doctor"]])
 def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*command, "--help"])
@@ -108,8 +108,8 @@ def test_arguments_are_parted_into_the_commands_own_and_the_models() -> None:
     parser.add_argument("prompt")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--chat", action="store_true")
-    argv = "--dtype half --seed 3 -c 64 text --chat --no-overlap --lora-modules a=/x b=/y"
-    args, model = parse_arguments(parser, argv.split(), takes_models=False)
+    argv = "--dtype half --seed 3 -c 64 text --chat --no-overlap --lora-modules a=/x b=/y -- m"
+    args, model = parse_arguments(parser, argv.split(), num_words=1)
     assert (args.prompt, args.seed, args.chat) == ("text", 3, True)
     assert model == [
         "--dtype",
@@ -120,6 +120,7 @@ def test_arguments_are_parted_into_the_commands_own_and_the_models() -> None:
         "--lora-modules",
         "a=/x",
         "b=/y",
+        "m",
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import ssl
-import subprocess
 import tempfile
 import urllib.error
 import urllib.request
@@ -15,6 +14,7 @@ import pytest
 
 from tests.checkpoints import cached_checkpoint
 from tests.cli.test_native import lmi, post, serving
+from tests.server.certificate import make_certificate
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -162,11 +162,7 @@ def test_headers_and_statuses(model: str) -> None:
 
 
 def test_https(model: str, tmp_path: Path) -> None:
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
+    certificate, key = make_certificate(tmp_path)
     environ = {
         "SERVING_INFERENCE_ADDRESS": "https://127.0.0.1:0",
         "SERVING_CERTIFICATE_FILE": str(certificate),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-OBJECTS = Path(__file__).parents[2] / "build/native/CMakeFiles/lmi_native.dir/csrc/cpu/isa"
+ROOT = Path(__file__).parents[2]
+OBJECTS = ROOT / "build/native/CMakeFiles/lmi_native.dir/csrc/cpu/isa"
 NM = shutil.which("nm")
 
 
@@ -29,3 +32,22 @@ def test_kernels_share_no_symbols_between_instruction_sets() -> None:
         weak = [line for line in output.splitlines() if line.split()[1] in "WVu"]
         shared = [line for line in weak if own_namespace not in line]
         assert shared == [], f"{path.name} shares {shared}"
+
+
+def test_a_wheel_has_every_package() -> None:
+    """What setup.py lists is what an installation without the source tree has."""
+    code = (
+        "import json, runpy, setuptools\n"
+        "setuptools.setup = lambda **given: print(json.dumps(given['packages']))\n"
+        "runpy.run_path('setup.py')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    names = {"lmi_core": "lmi_core", "server": "lmi_server"}
+    there = {
+        ".".join([name, *path.relative_to(ROOT / folder).parent.parts])
+        for folder, name in names.items()
+        for path in (ROOT / folder).rglob("__init__.py")
+    }
+    assert set(json.loads(done.stdout)) == there

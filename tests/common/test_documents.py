@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("bench", "csrc", "lmi_core", "server", "tests")
+SOURCES = ("bench", "csrc", "examples", "lmi_core", "server", "tests")
 DOCUMENTS = (
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",

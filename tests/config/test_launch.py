@@ -4,9 +4,9 @@ import pytest
 
 from lmi_core.config.resolve import resolve
 from lmi_core.config.targets.launch import prepare
-from lmi_core.errors import ConfigError, ModelError
+from lmi_core.errors import ConfigError
+from tests.checkpoints import cached_checkpoint
 
-from .artefacts.conftest import safetensors_bytes
 from .cases import CPU, NO_CACHE
 
 LLAMA = {"architectures": ["LlamaForCausalLM"]}
@@ -17,8 +17,9 @@ def whole(model_dir, tmp_path):
     """Return a function that writes a model directory with weights."""
 
     def write(properties, **kwargs):
-        name = model_dir(properties, config=LLAMA, **kwargs)
-        (tmp_path / name / "model.safetensors").write_bytes(safetensors_bytes())
+        name = model_dir(properties, **kwargs)
+        for path in cached_checkpoint("llama2").iterdir():
+            (tmp_path / name / path.name).symlink_to(path)
         return name
 
     return write
@@ -52,7 +53,7 @@ def test_faults_come_before_anything_is_fetched(model_dir):
 
 
 def test_broken_files_are_named(model_dir):
-    with pytest.raises(ModelError, match=r"holds no \*\.safetensors"):
+    with pytest.raises(ConfigError, match=r"holds no \*\.safetensors"):
         launch(model_dir("", config=LLAMA))
 
 

@@ -14,7 +14,7 @@ from lmi_core.config.targets.launch import prepare
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.errors import ModelError
+from lmi_core.errors import ConfigError
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.lora_config import LoraConfig
 from tests.checkpoints import cached_checkpoint
@@ -265,7 +265,7 @@ def test_adapters_that_a_launcher_names_answer(checkpoint):
 def test_adapters_of_a_higher_rank_are_refused(checkpoint):
     place = cached_adapter("llama2", rank=8)
     argv = (str(checkpoint), "-o", f"lora_adapters=a={place}", "-o", "max_lora_rank=4")
-    with pytest.raises(ModelError, match=r"rank 8; allowed are up to 4 \(max_lora_rank\)"):
+    with pytest.raises(ConfigError, match=r"rank 8; allowed are up to 4 \(max_lora_rank\)"):
         run(texts_of(launched(*argv), "a"))
     assert run(texts_of(launched(*argv[:-1], "max_lora_rank=8"), "a"))
 
@@ -273,7 +273,7 @@ def test_adapters_of_a_higher_rank_are_refused(checkpoint):
 def test_an_adapter_that_is_not_there_is_named(checkpoint, tmp_path):
     (tmp_path / "empty").mkdir()
     argv = ("--model-id", str(checkpoint), "--lora-adapters", f"fr={tmp_path / 'empty'}")
-    with pytest.raises(ModelError, match="empty is no LoRA adapter: it needs adapter_config"):
+    with pytest.raises(ConfigError, match="empty is no LoRA adapter: it needs adapter_config"):
         launched(*argv)
 
 
@@ -293,5 +293,5 @@ def test_an_adapter_of_the_hub_is_fetched(checkpoint, tmp_path):
         assert (fetched / file.name).read_bytes() == file.read_bytes()
     assert adapters(HF_HUB_OFFLINE="1") == (("org/m", fetched),)
     (fetched / "adapter_config.json").unlink()
-    with pytest.raises(ModelError, match="org/m at main is not whole"):
+    with pytest.raises(ConfigError, match="org/m at main is not whole"):
         adapters(HF_HUB_OFFLINE="1")

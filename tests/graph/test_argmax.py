@@ -63,7 +63,7 @@ class Head:
             sampling=self.sampling,
         )
         rows = self.graph.gather_logit_rows(self.graph.embed(table))
-        normed = self.graph.norm(rows, np.ones(table.shape[1], np.float32), None, 1e-5)
+        normed = self.graph.rms_norm(rows, np.ones(table.shape[1], np.float32), 1e-5)
         logits = self.graph.linear(normed, _native.LinearWeight.pack((head,), format=dtype))
         self.graph.sample(logits)
         if keeps_logits:

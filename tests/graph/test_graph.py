@@ -57,10 +57,10 @@ class Tiny:
 
         graph = self.graph
         self.hidden = graph.embed(self.table)
-        normed = graph.norm(self.hidden, self.norm, None, 1e-5)
+        normed = graph.rms_norm(self.hidden, self.norm, 1e-5)
         gated = graph.linear(normed, pack(self.gate, self.up, gated=True), activation="silu")
         self.hidden = graph.linear(gated, pack(self.down), residual=self.hidden)
-        last = graph.norm(graph.gather_logit_rows(self.hidden), self.norm, None, 1e-5)
+        last = graph.rms_norm(graph.gather_logit_rows(self.hidden), self.norm, 1e-5)
         self.logits = graph.linear(last, pack(self.head))
         graph.sample(self.logits)
         graph.output(self.logits)
@@ -250,7 +250,7 @@ def test_recording_checks_operands():
     )
     hidden = graph.embed(np.zeros((10, 32), np.float32))
     with pytest.raises(_native.NativeError, match="has 16 elements, not 32"):
-        graph.norm(hidden, np.ones(16, np.float32), None, 1e-5)
+        graph.rms_norm(hidden, np.ones(16, np.float32), 1e-5)
     weight = _native.LinearWeight.pack([np.zeros((4, 16), np.float32)], format="fp32")
     with pytest.raises(_native.NativeError, match="takes 16 columns"):
         graph.linear(hidden, weight)

@@ -51,7 +51,7 @@ class Model:
         sizes = {"max_tokens": 4, "max_seqs": 4, "max_logit_rows": 4, "block_size": 16}
         self.graph = _native.Graph(**sizes, max_blocks_per_seq=1, act_dtype="fp32")
         embedded = self.graph.embed(np.eye(4, 8, dtype=np.float32))
-        x = self.graph.norm(embedded, np.ones(8, np.float32), None, 1e-6)
+        x = self.graph.rms_norm(embedded, np.ones(8, np.float32), 1e-6)
         y = self.graph.linear(x, weight(16, 8))
         self.y = self.graph.lora_add(x, y, table, 0)
         self.graph.output(self.y)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lmi_core.models.decoder import record
 from lmi_core.models.loader import LoadedModel
-from lmi_core.ops import LoraTable
+from lmi_core.ops import Graph, LoraTable
 from lmi_core.ops.device.step_arrays import StepArrays
 
 BLOCK_SIZE = 16
@@ -53,7 +53,7 @@ class TorchForward:
         kv_dtype: str | None = None,
         adapters: LoraTable | None = None,
     ) -> None:
-        from tests.ops.torch_reference import TorchKvCache, TorchRecorder
+        from tests.ops.torch_reference import TorchGraph, TorchKvCache
 
         attention = model.spec.attention
         self.table = shuffled_block_table(max_model_len)
@@ -65,11 +65,12 @@ class TorchForward:
             head_dim=attention.head_dim,
             dtype=kv_dtype or dtype,
         )
-        self.recorder = TorchRecorder(dtype)
-        record(model, self.recorder, cache, max_model_len, adapters)
+        graph = Graph(dtype)  # type: ignore[arg-type]
+        record(model, graph, cache, max_model_len, adapters)
+        self.graph = TorchGraph(graph)
 
     def step(self, batch: Sequence[Rows]) -> npt.NDArray[Any]:
-        return self.recorder.run(step_arrays(batch, self.table)).logits
+        return self.graph.run(step_arrays(batch, self.table)).logits
 
 
 class EagerForward:
@@ -78,7 +79,7 @@ class EagerForward:
     def __init__(self, model: LoadedModel, max_model_len: int, dtype: str) -> None:
         import torch
 
-        from lmi_core.ops.device.eager import EagerRecorder
+        from lmi_core.ops.device.eager import EagerGraph
         from lmi_core.ops.device.paged_cache import PagedCache
         from lmi_core.ops.kernels.select import load, select
 
@@ -94,9 +95,9 @@ class EagerForward:
             dtype=dtype,
             device=self.device,
         )
-        self.recorder = EagerRecorder(load(select("cpu", "torch")), self.device, dtype)  # type: ignore[arg-type]
-        record(model, self.recorder, cache, max_model_len)
-        self.recorder.finish()
+        graph = Graph(dtype)  # type: ignore[arg-type]
+        record(model, graph, cache, max_model_len)
+        self.graph = EagerGraph(graph, load(select("cpu", "torch")), self.device)
 
     def step(self, batch: Sequence[Rows]) -> npt.NDArray[Any]:
         from lmi_core.ops.device.device_step import DeviceStep
@@ -104,7 +105,7 @@ class EagerForward:
         arrays = step_arrays(batch, self.table)
         arrays = replace(arrays, block_tables=self.table[arrays.table_rows])
         step = DeviceStep.upload(arrays, block_size=BLOCK_SIZE, device=self.device)
-        return self.recorder.forward(step).numpy()
+        return self.graph.forward(step).numpy()
 
 
 class NativeForward:
@@ -120,7 +121,7 @@ class NativeForward:
         adapters: LoraTable | None = None,
     ) -> None:
         from lmi_core import _native
-        from lmi_core.ops.cpu import CpuRecorder
+        from lmi_core.ops.cpu import lower
 
         attention, table = model.spec.attention, shuffled_block_table(max_model_len)
         self.cache = _native.KvCache(
@@ -138,8 +139,9 @@ class NativeForward:
             block_size=BLOCK_SIZE,
             act_dtype=dtype,
         )
-        recorder = CpuRecorder(self.graph)
-        self.logits = record(model, recorder, self.cache, max_model_len, adapters).value
+        graph = Graph(dtype)  # type: ignore[arg-type]
+        logits = record(model, graph, self.cache, max_model_len, adapters)
+        self.logits = lower(graph, self.graph)[logits]
         self.graph.output(self.logits)
         self.graph.finish()
         tables = _native.BlockTables(MAX_SEQS, table.shape[1])

@@ -13,7 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.ops.device.eager import EagerRecorder  # noqa: E402
+import lmi_core.ops as graph_ops  # noqa: E402
+from lmi_core.ops.device.eager import EagerGraph  # noqa: E402
 from lmi_core.ops.device.quantized_rows import CODE_TYPES, QuantizedRows, stride_of  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeight  # noqa: E402
 from lmi_core.ops.kernels import (  # noqa: E402
@@ -195,23 +196,22 @@ def test_products_take_them(ops: ModuleType, device: torch.device) -> None:
 @pytest.mark.parametrize("reads_too", [False, True])
 def test_codes_are_recorded_where_nothing_else_reads(reads_too: bool) -> None:
     cpu = torch.device("cpu")
-    steps = EagerRecorder(select.load(select.select("cpu", "torch")), cpu, "bf16")
-    x = steps.embed(random(9, 64).numpy(), 1.0)
-    h = steps.rms_norm(x, np.ones(64, np.float32), 1e-5)
-    settings = {"bias": None, "activation": "", "residual": None, "out_dtype": "fp32"}
+    graph = graph_ops.Graph("bf16")
+    x = graph_ops.embed(graph, random(9, 64).numpy())
+    h = graph_ops.rms_norm(x, np.ones(64, np.float32), 1e-5)
     packed, _ = packed_weight(40, 64, 0, False)
-    y = steps.linear(h, packed, **settings)
+    y = graph_ops.linear(h, packed)
     if reads_too:
-        steps.linear(h, DeviceWeight(random(40, 64).bfloat16()), **settings)
-    steps.sample(y)
-    steps.finish()
+        graph_ops.linear(h, DeviceWeight(random(40, 64).bfloat16()))
+    graph_ops.sample(y)
+    assert graph.quantized_rows() == ({} if reads_too else {h: packed})
+    steps = EagerGraph(graph, select.load(select.select("cpu", "torch")), cpu)
     step = PagedCase(((0, 3),), 1, 1, 16).step(cpu)
     logits = steps.forward(step)
     rows = torch_ops.rms_norm(
         random(9, 64)[step.token_ids], torch.ones(64), 1e-5, out_dtype=torch.bfloat16
     )
     assert torch.equal(logits, torch_ops.linear_quantized(rows, packed, None))
-    assert steps._row_formats == ({} if reads_too else {h: "int8"})
 
 
 def test_codes_that_cannot_be(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

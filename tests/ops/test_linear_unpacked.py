@@ -12,8 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
+import lmi_core.ops as graph_ops  # noqa: E402
 from lmi_core.ops.device import packed_weight as limits  # noqa: E402
-from lmi_core.ops.device.eager import EagerRecorder  # noqa: E402
+from lmi_core.ops.device.eager import EagerGraph  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.kernels import select  # noqa: E402
 from lmi_core.ops.kernels.cuda import (  # noqa: E402
@@ -184,12 +185,11 @@ def test_without_cublaslt_many_rows_stay_packed(
 def test_one_room_for_all_weights(cuda_device: torch.device, forced: str, has_room: bool) -> None:
     """Allocated before a step is measured."""
     kernels = select.load(select.launched_from_python(select.select(cuda_device.type, forced)))
-    recorder = EagerRecorder(kernels, cuda_device, "bf16")
-    x = recorder.embed(np.zeros((4, 64), np.float32), 1.0)
+    graph = graph_ops.Graph("bf16")
+    x = graph_ops.embed(graph, np.zeros((4, 64), np.float32))
     for outputs in (64, 96, 64):
-        h = recorder.rms_norm(x, np.ones(64, np.float32), 1e-5)
+        h = graph_ops.rms_norm(x, np.ones(64, np.float32), 1e-5)
         weight = weight_on(cuda_device, outputs, 64, 32, False)
-        recorder.linear(h, weight, bias=None, activation="", residual=None, out_dtype="fp32")
-    recorder.finish()
-    room = recorder._unpacked
+        graph_ops.linear(h, weight)
+    room = EagerGraph(graph, kernels, cuda_device)._unpacked
     assert (room is not None and room.numel() == 2 * 96 * 64) == has_room

@@ -32,16 +32,16 @@ def model() -> LoadedModel:
 
 
 def test_a_handle_has_no_truth_value() -> None:
-    recorder = torch_reference.TorchRecorder()
-    x = ops.embed(recorder, np.zeros((4, 8), np.float32))
+    graph = ops.Graph("fp32")
+    x = ops.embed(graph, np.zeros((4, 8), np.float32))
     assert (x.columns, x.rows, x.dtype) == (8, "T", "fp32")
     with pytest.raises(TypeError, match="don't branch on it"):
         bool(x)
 
 
 def test_shapes_are_checked_while_recording() -> None:
-    recorder = torch_reference.TorchRecorder()
-    x = ops.embed(recorder, np.zeros((4, 8), np.float32))
+    graph = ops.Graph("fp32")
+    x = ops.embed(graph, np.zeros((4, 8), np.float32))
     with pytest.raises(ValueError, match=r"rms_norm of 8 columns got a weight of shape \(9,\)"):
         ops.rms_norm(x, np.ones(9, np.float32), 1e-6)
     weight = torch_reference.TorchWeights().pack(
@@ -98,7 +98,7 @@ def test_copied_blocks_continue_alike(model: LoadedModel) -> None:
         "copy_src": forward.table[0, :1].astype(np.int32),
         "copy_dst": forward.table[1, :1].astype(np.int32),
     }
-    np.testing.assert_array_equal(forward.recorder.run(replace(step, **copies)).logits, original)
+    np.testing.assert_array_equal(forward.graph.run(replace(step, **copies)).logits, original)
 
 
 def test_sampling_is_greedy_and_targets_are_scored(model: LoadedModel) -> None:
@@ -108,7 +108,7 @@ def test_sampling_is_greedy_and_targets_are_scored(model: LoadedModel) -> None:
         "sampling_rows": np.array([-1, -1, -1, 2, -1], np.int32),
         "target_ids": np.array([PROMPT[1], -1, PROMPT[3], -1, -1], np.int32),
     }
-    result = forward.recorder.run(replace(step, **wanted))
+    result = forward.graph.run(replace(step, **wanted))
     expected = torch_reference.torch.tensor(result.logits).log_softmax(-1).numpy()
     best = int(result.logits[3].argmax())
     assert result.sampled_ids.tolist() == [-1, -1, -1, best, -1]
@@ -119,10 +119,12 @@ def test_sampling_is_greedy_and_targets_are_scored(model: LoadedModel) -> None:
 
 
 def test_a_graph_without_sampling_has_no_result() -> None:
-    recorder = torch_reference.TorchRecorder()
-    ops.embed(recorder, np.zeros((384, 8), np.float32))
+    graph = ops.Graph("fp32")
+    ops.embed(graph, np.zeros((384, 8), np.float32))
     with pytest.raises(ValueError, match="no sample op"):
-        recorder.run(step_arrays([Rows(0, PROMPT, 0)], shuffled_block_table(64)))
+        torch_reference.TorchGraph(graph).run(
+            step_arrays([Rows(0, PROMPT, 0)], shuffled_block_table(64))
+        )
 
 
 def test_recording_leaves_the_weights_alone(model: LoadedModel) -> None:

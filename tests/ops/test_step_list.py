@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,14 +11,15 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core import _native  # noqa: E402
+from lmi_core import _native, ops  # noqa: E402
 from lmi_core.ops.device import packed_weight as limits  # noqa: E402
+from lmi_core.ops.device.adapter_table import AdapterTable  # noqa: E402
 from lmi_core.ops.device.recorded_steps import RecordedSteps, Value, assign_offsets  # noqa: E402
 from lmi_core.ops.device.step_list import StepList, StepListSizes  # noqa: E402
-from lmi_core.ops.device.step_recorder import NotNativeError, StepRecorder  # noqa: E402
+from lmi_core.ops.device.step_lowering import NotNativeError, StepLowering  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeight  # noqa: E402
+from lmi_core.ops.graph import Graph, Handle  # noqa: E402
 from lmi_core.ops.kernels import select  # noqa: E402
-from lmi_core.ops.recorder import Handle  # noqa: E402
 from tests.ops.cuda_kernels import CUBLASLT_EMULATOR, use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import packed_weight  # noqa: E402
 
@@ -45,13 +47,13 @@ def _in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
     use_cuda_kernels(CPU, monkeypatch)
 
 
-def recorder() -> StepRecorder:
-    return StepRecorder(select.select("cpu", "native"), CPU, "bf16")
+def lowered(graph: Graph) -> StepLowering:
+    return StepLowering(graph, select.select("cpu", "native"), CPU)
 
 
-def embed(recorder: StepRecorder) -> Handle:
+def embed(graph: Graph, columns: int = COLUMNS) -> Handle:
     rng = np.random.default_rng(0)
-    return recorder.embed(rng.standard_normal((VOCAB_SIZE, COLUMNS)).astype(np.float32), 1.0)
+    return ops.embed(graph, rng.standard_normal((VOCAB_SIZE, columns)).astype(np.float32))
 
 
 def weight(num_outputs: int, dtype: str = "bfloat16") -> DeviceWeight:
@@ -60,21 +62,16 @@ def weight(num_outputs: int, dtype: str = "bfloat16") -> DeviceWeight:
     return DeviceWeight(matrix.to(getattr(torch, dtype)))
 
 
-def linear(recorder: StepRecorder, x: Handle, num_outputs: int, **changes: object) -> Handle:
-    options = {"bias": None, "activation": "", "residual": None, "out_dtype": "fp32", **changes}
-    return recorder.linear(x, weight(num_outputs), **options)  # type: ignore[arg-type]
-
-
-def norm(recorder: StepRecorder, x: Handle) -> Handle:
-    return recorder.rms_norm(x, np.ones(COLUMNS, np.float32), 1e-5)
+def norm(x: Handle) -> Handle:
+    return ops.rms_norm(x, np.ones(x.columns, np.float32), 1e-5)
 
 
 def recorded() -> RecordedSteps:
     """A model without attention: a token's logits depend on nothing but itself."""
-    steps = recorder()
-    x = embed(steps)
-    steps.sample(linear(steps, norm(steps, steps.gather_logit_rows(x)), VOCAB_SIZE))
-    return steps.build(SIZES)
+    graph = Graph("bf16")
+    x = ops.gather_logit_rows(embed(graph))
+    ops.sample(ops.linear(norm(x), weight(VOCAB_SIZE)))
+    return lowered(graph).build(SIZES)
 
 
 def native_step(max_tokens: int = 8) -> _native.Step:
@@ -139,24 +136,54 @@ def test_lists_that_cannot_be() -> None:
     built.close()
 
 
-def test_what_has_no_kernel_is_named() -> None:
-    steps = recorder()
-    x = embed(steps)
-    with pytest.raises(NotNativeError, match="linear: the CUDA kernel has no float32 rows"):
-        linear(steps, x, 8)
-    h = norm(steps, x)
-    with pytest.raises(NotNativeError, match="linear: no kernel rounds its results to bf16"):
-        linear(steps, h, 8, out_dtype="act")
-    with pytest.raises(NotNativeError, match="has no float16 weights for bfloat16 rows"):
-        steps.linear(
-            h, weight(8, "float16"), bias=None, activation="", residual=None, out_dtype="fp32"
-        )
-    linear(steps, h, COLUMNS, residual=x)
-    with pytest.raises(NotNativeError, match="linear: two sums follow one another"):
-        linear(steps, h, COLUMNS, residual=x)
-    wide = steps.embed(np.zeros((2, 20000), np.float32), 1.0)
-    with pytest.raises(NotNativeError, match="rms_norm: the CUDA kernel has no rows of 20000"):
-        steps.rms_norm(wide, np.ones(20000, np.float32), 1e-5)
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (lambda x: ops.linear(x, weight(8)), "linear: the CUDA kernel has no float32 rows"),
+        (
+            lambda x: ops.linear(norm(x), weight(8), out_dtype="act"),
+            "linear: no kernel rounds its results to bf16",
+        ),
+        (
+            lambda x: ops.linear(norm(x), weight(8, "float16")),
+            "has no float16 weights for bfloat16 rows",
+        ),
+        (
+            lambda x: [ops.linear(norm(x), weight(COLUMNS), residual=x) for _ in range(2)],
+            "",
+        ),
+        (
+            lambda x: [
+                ops.linear(h, weight(COLUMNS), residual=x) for h in [norm(x)] for _ in range(2)
+            ],
+            "linear: two sums follow one another",
+        ),
+        (
+            lambda x: norm(embed(x.graph, 20000)),
+            "rms_norm: the CUDA kernel has no rows of 20000",
+        ),
+        (
+            lambda x: ops.lora_add(norm(x), x, AdapterTable(), 0),
+            "LoRA adapters have no CUDA kernel",
+        ),
+    ],
+)
+def test_what_has_no_kernel_is_named(record: Callable[[Handle], object], message: str) -> None:
+    graph = Graph("bf16")
+    record(embed(graph))
+    if not message:
+        lowered(graph)
+        return
+    with pytest.raises(NotNativeError, match=message):
+        lowered(graph)
+
+
+def test_an_op_that_has_no_kernel_is_named() -> None:
+    graph = Graph("bf16")
+    x = embed(graph)
+    graph.add("turn", x, {"x": x})
+    with pytest.raises(NotNativeError, match="turn: it has no CUDA kernel"):
+        lowered(graph)
 
 
 def test_activations_share_memory_unless_they_live_together() -> None:
@@ -182,15 +209,12 @@ def test_room_for_unpacked_weights_where_steps_have_rows_enough(
 
     def arena_bytes(max_packed_rows: int, num_weights: int) -> int:
         monkeypatch.setattr(limits, "MAX_PACKED_ROWS", max_packed_rows)
-        steps = recorder()
-        x = embed(steps)
+        graph = Graph("bf16")
+        x = embed(graph)
         for _ in range(num_weights):
-            packed, _ = packed_weight(4096, COLUMNS, 32, False)
-            linear = steps.linear(
-                norm(steps, x), packed, bias=None, activation="", residual=None, out_dtype="fp32"
-            )
-        steps.sample(linear)
-        built = steps.build(SIZES)
+            y = ops.linear(norm(x), packed_weight(4096, COLUMNS, 32, False)[0])
+        ops.sample(y)
+        built = lowered(graph).build(SIZES)
         num_bytes = built._arena.numel()
         built.close()
         return num_bytes
@@ -199,49 +223,37 @@ def test_room_for_unpacked_weights_where_steps_have_rows_enough(
     assert arena_bytes(7, 3) - arena_bytes(7, 1) < 1024  # what else there is grows a little
 
 
-def product(recorder: StepRecorder, x: Handle, num_outputs: int) -> Handle:
+def product(x: Handle, num_outputs: int) -> Handle:
     """With int8 weights."""
-    packed, _ = packed_weight(num_outputs, COLUMNS, 0, False)
-    return recorder.linear(x, packed, bias=None, activation="", residual=None, out_dtype="fp32")
+    return ops.linear(x, packed_weight(num_outputs, x.columns, 0, False)[0])
 
 
-def test_norms_quantize_their_rows_where_products_want_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And are stored as well where something else reads them."""
+def test_norms_quantize_their_rows_where_nothing_else_reads_them() -> None:
+    """Else a node does, once for all products."""
 
-    def built(reads_too: bool) -> tuple[list[str], bool]:
-        steps = recorder()
-        h = norm(steps, embed(steps))
-        y = product(steps, h, COLUMNS)
+    def names(num_products: int, reads_too: bool) -> list[str]:
+        graph = Graph("bf16")
+        h = norm(embed(graph))
+        for _ in range(num_products):
+            y = product(h, COLUMNS)
         if reads_too:
-            linear(steps, h, VOCAB_SIZE)
-            product(steps, h, COLUMNS)
-        steps.sample(product(steps, norm(steps, y), VOCAB_SIZE))
-        recorded = steps.build(SIZES)
-        is_stored = recorded._nodes[1].arguments["y"] is not None
-        names = [node.name for node in recorded._nodes]
-        recorded.close()
-        return names, is_stored
+            ops.linear(h, weight(VOCAB_SIZE))
+        ops.sample(product(norm(y), VOCAB_SIZE))
+        return [node.name for node in lowered(graph).nodes]
 
-    first, second = ["embed", "rms_norm", "linear_quantized"], ["rms_norm", "linear_quantized"]
-    assert built(False) == ([*first, *second, "sample"], False)
-    between = ["linear", "quantize_rows", "linear_quantized"]
-    assert built(True) == ([*first, *between, *second, "sample"], True)
+    first, second = ["embed", "rms_norm"], ["rms_norm", "linear_quantized", "sample"]
+    assert names(1, False) == [*first, "linear_quantized", *second]
+    assert names(2, False) == [*first, "linear_quantized", "linear_quantized", *second]
+    products = ["quantize_rows", "linear_quantized", "linear_quantized", "linear"]
+    assert names(2, True) == [*first, *products, *second]
 
 
-def test_wide_activations_are_quantized_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_activations_are_quantized_apart() -> None:
     def names(columns: int) -> list[str]:
-        steps = recorder()
-        gate_up = steps.embed(np.zeros((2, 2 * columns), np.float32), 1.0)
-        y = steps._gated(gate_up.value, "silu")  # type: ignore[arg-type]
-        packed, _ = packed_weight(4, columns, 0, False)
-        steps.sample(
-            steps.linear(y, packed, bias=None, activation="", residual=None, out_dtype="fp32")
-        )
-        built = steps.build(SIZES)
-        built.close()
-        return [node.name for node in steps._nodes]
+        graph = Graph("bf16")
+        y = ops.gated_activation(embed(graph, 2 * columns), "silu")
+        ops.sample(product(y, 4))
+        return [node.name for node in lowered(graph).nodes]
 
     assert "quantize_rows" not in names(8192)
     assert "quantize_rows" in names(8193)
@@ -250,8 +262,9 @@ def test_wide_activations_are_quantized_apart(monkeypatch: pytest.MonkeyPatch) -
 def test_algorithms_are_chosen_while_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the most rows; captured steps have few."""
     num_heuristics = ctypes.CDLL(str(CUBLASLT_EMULATOR)).cublaslt_num_heuristics
-    steps = recorder()
-    steps.sample(linear(steps, norm(steps, embed(steps)), 23))
+    graph = Graph("bf16")
+    ops.sample(ops.linear(norm(embed(graph)), weight(23)))
+    steps = lowered(graph)
     before = num_heuristics()
     built = steps.build(replace(SIZES, max_tokens=29, row_counts=(2, 13)))
     assert num_heuristics() == before + 2

@@ -1,8 +1,7 @@
 """The oracle: every op in plain torch, over a paged cache of its own.
 
-Ops are recorded as closures and executed on steps given as arrays. Dtypes follow the native graph's
-rules: activations that the graph keeps in the act dtype are rounded to it, arithmetic is float32
-(float64 with ``fp64``).
+A graph's nodes become closures, which run on steps given as arrays. Dtypes follow the graph:
+what it keeps in the act dtype is rounded to it, arithmetic is float32 (float64 with ``fp64``).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +19,7 @@ from torch import Tensor
 
 from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.step_arrays import IntArray, StepArrays
-from lmi_core.ops.recorder import (
-    Activation,
-    Handle,
-    KvCache,
-    LinearWeight,
-    LoraTable,
-    NormKind,
-    RowSymbol,
-)
+from lmi_core.ops.graph import Graph, Handle, LinearWeight
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.matrix import Matrix, dense
 
@@ -67,6 +58,7 @@ class TorchLinearWeight:
         self.matrix = matrix
         self.num_outputs, self.num_inputs = matrix.shape
         self.num_bytes = matrix.numel() * matrix.element_size()
+        self.row_format = None
 
 
 class TorchWeights:
@@ -107,7 +99,7 @@ class TorchKvCache:
         dtype: DTypeName | Literal["int8"],
     ) -> None:
         shape = (num_layers, num_blocks * block_size, num_kv_heads, head_dim)
-        self.block_size = block_size
+        self.block_size, self.head_dim = block_size, head_dim
         # NaN shows a read of what was never written. int8 keeps what the codes stand for.
         self.is_int8 = dtype == "int8"
         stored = torch.float32 if dtype == "int8" else _DTYPES[dtype]
@@ -138,16 +130,24 @@ class _Run:
         self.result: StepResult | None = None
 
 
-class TorchRecorder:
-    """Records ops as closures; ``run`` executes them. ``act_dtype`` fp64 computes in float64."""
+_Compute = Callable[[_Run], Tensor | None]
 
-    def __init__(self, act_dtype: DTypeName = "fp32") -> None:
-        self.act_dtype: DTypeName = act_dtype
-        self._act = _DTYPES[act_dtype]
-        self._wide_dtype = "fp64" if act_dtype == "fp64" else "fp32"
-        self._wide = _DTYPES[self._wide_dtype]
-        self._nodes: list[Callable[[_Run], None]] = []
+
+class TorchGraph:
+    """Executes ``graph``, in float64 where its act dtype is fp64. A method per op, of the node's
+    result, its operands and attributes, gives what computes the result."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._act = _DTYPES[graph.act_dtype]
+        self._wide = torch.float64 if self._act == torch.float64 else torch.float32
         self._caches: dict[int, TorchKvCache] = {}
+        self._nodes = [
+            (
+                node.result,
+                getattr(self, f"_{node.op}")(node.result, **node.operands, **node.attributes),
+            )
+            for node in graph.nodes
+        ]
 
     def run(self, step: StepArrays) -> StepResult:
         """Execute the recorded ops; ``sample`` must have been recorded."""
@@ -156,172 +156,138 @@ class TorchRecorder:
             for src, dst in zip(step.copy_src.tolist(), step.copy_dst.tolist(), strict=True):
                 for cache in self._caches.values():
                     cache.copy_block(src, dst)
-            for node in self._nodes:
-                node(run)
+            for result, compute in self._nodes:
+                value = compute(run)
+                if result is not None:
+                    run.values[result] = value
         if run.result is None:
             raise ValueError("the graph has no sample op, so a step has no result")
         return run.result
 
-    def embed(self, table: npt.NDArray[np.generic], scale: float) -> Handle:
+    def _embed(self, y: Handle, *, table: npt.NDArray[np.generic], scale: float) -> _Compute:
         rows = _tensor(table)
+        return lambda run: rows[_index(run.step.token_ids)].to(self._wide) * scale
 
-        def compute(run: _Run) -> Tensor:
-            return rows[_index(run.step.token_ids)].to(self._wide) * scale
-
-        return self._record("embed", self._wide_dtype, table.shape[1], "T", compute)
-
-    def rms_norm(self, x: Handle, weight: FloatArray, eps: float) -> Handle:
-        scale = self._widen(weight)
-        return self._record(
-            "rms_norm",
-            self.act_dtype,
-            x.columns,
-            x.rows,
-            lambda run: _rms_norm(run.values[x], scale, eps).to(self._act),
-        )
-
-    def add_positions(self, x: Handle, table: npt.NDArray[np.generic], offset: int) -> Handle:
+    def _add_positions(
+        self, y: Handle, x: Handle, *, table: npt.NDArray[np.generic], offset: int
+    ) -> _Compute:
         rows = _tensor(table)
+        return lambda run: run.values[x] + rows[_index(run.step.positions) + offset].to(self._wide)
 
-        def add(run: _Run) -> None:
-            positions = _index(run.step.positions) + offset
-            run.values[x] = run.values[x] + rows[positions].to(self._wide)
-
-        self._nodes.append(add)
-        return x
-
-    def norm(
+    def _norm(
         self,
+        y: Handle,
         x: Handle,
+        residual: Handle | None = None,
+        *,
         weight: FloatArray | None,
         bias: FloatArray | None,
         eps: float,
-        *,
-        kind: NormKind,
-        residual: Handle | None,
-        out_dtype: Literal["fp32", "act"],
-    ) -> Handle:
+        kind: str,
+        out_dtype: str,
+    ) -> _Compute:
         scale, offset = self._optional(weight), self._optional(bias)
-        if residual is not None:
 
-            def add(run: _Run) -> None:
-                y = _norm(run.values[x], scale, offset, eps, kind)
-                run.values[residual] = run.values[residual] + y
+        def compute(run: _Run) -> Tensor:
+            result = _norm(run.values[x], scale, offset, eps, kind)
+            if residual is not None:
+                return run.values[residual] + result
+            return result.to(self._act if out_dtype == "act" else self._wide)
 
-            self._nodes.append(add)
-            return residual
-        dtype = self.act_dtype if out_dtype == "act" else self._wide_dtype
-        return self._record(
-            "norm",
-            dtype,
-            x.columns,
-            x.rows,
-            lambda run: _norm(run.values[x], scale, offset, eps, kind).to(_DTYPES[dtype]),
-        )
+        return compute
 
-    def norm_heads(
+    def _norm_heads(
         self,
+        y: Handle,
         x: Handle,
+        *,
         weight: FloatArray,
         bias: FloatArray | None,
         eps: float,
-        *,
-        kind: NormKind,
+        kind: str,
         first_column: int,
         num_groups: int,
-    ) -> Handle:
+    ) -> _Compute:
         scale, offset = self._widen(weight).view(num_groups, -1), self._optional(bias)
         offset = None if offset is None else offset.view(num_groups, -1)
         columns = slice(first_column, first_column + weight.size)
 
-        def compute(run: _Run) -> None:
-            y = run.values[x].clone()
-            groups = y[:, columns].reshape(len(y), num_groups, -1)
-            y[:, columns] = _norm(groups, scale, offset, eps, kind).flatten(1)
-            run.values[x] = y
+        def compute(run: _Run) -> Tensor:
+            result = run.values[x].clone()
+            groups = result[:, columns].reshape(len(result), num_groups, -1)
+            result[:, columns] = _norm(groups, scale, offset, eps, kind).flatten(1)
+            return result
 
-        self._nodes.append(compute)
-        return x
+        return compute
 
-    def linear(
+    def _rms_norm(self, y: Handle, x: Handle, *, weight: FloatArray, eps: float) -> _Compute:
+        scale = self._widen(weight)
+        return lambda run: _rms_norm(run.values[x], scale, eps).to(self._act)
+
+    def _linear(
         self,
+        y: Handle,
         x: Handle,
-        weight: LinearWeight,
+        residual: Handle | None = None,
         *,
+        weight: LinearWeight,
         bias: FloatArray | None,
-        activation: Activation | Literal[""],
-        gated: bool,
-        residual: Handle | None,
-        out_dtype: Literal["fp32", "act"],
-    ) -> Handle:
+        activation: str,
+        out_dtype: str,
+        gated: bool = True,
+    ) -> _Compute:
         matrix = cast(TorchLinearWeight, weight).matrix.to(self._wide)
         offset = None if bias is None else self._widen(bias)
 
-        def product(run: _Run) -> Tensor:
-            y = torch.nn.functional.linear(run.values[x].to(self._wide), matrix, offset)
-            return _activated(y, activation, gated) if activation else y
+        def compute(run: _Run) -> Tensor:
+            result = torch.nn.functional.linear(run.values[x].to(self._wide), matrix, offset)
+            if residual is not None:
+                return run.values[residual] + result
+            result = _activated(result, activation, gated) if activation else result
+            return result.to(self._act if activation or out_dtype == "act" else self._wide)
 
-        if residual is not None:
+        return compute
 
-            def add(run: _Run) -> None:
-                run.values[residual] = run.values[residual] + product(run)
+    def _gated_activation(self, y: Handle, x: Handle, *, activation: str) -> _Compute:
+        return lambda run: _activated(run.values[x], activation, True).to(self._act)
 
-            self._nodes.append(add)
-            return residual
-        columns = weight.num_outputs // 2 if activation and gated else weight.num_outputs
-        is_act = activation != "" or out_dtype == "act"
-        dtype = self.act_dtype if is_act else self._wide_dtype
-        return self._record(
-            "linear", dtype, columns, x.rows, lambda run: product(run).to(_DTYPES[dtype])
-        )
+    def _activation(self, y: Handle, x: Handle, *, activation: str) -> _Compute:
+        return lambda run: _activated(run.values[x], activation, False).to(self._act)
 
-    def activation(self, x: Handle, activation: Activation, *, gated: bool) -> Handle:
-        return self._record(
-            "activation",
-            self.act_dtype,
-            x.columns // 2 if gated else x.columns,
-            x.rows,
-            lambda run: _activated(run.values[x], activation, gated).to(self._act),
-        )
+    def _soft_cap(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
+        return lambda run: cap * torch.tanh(run.values[x] / cap)
 
-    def soft_cap(self, x: Handle, cap: float) -> Handle:
-        def compute(run: _Run) -> None:
-            run.values[x] = cap * torch.tanh(run.values[x] / cap)
-
-        self._nodes.append(compute)
-        return x
-
-    def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
-        adapters = cast(AdapterTable, table)
-
-        def add(run: _Run) -> None:
-            result = run.values[y].clone()
-            for part in adapters.parts(run.step, linear_id):
+    def _lora_add(
+        self, result: Handle, x: Handle, y: Handle, *, table: AdapterTable, linear_id: int
+    ) -> _Compute:
+        def compute(run: _Run) -> Tensor:
+            sums = run.values[y].clone()
+            for part in table.parts(run.step, linear_id):
                 z = run.values[x][part.rows].to(self._wide) @ part.a.to(self._wide).t()
                 product = z.to(self._act).to(self._wide) @ part.b.to(self._wide).t()
-                result[part.rows, part.outputs] += product
-            run.values[y] = result
+                sums[part.rows, part.outputs] += product
+            return sums
 
-        self._nodes.append(add)
-        return y
+        return compute
 
-    def rope_cache_write(
+    def _rope_cache_write(
         self,
+        result: Handle,
         qkv: Handle,
-        cache: KvCache,
-        layer: int,
         *,
+        cache: TorchKvCache,
+        layer: int,
         num_q_heads: int,
         cos: FloatArray,
         sin: FloatArray,
         q_norm: FloatArray | None,
         k_norm: FloatArray | None,
         norm_eps: float,
-    ) -> Handle:
-        store = self._cache(cache)
-        num_kv_heads, head_dim = store.keys.shape[2:]
+    ) -> _Compute:
+        self._caches[id(cache)] = cache
+        num_kv_heads, head_dim = cache.keys.shape[2:]
         cos_table, sin_table = self._widen(cos), self._widen(sin)
-        norms = [None if w is None else self._widen(w) for w in (q_norm, k_norm)]
+        norms = [None if weight is None else self._widen(weight) for weight in (q_norm, k_norm)]
 
         def compute(run: _Run) -> Tensor:
             heads = run.values[qkv].view(len(run.step.token_ids), -1, head_dim)
@@ -332,26 +298,22 @@ class TorchRecorder:
                 k = _rms_norm(k, norms[1], norm_eps)
             positions, slots = _index(run.step.positions), _index(run.step.slots)
             rotation = cos_table[positions].unsqueeze(1), sin_table[positions].unsqueeze(1)
-            store.write(layer, slots, _rotate(k, *rotation), v)
+            cache.write(layer, slots, _rotate(k, *rotation), v)
             return _rotate(q, *rotation).flatten(1).to(self._act)
 
-        return self._record(
-            "rope_cache_write", self.act_dtype, num_q_heads * head_dim, "T", compute
-        )
+        return compute
 
-    def attention(
+    def _attention(
         self,
+        result: Handle,
         q: Handle,
-        cache: KvCache,
-        layer: int,
         *,
+        cache: TorchKvCache,
+        layer: int,
         num_q_heads: int,
-        scale: float,
-        window: int,
-        soft_cap: float,
-        slopes: FloatArray | None,
-    ) -> Handle:
-        store = self._cache(cache)
+        slopes: FloatArray | None = None,
+        **settings: Any,
+    ) -> _Compute:
         slope = self._optional(slopes)
 
         def compute(run: _Run) -> Tensor:
@@ -360,22 +322,19 @@ class TorchRecorder:
             y = torch.empty_like(queries)
             for seq in range(len(run.step.num_rows)):
                 first, count = int(run.step.first_rows[seq]), int(run.step.num_rows[seq])
-                rows, slots = slice(first, first + count), _slots(run.step, seq, store.block_size)
-                k = store.keys[layer, slots].to(self._wide)
-                v = store.values[layer, slots].to(self._wide)
+                rows, slots = slice(first, first + count), _slots(run.step, seq, cache.block_size)
+                k = cache.keys[layer, slots].to(self._wide)
+                v = cache.values[layer, slots].to(self._wide)
                 positions = _index(run.step.positions[rows])
-                y[rows] = _attend(queries[rows], k, v, positions, scale, window, soft_cap, slope)
+                y[rows] = _attend(queries[rows], k, v, positions, slopes=slope, **settings)
             return y.flatten(1).to(self._act)
 
-        return self._record("attention", self.act_dtype, q.columns, "T", compute)
+        return compute
 
-    def gather_logit_rows(self, x: Handle) -> Handle:
-        def compute(run: _Run) -> Tensor:
-            return run.values[x][_index(run.step.logit_token_rows)]
+    def _gather_logit_rows(self, y: Handle, x: Handle) -> _Compute:
+        return lambda run: run.values[x][_index(run.step.logit_token_rows)]
 
-        return self._record("gather_logit_rows", x.dtype, x.columns, "L", compute)
-
-    def sample(self, logits: Handle) -> None:
+    def _sample(self, _: None, logits: Handle) -> _Compute:
         """Greedy, the lowest id among equals: the distribution is the oracle, not the draw."""
 
         def compute(run: _Run) -> None:
@@ -390,27 +349,7 @@ class TorchRecorder:
                 logprobs=logprobs.numpy(),
             )
 
-        self._nodes.append(compute)
-
-    def _record(
-        self,
-        op: str,
-        dtype: str,
-        columns: int,
-        rows: RowSymbol,
-        compute: Callable[[_Run], Tensor],
-    ) -> Handle:
-        handle = Handle(self, f"{op}{len(self._nodes)}", dtype, columns, rows, None)
-
-        def node(run: _Run) -> None:
-            run.values[handle] = compute(run)
-
-        self._nodes.append(node)
-        return handle
-
-    def _cache(self, cache: KvCache) -> TorchKvCache:
-        store = cast(TorchKvCache, cache)
-        return self._caches.setdefault(id(store), store)
+        return compute
 
     def _optional(self, values: FloatArray | None) -> Tensor | None:
         return None if values is None else self._widen(values)
@@ -452,9 +391,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
 
 
-def _norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: NormKind
-) -> Tensor:
+def _norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: str) -> Tensor:
     if kind == "layer":
         x = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps)
     elif kind == "rms":

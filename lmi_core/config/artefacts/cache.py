@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lmi_core.config.artefacts.hub import hub_cache, snapshot_in_cache
-from lmi_core.config.artefacts.s3_url import target_of
+from lmi_core.config.artefacts.s3_url import config_directory, target_of
 from lmi_core.config.model_config import ModelSource
 from lmi_core.config.paths import is_dir
 from lmi_core.config.targets.server_config import ServerConfig
@@ -24,10 +24,11 @@ def cached_directory(
         return snapshot_in_cache(source.location, source.revision, cache)
     if source.kind == "s3":
         try:
-            target = target_of(source.location, download_root(server, environ))
+            root = download_root(server, environ)
+            targets = target_of(source.location, root), config_directory(source.location, root)
         except ModelError:
             return None
-        return target if is_dir(target) else None
+        return next((target for target in targets if is_dir(target)), None)
     return None
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmi_core.config.artefacts.cache import download_root
-from lmi_core.config.artefacts.hub import fetch_from_hub
+from lmi_core.config.artefacts.hub import check_hub, fetch_config_from_hub, fetch_from_hub
 from lmi_core.config.artefacts.local import Check, check_adapter, check_model
-from lmi_core.config.artefacts.progress import Progress
-from lmi_core.config.artefacts.s3 import fetch_from_s3
 from lmi_core.config.model_config import ModelSource
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import ModelError
+
+if TYPE_CHECKING:
+    from lmi_core.config.artefacts.progress import Progress
 
 
 def fetch(
@@ -31,6 +33,38 @@ def fetch(
     is needed for it. Blocking: call it from a thread.
     """
     return _fetch(source, server, check_model, environ, progress, with_code=with_code)
+
+
+def fetch_config(source: ModelSource, server: ServerConfig, environ: Mapping[str, str]) -> None:
+    """Have the config.json of a model that isn't here, by which its backend is chosen. Whatever is
+    wrong is for ``fetch`` to say. Blocking."""
+    if server.offline:
+        return
+    if source.kind == "hub":
+        fetch_config_from_hub(source.location, source.revision, server.hub_cache, environ)
+    elif source.kind == "s3":
+        from lmi_core.config.artefacts.s3 import fetch_config_from_s3
+
+        fetch_config_from_s3(source.location, download_root(server, environ), environ)
+
+
+def check_source(
+    source: ModelSource,
+    server: ServerConfig,
+    environ: Mapping[str, str],
+    check: Check = check_model,
+) -> None:
+    """Raise what ``fetch`` would, as far as that shows without the network."""
+    if source.kind == "hub":
+        place, cache = (source.location, source.revision), server.hub_cache
+        check_hub(*place, cache, environ, offline=server.offline, check=check)
+    elif source.kind == "s3":
+        from lmi_core.config.artefacts.s3 import check_s3
+
+        root = download_root(server, environ)
+        check_s3(source.location, root, environ, offline=server.offline)
+    elif source.kind == "local":
+        check(Path(source.location))
 
 
 def fetch_adapter(
@@ -63,6 +97,8 @@ def _fetch(
             check=check,
         )
     elif source.kind == "s3":
+        from lmi_core.config.artefacts.s3 import fetch_from_s3
+
         directory = fetch_from_s3(
             source.location,
             download_root(server, environ),

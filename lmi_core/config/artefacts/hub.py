@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,11 +89,7 @@ def fetch_from_hub(
     if found is not None and (offline or _COMMIT.fullmatch(revision or "")):
         return found
     if offline:
-        raise ModelError(
-            f"model {_named(model_id, revision)} is not whole in {cache}, and offline mode forbids "
-            "to download it",
-            field="option.model_id",
-        )
+        raise _offline(model_id, revision, cache)
     try:
         patterns = [*PATTERNS, *(CODE if with_code else ())]
         return _download(model_id, revision, cache, environ, patterns)
@@ -99,6 +97,57 @@ def fetch_from_hub(
         if found is None:
             raise
         return found
+
+
+def fetch_config_from_hub(
+    model_id: str, revision: str | None, cache: Path | None, environ: Mapping[str, str]
+) -> None:
+    """Have config.json in the cache, if the hub can be asked and has it."""
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    except ImportError:
+        return
+    with contextlib.suppress(HfHubHTTPError, HFValidationError, OSError, ValueError):
+        hf_hub_download(
+            model_id,
+            "config.json",
+            revision=revision,
+            cache_dir=hub_cache(environ) if cache is None else cache,
+            token=environ.get("HF_TOKEN") or None,
+            endpoint=environ.get("HF_ENDPOINT") or None,
+        )
+
+
+def check_hub(
+    model_id: str,
+    revision: str | None,
+    cache: Path | None,
+    environ: Mapping[str, str],
+    *,
+    offline: bool = False,
+    check: Check = check_model,
+) -> None:
+    """Raise what ``fetch_from_hub`` would for a model that can't be had from here."""
+    cache = hub_cache(environ) if cache is None else cache
+    if find_in_cache(model_id, revision, cache, check) is not None:
+        return
+    if offline:
+        raise _offline(model_id, revision, cache)
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise _no_client(model_id)
+
+
+def _offline(model_id: str, revision: str | None, cache: Path) -> ModelError:
+    return ModelError(
+        f"model {_named(model_id, revision)} is not whole in {cache}, and offline mode forbids to "
+        "download it",
+        field="option.model_id",
+    )
+
+
+def _no_client(model_id: str) -> MissingExtraError:
+    return MissingExtraError(f"downloading {model_id} from the Hugging Face Hub", "hub")
 
 
 def _download(
@@ -111,9 +160,7 @@ def _download(
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise MissingExtraError(
-            f"downloading {model_id} from the Hugging Face Hub", "hub"
-        ) from None
+        raise _no_client(model_id) from None
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:

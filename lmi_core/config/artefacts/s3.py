@@ -7,7 +7,9 @@ the files, so that a later start verifies them without the network.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -20,11 +22,12 @@ from typing import Any
 
 from lmi_core.config.artefacts.lock import locked
 from lmi_core.config.artefacts.progress import Progress
-from lmi_core.config.artefacts.s3_url import split_url, target_of
+from lmi_core.config.artefacts.s3_url import config_directory, split_url, target_of
 from lmi_core.errors import MissingExtraError, ModelError
 
 MANIFEST = ".lmi-download.json"
 
+MAX_CONFIG_BYTES = 16 << 20
 _CHUNK_BYTES = 1 << 20
 _NUM_THREADS = 4
 
@@ -55,10 +58,7 @@ def fetch_from_s3(
     if _is_whole(target):
         return target
     if offline:
-        raise ModelError(
-            f"{url} is not in {root}, and offline mode forbids to download it",
-            field="option.model_id",
-        )
+        raise _offline(url, root)
     progress = progress or Progress(url)
     with locked(target):
         if not _is_whole(target):
@@ -71,6 +71,48 @@ def fetch_from_s3(
             partial.rename(target)
             progress.finish()
     return target
+
+
+def fetch_config_from_s3(url: str, root: Path, environ: Mapping[str, str]) -> None:
+    """Have the config.json under ``url`` in ``config_directory``, if S3 can be asked and has it."""
+    bucket, prefix = split_url(url)
+    directory = config_directory(url, root)
+    directory.mkdir(parents=True, exist_ok=True)
+    target, part = directory / "config.json", directory / f"config.json.{os.getpid()}"
+    s5cmd = shutil.which("s5cmd", path=environ.get("PATH"))
+    if s5cmd is not None:
+        command = [s5cmd, "cp", f"s3://{bucket}/{prefix}config.json", str(part)]
+        subprocess.run(command, capture_output=True, env=dict(environ), check=False)
+    elif importlib.util.find_spec("boto3") is not None:
+        import boto3
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        with contextlib.suppress(BotoCoreError, ClientError, OSError):
+            body = boto3.client("s3").get_object(Bucket=bucket, Key=f"{prefix}config.json")["Body"]
+            part.write_bytes(body.read(MAX_CONFIG_BYTES))
+    if part.is_file():
+        part.replace(target)
+
+
+def check_s3(url: str, root: Path, environ: Mapping[str, str], *, offline: bool = False) -> None:
+    """Raise what ``fetch_from_s3`` would for a model that can't be had from here."""
+    if _is_whole(target_of(url, root)):
+        return
+    if offline:
+        raise _offline(url, root)
+    has_s5cmd = shutil.which("s5cmd", path=environ.get("PATH")) is not None
+    if not has_s5cmd and importlib.util.find_spec("boto3") is None:
+        raise _no_client(url)
+
+
+def _offline(url: str, root: Path) -> ModelError:
+    return ModelError(
+        f"{url} is not in {root}, and offline mode forbids to download it", field="option.model_id"
+    )
+
+
+def _no_client(url: str) -> MissingExtraError:
+    return MissingExtraError(f"downloading {url} without s5cmd on the path", "hub")
 
 
 def _partial(target: Path) -> Path:
@@ -126,7 +168,7 @@ def _copy_with_boto3(
         import boto3
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
-        raise MissingExtraError(f"downloading {url} without s5cmd on the path", "hub") from None
+        raise _no_client(url) from None
     try:
         client = boto3.client("s3")
         objects = _list(client, bucket, prefix)

@@ -14,6 +14,12 @@ def target_of(url: str, root: Path) -> Path:
     return root / "download" / name[:32]
 
 
+def config_directory(url: str, root: Path) -> Path:
+    """Return the directory for what is fetched of ``url`` before the model is."""
+    target = target_of(url, root)
+    return target.with_name(f"{target.name}.config")
+
+
 def split_url(url: str) -> tuple[str, str]:
     """Return bucket and prefix of an ``s3://bucket/prefix`` URL; the prefix ends in a slash."""
     bucket, _, prefix = url.removeprefix("s3://").partition("/")

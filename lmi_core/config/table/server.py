@@ -1,7 +1,17 @@
 """Keys of the server as a whole: ``config.properties`` and ``SERVING_*`` variables."""
 
 from lmi_core.config.table.option import Action, Option, honoured, needs, no_effect
-from lmi_core.config.table.value_type import Bool, Bytes, Choice, Float, Int, Rate, Text, ValueType
+from lmi_core.config.table.value_type import (
+    Bool,
+    Bytes,
+    Choice,
+    Float,
+    Int,
+    Items,
+    Rate,
+    Text,
+    ValueType,
+)
 
 APIS = ("lmi", "tgi", "openai")
 """The protocols that shared routes can speak."""
@@ -11,6 +21,7 @@ _NAME_AND_LOG = "tests/cli/test_options.py::test_name_log_and_size"
 _JAVA = no_effect("belongs to the Java server; none runs here")
 _KEYSTORE = needs("server.keystore", "write certificate_file and private_key_file", idle=())
 _HEADERS = "tests/cli/test_options.py::test_headers_and_statuses"
+_TENANTS = "tests/server/http/test_tenants.py"
 _TLS = honoured(
     None,
     "of the server, where an address is https://",
@@ -134,6 +145,33 @@ OPTIONS = (
             "admin_key", test="tests/server/management/test_management_access.py::test_admin_key"
         ),
         secret=True,
+    ),
+    _server(
+        "api_keys",
+        Items(Text("key")),
+        "Keys of which every request must bring one, beside --api-key's; each is a tenant.",
+        honoured("api_keys", test=f"{_TENANTS}::test_keys_come_from_the_configuration"),
+        secret=True,
+    ),
+    _server(
+        "max_tenant_requests",
+        Int(1),
+        "Requests of one API key that are in flight; one more is answered 429 with Retry-After.",
+        honoured("max_tenant_requests", test=f"{_TENANTS}::test_requests_in_flight"),
+    ),
+    _server(
+        "max_tenant_tokens_per_minute",
+        Int(1),
+        "Tokens of prompts and answers that one API key may use a minute; then 429.",
+        honoured("max_tenant_tokens_per_minute", test=f"{_TENANTS}::test_tokens_a_minute"),
+    ),
+    _server(
+        "share_prefix_cache",
+        Bool(),
+        "Whether requests of different API keys share cached prefixes, as for a common system "
+        "prompt; cached_tokens then tells one what another has asked.",
+        honoured("share_prefix_cache", test=f"{_TENANTS}::test_keys_share_no_prefixes"),
+        False,
     ),
     _server(
         "open_management",

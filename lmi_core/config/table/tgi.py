@@ -201,6 +201,7 @@ OPTIONS = (
         3000,
         aliases=("-p",),
         server=True,
+        env=("SAGEMAKER_BIND_TO_PORT",),
     ),
     _tgi("--shard-uds-path", Text("path"), "Socket of the shards.", _INTERNAL, server=True),
     _tgi("--master-addr", Text("host"), "Address of the first shard.", _INTERNAL, server=True),

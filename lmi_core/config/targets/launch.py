@@ -6,12 +6,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from lmi_core.config.artefacts.cache import download_root
-from lmi_core.config.artefacts.fetch import fetch, fetch_adapter
+from lmi_core.config.artefacts.cache import cached_directory, download_root
+from lmi_core.config.artefacts.fetch import fetch, fetch_adapter, fetch_config
 from lmi_core.config.artefacts.requirements import install_requirements
 from lmi_core.config.artefacts.s3 import fetch_from_s3
+from lmi_core.config.judge import judge
 from lmi_core.config.model_config import ModelConfig
+from lmi_core.config.problem import Problems
 from lmi_core.config.resolve import Deployment
+from lmi_core.config.targets.host import detect_host
 from lmi_core.config.targets.library_settings import is_library
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.settings.custom_code_config import CustomCodeConfig
@@ -67,12 +70,18 @@ def prepare_model(
     can't be had.
     """
     environ = os.environ if environ is None else environ
+    model = _known(model, server, environ)
+    _refuse(model, server, environ)
     code = _code(model, server, environ)
     if model.backend == "handler":
         assert code is not None, "a handler has a configuration"
         return CustomCodeLaunch(model=model, handler=code, server=server)
     with_code = model.trust_remote_code and model.backend != "lmi"
     directory = fetch(model.source, server, environ=environ, with_code=with_code)
+    if model.source.kind != "local":
+        if not model.files.known and model.again is not None:
+            model = model.again()
+        _refuse(model, server, environ)
     engine: EngineConfig | LibraryConfig
     named = () if model.lora is None else model.lora.named
     adapters = [(a.name, fetch_adapter(a.source, server, environ=environ)) for a in named]
@@ -81,6 +90,22 @@ def prepare_model(
     else:
         engine = replace(model.engine_config(directory, adapters), num_models=num_models)
     return Launch(model=model, engine=engine, server=server, formatter=code)
+
+
+def _known(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]) -> ModelConfig:
+    """The model as its config.json decides it, which is fetched for that if it isn't here."""
+    if model.files.known or model.again is None or model.source.kind not in ("hub", "s3"):
+        return model
+    fetch_config(model.source, server, environ)
+    if cached_directory(model.source, server, environ) is None:
+        return model
+    return model.again()
+
+
+def _refuse(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError with everything that speaks against the model."""
+    problems = Problems(list(judge(model, server, environ, detect_host(environ))))
+    problems.raise_errors()
 
 
 def _code(

@@ -28,7 +28,10 @@ class ServerConfig:
     management: Address | None = None
     """Where the management routes are, and nothing else is; None: with the others."""
     api: str = "lmi"
-    api_key: str | None = field(default=None, repr=False)
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    max_tenant_requests: int | None = None
+    max_tenant_tokens_per_minute: int | None = None
+    share_prefix_cache: bool = False
     cors_origins: tuple[str, ...] = ()
     cors_methods: str | None = None
     cors_headers: str | None = None
@@ -82,7 +85,10 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         port=inference.port,
         management=management,
         api=_api(server, tgi),
-        api_key=_text(server.get("option.api_key")),
+        api_keys=_keys(server),
+        max_tenant_requests=_number(server, "max_tenant_requests"),
+        max_tenant_tokens_per_minute=_number(server, "max_tenant_tokens_per_minute"),
+        share_prefix_cache=server.get("share_prefix_cache") is True,
         cors_origins=_origins(server),
         cors_methods=_text(server.get("cors_allowed_methods")),
         cors_headers=_text(server.get("cors_allowed_headers")),
@@ -117,6 +123,21 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         allow_multi_status=server.get("allow_multi_status") is True,
         values=MappingProxyType({key: value.value for key, value in server.known.items()}),
     )
+
+
+def _number(values: Values, key: str) -> int | None:
+    value = values.get(key)
+    return value if isinstance(value, int) else None
+
+
+def _keys(values: Values) -> tuple[str, ...]:
+    """The launcher's key and the others."""
+    keys = (values.get("option.api_key"), *_items(values.get("api_keys")))
+    return tuple(dict.fromkeys(str(key) for key in keys if key))
+
+
+def _items(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else ()
 
 
 def _limit(values: Values, name: str, tgi: bool) -> int | None:

@@ -1,4 +1,4 @@
-"""LoRA adapters by slot for recorders that execute in Python."""
+"""LoRA adapters by slot for graphs that Python executes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, cast
 from torch import Tensor
 
 from lmi_core.ops.device.step_arrays import StepArrays
-from lmi_core.ops.recorder import LinearWeight
+from lmi_core.ops.graph import LinearWeight
 
 
 class AdaptedPart(NamedTuple):

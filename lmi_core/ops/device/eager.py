@@ -1,13 +1,11 @@
-"""A step graph of torch calls: recorded once as closures, replayed op by op for every step."""
+"""A step graph as torch calls: closures over tensors, called one after the other for every step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,19 +16,10 @@ from lmi_core.ops.device.paged_cache import PagedCache
 from lmi_core.ops.device.pending_results import PendingResults
 from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
-from lmi_core.ops.device.torch_weights import DTYPES, DeviceConstants, DeviceWeight, as_tensor
+from lmi_core.ops.device.torch_weights import DTYPES, DeviceConstants, DeviceWeight
+from lmi_core.ops.graph import Graph, Handle, LinearWeight, Node
 from lmi_core.ops.kernels.fallback import only_in_torch
 from lmi_core.ops.kernels.select import Kernels
-from lmi_core.ops.recorder import (
-    Activation,
-    Handle,
-    KvCache,
-    LinearWeight,
-    LoraTable,
-    NormKind,
-    RowSymbol,
-)
-from lmi_core.weights.formats import FloatArray
 
 
 class Replay:
@@ -71,46 +60,32 @@ class Replay:
         self._addends.pop(handle, None)
 
 
-@dataclass(slots=True)
-class _Node:
-    inputs: tuple[Handle, ...]
-    run: Callable[[Replay], None]
-    row_format: RowFormat | None = None
-    """That the first input may come in, quantised."""
-    last_used: tuple[Handle, ...] = ()
+_Compute = Callable[[Replay], "Tensor | QuantizedRows | None"]
+"""None: of a node that adds to an operand."""
 
 
-class EagerRecorder:
-    """Records ops as calls of ``kernels`` on ``device``; ``finish`` before the first ``run``."""
+class EagerGraph:
+    """``graph`` as calls of ``kernels`` on ``device``. A method per op, of the node's result, its
+    operands and attributes, with arrays as tensors, gives what computes the result."""
 
-    def __init__(
-        self, kernels: Kernels, device: torch.device, act_dtype: Literal["fp32", "bf16"]
-    ) -> None:
+    def __init__(self, graph: Graph, kernels: Kernels, device: torch.device) -> None:
         self.kernels = kernels
         self.device = device
-        self.act_dtype = act_dtype
-        self._act = DTYPES[act_dtype]
-        self._nodes: list[_Node] = []
+        self.act_dtype = graph.act_dtype
+        self._act = DTYPES[graph.act_dtype]
         self._caches: list[PagedCache] = []
-        self._logits: Handle | None = None
-        self._constants = DeviceConstants(device)
-        self._row_formats: dict[Handle, RowFormat] = {}
+        samples = [node.operands["logits"] for node in graph.nodes if node.op == "sample"]
+        self._logits = samples[0] if samples else None
+        self._quantized = graph.quantized_rows()
         self._unpacked_bytes = 0
-        self._unpacked: Tensor | None = None
-
-    def finish(self) -> None:
-        """Find out where every value is used last and which are wanted as codes only, and allocate
-        what ops share; nothing can be recorded afterwards."""
-        self._row_formats = _row_formats(self._nodes)
-        seen: set[Handle] = set() if self._logits is None else {self._logits}
-        for node in reversed(self._nodes):
-            node.last_used = tuple(h for h in dict.fromkeys(node.inputs) if h not in seen)
-            seen.update(node.inputs)
-        self._constants.clear()
-        if self._unpacked_bytes:
-            self._unpacked = torch.empty(
-                self._unpacked_bytes, dtype=torch.uint8, device=self.device
-            )
+        constants = DeviceConstants(device)
+        self._nodes = [
+            (node.result, self._lowered(node, constants), last_uses)
+            for node, last_uses in zip(graph.nodes, graph.last_uses(), strict=True)
+            if node.op != "sample"
+        ]
+        room = torch.empty(self._unpacked_bytes, dtype=torch.uint8, device=device)
+        self._unpacked = room if self._unpacked_bytes else None
 
     @torch.inference_mode()
     def forward(self, step: DeviceStep) -> Tensor:
@@ -128,9 +103,12 @@ class EagerRecorder:
     def _execute(self, step: DeviceStep) -> Tensor:
         assert self._logits is not None
         replay = Replay(step)
-        for node in self._nodes:
-            node.run(replay)
-            for handle in node.last_used:
+        for result, compute, last_uses in self._nodes:
+            value = compute(replay)
+            if value is not None:
+                assert result is not None
+                replay[result] = value
+            for handle in last_uses:
                 replay.drop(handle)
         return replay[self._logits]
 
@@ -140,286 +118,193 @@ class EagerRecorder:
         results: PendingResults = self.kernels.sample(logits, sampling)
         return results
 
-    def embed(self, table: npt.NDArray[np.generic], scale: float) -> Handle:
-        rows = as_tensor(table).to(self.device)
+    def _lowered(self, node: Node, constants: DeviceConstants) -> _Compute:
+        attributes = {
+            name: constants.put(value) if isinstance(value, np.ndarray) else value
+            for name, value in node.attributes.items()
+        }
+        compute: _Compute = getattr(self, f"_{node.op}")(node.result, **node.operands, **attributes)
+        return compute
 
+    def _embed(self, y: Handle, *, table: Tensor, scale: float) -> _Compute:
         def compute(replay: Replay) -> Tensor:
-            x = rows[replay.step.token_ids].float()
+            x = table[replay.step.token_ids].float()
             return x if scale == 1.0 else x.mul_(scale)
 
-        return self._record("embed", "fp32", table.shape[1], "T", (), compute)
+        return compute
 
-    def rms_norm(self, x: Handle, weight: FloatArray, eps: float) -> Handle:
-        scale = self._constants.put(weight)
+    def _add_positions(self, y: Handle, x: Handle, *, table: Tensor, offset: int) -> _Compute:
+        def add(replay: Replay) -> None:
+            replay.add_later(y, table[replay.step.positions + offset].float())
 
+        return add
+
+    def _norm(
+        self,
+        y: Handle,
+        x: Handle,
+        residual: Handle | None = None,
+        *,
+        out_dtype: str,
+        **settings: object,
+    ) -> _Compute:
+        run = self._only_in_torch("norm")
+        dtype = self._act if out_dtype == "act" and residual is None else torch.float32
+
+        def compute(replay: Replay) -> Tensor | QuantizedRows:
+            codes = self._codes(y) if residual is None else None
+            result: Tensor | QuantizedRows = run(
+                replay[x], out_dtype=dtype, codes=codes, **settings
+            )
+            return result
+
+        def add(replay: Replay) -> None:
+            replay.add_later(y, cast(Tensor, compute(replay)))
+
+        return compute if residual is None else add
+
+    def _norm_heads(
+        self,
+        y: Handle,
+        x: Handle,
+        *,
+        weight: Tensor,
+        bias: Tensor | None,
+        first_column: int,
+        num_groups: int,
+        **settings: object,
+    ) -> _Compute:
+        run = self._only_in_torch("norm")
+        columns = slice(first_column, first_column + weight.numel())
+        scale = weight.view(num_groups, -1)
+        offset = None if bias is None else bias.view(num_groups, -1)
+
+        def compute(replay: Replay) -> Tensor:
+            value = replay[x]
+            groups = value[:, columns].reshape(len(value), num_groups, -1)
+            normed = run(groups, scale, offset, out_dtype=torch.float32, **settings)
+            value[:, columns] = normed.flatten(1)
+            return value
+
+        return compute
+
+    def _rms_norm(self, y: Handle, x: Handle, *, weight: Tensor, eps: float) -> _Compute:
         def compute(replay: Replay) -> Tensor | QuantizedRows:
             value, addend = replay.take(x)
             result: Tensor | QuantizedRows = self.kernels.rms_norm(
-                value,
-                scale,
-                eps,
-                out_dtype=self._act,
-                addend=addend,
-                codes=self._row_formats.get(y),
+                value, weight, eps, out_dtype=self._act, addend=addend, codes=self._codes(y)
             )
             return result
 
-        y = self._record("rms_norm", self.act_dtype, x.columns, x.rows, (x,), compute)
-        return y
+        return compute
 
-    def add_positions(self, x: Handle, table: npt.NDArray[np.generic], offset: int) -> Handle:
-        rows = as_tensor(table).to(self.device)
-
-        def add(replay: Replay) -> None:
-            replay.add_later(x, rows[replay.step.positions + offset].float())
-
-        self._nodes.append(_Node((x,), add))
-        return x
-
-    def norm(
+    def _linear(
         self,
+        y: Handle,
         x: Handle,
-        weight: FloatArray | None,
-        bias: FloatArray | None,
-        eps: float,
+        residual: Handle | None = None,
         *,
-        kind: NormKind,
-        residual: Handle | None,
-        out_dtype: Literal["fp32", "act"],
-    ) -> Handle:
-        scale, offset = self._optional(weight), self._optional(bias)
-        run = self._torch_op("norm")
-        dtype = self._act if out_dtype == "act" else torch.float32
-
-        def compute(replay: Replay) -> Tensor | QuantizedRows:
-            codes = self._row_formats.get(y) if residual is None else None
-            result: Tensor | QuantizedRows = run(
-                replay[x], scale, offset, eps, kind=kind, out_dtype=dtype, codes=codes
-            )
-            return result
-
-        if residual is not None:
-            dtype, y = torch.float32, residual
-
-            def add(replay: Replay) -> None:
-                replay.add_later(y, cast(Tensor, compute(replay)))
-
-            self._nodes.append(_Node((x, y), add))
-            return y
-        name = self.act_dtype if out_dtype == "act" else "fp32"
-        y = self._record("norm", name, x.columns, x.rows, (x,), compute)
-        return y
-
-    def norm_heads(
-        self,
-        x: Handle,
-        weight: FloatArray,
-        bias: FloatArray | None,
-        eps: float,
-        *,
-        kind: NormKind,
-        first_column: int,
-        num_groups: int,
-    ) -> Handle:
-        scale = self._constants.put(weight).view(num_groups, -1)
-        offset = None if bias is None else self._constants.put(bias).view(num_groups, -1)
-        columns = slice(first_column, first_column + weight.size)
-        run = self._torch_op("norm")
-
-        def compute(replay: Replay) -> None:
-            value = replay[x]
-            groups = value[:, columns].reshape(len(value), num_groups, -1)
-            y = run(groups, scale, offset, eps, kind=kind, out_dtype=torch.float32)
-            value[:, columns] = y.flatten(1)
-
-        self._nodes.append(_Node((x,), compute))
-        return x
-
-    def linear(
-        self,
-        x: Handle,
         weight: LinearWeight,
-        *,
-        bias: FloatArray | None,
-        activation: Activation | Literal[""],
-        gated: bool,
-        residual: Handle | None,
-        out_dtype: Literal["fp32", "act"],
-    ) -> Handle:
+        bias: Tensor | None,
+        activation: str,
+        out_dtype: str,
+        gated: bool = True,
+    ) -> _Compute:
         multiply = self._multiply(weight)
-        offset = None if bias is None else self._constants.put(bias)
+        activate = self.kernels.gated_activation
+        if not gated:
+            activate = self._only_in_torch("activation")
         is_act = activation != "" or out_dtype == "act"
-        activate = self._activate(gated)
-
-        row_format = weight.row_format if isinstance(weight, PackedWeight) else None
 
         def product(replay: Replay) -> Tensor | QuantizedRows:
-            y: Tensor | QuantizedRows = multiply(replay.operand(x), offset)
+            result: Tensor | QuantizedRows = multiply(replay.operand(x), bias)
             if activation:
-                y = activate(
-                    y, activation, out_dtype=self._act, codes=self._row_formats.get(result)
-                )
-            return y.to(self._act) if is_act and isinstance(y, Tensor) else y
+                result = activate(result, activation, out_dtype=self._act, codes=self._codes(y))
+            return result.to(self._act) if is_act and isinstance(result, Tensor) else result
 
-        if residual is not None:
-            result = residual
+        def add(replay: Replay) -> None:
+            replay.add_later(y, cast(Tensor, product(replay)))
 
-            def add(replay: Replay) -> None:
-                replay.add_later(result, cast(Tensor, product(replay)))
+        return product if residual is None else add
 
-            self._nodes.append(_Node((x, residual), add, row_format))
-            return residual
-        columns = weight.num_outputs // 2 if activation and gated else weight.num_outputs
-        dtype = self.act_dtype if is_act else "fp32"
-        result = self._record("linear", dtype, columns, x.rows, (x,), product, row_format)
-        return result
-
-    def activation(self, x: Handle, activation: Activation, *, gated: bool) -> Handle:
-        activate = self._activate(gated)
-
+    def _gated_activation(self, y: Handle, x: Handle, *, activation: str) -> _Compute:
         def compute(replay: Replay) -> Tensor | QuantizedRows:
-            result: Tensor | QuantizedRows = activate(
-                replay[x], activation, out_dtype=self._act, codes=self._row_formats.get(y)
+            result: Tensor | QuantizedRows = self.kernels.gated_activation(
+                replay[x], activation, out_dtype=self._act, codes=self._codes(y)
             )
             return result
 
-        columns = x.columns // 2 if gated else x.columns
-        y = self._record("activation", self.act_dtype, columns, x.rows, (x,), compute)
-        return y
+        return compute
 
-    def soft_cap(self, x: Handle, cap: float) -> Handle:
-        run = self._torch_op("soft_cap")
+    def _activation(self, y: Handle, x: Handle, *, activation: str) -> _Compute:
+        run = self._only_in_torch("activation")
 
-        def compute(replay: Replay) -> None:
-            replay[x] = run(replay[x], cap)
+        def compute(replay: Replay) -> Tensor | QuantizedRows:
+            result: Tensor | QuantizedRows = run(
+                replay[x], activation, out_dtype=self._act, codes=self._codes(y)
+            )
+            return result
 
-        self._nodes.append(_Node((x,), compute))
-        return x
+        return compute
 
-    def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
-        adapters = cast(AdapterTable, table)
+    def _soft_cap(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
+        run = self._only_in_torch("soft_cap")
+        return lambda replay: cast(Tensor, run(replay[x], cap))
 
-        def add(replay: Replay) -> None:
-            rows, result = replay[x], replay[y]
-            for part in adapters.parts(replay.step.host, linear_id):
+    def _lora_add(
+        self, result: Handle, x: Handle, y: Handle, *, table: AdapterTable, linear_id: int
+    ) -> _Compute:
+        def add(replay: Replay) -> Tensor:
+            rows, sums = replay[x], replay[y]
+            for part in table.parts(replay.step.host, linear_id):
                 z = self.kernels.linear(rows[part.rows], part.a, None).to(self._act)
-                result[part.rows, part.outputs] += self.kernels.linear(z, part.b, None)
-            replay[y] = result
+                sums[part.rows, part.outputs] += self.kernels.linear(z, part.b, None)
+            return sums
 
-        self._nodes.append(_Node((x, y), add))
-        return y
+        return add
 
-    def rope_cache_write(
-        self,
-        qkv: Handle,
-        cache: KvCache,
-        layer: int,
-        *,
-        num_q_heads: int,
-        cos: FloatArray,
-        sin: FloatArray,
-        q_norm: FloatArray | None,
-        k_norm: FloatArray | None,
-        norm_eps: float,
-    ) -> Handle:
+    def _rope_cache_write(
+        self, q: Handle, qkv: Handle, *, cache: PagedCache, layer: int, **settings: object
+    ) -> _Compute:
         store = self._cache(cache)
-        cos_table, sin_table = self._constants.put(cos), self._constants.put(sin)
-        q_scale = None if q_norm is None else self._constants.put(q_norm)
-        k_scale = None if k_norm is None else self._constants.put(k_norm)
 
         def compute(replay: Replay) -> Tensor:
             keys, values, scales = store.layers[layer]
-            q: Tensor = self.kernels.rope_cache_write(
-                replay[qkv],
-                keys,
-                values,
-                replay.step.positions,
-                replay.step.slots,
-                cos_table,
-                sin_table,
-                num_q_heads=num_q_heads,
-                q_norm=q_scale,
-                k_norm=k_scale,
-                norm_eps=norm_eps,
+            step = replay.step
+            result: Tensor = self.kernels.rope_cache_write(
+                *(replay[qkv], keys, values, step.positions, step.slots),
                 out_dtype=self._act,
                 scales=scales,
+                **settings,
             )
-            return q
+            return result
 
-        columns = num_q_heads * store.head_dim
-        return self._record("rope_cache_write", self.act_dtype, columns, "T", (qkv,), compute)
+        return compute
 
-    def attention(
-        self,
-        q: Handle,
-        cache: KvCache,
-        layer: int,
-        *,
-        num_q_heads: int,
-        scale: float,
-        window: int,
-        soft_cap: float,
-        slopes: FloatArray | None,
-    ) -> Handle:
+    def _attention(
+        self, y: Handle, q: Handle, *, cache: PagedCache, layer: int, **settings: object
+    ) -> _Compute:
         store = self._cache(cache)
-        extra = {}
-        if slopes is not None:
-            extra["slopes"] = self._constants.put(slopes)
 
         def compute(replay: Replay) -> Tensor:
             keys, values, scales = store.layers[layer]
-            y: Tensor = self.kernels.attention(
-                replay[q],
-                keys,
-                values,
-                replay.step,
-                num_q_heads=num_q_heads,
-                scale=scale,
-                window=window,
-                soft_cap=soft_cap,
-                scales=scales,
-                **extra,
+            result: Tensor = self.kernels.attention(
+                replay[q], keys, values, replay.step, scales=scales, **settings
             )
-            return y
+            return result
 
-        return self._record("attention", self.act_dtype, q.columns, "T", (q,), compute)
+        return compute
 
-    def gather_logit_rows(self, x: Handle) -> Handle:
-        def compute(replay: Replay) -> Tensor:
-            return replay[x][replay.step.logit_token_rows]
+    def _gather_logit_rows(self, y: Handle, x: Handle) -> _Compute:
+        return lambda replay: replay[x][replay.step.logit_token_rows]
 
-        return self._record("gather_logit_rows", x.dtype, x.columns, "L", (x,), compute)
-
-    def sample(self, logits: Handle) -> None:
-        self._logits = logits
-
-    def _record(
-        self,
-        op: str,
-        dtype: str,
-        columns: int,
-        rows: RowSymbol,
-        inputs: tuple[Handle, ...],
-        compute: Callable[[Replay], Tensor | QuantizedRows],
-        row_format: RowFormat | None = None,
-    ) -> Handle:
-        handle = Handle(self, f"{op}{len(self._nodes)}", dtype, columns, rows, None)
-
-        def run(replay: Replay) -> None:
-            replay[handle] = compute(replay)
-
-        self._nodes.append(_Node(inputs, run, row_format))
-        return handle
-
-    def _activate(self, gated: bool) -> Callable[..., Any]:
-        return self.kernels.gated_activation if gated else self._torch_op("activation")
-
-    def _torch_op(self, op: str) -> Callable[..., Any]:
-        """Of an op that only ``torch_ops`` has."""
+    def _only_in_torch(self, op: str) -> Callable[..., Any]:
         return only_in_torch(op, self.kernels.chosen["rms_norm"], self.kernels.chosen["linear"])
 
-    def _optional(self, values: FloatArray | None) -> Tensor | None:
-        return None if values is None else self._constants.put(values)
+    def _codes(self, y: Handle) -> RowFormat | None:
+        """What the rows of a value are quantised to by who makes it."""
+        weight = self._quantized.get(y)
+        return None if weight is None else cast(PackedWeight, weight).row_format
 
     def _multiply(
         self, weight: LinearWeight
@@ -437,19 +322,7 @@ class EagerRecorder:
             Tensor, kernels.linear_packed(x, packed, bias, unpacked=self._unpacked)
         )
 
-    def _cache(self, cache: KvCache) -> PagedCache:
-        store = cast(PagedCache, cache)
-        if store not in self._caches:
-            self._caches.append(store)
-        return store
-
-
-def _row_formats(nodes: Sequence[_Node]) -> dict[Handle, RowFormat]:
-    """Of the values that nobody reads but products with weights of one such format."""
-    wanted: dict[Handle, set[RowFormat | None]] = {}
-    for node in nodes:
-        for position, handle in enumerate(node.inputs):
-            row_format = node.row_format if position == 0 else None
-            wanted.setdefault(handle, set()).add(row_format)
-    single = {handle: formats.pop() for handle, formats in wanted.items() if len(formats) == 1}
-    return {handle: row_format for handle, row_format in single.items() if row_format}
+    def _cache(self, cache: PagedCache) -> PagedCache:
+        if cache not in self._caches:
+            self._caches.append(cache)
+        return cache

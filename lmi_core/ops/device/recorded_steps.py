@@ -12,9 +12,9 @@ from torch import Tensor
 from lmi_core import _native
 from lmi_core.ops.device import packed_weight
 from lmi_core.ops.device.step_list import StepList, StepListSizes
+from lmi_core.ops.graph import RowSymbol
 from lmi_core.ops.kernels.cuda import cublaslt
 from lmi_core.ops.kernels.cuda.library import DTYPES
-from lmi_core.ops.recorder import RowSymbol
 
 ALIGNMENT = 256
 """Bytes that every activation starts on."""

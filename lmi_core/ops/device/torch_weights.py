@@ -14,7 +14,7 @@ from torch import Tensor
 from lmi_core import _native
 from lmi_core.ops.device.fp8_panels import Fp8Rows, pack_fp8, quantize_fp8
 from lmi_core.ops.device.packed_weight import PackedWeight
-from lmi_core.weights.formats import FloatArray
+from lmi_core.ops.device.quantized_rows import RowFormat
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.matrix import Matrix, dense, packable, packed_group_size
 
@@ -28,6 +28,7 @@ class DeviceWeight:
         self.matrix = matrix
         self.num_outputs, self.num_inputs = matrix.shape
         self.num_bytes = matrix.numel() * matrix.element_size()
+        self.row_format: RowFormat | None = None
 
 
 class DeviceConstants:
@@ -35,18 +36,15 @@ class DeviceConstants:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._tensors: dict[int, tuple[FloatArray, Tensor]] = {}
+        self._tensors: dict[int, tuple[npt.NDArray[np.generic], Tensor]] = {}
 
-    def put(self, values: FloatArray) -> Tensor:
+    def put(self, values: npt.NDArray[np.generic]) -> Tensor:
+        """fp32, or bf16 as uint16."""
         entry = self._tensors.get(id(values))
         if entry is None:
-            entry = values, torch.from_numpy(values.copy()).to(self._device)
+            entry = values, as_tensor(values).to(self._device)
             self._tensors[id(values)] = entry
         return entry[1]
-
-    def clear(self) -> None:
-        """Forget the arrays; the tensors belong to who has them."""
-        self._tensors.clear()
 
 
 class DeviceWeights:

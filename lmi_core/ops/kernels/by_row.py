@@ -1,7 +1,7 @@
 """Ops in plain torch, a row at a time, so that no row's result depends on the rows beside it.
 
 A library's sums may go another way for another shape; here every call has the shape that the same
-row always has. ``EagerRecorder`` runs whole forward passes row by row; ``sample`` does it itself.
+row always has. ``EagerGraph`` runs whole forward passes row by row; ``sample`` does it itself.
 """
 
 from __future__ import annotations

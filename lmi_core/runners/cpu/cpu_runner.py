@@ -19,7 +19,8 @@ from lmi_core.runners.step_memory import StepMemory, StepSizes
 if TYPE_CHECKING:
     from lmi_core.adapters.store import LoraStore
     from lmi_core.models.loader import LoadedModel
-    from lmi_core.ops.recorder import LoraTable
+    from lmi_core.models.spec import DecoderSpec
+    from lmi_core.ops.graph import LoraTable
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.settings.lora_config import LoraConfig
     from lmi_core.weights.packed_model import PackedModel
@@ -154,7 +155,8 @@ class CpuRunner:
         self, config: EngineConfig, model: LoadedModel, packed: PackedModel | None = None
     ) -> None:
         from lmi_core.models.decoder import record
-        from lmi_core.ops.cpu import CpuRecorder
+        from lmi_core.ops.cpu import lower
+        from lmi_core.ops.graph import Graph
 
         spec = model.spec
         kv_dtype = cache_dtype(config, model.dtype)
@@ -203,7 +205,9 @@ class CpuRunner:
         if config.lora is not None:
             self.adapters = _lora_store(config, config.lora, model)
         table = None if self.adapters is None else self.adapters.table
-        record(model, CpuRecorder(self.graph), self.cache, sizes.max_model_len, table)
+        recorded = Graph(model.dtype)
+        record(model, recorded, self.cache, sizes.max_model_len, table)
+        lower(recorded, self.graph)
         self.graph.finish()
 
         self._worker: _native.Worker | None = SharedWorker.acquire(
@@ -306,7 +310,7 @@ def load_cpu_runner(
         progress=None if progress is None else partial(progress, "weights"),
         takes_adapters=config.lora is not None,
     )
-    check_max_model_len(config, model)
+    check_max_model_len(config, model.spec)
     return CpuRunner(config, model, packed), model
 
 
@@ -378,9 +382,9 @@ def check_weights_fit(config: EngineConfig, claimed_bytes: int) -> None:
         )
 
 
-def check_max_model_len(config: EngineConfig, model: LoadedModel) -> None:
+def check_max_model_len(config: EngineConfig, spec: DecoderSpec) -> None:
     """Raise UserError if more is asked for than the model has positions."""
-    limit = model.spec.max_positions
+    limit = spec.max_positions
     if config.max_model_len is not None and config.max_model_len > limit:
         raise UserError(
             f"max_model_len={config.max_model_len} is longer than the model's {limit} positions",

@@ -14,7 +14,8 @@ from lmi_core import _native
 from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.recorded_steps import RecordedSteps
 from lmi_core.ops.device.step_list import StepListSizes
-from lmi_core.ops.device.step_recorder import NotNativeError, StepRecorder
+from lmi_core.ops.device.step_lowering import NotNativeError, StepLowering
+from lmi_core.ops.graph import Graph
 from lmi_core.ops.kernels.cuda import attention_plan
 from lmi_core.ops.kernels.cuda.sampling import MAX_TOP
 from lmi_core.runners.device import decode_graphs
@@ -53,9 +54,10 @@ class CudaRunner:
         cache = DeviceCache(config, model, device)
         self._config, self._sizes = config, cache.sizes
         self.device = device
-        self._recorder = StepRecorder(chosen, device, model.dtype)
+        graph = Graph(model.dtype)
         adapters = None if config.lora is None else AdapterTable()
-        record(model, self._recorder, cache.store, cache.sizes.max_model_len, adapters)
+        record(model, graph, cache.store, cache.sizes.max_model_len, adapters)
+        self._lowered = StepLowering(graph, chosen, device)
         measured = self._measure(others_bytes)
         memory = cache.grow(measured)
         self._steps = self._build(cache.sizes.max_num_tokens, memory.num_blocks)
@@ -92,7 +94,7 @@ class CudaRunner:
         self._worker = None
         self._steps.close()
         os.close(self.completion_fd)
-        del self._recorder
+        del self._lowered
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -108,7 +110,7 @@ class CudaRunner:
         config, sizes = self._config, self._sizes
         num_graph_rows = min(config.max_num_seqs, num_tokens, decode_graphs.MAX_GRAPH_ROWS)
         is_captured = not config.enforce_eager
-        return self._recorder.build(
+        return self._lowered.build(
             StepListSizes(
                 max_tokens=num_tokens,
                 max_seqs=config.max_num_seqs,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmi_core.errors import InsufficientMemoryError, UserError
-from lmi_core.ops.device.step_recorder import NotNativeError
+from lmi_core.ops.device.step_lowering import NotNativeError
 from lmi_core.ops.device.torch_weights import DeviceWeights
 from lmi_core.ops.kernels import select
 from lmi_core.runners.cpu.cpu_runner import Progress, check_max_model_len
@@ -53,7 +53,7 @@ def load_device_runner(
         )
     except torch.OutOfMemoryError as error:
         raise _no_room_for_weights(config, device) from error
-    check_max_model_len(config, model)
+    check_max_model_len(config, model.spec)
     return make_runner(config, model, device, chosen, others_bytes), model
 
 

@@ -20,12 +20,13 @@ from lmi_core.adapters.store import LoraStore
 from lmi_core.ops import LoraTable
 from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.device_step import DeviceStep
-from lmi_core.ops.device.eager import EagerRecorder
+from lmi_core.ops.device.eager import EagerGraph
 from lmi_core.ops.device.paged_cache import KV_DTYPES, PagedCache
 from lmi_core.ops.device.pending_results import PendingResults
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.device.step_arrays import StepArrays
 from lmi_core.ops.device.torch_weights import DTYPES, DeviceWeights
+from lmi_core.ops.graph import Graph
 from lmi_core.ops.kernels import select
 from lmi_core.ops.kernels.flash_choice import AttentionShape, prefer_flash
 from lmi_core.runners.device.decode_graphs import Capture, CudaCapture, DecodeGraphs
@@ -292,10 +293,9 @@ def _record(
     max_model_len: int,
     device: torch.device,
     adapters: LoraTable | None,
-) -> EagerRecorder:
+) -> EagerGraph:
     from lmi_core.models.decoder import record
 
-    recorder = EagerRecorder(select.load(chosen), device, model.dtype)
-    record(model, recorder, cache, max_model_len, adapters)
-    recorder.finish()
-    return recorder
+    graph = Graph(model.dtype)
+    record(model, graph, cache, max_model_len, adapters)
+    return EagerGraph(graph, select.load(chosen), device)

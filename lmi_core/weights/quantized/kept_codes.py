@@ -90,14 +90,15 @@ def _keep_int8(
             "a checkpoint with group_size -1, one in 4 bits, or the unquantised one",
         )
 
+    zeros = stored.zeros()[:, groups[:1]].astype(np.float32)
+    if (zeros != INT8_ZERO).any():
+        raise layer.error(
+            stored.zeros_suffix,
+            "has zero points; int8 weights are kept without: give a symmetric checkpoint, one in 4 "
+            "bits, or the unquantised one",
+        )
+
     def unpack() -> Codes:
-        zeros = stored.zeros()[:, groups[:1]].astype(np.float32)
-        if (zeros != INT8_ZERO).any():
-            raise layer.error(
-                stored.zeros_suffix,
-                "has zero points; int8 weights are kept without: give a symmetric checkpoint, one "
-                "in 4 bits, or the unquantised one",
-            )
         scales = _finite_scales(layer, stored)
         return Codes(stored.codes(), scales[:, groups[:1]], zeros)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lmi_core.weights.float_tensors import read_array, to_float32
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.quantized.layout import LayerTensors, Layout, Part, Shape
@@ -74,6 +75,16 @@ class StoredLayers:
         layer = self._layers[weight]
         names = (f"{layer.name}.{part.suffix}" for part in layer.parts)
         return {name: self._tensors[name] for name in names if name in self._tensors}
+
+    def check(self) -> None:
+        """Raise ModelError for the first layer that can't be kept; its codes aren't read."""
+        for weight in self._layers:
+            self.matrix(
+                weight,
+                integers=read_array,
+                floats=lambda tensor: to_float32(read_array(tensor), tensor.dtype),
+                note_rounding=lambda change: None,
+            )
 
     def matrix(
         self,

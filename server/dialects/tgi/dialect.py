@@ -39,6 +39,7 @@ from lmi_server.dialects.tgi.v1_schema import ChatBody, CompletionBody
 from lmi_server.http.metrics import CONTENT_TYPE, RequestMeter
 from lmi_server.http.openapi import openapi_route
 from lmi_server.http.streaming import respond
+from lmi_server.http.tenants import salted
 from lmi_server.models.backend import Generator
 from lmi_server.models.custom_code_backend import CustomCodeBackend
 
@@ -167,7 +168,7 @@ class TgiService:
                 backend: Generator = self.service.backend
                 fallback = await self.protocol.fallback(job, request_id)
                 if fallback is not None:
-                    backend = ToolRun(backend, fallback, job.on_text)
+                    backend = ToolRun(backend, salted(request, fallback), job.on_text)
                 validation_seconds = meter.seconds - validation_started
                 watched = WatchedRenderer(plan.renderer)
                 response = await respond(

@@ -62,6 +62,8 @@ def _describe(error: Exception) -> tuple[int, str, str]:
             return error.status, error.error_type, str(error)
         case HttpError(status=503):
             return 503, "healthcheck", "unhealthy"
+        case HttpError(status=429):
+            return 429, "overloaded", str(error)
         case CapacityError():
             return 429, "overloaded", "Model is overloaded"
         case UserError():
@@ -79,6 +81,8 @@ def _generation_text(error: Exception) -> str:
 
 
 def _http_reply(error: HttpError) -> Reply:
+    if error.status == 429:
+        return Reply(status=429, body=error_object(error), headers=error.headers)
     if error.status == 503:
         return Reply(status=503, body=error_object(error), close=error.close)
     text = "" if error.status in _EMPTY else str(error)

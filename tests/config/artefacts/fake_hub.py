@@ -41,10 +41,12 @@ class FakeHub:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
 
     def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
         """Answer one request."""
@@ -63,7 +65,7 @@ class FakeHub:
                 for data in [(self.directory / name).read_bytes()]
             ]
             self._send(request, json.dumps(entries).encode())
-        elif path.startswith(f"/org/m/resolve/{self.commit}/"):
+        elif path.startswith((f"/org/m/resolve/{self.commit}/", "/org/m/resolve/main/")):
             self._file(request, path.rpartition("/")[2])
         else:
             self._send(request, b"", 404, {"X-Error-Code": "RepoNotFound"})

@@ -12,7 +12,8 @@ import time
 import boto3
 import pytest
 
-from lmi_core.config.artefacts.fetch import fetch
+from lmi_core.config.artefacts.cache import cached_directory
+from lmi_core.config.artefacts.fetch import fetch, fetch_config
 from lmi_core.config.artefacts.progress import Progress
 from lmi_core.config.artefacts.s3 import MANIFEST, fetch_from_s3
 from lmi_core.config.artefacts.s3_url import split_url
@@ -224,3 +225,18 @@ def test_what_s5cmd_says_is_passed_on(s5cmd, tmp_path):
     environ = {**s5cmd, "S5CMD_FAIL": "ERROR no such bucket"}
     with pytest.raises(ModelError, match="s5cmd can't fetch s3://b/m: ERROR no such bucket"):
         fetch_from_s3("s3://b/m", tmp_path / "cache", environ, quiet())
+
+
+def test_config_json_comes_before_the_rest(bucket, tmp_path):
+    _, name = bucket
+    root = tmp_path / "cache"
+    server = ServerConfig(values={}, download_dir=root)
+    source = ModelSource("s3", f"s3://{name}/models/m")
+    absent = ModelSource("s3", f"s3://{name}/models/absent")
+    for each in (source, absent):
+        fetch_config(each, server, NO_PATH)
+    assert [path.name for path in root.rglob("*") if path.is_file()] == ["config.json"]
+    directory = cached_directory(source, server, NO_PATH)
+    assert (directory / "config.json").is_file()
+    assert cached_directory(ModelSource("s3", f"s3://{name}/models"), server, NO_PATH) is None
+    assert cached_directory(source, server, NO_PATH) != fetch(source, server, environ=NO_PATH)

@@ -23,9 +23,9 @@ from tests.engine.harness import assert_nothing_leaked, collect, run, until
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.ops.device import eager  # noqa: E402
-from lmi_core.ops.device import step_recorder as recorder  # noqa: E402
+from lmi_core.ops.device import step_lowering  # noqa: E402
 from lmi_core.ops.device.recorded_steps import Node, RecordedSteps  # noqa: E402
+from lmi_core.ops.graph import Graph  # noqa: E402
 from lmi_core.ops.kernels.cuda import (  # noqa: E402
     cublaslt,
     library,
@@ -96,13 +96,12 @@ def test_rows_quantized_on_the_way(quantize: str, monkeypatch: pytest.MonkeyPatc
         counts.append(Counter(node.name for node in nodes))
         return RecordedSteps(nodes, *others)
 
-    monkeypatch.setattr(recorder, "RecordedSteps", note)
+    monkeypatch.setattr(step_lowering, "RecordedSteps", note)
     params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
     wanted = [(prompt, params) for prompt in prompts(3, 20)]
     config = configured(quantize=quantize, overlap=False)
     fused = assert_same(config, wanted, monkeypatch)
-    monkeypatch.setattr(recorder, "fuse_quantization", lambda nodes, values: None)
-    monkeypatch.setattr(eager, "_row_formats", lambda nodes: {})
+    monkeypatch.setattr(Graph, "quantized_rows", lambda graph: {})
     assert_alike(fused, assert_same(config, wanted, monkeypatch))
     assert counts[-1] - counts[0] == {"quantize_rows": 3 * 3 + 1}  # of layers and the head
     assert counts[0] - counts[-1] == {}

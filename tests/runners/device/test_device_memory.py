@@ -17,7 +17,7 @@ from tests.engine.harness import collect, run
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.ops.device.eager import EagerRecorder  # noqa: E402
+from lmi_core.ops.device.eager import EagerGraph  # noqa: E402
 from lmi_core.runners.device import (  # noqa: E402
     decode_graphs,
     device_runner,
@@ -161,15 +161,15 @@ def test_a_step_that_does_not_fit_names_one_that_does(
     memory: FakeMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     widths = []
-    forward = EagerRecorder.forward
+    forward = EagerGraph.forward
 
-    def limited(self: EagerRecorder, step: object) -> object:
+    def limited(self: EagerGraph, step: object) -> object:
         widths.append(len(step.token_ids))  # type: ignore[attr-defined]
         if widths[-1] > 20:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return forward(self, step)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(EagerRecorder, "forward", limited)
+    monkeypatch.setattr(EagerGraph, "forward", limited)
     config = gpu_config(max_num_batched_tokens=64, enforce_eager=True)
     with pytest.raises(InsufficientMemoryError, match="set max_num_batched_tokens to at most 16"):
         run(serve(config))
@@ -181,13 +181,13 @@ def test_the_widest_step_fills_the_capacities(
 ) -> None:
     """More tokens than a sequence has positions, every sequence at its longest."""
     steps = []
-    forward = EagerRecorder.forward
+    forward = EagerGraph.forward
 
-    def watch(self: EagerRecorder, step: object) -> object:
+    def watch(self: EagerGraph, step: object) -> object:
         steps.append(step.host)  # type: ignore[attr-defined]
         return forward(self, step)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(EagerRecorder, "forward", watch)
+    monkeypatch.setattr(EagerGraph, "forward", watch)
     run(serve(gpu_config(max_num_batched_tokens=150, max_num_seqs=3, enforce_eager=True)))
     widest = steps[0]
     assert widest.num_rows.tolist() == [100, 49, 1]

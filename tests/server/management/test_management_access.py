@@ -52,9 +52,19 @@ def test_open_management() -> None:
         {"Host": "evil.example"},
         {"Host": "10.0.0.1"},
         {"Host": "[ x"},
+        {"Host": "evil.example@127.0.0.1"},
+        {"Host": "evil.example@localhost:8080"},
+        {"Host": "127.0.0.1/evil.example"},
+        {"Host": "localhost:8080:80"},
+        {"Forwarded": "for=10.0.0.1"},
+        {"X-Forwarded-For": "127.0.0.1"},
+        {"x-forwarded-proto": "https"},
+        {"X-Real-IP": "127.0.0.1"},
+        {"True-Client-IP": "10.0.0.1"},
+        {"Via": "1.1 proxy"},
     ],
 )
-def test_pages_of_a_browser_manage_nothing(headers: dict[str, str]) -> None:
+def test_browsers_and_proxies_manage_nothing(headers: dict[str, str]) -> None:
     async def run() -> None:
         async with managed() as (served, registrar):
             for method, path in (("POST", "/models?url=/m/x&model_name=x"), ("GET", "/models")):

@@ -1,0 +1,1 @@
+"""``lmi bench``, and the parts that the benchmarks of the repository share with it."""

@@ -1,0 +1,121 @@
+"""How fast a model's steps could be at most, from its shape and the machine's roofs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from lmi_core.bench.roofs import Roofs
+from lmi_core.models.registry import family_of
+from lmi_core.models.weights import expected_shapes
+from lmi_core.runners.runner import RunnerInfo
+from lmi_core.weights.hf_config import read_hf_config
+
+
+class RoofShape(Protocol):
+    """What the roofs of a model follow from."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def linear_params(self) -> int:
+        """Weights of all linears that a decode step reads, the head included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A ``RoofShape`` of a model's files."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    linear_params: int
+
+    @classmethod
+    def read(cls, directory: Path) -> ModelShape:
+        """Raises ModelError for a model of no native family."""
+        config = read_hf_config(directory)
+        family = family_of(config.architecture)
+        spec = family.read_spec(family.text_config(config))
+        head = spec.vocab_size * spec.hidden_size
+        names = spec.names
+        linears = sum(
+            math.prod(shape)
+            for name, shape in expected_shapes(spec).items()
+            if len(shape) == 2
+            and name not in (names.embedding, names.positions, f"{names.head}.weight")
+        )
+        return cls(
+            vocab_size=spec.vocab_size,
+            hidden_size=spec.hidden_size,
+            num_layers=spec.num_layers,
+            num_heads=spec.attention.num_q_heads,
+            num_kv_heads=spec.attention.num_kv_heads,
+            head_dim=spec.attention.head_dim,
+            linear_params=linears + head,
+        )
+
+
+def dtype_of(runner: RunnerInfo) -> str:
+    """The dtype that the model's roof counts with."""
+    return runner.quantize or runner.dtype
+
+
+ELEMENT_BYTES = {"bf16": 2.0, "fp32": 4.0, "int8": 1.0, "int4": 4.25 / 8}
+"""Bytes of a layer's weight, for the dtypes that have a roof; int4 with the scale and zero point of
+128 weights."""
+
+
+def head_bytes(dtype: str) -> float:
+    """Of a weight of the output head, which int4 leaves at int8."""
+    return 1.0 if dtype == "int4" else ELEMENT_BYTES[dtype]
+
+
+def kv_bytes(dtype: str) -> int:
+    """Of a key's or value's element."""
+    return 4 if dtype == "fp32" else 2
+
+
+def gflops_of(dtype: str, roofs: Roofs) -> float:
+    """Of the linears; int4 computes as int8 does."""
+    return {"bf16": roofs.bf16_gflops, "fp32": roofs.fp32_gflops}.get(dtype, roofs.int8_gops)
+
+
+def prefill_roof_s(shape: RoofShape, dtype: str, num_tokens: int, roofs: Roofs) -> float:
+    """Operations of the linears, of causal attention, and of the head for one token."""
+    head = shape.vocab_size * shape.hidden_size
+    linear = 2 * (shape.linear_params - head) * num_tokens + 2 * head
+    attention = 2 * shape.num_layers * shape.num_heads * shape.head_dim * num_tokens**2
+    attention_gflops = roofs.fp32_gflops if dtype == "fp32" else roofs.bf16_gflops
+    return (linear / gflops_of(dtype, roofs) + attention / attention_gflops) * 1e-9
+
+
+def decode_roof_s(shape: RoofShape, dtype: str, batch: int, context: float, roofs: Roofs) -> float:
+    """One step: its bytes (linears, head, KV) or its operations, whichever takes longer."""
+    kv_row = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    head = shape.vocab_size * shape.hidden_size
+    num_bytes = (
+        ELEMENT_BYTES[dtype] * (shape.linear_params - head)
+        + head_bytes(dtype) * head
+        + kv_bytes(dtype) * batch * context * kv_row
+    )
+    return max(
+        num_bytes / (roofs.read_gb_per_s * 1e9),
+        2 * shape.linear_params * batch / (gflops_of(dtype, roofs) * 1e9),
+    )

@@ -1,0 +1,156 @@
+"""Whether a model can be served: the one judge of ``explain``, ``serve`` and the management API."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from lmi_core.config.artefacts.cache import cached_directory
+from lmi_core.config.artefacts.fetch import check_source
+from lmi_core.config.artefacts.hub import find_in_cache, hub_cache
+from lmi_core.config.artefacts.local import check_adapter
+from lmi_core.config.model_config import ModelConfig
+from lmi_core.config.problem import Problem, Problems
+from lmi_core.config.targets.engine_settings import runs_in_engine
+from lmi_core.config.targets.host import Host
+from lmi_core.config.targets.server_config import ServerConfig
+from lmi_core.errors import MissingExtraError, UserError
+
+_Check = Callable[[], None]
+"""Raises UserError for what can't be served."""
+
+
+def judge(
+    model: ModelConfig, server: ServerConfig, environ: Mapping[str, str], host: Host
+) -> tuple[Problem, ...]:
+    """Return everything that speaks against serving ``model``, by what is on this machine.
+
+    That is its files' settings and headers, packages and devices. Numbers inside of tensors that
+    are damaged, and memory that is short, show only while a model is loaded.
+    """
+    if model.backend == "handler":
+        return ()
+    problems = Problems()
+    for check in _checks(model, server, environ, host):
+        try:
+            check()
+        except UserError as error:
+            key = error.field if error.field in model.values else None
+            problems.error("" if key is None else model.where(key), str(error), key)
+    return problems.errors
+
+
+def _checks(
+    model: ModelConfig, server: ServerConfig, environ: Mapping[str, str], host: Host
+) -> Iterator[_Check]:
+    yield lambda: check_source(model.source, server, environ)
+    named = () if model.lora is None else model.lora.named
+    for adapter in named:
+        yield lambda adapter=adapter: check_source(adapter.source, server, environ, check_adapter)  # type: ignore[misc]
+    yield lambda: _check_device(model, host)
+    directory = _whole_directory(model, server, environ)
+    yield lambda: _check_template(model, directory)
+    if directory is None:
+        return
+    if model.backend == "lmi":
+        yield lambda: _check_native(model, directory, server, environ)
+    else:
+        yield lambda: _check_tokenizer(model, directory)
+    if model.backend == "transformers":
+        yield lambda: _check_transformers(model, directory)
+
+
+def _whole_directory(
+    model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]
+) -> Path | None:
+    """Where the model's files are, if all of them are here."""
+    source = model.source
+    if source.kind == "hub":
+        cache = server.hub_cache or hub_cache(environ)
+        return find_in_cache(source.location, source.revision, cache)
+    directory = cached_directory(source, server, environ)
+    has_config = directory is not None and (directory / "config.json").is_file()
+    return directory if has_config and any(directory.glob("*.safetensors")) else None  # type: ignore[union-attr]
+
+
+def _check_device(model: ModelConfig, host: Host) -> None:
+    device = model.settings.get("device", "cpu") if runs_in_engine(model.backend) else "cpu"
+    if device != "cpu" and importlib.util.find_spec("torch") is None:
+        raise MissingExtraError(f"device={device}", "cuda")
+    if device == "cuda" and host.num_gpus == 0:
+        raise UserError(
+            "option.device=cuda, but no GPU is visible here: set option.device=cpu, or look at "
+            "nvidia-smi and CUDA_VISIBLE_DEVICES",
+            field="option.device",
+        )
+
+
+def _check_template(model: ModelConfig, directory: Path | None) -> None:
+    """That of the options, and the model's own."""
+    config_path = model.get("option.tokenizer_config_path")
+    if directory is None and config_path is None:
+        return
+    from lmi_core.text.chat import ChatTemplate
+
+    template = None if directory is None else model.get("option.chat_template")
+    ChatTemplate.load(
+        directory or Path(),
+        template=None if template is None else str(template),
+        config_path=None if config_path is None else Path(str(config_path)),
+    )
+
+
+def _check_native(
+    model: ModelConfig, directory: Path, server: ServerConfig, environ: Mapping[str, str]
+) -> None:
+    from lmi_core.adapters.adapter import check_adapter_fits
+    from lmi_core.models.loader import plan_model
+    from lmi_core.models.rope_config import RopeOverride
+    from lmi_core.runners.cpu.cpu_runner import cache_dtype, check_max_model_len, check_sizes
+    from lmi_core.text.tokenizer import Tokenizer
+
+    config = model.engine_config(directory, _whole_adapters(model, server, environ))
+    if config.device == "cpu":
+        check_sizes(config)
+        cache_dtype(config, "fp32")
+    plan = plan_model(directory, quantize=config.quantize, rope=RopeOverride.of(config))
+    plan.quantized.check()
+    check_max_model_len(config, plan.spec)
+    if config.lora is not None:
+        for _, path in config.lora.adapters:
+            check_adapter_fits(path, plan.spec, max_rank=config.lora.max_rank)
+    Tokenizer.load(directory, vocab_size=plan.spec.vocab_size).close()
+
+
+def _whole_adapters(
+    model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]
+) -> list[tuple[str, Path]]:
+    """The named ones that are here."""
+    found = []
+    for adapter in () if model.lora is None else model.lora.named:
+        path = cached_directory(adapter.source, server, environ)
+        with contextlib.suppress(UserError):
+            if path is not None:
+                check_adapter(path)
+                found.append((adapter.name, path))
+    return found
+
+
+def _check_tokenizer(model: ModelConfig, directory: Path) -> None:
+    """Transformers converts what has another form; that shows only with it."""
+    from lmi_core.text.tokenizer import Tokenizer
+
+    if (directory / "tokenizer.json").is_file() or model.backend != "transformers":
+        Tokenizer.load(directory).close()
+
+
+def _check_transformers(model: ModelConfig, directory: Path) -> None:
+    from lmi_core.adapters.text_models import objection_to
+    from lmi_core.weights.hf_config import read_json_object
+
+    config = read_json_object(directory / "config.json")
+    reason = objection_to(config, trust_remote_code=model.trust_remote_code)
+    if reason is not None:
+        raise UserError(f"{directory}: {reason}", field="option.trust_remote_code")

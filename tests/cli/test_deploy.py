@@ -1,0 +1,174 @@
+"""What images, services and clusters start: entry points and probes as processes, files as data."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_core.cli import DEMO_MODEL
+from tests.cli.test_native import post
+
+yaml = pytest.importorskip("yaml")
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "server" / "deploy"
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+LAUNCHER = "import sys; from lmi_core.cli import launcher; sys.exit(launcher())"
+
+
+@contextmanager
+def started(*command: str, **environ: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        match = re.match(r"Listening on (http://127\.0\.0\.1:\d+)", process.stdout.readline())
+        assert match
+        yield match[1], process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def image_environ() -> dict[str, str]:
+    """What the image's ENV says, but on the loopback interface's free port."""
+    (block,) = re.findall(r"^ENV ((?:.*\\\n)*.*)$", DOCKERFILE, re.MULTILINE)
+    pairs = dict(part.split("=", 1) for part in block.replace("\\\n", " ").split())
+    address = pairs["SERVING_INFERENCE_ADDRESS"]
+    return pairs | {"SERVING_INFERENCE_ADDRESS": address.replace(":8080", f":{free_port()}")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "route"),
+    [
+        (["serve"], "/invocations"),
+        (["djl-serving"], "/invocations"),
+        (["--model-id", str(DEMO_MODEL)], "/generate"),
+        (["text-generation-launcher", "--model-id", str(DEMO_MODEL)], "/generate"),
+    ],
+)
+def test_the_images_entry_points(arguments: list[str], route: str) -> None:
+    """As ``docker run IMAGE ARGUMENTS``, on a file system on which nothing can be written."""
+    environ = image_environ() | {"XDG_CACHE_HOME": "/proc/none", "HF_HOME": "/proc/none"}
+    with started("-m", "lmi_core", *arguments, **environ) as (url, process):
+        with urllib.request.urlopen(f"{url}/ping", timeout=10) as response:
+            assert response.status == 200
+        body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 3}}
+        status, answer = post(f"{url}{route}", body)
+        assert (status, "generated_text" in answer) == (200, True), answer
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+
+
+def test_sagemaker_names_the_port() -> None:
+    port = free_port()
+    with started("-m", "lmi_core", "serve", SAGEMAKER_BIND_TO_PORT=port) as (url, _):
+        assert url.endswith(f":{port}")
+
+
+def test_the_launcher_serves_its_own_protocol_without_a_model_named() -> None:
+    with started("-c", LAUNCHER, "--port", "0") as (url, _):
+        status, answer = post(f"{url}/", {"inputs": "x", "parameters": {"max_new_tokens": 1}})
+        assert (status, "generated_text" in json.loads(answer)[0]) == (200, True)
+
+
+def test_a_supervisor_is_told_of_readiness_and_of_the_end(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(str(tmp_path / "notify"))
+        supervisor.settimeout(30)
+        environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        with started("-m", "lmi_core", "serve", "--port", "0", **environ) as (url, process):
+            assert supervisor.recv(100) == b"READY=1"
+            with urllib.request.urlopen(f"{url}/ping", timeout=10) as response:
+                assert response.status == 200
+            process.send_signal(signal.SIGTERM)
+            assert supervisor.recv(100) == b"STOPPING=1"
+            assert process.wait(timeout=30) == 0
+
+
+def test_the_health_check_is_a_program_that_works() -> None:
+    match = re.search(r"^HEALTHCHECK .*\\\n +CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    assert match
+    python, *arguments = json.loads(match[1])
+    assert python == "python"
+    with started("-m", "lmi_core", "serve", "--port", "0") as (url, _):
+        here = [argument.replace("http://127.0.0.1:8080", url) for argument in arguments]
+        assert subprocess.run([sys.executable, *here], timeout=30).returncode == 0
+    gone = subprocess.run([sys.executable, *here], timeout=30, capture_output=True)
+    assert gone.returncode != 0
+
+
+def test_the_image_has_what_its_build_needs() -> None:
+    kept = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    kept = [line[1:] for line in kept if line.startswith("!")]
+    assert all((ROOT / name).exists() for name in kept)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (extras,) = re.findall(r"\$\{wheel\}\[([\w,]+)\]", DOCKERFILE)
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert "USER lmi" in DOCKERFILE
+
+
+def test_probes_ask_for_routes_that_there_are() -> None:
+    (deployment,) = (each for each in MANIFESTS if each["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    routes = (ROOT / "server" / "ROUTES.md").read_text()
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        get = container[probe]["httpGet"]
+        assert get["path"] in routes
+        assert ports[get["port"]] == 8080
+    drain = int(container["args"][container["args"].index("--drain-timeout") + 1])
+    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > drain + 10
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_manifests_belong_together() -> None:
+    kinds = {each["kind"]: each for each in MANIFESTS}
+    assert set(kinds) == {"Service", "Deployment", "HorizontalPodAutoscaler"}
+    labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert kinds["Service"]["spec"]["selector"] == labels
+    scaled = kinds["HorizontalPodAutoscaler"]["spec"]
+    assert scaled["scaleTargetRef"]["name"] == kinds["Deployment"]["metadata"]["name"]
+    (metric,) = scaled["metrics"]
+    name = metric["pods"]["metric"]["name"]
+    with (
+        started("-m", "lmi_core", "serve", "--port", "0") as (url, _),
+        urllib.request.urlopen(f"{url}/metrics", timeout=10) as response,
+    ):
+        assert f"\n{name}{{" in response.read().decode()
+
+
+def test_compose_and_the_unit_start_the_same_command() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    service = compose["services"]["lmi"]
+    assert (DEPLOY / service["build"]["context"]).resolve() == ROOT
+    assert (ROOT / service["build"]["dockerfile"]).is_file()
+    assert service["command"] == ["serve"]
+    unit = (DEPLOY / "lmi.service").read_text()
+    assert "Type=notify" in unit
+    assert re.search(r"^ExecStart=\S+/lmi serve", unit, re.MULTILINE)

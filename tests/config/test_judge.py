@@ -1,0 +1,238 @@
+"""One judge: what stops ``serve`` makes ``explain`` refuse, and what that lets pass is served."""
+
+import asyncio
+import importlib.util
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from lmi_core.config.explain import main
+from lmi_core.config.resolve import examine, resolve
+from lmi_core.config.targets.host import Host
+from lmi_core.config.targets.launch import prepare_model
+from lmi_core.engine.engine import Engine
+from lmi_core.errors import ConfigError, UserError
+from lmi_server.models.loading import build_options
+from tests.checkpoints import cached_checkpoint
+from tests.lora_adapters import cached_adapter
+
+from .artefacts.fake_hub import FakeHub
+from .cases import NO_CACHE
+
+HERE = Host(packages=frozenset({"transformers"}))
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def remove(name):
+    return lambda model: (model / name).unlink()
+
+
+def write(name, text):
+    return lambda model: (model / name).write_text(text)
+
+
+def configure(**values):
+    def change(model):
+        path = model / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def truncate(model):
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def with_adapter(rank):
+    def change(model):
+        shutil.copytree(cached_adapter("llama2", rank=rank), model / "adapters" / "a")
+
+    return change
+
+
+def integers(**form):
+    """Another checkpoint, in integers, in place of the model's."""
+
+    def change(model):
+        from tests.integer_checkpoints import GPTQ, Form, make_integer_checkpoint, write_gptq
+
+        settings = {**GPTQ, **form.pop("settings")}
+        kind = Form(settings, lambda coded: write_gptq(coded, settings["bits"]), **form)
+        shutil.rmtree(model)
+        make_integer_checkpoint(model, kind)
+
+    return change
+
+
+def shuffled(groups):
+    return np.random.default_rng(0).permutation(groups)
+
+
+LLAVA = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+OWN_CODE = {
+    "architectures": ["MineForCausalLM"],
+    "model_type": "mine",
+    "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"},
+}
+BROKEN = {
+    "no weights": (remove("model.safetensors"), (), "holds no *.safetensors"),
+    "no config": (remove("config.json"), (), "config.json is missing"),
+    "no tokenizer": (remove("tokenizer.json"), (), "has no tokenizer.json"),
+    "a broken tokenizer": (write("tokenizer.json", "{}"), (), "is not a tokenizer"),
+    "a broken template": (write("tokenizer_config.json", "["), (), "is not valid JSON"),
+    "truncated": (truncate, (), "the file is damaged or not safetensors"),
+    "other shapes": (configure(hidden_size=128), (), "don't fit config.json"),
+    "an unknown activation": (configure(hidden_act="zzz"), (), "hidden_act"),
+    "unknown rope": (configure(rope_parameters={"rope_type": "zzz"}), (), "zzz"),
+    "a small vocabulary": (configure(eos_token_id=10_000), (), "beyond the vocabulary"),
+    "too many positions": (None, ("--max-model-len", "100000"), "positions"),
+    "an instruction set": (None, ("-o", "instruction_set=avx512_zzz"), "instruction_set"),
+    "no such template": (None, ("-o", "chat_template=absent.jinja"), "neither a file nor Jinja"),
+    "no such tokenizer config": (None, ("--tokenizer-config-path", "/absent"), "no file /absent"),
+    "no such adapter": (None, ("--lora-adapters", "a=/absent"), "in neither a directory"),
+    "an adapter of nothing": (None, ("--lora-adapters", "a=HERE"), "is no LoRA adapter"),
+    "an adapter's rank": (with_adapter(32), ("-o", "enable_lora=true"), "max_lora_rank"),
+    "gptq in another order": (
+        integers(settings={"desc_act": True}, order=shuffled),
+        (),
+        "g_idx (desc_act)",
+    ),
+    "gptq of 8 bits in groups": (
+        integers(settings={"bits": 8}, num_bits=8, is_symmetric=True),
+        (),
+        "several 8-bit scales",
+    ),
+    "gptq of 8 bits with zero points": (
+        integers(settings={"bits": 8, "group_size": -1}, num_bits=8, group_size=None),
+        (),
+        "has zero points",
+    ),
+    "a GPU": (None, ("-o", "device=cuda"), "no GPU is visible"),
+    "llava": (configure(**LLAVA), (), "no model of type 'llava' that continues a text"),
+    "its own code": (configure(**OWN_CODE), (), "option.trust_remote_code=true"),
+    "no code of its own": (
+        configure(architectures=["MineForCausalLM"], model_type="mine"),
+        ("--trust-remote-code",),
+        "none comes with it",
+    ),
+}
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model"
+    shutil.copytree(cached_checkpoint("llama2", dtype="bfloat16"), path)
+    return path
+
+
+def explain(*argv, environ=NO_CACHE):
+    out = io.StringIO()
+    code = main(argv, environ=environ, host=HERE, out=out)
+    return code, out.getvalue()
+
+
+def serve(*argv):
+    """What ``lmi serve`` does with what ``explain`` would only look at."""
+    for config in examine(argv, NO_CACHE, HERE, fetches=True).models:
+        server = resolve(("org/any",), NO_CACHE, HERE).server
+        launch = prepare_model(config, server, NO_CACHE)
+        build_options(launch)
+
+        async def start(launch=launch):
+            async with Engine(launch.engine):
+                pass
+
+        asyncio.run(start())
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_serve_refuses_explain_refuses(case, model, monkeypatch):
+    change, argv, message = BROKEN[case]
+    if change is not None:
+        change(model)
+    argv = [str(model), *(argument.replace("HERE", str(model)) for argument in argv)]
+    code, text = explain(*argv)
+    assert code == 2, text
+    assert message in text
+    monkeypatch.setattr("lmi_core.config.targets.launch.judge", lambda *arguments: ())
+    if not examine(argv, NO_CACHE, HERE).errors:
+        with pytest.raises(UserError):
+            serve(*argv)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        (),
+        ("-o", "enable_lora=true"),
+        ("--quantize", "int4", "--max-model-len", "128"),
+        ("-o", "device=torch-cpu"),
+        ("-o", "chat_template={{ messages }}"),
+    ],
+)
+def test_what_explain_lets_pass_is_served(model, argv):
+    with_adapter(8)(model)
+    code, text = explain(str(model), *argv)
+    assert code == 0, text
+    serve(str(model), *argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "package", "message"),
+    [
+        (("org/m",), "huggingface_hub", "needs the 'hub' extra"),
+        (("s3://b/m",), "boto3", "needs the 'hub' extra"),
+        (
+            ("--model-id", "MODEL", "--lora-adapters", "org/a"),
+            "huggingface_hub",
+            "downloading org/a",
+        ),
+    ],
+)
+def test_what_is_elsewhere_needs_a_client(model, monkeypatch, argv, package, message):
+    find_spec = importlib.util.find_spec
+    argv = [str(model) if argument == "MODEL" else argument for argument in argv]
+    assert explain(*argv, environ={**NO_CACHE, "PATH": ""})[0] == 0
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == package else find_spec(name)
+    )
+    code, text = explain(*argv, environ={**NO_CACHE, "PATH": ""})
+    assert (code, message in text) == (2, True)
+    offline = explain(*argv, environ={**NO_CACHE, "HF_HUB_OFFLINE": "1", "DJL_OFFLINE": "true"})
+    assert (offline[0], "offline mode forbids" in offline[1]) == (2, True)
+
+
+def test_all_faults_come_at_once_before_anything_is_fetched(model):
+    remove("tokenizer.json")(model)
+    argv = (str(model), "--option", "chat_template=absent.jinja")
+    (config,) = resolve(argv, NO_CACHE, HERE).models
+    with pytest.raises(ConfigError) as raised:
+        prepare_model(config, resolve(("org/any",), NO_CACHE, HERE).server, NO_CACHE)
+    assert len(raised.value.problems) == 2
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_a_hub_model_of_another_family_is_dispatched_at_its_first_start(
+    model, tmp_path, monkeypatch, serves
+):
+    configure(architectures=["GPT2LMHeadModel"], model_type="gpt2")(model)
+    environ = {"HF_HUB_CACHE": str(tmp_path / "hub")}
+    host = HERE if serves else Host()
+    monkeypatch.setattr("lmi_core.config.targets.launch.detect_host", lambda environ: host)
+    with FakeHub(model, COMMIT).running() as url:
+        deployment = resolve(("org/m",), {**environ, "HF_ENDPOINT": url}, host)
+        (config,) = deployment.models
+        assert config.backend == "lmi"
+        arguments = (config, deployment.server, {**environ, "HF_ENDPOINT": url})
+        if serves:
+            launch = prepare_model(*arguments)
+            assert launch.model.backend == "transformers"
+            assert type(launch.engine).__name__ == "TransformersConfig"
+            return
+        with pytest.raises(ConfigError, match="Transformers is not installed"):
+            prepare_model(*arguments)
+    assert [path.name for path in tmp_path.glob("hub/**/snapshots/*/*")] == ["config.json"]
