@@ -30,6 +30,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 FORMATTED := $(shell find csrc tests/cpp tests/cuda_emulator -name '*.h' -o -name '*.inc' -o -name '*.cpp' \
                -o -name '*.cu' -o -name '*.cuh')
+# Whole suites take every core; a test file of one's own is quicker without workers.
+PYTEST := $(BIN)/python -m pytest -n $(shell nproc) --dist worksteal
 CMAKE := cmake -S . -GNinja -DLMI_PYTHON=OFF
 # The thread sanitizer of older compilers can't stand much address randomisation.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -49,16 +51,16 @@ run: $(VENV)/.installed
 
 test: build
 	build/native/lmi_tests
-	$(BIN)/python -m pytest
+	$(PYTEST) --durations=30
 
 test-triton: build
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -k 'triton and not cuda' tests/ops \
+	TRITON_INTERPRET=1 $(PYTEST) -k 'triton and not cuda' tests/ops \
 	  tests/runners/device/test_torch_runner.py tests/runners/device/test_device_dtypes.py \
 	  tests/runners/device/test_torch_invariance.py
 
 test-races: build
 	cmake --build build/native --target lmi_cuda_races
-	LMI_TEST_RACES=1 $(BIN)/python -m pytest tests/runners/device/test_cuda_runner.py tests/ops \
+	LMI_TEST_RACES=1 $(PYTEST) tests/runners/device/test_cuda_runner.py tests/ops \
 	  -k '(native and cpu) or races or traffic or cuda_runner'
 
 text-generation-client:
@@ -111,16 +113,16 @@ bench-peers-quick: $(VENV)/.installed
 cuda: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda -DLMI_CUDA=ON
 	cmake --build build/cuda --target lmi_cuda
-	csrc/cuda/resources.py check build/cuda
-	$(BIN)/python csrc/cuda/waits.py build/cuda
+	tests/machine_code/resources.py check build/cuda
+	$(BIN)/python tests/machine_code/waits.py build/cuda
 
 cuda-resources: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda -DLMI_CUDA=ON
 	cmake --build build/cuda --target lmi_cuda
-	csrc/cuda/resources.py write build/cuda
+	tests/machine_code/resources.py write build/cuda
 
 cuda-loops: cuda
-	$(BIN)/python csrc/cuda/loops.py build/cuda '$(KERNEL)'
+	$(BIN)/python tests/machine_code/loops.py build/cuda '$(KERNEL)'
 
 cuda-all: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda-all -DLMI_CUDA=ON \

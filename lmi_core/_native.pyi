@@ -254,6 +254,7 @@ class LinearWeight:
         format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool = False,
         group_size: int = 0,
+        rounding: Literal["int8", "outliers"] = "outliers",
         instruction_set: str = "",
         num_threads: int = 0,
     ) -> LinearWeight:
@@ -261,7 +262,8 @@ class LinearWeight:
         blocks of 128 inputs]) along the outputs and repack. ``gated``: two parts, gate and up, interleaved so that a tile
         holds both. int8 and int4 are quantised on the way, int8 with a scale per output, int4 per output and
         ``group_size`` (32, 64 or 128) inputs; or kept as they are where parts are codes (uint8), scales and zero points
-        [n_i, 1 or groups], of int8 128 more than the numbers they stand for. Releases the GIL."""
+        [n_i, 1 or groups], of int8 128 more than the numbers they stand for. ``rounding``: of the rows that int8 and int4
+        are multiplied with (csrc/cpu/kernels.h); the packed bytes don't depend on it. Releases the GIL."""
     @property
     def num_outputs(self) -> int: ...
     @property
@@ -270,6 +272,8 @@ class LinearWeight:
     def format(self) -> str: ...
     @property
     def group_size(self) -> int: ...
+    @property
+    def rounding(self) -> str: ...
     @property
     def row_format(self) -> str | None:
         """How rows are quantised for it, equal for weights that take the same rows; None: not at all."""
@@ -289,6 +293,7 @@ class LinearWeight:
         format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool = False,
         group_size: int = 0,
+        rounding: Literal["int8", "outliers"] = "outliers",
         num_threads: int = 0,
     ) -> LinearWeight:
         """What an equal weight's ``packed`` was when it was written to a file, left there. Raises NativeError if the file
@@ -419,7 +424,7 @@ class Graph:
         out_dtype: Literal["fp32", "act"] = "fp32",
         gated: bool = True,
     ) -> Handle:
-        """act [R, k] -> [R, n]; rows are quantised to int8 first if the weight is. ``activation``: of a ``gated`` weight the result is act(gate) * up, [R, n / 2] in act dtype, else act(y).
+        """act [R, k] -> [R, n]; rows are quantised first if the weight is, by its ``rounding``. ``activation``: of a ``gated`` weight the result is act(gate) * up, [R, n / 2] in act dtype, else act(y).
         ``residual``: fp32 [R, n], added in place and returned."""
     def gated_activation(
         self, x: Handle, activation: Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]

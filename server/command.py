@@ -42,7 +42,7 @@ def serve(argv: Sequence[str], default_model: Path) -> int:
     num_models = len(deployment.models)
     models = ModelRegistry(
         options,
-        Metrics(),
+        Metrics(server.metric_aliases),
         [
             recipe_of(model, server, num_models=num_models, progress=progress)
             for model in deployment.models

@@ -46,8 +46,8 @@ OPS_TESTS = tuple(
         "flash",
     )
 )
-ENGINE_TESTS = tuple(
-    f"tests/engine/test_{name}.py"
+RUNNER_TESTS = tuple(
+    f"tests/runners/device/test_{name}.py"
     for name in ("cuda_runner", "captured_steps", "torch_runner", "torch_invariance")
 )
 """Those with tests for GPUs, the longest first."""
@@ -82,7 +82,7 @@ def stages(device: str, out_dir: Path, *, tiny: bool) -> list[Stage]:
     if device == "cuda":
         command = ("bash", "-c", _build_kernels())
         result.append(Stage(name="build_kernels", command=command, limit_s=150, is_concurrent=True))
-        result += [_tests(out_dir, "tests", 110, *OPS_TESTS, *ENGINE_TESTS)]
+        result += [_tests(out_dir, "tests", 110, *OPS_TESTS, *RUNNER_TESTS)]
     else:
         command = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "test_select")
         result.append(Stage(name="tests", command=(*command, "tests/ops"), limit_s=60))

@@ -51,7 +51,8 @@ void run_chunks(const cpu::Kernel<Args>& kernel, const Args& args, int32_t num_t
 
 // Rows of x as quantized_row_bytes() lays them out.
 py::array_t<uint8_t> quantize_rows(const std::string& instruction_set, const py::array& x,
-                                   int32_t group_size, int32_t num_threads) {
+                                   int32_t group_size, const std::string& rounding,
+                                   int32_t num_threads) {
   LMI_CHECK(x.ndim() == 2 && x.strides(1) == x.itemsize(), "x is [rows, inputs]");
   const int64_t row_bytes = cpu::quantized_row_bytes(x.shape(1), group_size);
   py::array_t<uint8_t> y({static_cast<int64_t>(x.shape(0)), row_bytes});
@@ -60,6 +61,7 @@ py::array_t<uint8_t> quantize_rows(const std::string& instruction_set, const py:
                                    .x_stride = x.strides(0) / x.itemsize(),
                                    .num_columns = x.shape(1),
                                    .group_size = group_size,
+                                   .rounding = cpu::parse_row_rounding(rounding),
                                    .y = y.mutable_data(),
                                    .num_rows = x.shape(0)};
   run_chunks(find_kernels(instruction_set).quantize_rows, args, num_threads, 1);
@@ -75,7 +77,8 @@ py::array linear(const std::string& instruction_set, const py::array& x, const L
   LMI_CHECK(x.ndim() == 2 && x.shape(1) == weight.num_inputs, "x is [rows, inputs]");
   py::array_t<uint8_t> quantized;
   if (weight.is_quantized()) {
-    quantized = quantize_rows(instruction_set, x, weight.group_size, num_threads);
+    quantized = quantize_rows(instruction_set, x, weight.group_size,
+                              cpu::row_rounding_name(weight.rounding), num_threads);
     args.x = quantized.data();
     args.x_stride = quantized.shape(1);
   } else {
@@ -153,7 +156,7 @@ FloatArray lora_add(const std::string& instruction_set, const py::array& x, cons
 py::array norm(const std::string& instruction_set, const py::array_t<float>& x,
                const std::optional<FloatArray>& weight, const std::optional<FloatArray>& bias,
                float eps, const std::string& kind, int64_t num_groups, const std::string& out_dtype,
-               int32_t group_size, int32_t num_threads) {
+               int32_t group_size, const std::string& rounding, int32_t num_threads) {
   const DType dtype = parse_dtype(out_dtype);
   const int64_t row_bytes = cpu::quantized_row_bytes(x.shape(1), group_size);
   py::array y = dtype == DType::kI8
@@ -170,7 +173,8 @@ py::array norm(const std::string& instruction_set, const py::array_t<float>& x,
                            .num_columns = x.shape(1) / num_groups,
                            .num_groups = num_groups,
                            .num_rows = x.shape(0),
-                           .group_size = group_size};
+                           .group_size = group_size,
+                           .rounding = cpu::parse_row_rounding(rounding)};
   run_chunks(find_kernels(instruction_set).norm, args, num_threads, 1);
   return y;
 }
@@ -213,11 +217,11 @@ void bind_cpu(py::module_& m) {
         py::arg("residual") = py::none(), py::arg("out_dtype") = "fp32", py::arg("num_threads") = 2,
         py::arg("stride") = 1);
   k.def("quantize_rows", &quantize_rows, py::arg("instruction_set"), py::arg("x"), py::kw_only(),
-        py::arg("group_size") = 0, py::arg("num_threads") = 2);
+        py::arg("group_size") = 0, py::arg("rounding") = "outliers", py::arg("num_threads") = 2);
   k.def("norm", &norm, py::arg("instruction_set"), py::arg("x"), py::arg("weight") = py::none(),
         py::arg("bias") = py::none(), py::kw_only(), py::arg("eps"), py::arg("kind") = "rms",
         py::arg("num_groups") = 1, py::arg("out_dtype") = "fp32", py::arg("group_size") = 0,
-        py::arg("num_threads") = 2);
+        py::arg("rounding") = "outliers", py::arg("num_threads") = 2);
   k.def("embed", &embed, py::arg("instruction_set"), py::arg("token_ids"), py::arg("table"),
         py::kw_only(), py::arg("scale") = 1.0f, py::arg("num_threads") = 2);
   k.def("gather_rows", &gather_rows, py::arg("instruction_set"), py::arg("x"), py::arg("rows"),

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -32,10 +33,26 @@ std::vector<double> time_repeats(int32_t num_threads, int32_t repeats, Run&& run
   return seconds;
 }
 
+// Evenly spread ones in each of a matrix of quantised rows.
+void set_outliers(uint8_t* rows, int64_t num_rows, const cpu::PackedLinear& shape,
+                  int32_t num_outliers) {
+  LMI_CHECK(num_outliers <= cpu::max_outliers(shape.num_inputs), "a row of ", shape.num_inputs,
+            " has at most ", cpu::max_outliers(shape.num_inputs), " outliers");
+  for (int64_t row = 0; row < num_rows; ++row) {
+    uint8_t* x = rows + row * cpu::quantized_row_bytes(shape.num_inputs, shape.group_size);
+    std::memcpy(x + cpu::quantized_sums_offset(shape.num_inputs) - 4, &num_outliers, 4);
+    uint8_t* entries = x + cpu::outliers_offset(shape.num_inputs, shape.group_size);
+    for (int32_t i = 0; i < num_outliers; ++i) {
+      const auto entry = static_cast<int32_t>(shape.num_inputs * i / num_outliers << 8 | 1);
+      std::memcpy(entries + 4 * i, &entry, sizeof(entry));
+    }
+  }
+}
+
 // All weights one after the other on the same x, as the layers of a model would run them.
 std::vector<double> time_linear(const std::string& instruction_set, int64_t num_rows,
                                 const std::vector<const LinearWeight*>& weights,
-                                int32_t num_threads, int32_t repeats) {
+                                int32_t num_threads, int32_t repeats, int32_t num_outliers) {
   const auto kernel = cpu::kernels(cpu::parse_instruction_set(instruction_set)).linear;
   const cpu::PackedLinear& shape = weights.at(0)->packed();
   // A quantised row's scale and sums are set to something just as well.
@@ -45,6 +62,7 @@ std::vector<double> time_linear(const std::string& instruction_set, int64_t num_
   const int64_t x_bytes = num_rows * row_bytes;
   const AlignedMemory x(x_bytes), y(num_rows * shape.num_outputs * 4);
   std::fill_n(reinterpret_cast<uint16_t*>(x.data()), x_bytes / 2, uint16_t{0x3c3c});
+  if (shape.is_quantized()) set_outliers(x.data(), num_rows, shape, num_outliers);
   std::vector<cpu::LinearArgs> args;
   for (const LinearWeight* weight : weights) {
     cpu::LinearArgs node;
@@ -114,7 +132,8 @@ std::pair<std::vector<double>, double> time_multiply_add(const std::string& inst
 void bind_cpu_bench(py::module_& kernels) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   kernels.def("time_linear", &time_linear, py::arg("instruction_set"), py::arg("num_rows"),
-              py::arg("weights"), py::arg("num_threads"), py::arg("repeats"), no_gil);
+              py::arg("weights"), py::arg("num_threads"), py::arg("repeats"),
+              py::arg("num_outliers") = 0, no_gil);
   kernels.def("time_read", &time_read, py::arg("instruction_set"), py::arg("num_bytes"),
               py::arg("num_threads"), py::arg("repeats"), no_gil);
   kernels.def("time_multiply_add", &time_multiply_add, py::arg("instruction_set"), py::arg("dtype"),

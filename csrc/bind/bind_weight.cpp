@@ -58,14 +58,15 @@ cpu::LinearPart linear_part(const py::object& source, DType format, int64_t& num
 }
 
 std::unique_ptr<LinearWeight> pack(const std::vector<py::object>& parts, const std::string& format,
-                                   bool gated, int32_t group_size, const std::string& level,
-                                   int32_t num_threads) {
+                                   bool gated, int32_t group_size, const std::string& rounding,
+                                   const std::string& level, int32_t num_threads) {
   // Only checked: every level reads the same order.
   if (!level.empty()) cpu::parse_instruction_set(level);
   LMI_CHECK(!parts.empty(), "a weight needs at least one part");
   std::vector<cpu::LinearPart> sources;
   int64_t num_inputs = 0;
-  const cpu::LinearFormat target{parse_dtype(format), group_size};
+  const cpu::LinearFormat target{parse_dtype(format), group_size,
+                                 cpu::parse_row_rounding(rounding)};
   for (const py::object& part : parts) {
     sources.push_back(linear_part(part, target.dtype, num_inputs));
   }
@@ -83,8 +84,11 @@ FloatArray unpack(const LinearWeight& weight) {
 std::unique_ptr<LinearWeight> read(std::shared_ptr<MappedFile> file, int64_t offset,
                                    int64_t num_bytes, uint64_t checksum, int64_t num_outputs,
                                    int64_t num_inputs, const std::string& format, bool gated,
-                                   int32_t group_size, int32_t num_threads) {
-  const LinearShape shape{num_outputs, num_inputs, gated, {parse_dtype(format), group_size}};
+                                   int32_t group_size, const std::string& rounding,
+                                   int32_t num_threads) {
+  const cpu::LinearFormat target{parse_dtype(format), group_size,
+                                 cpu::parse_row_rounding(rounding)};
+  const LinearShape shape{num_outputs, num_inputs, gated, target};
   const py::gil_scoped_release release;
   return std::make_unique<LinearWeight>(
       shape, PackedSlice{std::move(file), offset, num_bytes, checksum}, num_threads);
@@ -105,18 +109,21 @@ uint64_t packed_checksum(const LinearWeight& weight) {
 // Equal for weights that take the same quantised rows.
 std::optional<std::string> row_format(const LinearWeight& weight) {
   if (!weight.packed().is_quantized()) return std::nullopt;
-  return "int8, summed over " + std::to_string(weight.packed().group_size);
+  return std::string(cpu::row_rounding_name(weight.packed().rounding)) + ", summed over " +
+         std::to_string(weight.packed().group_size);
 }
 
 void bind_linear_weight(py::module_& m) {
   py::class_<LinearWeight>(m, "LinearWeight")
       .def_static("pack", &pack, py::arg("parts"), py::kw_only(), py::arg("format"),
                   py::arg("gated") = false, py::arg("group_size") = 0,
-                  py::arg("instruction_set") = "", py::arg("num_threads") = 0)
+                  py::arg("rounding") = "outliers", py::arg("instruction_set") = "",
+                  py::arg("num_threads") = 0)
       .def_static("read", &read, py::kw_only(), py::arg("file"), py::arg("offset"),
                   py::arg("num_bytes"), py::arg("checksum"), py::arg("num_outputs"),
                   py::arg("num_inputs"), py::arg("format"), py::arg("gated") = false,
-                  py::arg("group_size") = 0, py::arg("num_threads") = 0)
+                  py::arg("group_size") = 0, py::arg("rounding") = "outliers",
+                  py::arg("num_threads") = 0)
       .def_readonly_static("layout_version", &cpu::kPackedLayoutVersion)
       .def_property_readonly("num_outputs",
                              [](const LinearWeight& w) { return w.packed().num_outputs; })
@@ -126,6 +133,9 @@ void bind_linear_weight(py::module_& m) {
                              [](const LinearWeight& w) { return dtype_name(w.packed().dtype); })
       .def_property_readonly("group_size",
                              [](const LinearWeight& w) { return w.packed().group_size; })
+      .def_property_readonly(
+          "rounding",
+          [](const LinearWeight& w) { return cpu::row_rounding_name(w.packed().rounding); })
       .def_property_readonly("row_format", &row_format)
       .def_property_readonly("num_bytes", &LinearWeight::num_bytes)
       .def("packed", &packed_bytes)

@@ -48,9 +48,16 @@ constexpr int64_t kPanelOutputs = 16;
 constexpr int32_t kPackedLayoutVersion = 1;
 constexpr int64_t kMaxInt8Inputs = 65536;  // so that 32 bits hold every sum of products
 
+// How the inputs of int8 and int4 weights are rounded, each row on its own.
+enum class RowRounding : uint8_t {
+  kInt8,      // to 255 steps of one scale
+  kOutliers,  // the same, but a row's few largest inputs to 16 bits of that scale
+};
+
 struct LinearFormat {
   DType dtype = DType::kBF16;
-  int32_t group_size = 0;  // int4: inputs per scale; others 0
+  int32_t group_size = 0;                         // int4: inputs per scale; others 0
+  RowRounding rounding = RowRounding::kOutliers;  // changes nothing of what is packed
 };
 
 struct PackedLinear {
@@ -60,25 +67,38 @@ struct PackedLinear {
   bool gated = false;
   const void* data = nullptr;  // 64-byte aligned; memory belongs to LinearWeight
   int32_t group_size = 0;
+  RowRounding rounding = RowRounding::kOutliers;  // of what a quantised weight is multiplied with
 
   bool is_quantized() const { return dtype == DType::kI8 || dtype == DType::kI4; }
 };
 
-// A row of inputs for int8 and int4 weights, quantised on its own: x = scale q, q in -127 .. 127.
-//   int8 q[inputs, padded with zeros to a multiple of 128]
+// A row of inputs for int8 and int4 weights: x = scale q, where q has 8 bits, or of outliers 16:
+// q = low + 256 high, both of int8. A row's scale is the largest magnitude over 127, without
+// outliers. With them, t is the least of largest / 8, largest / 16, .. largest / 512 that at most
+// max_outliers() magnitudes reach, if there is one, and the scale the largest magnitude below 2 t,
+// or largest / 256 if that is more, over 127: so a row has no more outliers than it takes to come
+// within a factor of 2 of the finest scale. Nothing but maxima and counts decides, which no order
+// changes, and sums of products are whole numbers: so every device and shape finds the same bits.
+//   int8 low[inputs, padded with zeros to a multiple of 128]
 //   float scale; NaN if an input isn't finite
-//   int32 sums of q: over each group of an int4 weight, or one over the row
+//   int32 number of inputs whose high isn't 0
+//   int32 sums of low: over each group of an int4 weight, or one over the row
+//   int32 column << 8 | high as a byte, of each input whose high isn't 0, columns ascending
 // padded to a multiple of 64 bytes. The sums take the codes' offsets out again: sum (c - z) q =
 // sum c q - z sum q, where c is unsigned and q signed as the instructions want them.
+constexpr int64_t max_outliers(int64_t num_inputs) { return num_inputs / 32; }
 constexpr int64_t quantized_scale_offset(int64_t num_inputs) {
   return (num_inputs + 127) / 128 * 128;
 }
 constexpr int64_t quantized_sums_offset(int64_t num_inputs) {
-  return quantized_scale_offset(num_inputs) + 4;
+  return quantized_scale_offset(num_inputs) + 8;
+}
+constexpr int64_t outliers_offset(int64_t num_inputs, int32_t group_size) {
+  const int64_t num_sums = group_size == 0 ? 1 : (num_inputs + group_size - 1) / group_size;
+  return quantized_sums_offset(num_inputs) + 4 * num_sums;
 }
 constexpr int64_t quantized_row_bytes(int64_t num_inputs, int32_t group_size) {
-  const int64_t num_sums = group_size == 0 ? 1 : (num_inputs + group_size - 1) / group_size;
-  return (quantized_sums_offset(num_inputs) + 4 * num_sums + 63) / 64 * 64;
+  return (outliers_offset(num_inputs, group_size) + 4 * max_outliers(num_inputs) + 63) / 64 * 64;
 }
 
 struct QuantizeRowsArgs {
@@ -87,6 +107,7 @@ struct QuantizeRowsArgs {
   int64_t x_stride = 0;  // elements
   int64_t num_columns = 0;
   int32_t group_size = 0;
+  RowRounding rounding = RowRounding::kOutliers;
   uint8_t* y = nullptr;  // [rows] of quantized_row_bytes()
   int64_t num_rows = 0;
 };
@@ -178,6 +199,7 @@ struct NormArgs {
   int64_t num_groups = 1;
   int64_t num_rows = 0;
   int32_t group_size = 0;  // of quantised rows
+  RowRounding rounding = RowRounding::kOutliers;
 };
 
 struct EmbedArgs {
@@ -332,6 +354,8 @@ int64_t num_linear_panels(int64_t num_outputs, bool gated);
 int64_t packed_linear_bytes(LinearFormat format, int64_t num_outputs, int64_t num_inputs,
                             bool gated);
 void check_linear_format(LinearFormat format, int64_t num_inputs);  // throws Error
+const char* row_rounding_name(RowRounding rounding);                // "int8" or "outliers"
+RowRounding parse_row_rounding(const std::string& name);            // throws Error
 void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
                  LinearFormat format, void* target, int64_t first_panel, int64_t end_panel);
 // The row-major float matrix back (tests).

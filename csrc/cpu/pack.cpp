@@ -89,6 +89,17 @@ int64_t packed_linear_bytes(LinearFormat format, int64_t num_outputs, int64_t nu
   return num_linear_panels(num_outputs, gated) * panel_bytes(format, num_inputs);
 }
 
+const char* row_rounding_name(RowRounding rounding) {
+  return rounding == RowRounding::kInt8 ? "int8" : "outliers";
+}
+
+RowRounding parse_row_rounding(const std::string& name) {
+  for (const RowRounding rounding : {RowRounding::kInt8, RowRounding::kOutliers}) {
+    if (name == row_rounding_name(rounding)) return rounding;
+  }
+  throw Error("rounding '" + name + "'; known are int8, outliers");
+}
+
 void check_linear_format(LinearFormat format, int64_t num_inputs) {
   const int32_t group = format.group_size;
   switch (format.dtype) {

@@ -71,17 +71,19 @@ __global__ void __launch_bounds__(kMaxThreads) gated_codes_kernel(const LmiGated
       magnitude.add(kept[first + i]);
     }
   }
-  const RowCodes<Code> codes(args, magnitude);
+  const auto visit = [&](const auto& action) {
 #pragma unroll
-  for (int step = 0; step < kMaxSteps; ++step) {
-    const int column = column_of(step);
-    if (column >= args.num_columns) continue;
-    codes.store(column, kept[step]);
-    if (args.y != nullptr) {
-      store_vector(static_cast<T*>(args.y) + row * args.num_columns + column, kept[step]);
+    for (int step = 0; step < kMaxSteps; ++step) {
+      const int column = column_of(step);
+      if (column < args.num_columns) action(column, kept[step]);
     }
+  };
+  const RowCodes<Code> codes(args, magnitude, visit);
+  if (args.y != nullptr) {
+    T* y = static_cast<T*>(args.y) + row * args.num_columns;
+    visit([&](int column, const auto& numbers) { store_vector(y + column, numbers); });
   }
-  codes.template pad<kWidth>(args.num_columns, args.stride);
+  codes.template finish<kWidth>(args.num_columns, args.stride);
 }
 
 template <typename T, int kWidth, bool kIsSilu>

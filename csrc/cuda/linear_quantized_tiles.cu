@@ -85,7 +85,8 @@ class QuantizedBlock {
     if (output < 0) return;
     const auto finished = [&](int tile, int own) {
       const float scale = weight_scale_of<Codes>(args_, panel, lane + tile);
-      return finish_sum(args_, static_cast<float>(sums_.at(m, tile, i)), scale, row, own);
+      const float total = total_of<Codes>(args_, sums_.at(m, tile, i), row, panel, lane + tile);
+      return finish_sum(args_, total, scale, row, own);
     };
     if (args_.num_outputs % (kColumnTiles << (args_.is_gated != 0)) == 0) {
       float y[kColumnTiles];

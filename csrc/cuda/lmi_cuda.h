@@ -56,7 +56,9 @@ typedef struct {
   int32_t y_dtype;
   uint8_t* codes; /* this and what follows: of LmiQuantizeRows; NULL: none */
   float* scales;
+  int32_t* outliers;
   int32_t stride;
+  int32_t outlier_stride;
   int32_t code_type;
 } LmiRmsNorm;
 #define LMI_MAX_NORM_COLUMNS 16384
@@ -74,7 +76,9 @@ typedef struct {
   int32_t y_dtype;
   uint8_t* codes; /* this and what follows: of LmiQuantizeRows; NULL: none */
   float* scales;
+  int32_t* outliers;
   int32_t stride;
+  int32_t outlier_stride;
   int32_t code_type;
 } LmiGatedActivation;
 #define LMI_MAX_CODED_COLUMNS 32768
@@ -339,14 +343,19 @@ LMI_CUDA_API int32_t lmi_cuda_linear_packed(const LmiLinearPacked* args, void* s
 
 /* Rows quantised each on its own: code = x / scale in code_type, LMI_I8 or LMI_E4M3, rounded to
  * nearest, ties to even, where scale = largest magnitude / 127 or 448: 0 for a row of (next to)
- * zeros, NaN for one that isn't finite, and codes 0 in both. */
+ * zeros, NaN for one that isn't finite, and codes 0 in both. With outliers, of LMI_I8 only, the
+ * scale is the one that RowRounding of csrc/cpu/kernels.h says, and x = scale * (code + 256 high),
+ * where a row's list has what isn't 0 of high: their number, then column << 8 | high as a byte of
+ * each, in any order. */
 typedef struct {
-  const void* x;  /* [num_rows, num_columns] in dtype */
-  uint8_t* codes; /* [num_rows, stride], zeros past the columns; on 16 bytes */
-  float* scales;  /* [num_rows] */
+  const void* x;     /* [num_rows, num_columns] in dtype */
+  uint8_t* codes;    /* [num_rows, stride], zeros past the columns; on 16 bytes */
+  float* scales;     /* [num_rows] */
+  int32_t* outliers; /* [num_rows, outlier_stride]; NULL: none */
   int32_t num_rows;
   int32_t num_columns;
-  int32_t stride; /* a multiple of LMI_CODE_STRIDE */
+  int32_t stride;         /* a multiple of LMI_CODE_STRIDE */
+  int32_t outlier_stride; /* 1 + num_columns / 32 */
   int32_t dtype;
   int32_t code_type;
 } LmiQuantizeRows;
@@ -361,13 +370,15 @@ LMI_CUDA_API int32_t lmi_cuda_quantize_rows(const LmiQuantizeRows* args, void* s
 typedef struct {
   const uint8_t* codes;
   const float* row_scales;
-  const void* panels; /* on 16 bytes */
-  const float* bias;  /* NULL: none */
-  float* y;           /* [num_rows, num_outputs], gate before up */
+  const int32_t* outliers; /* of quantize_rows; NULL: none */
+  const void* panels;      /* on 16 bytes */
+  const float* bias;       /* NULL: none */
+  float* y;                /* [num_rows, num_outputs], gate before up */
   int32_t num_rows;
   int32_t num_outputs;
   int32_t num_inputs; /* int8: at most 65536 */
   int32_t stride;
+  int32_t outlier_stride;
   int32_t group_size; /* inputs per scale; 0: a scale per output */
   int32_t is_gated;
   int32_t code_type;

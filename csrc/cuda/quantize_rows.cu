@@ -15,11 +15,13 @@ __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(const LmiQuanti
   for (int column = first; column < args.num_columns; column += kThreads * kWidth) {
     magnitude.add(load_vector<T, kWidth>(row + column));
   }
-  const RowCodes<Code> codes(args, magnitude);
-  for (int column = first; column < args.num_columns; column += kThreads * kWidth) {
-    codes.store(column, load_vector<T, kWidth>(row + column));
-  }
-  codes.template pad<kWidth>(args.num_columns, args.stride);
+  const auto visit = [&](const auto& action) {
+    for (int column = first; column < args.num_columns; column += kThreads * kWidth) {
+      action(column, load_vector<T, kWidth>(row + column));
+    }
+  };
+  const RowCodes<Code> codes(args, magnitude, visit);
+  codes.template finish<kWidth>(args.num_columns, args.stride);
 }
 
 }  // namespace

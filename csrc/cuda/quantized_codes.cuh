@@ -117,6 +117,28 @@ __device__ float weight_scale_of(const LmiLinearQuantized& args, int panel, int 
   }
 }
 
+// A row's sum with what its outliers' high digits add. int8 only.
+template <typename Codes>
+__device__ float total_of(const LmiLinearQuantized& args, typename Codes::Sum sum, int row,
+                          int panel, int lane) {
+  float total = static_cast<float>(sum);
+  if constexpr (std::is_same_v<Codes, Int8>) {
+    if (args.outliers == nullptr) return total;
+    const int32_t* list = args.outliers + int64_t{row} * args.outlier_stride;
+    const uint8_t* weights = panel_at<Codes>(args, panel) + lane * 4;
+    const int count = list[0];
+    int32_t high_sum = 0;
+    for (int i = 1; i <= count; ++i) {
+      const int column = list[i] >> 8;
+      const int high = static_cast<int8_t>(list[i] & 0xff);
+      const int code = weights[byte_step_offset(column / 4, false) + column % 4];
+      high_sum += high * (code - 128);
+    }
+    total += 256.0f * static_cast<float>(high_sum);
+  }
+  return total;
+}
+
 // sum * scales + bias, as the CPU rounds it.
 __device__ inline float finish_sum(const LmiLinearQuantized& args, float sum, float weight_scale,
                                    int row, int output) {

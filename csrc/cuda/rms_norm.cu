@@ -63,13 +63,15 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const LmiRmsNorm 
     }
   }
   if constexpr (kIsCoded) {
-    const RowCodes<Code> codes(args, magnitude);
+    const auto visit = [&](const auto& action) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int column = static_cast<int>(step * blockDim.x + threadIdx.x) * kWidth;
-      if (column < args.num_columns) codes.store(column, results[step]);
-    }
-    codes.template pad<kWidth>(args.num_columns, args.stride);
+      for (int step = 0; step < kSteps; ++step) {
+        const int column = static_cast<int>(step * blockDim.x + threadIdx.x) * kWidth;
+        if (column < args.num_columns) action(column, results[step]);
+      }
+    };
+    const RowCodes<Code> codes(args, magnitude, visit);
+    codes.template finish<kWidth>(args.num_columns, args.stride);
   }
 }
 

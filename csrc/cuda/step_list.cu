@@ -1,4 +1,6 @@
 // The step list: what is recorded, the memory it wants, and its C interface.
+#include <utility>
+
 #include "cuda/launch.cuh"
 #include "cuda/step_launcher.h"
 
@@ -54,45 +56,24 @@ int32_t StepLauncher::add(int32_t node, int32_t rows, const void* args) {
   }
   switch (node) {
     case LMI_NODE_COPY_BLOCKS:
-      copies_.push_back(copy_blocks_node(*static_cast<const LmiCopyBlocks*>(args)));
-      return kOk;
-    case LMI_NODE_EMBED:
-      nodes_.push_back(gather_node(*static_cast<const LmiGatherRows*>(args), LMI_TOKEN_ROWS));
-      return kOk;
-    case LMI_NODE_GATHER_LOGIT_ROWS:
-      nodes_.push_back(gather_node(*static_cast<const LmiGatherRows*>(args), LMI_LOGIT_ROWS));
-      return kOk;
-    case LMI_NODE_RMS_NORM:
-      nodes_.push_back(row_node(*static_cast<const LmiRmsNorm*>(args), rows, lmi_cuda_rms_norm));
-      return kOk;
-    case LMI_NODE_GATED_ACTIVATION:
-      nodes_.push_back(
-          row_node(*static_cast<const LmiGatedActivation*>(args), rows, lmi_cuda_gated_activation));
-      return kOk;
-    case LMI_NODE_ROPE_CACHE_WRITE:
-      nodes_.push_back(rope_cache_write_node(*static_cast<const LmiRopeCacheWrite*>(args)));
+      copies_.push_back(step_node(node, rows, args));
       return kOk;
     case LMI_NODE_ATTENTION:
       return add_attention(*static_cast<const LmiAttention*>(args));
     case LMI_NODE_LINEAR:
-      nodes_.push_back(linear_node(*static_cast<const LmiLinearDense*>(args), rows));
+      nodes_.push_back(step_node(node, rows, args));
       return prepare(*static_cast<const LmiLinearDense*>(args), rows, prepare_linear);
     case LMI_NODE_LINEAR_PACKED:
-      nodes_.push_back(
-          row_node(*static_cast<const LmiLinearPacked*>(args), rows, lmi_cuda_linear_packed));
+      nodes_.push_back(step_node(node, rows, args));
       return prepare(*static_cast<const LmiLinearPacked*>(args), rows, prepare_linear_packed);
-    case LMI_NODE_QUANTIZE_ROWS:
-      nodes_.push_back(
-          row_node(*static_cast<const LmiQuantizeRows*>(args), rows, lmi_cuda_quantize_rows));
-      return kOk;
-    case LMI_NODE_LINEAR_QUANTIZED:
-      nodes_.push_back(
-          row_node(*static_cast<const LmiLinearQuantized*>(args), rows, lmi_cuda_linear_quantized));
-      return kOk;
     case LMI_NODE_SAMPLE:
       sampler_.set(*static_cast<const LmiSample*>(args));
       return kOk;
     default:
+      if (Launch launch = step_node(node, rows, args)) {
+        nodes_.push_back(std::move(launch));
+        return kOk;
+      }
       return fail("node " + std::to_string(node) + " is not known");
   }
 }

@@ -12,7 +12,16 @@ bool has_few_rows(const LmiLinearDense& args) {
   return args.num_rows <= LMI_MAX_FEW_ROWS && args.num_inputs % 8 == 0;
 }
 
-}  // namespace
+// A kernel that wants nothing of a step but how many rows it has.
+template <typename Args>
+Launch row_node(const void* given, int32_t rows, int32_t (*launch)(const Args*, void*)) {
+  return [given = *static_cast<const Args*>(given), rows, launch](const StepContext& step,
+                                                                  void* stream) {
+    Args args = given;
+    args.num_rows = step.num_rows(rows);
+    return launch(&args, stream);
+  };
+}
 
 Launch copy_blocks_node(const LmiCopyBlocks& given) {
   return [given](const StepContext& step, void* stream) {
@@ -24,6 +33,7 @@ Launch copy_blocks_node(const LmiCopyBlocks& given) {
   };
 }
 
+// By the token ids, or, for logit rows, by the token rows that they are of.
 Launch gather_node(const LmiGatherRows& given, int32_t rows) {
   return [given, rows](const StepContext& step, void* stream) {
     LmiGatherRows args = given;
@@ -41,6 +51,46 @@ Launch rope_cache_write_node(const LmiRopeCacheWrite& given) {
     args.num_tokens = step.counts.num_tokens;
     return lmi_cuda_rope_cache_write(&args, stream);
   };
+}
+
+Launch linear_node(const LmiLinearDense& given, int32_t rows) {
+  return [given, rows](const StepContext& step, void* stream) {
+    LmiLinearDense args = given;
+    args.num_rows = step.num_rows(rows);
+    if (!has_few_rows(args)) return lmi_cuda_linear_dense(&args, stream);
+    const LmiLinear few = {args.x,        args.weight,      args.bias,       args.y,
+                           args.num_rows, args.num_outputs, args.num_inputs, args.dtype};
+    return lmi_cuda_linear_few_rows(&few, stream);
+  };
+}
+
+}  // namespace
+
+Launch step_node(int32_t node, int32_t rows, const void* args) {
+  switch (node) {
+    case LMI_NODE_COPY_BLOCKS:
+      return copy_blocks_node(*static_cast<const LmiCopyBlocks*>(args));
+    case LMI_NODE_EMBED:
+      return gather_node(*static_cast<const LmiGatherRows*>(args), LMI_TOKEN_ROWS);
+    case LMI_NODE_GATHER_LOGIT_ROWS:
+      return gather_node(*static_cast<const LmiGatherRows*>(args), LMI_LOGIT_ROWS);
+    case LMI_NODE_RMS_NORM:
+      return row_node(args, rows, lmi_cuda_rms_norm);
+    case LMI_NODE_GATED_ACTIVATION:
+      return row_node(args, rows, lmi_cuda_gated_activation);
+    case LMI_NODE_ROPE_CACHE_WRITE:
+      return rope_cache_write_node(*static_cast<const LmiRopeCacheWrite*>(args));
+    case LMI_NODE_LINEAR:
+      return linear_node(*static_cast<const LmiLinearDense*>(args), rows);
+    case LMI_NODE_LINEAR_PACKED:
+      return row_node(args, rows, lmi_cuda_linear_packed);
+    case LMI_NODE_QUANTIZE_ROWS:
+      return row_node(args, rows, lmi_cuda_quantize_rows);
+    case LMI_NODE_LINEAR_QUANTIZED:
+      return row_node(args, rows, lmi_cuda_linear_quantized);
+    default:
+      return {};
+  }
 }
 
 Launch attention_node(const LmiAttention& given, size_t shape_id) {
@@ -68,17 +118,6 @@ Launch attention_node(const LmiAttention& given, size_t shape_id) {
     args.work = lists.prefill;
     args.num_work = lengths.num_prefill;
     return lmi_cuda_prefill_attention(&args, stream);
-  };
-}
-
-Launch linear_node(const LmiLinearDense& given, int32_t rows) {
-  return [given, rows](const StepContext& step, void* stream) {
-    LmiLinearDense args = given;
-    args.num_rows = step.num_rows(rows);
-    if (!has_few_rows(args)) return lmi_cuda_linear_dense(&args, stream);
-    const LmiLinear few = {args.x,        args.weight,      args.bias,       args.y,
-                           args.num_rows, args.num_outputs, args.num_inputs, args.dtype};
-    return lmi_cuda_linear_few_rows(&few, stream);
   };
 }
 

@@ -63,6 +63,7 @@ ValueId Graph::norm(ValueId x, cpu::NormArgs args, const cpu::PackedLinear* read
   if (reader != nullptr && reader->is_quantized()) {
     args.y_dtype = DType::kI8;
     args.group_size = reader->group_size;
+    args.rounding = reader->rounding;
     columns = cpu::quantized_row_bytes(columns, reader->group_size);
   }
   const ValueId y = add_value("norm", args.y_dtype, columns, value(x).rows);
@@ -106,7 +107,8 @@ ValueId Graph::linear_input(ValueId x, const cpu::PackedLinear& weight) {
   const cpu::QuantizeRowsArgs args{.x_dtype = dtype,
                                    .x_stride = weight.num_inputs,
                                    .num_columns = weight.num_inputs,
-                                   .group_size = weight.group_size};
+                                   .group_size = weight.group_size,
+                                   .rounding = weight.rounding};
   add_node(QuantizeNode{args, x, y}, {x, y});
   return y;
 }

@@ -80,7 +80,8 @@ void LinearWeight::set_shape(const LinearShape& shape) {
              .num_inputs = shape.num_inputs,
              .gated = shape.gated,
              .data = nullptr,
-             .group_size = shape.format.group_size};
+             .group_size = shape.format.group_size,
+             .rounding = shape.format.rounding};
 }
 
 }  // namespace lmi

@@ -31,6 +31,7 @@ from lmi_core.engine.stats import (
     EngineTotals,
     LifeState,
     NullObserver,
+    RequestRecord,
 )
 from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_core.runners.runner import RunnerInfo
@@ -183,6 +184,8 @@ class LibraryEngine:
             self._num_open -= 1
             self._num_running -= run.is_running
             self._totals.num_finished_requests += 1
+            if run.outcome is not None:
+                self._observer.on_request(run.record())
             self._observer.on_finish(run.outcome)
 
     def _check(self, request: GenerationRequest) -> None:
@@ -232,6 +235,7 @@ class _Run:
         self._texts: list[ChoiceText] = []
         self._prompt_ids: list[int] = []
         self._num_cached = 0
+        self._num_tokens = 0
         self.is_running = False
         self.outcome: FinishReason | None = FinishReason.ABORT
         """How it ended; None: it failed."""
@@ -338,7 +342,17 @@ class _Run:
         if reason is not None:
             self.outcome = reason
         engine._totals.num_generated_tokens += 1
+        self._num_tokens += 1
         return event
+
+    def record(self) -> RequestRecord:
+        """The library's own queue isn't known: it is part of the time to the first token."""
+        return RequestRecord(
+            seconds=time.monotonic() - self._arrival_s,
+            queue_seconds=0.0,
+            num_prompt_tokens=len(self._prompt_ids),
+            num_generated_tokens=self._num_tokens,
+        )
 
     def _observe(self, choice: int, intervals_s: list[float]) -> None:
         now_s = time.monotonic()

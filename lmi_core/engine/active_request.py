@@ -8,6 +8,7 @@ from lmi_core.engine.lora_slots import LoraSlot
 from lmi_core.engine.outputs import TokenLogprob
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.stats import RequestRecord
 from lmi_core.engine.stream import EventStream
 
 PromptScore = tuple[float, tuple[TokenLogprob, ...]]
@@ -80,6 +81,15 @@ class ActiveRequest:
             or params.min_new_tokens > 0
         )
         """Whether sampling depends on the tokens seen."""
+
+    def record(self) -> RequestRecord:
+        """What it took until now."""
+        return RequestRecord(
+            seconds=time.monotonic() - self.arrival_s,
+            queue_seconds=self.queue_seconds,
+            num_prompt_tokens=len(self.prompt_ids),
+            num_generated_tokens=sum(sequence.num_generated for sequence in self.sequences),
+        )
 
     def note_cached(self, num_tokens: int) -> None:
         """Record what the first admission found in the prefix cache; later ones don't count."""

@@ -98,6 +98,8 @@ class Delivery:
         self, request: ActiveRequest, reason: FinishReason | None, error: Exception | None
     ) -> None:
         self._totals.num_finished_requests += 1
+        if error is None:
+            self._observer.on_request(request.record())
         self._observer.on_finish(reason)
         request.stream.finish(error)
         request.stream.notify()

@@ -82,6 +82,19 @@ class StepRecord:
     native_seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One request that ended without a failure."""
+
+    seconds: float
+    """From its arrival to its last token."""
+    queue_seconds: float
+    """From its arrival to its first step."""
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    """Of all choices."""
+
+
 class EngineObserver(Protocol):
     """Told about each moment as it happens, in the engine's loop thread: must be quick."""
 
@@ -93,6 +106,10 @@ class EngineObserver(Protocol):
 
     def on_token_intervals(self, seconds: list[float]) -> None:
         """Times between two tokens of a choice, for every choice in a step."""
+        ...
+
+    def on_request(self, record: RequestRecord) -> None:
+        """A request ended without a failure, before ``on_finish`` says so."""
         ...
 
     def on_finish(self, reason: FinishReason | None) -> None:
@@ -110,6 +127,9 @@ class NullObserver:
         pass
 
     def on_token_intervals(self, seconds: list[float]) -> None:
+        pass
+
+    def on_request(self, record: RequestRecord) -> None:
         pass
 
     def on_finish(self, reason: FinishReason | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lmi_core import _native
 from lmi_core.ops.graph import Graph, Handle, LinearWeight
-from lmi_core.weights.matrix import Matrix, packable, packed_group_size
+from lmi_core.weights.matrix import Matrix, packable, packed_group_size, row_rounding
 
 if TYPE_CHECKING:
     from lmi_core.weights.packed_model import PackedModel
@@ -45,6 +45,7 @@ class NativeWeights:
         if format == "fp8":
             raise ValueError("the CPU engine has no products with fp8 matrices")
         group_size = packed_group_size(parts, format)
+        rounding = row_rounding(parts)
         label = f"{format}{group_size or ''}{' gated' if gated else ''} {' '.join(names)}"
         if self.packed is not None:
             found = self.packed.find(
@@ -54,6 +55,7 @@ class NativeWeights:
                 format=format,
                 gated=gated,
                 group_size=group_size,
+                rounding=rounding,
             )
             if found is not None:
                 return found
@@ -62,6 +64,7 @@ class NativeWeights:
             format=format,
             gated=gated,
             group_size=group_size,
+            rounding=rounding,
             instruction_set=self.instruction_set,
             num_threads=self.num_threads,
         )

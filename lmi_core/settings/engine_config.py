@@ -43,10 +43,11 @@ class EngineConfig:
     """Weights and activations; auto: bf16 where the checkpoint is 16 bit, else fp32."""
     quantize: Quantization | None = None
     """What the matrices become at load; None: as ``dtype``. int8 has a scale per output and
-    rounds activations to int8 too, row by row; int4 has one per output and 128 inputs, and rounds
-    activations on the CPU only; fp8, which the CPU has not, is as int8. The output head is int8 in
-    all. An fp8 checkpoint stays fp8 on torch devices and becomes ``dtype`` on the CPU. A checkpoint
-    in integers stays as it is; awq, gptq and compressed-tensors say which it is expected to be."""
+    rounds activations to int8 too, row by row, but a row's outliers to 16 bits; int4 has one per
+    output and 128 inputs, and rounds activations so on the CPU only; fp8, which the CPU has not, is
+    as int8, without outliers. The output head is int8 in all. An fp8 checkpoint stays fp8 on torch
+    devices and becomes ``dtype`` on the CPU. A checkpoint in integers stays as it is; awq, gptq and
+    compressed-tensors say which it is expected to be."""
     lora: LoraConfig | None = None
     """Adapters; None: there are none, and none can be loaded."""
     kv_dtype: KvDType = "auto"

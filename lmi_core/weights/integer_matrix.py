@@ -38,6 +38,8 @@ class IntegerMatrix:
     group_size: int
     """Inputs per scale, a power of two from 32 to 128; 0: a scale per output (int8)."""
     unpack: Callable[[], Codes]
+    has_int8_rows: bool = False
+    """The checkpoint's scheme rounds what it is multiplied with to int8, a scale per row."""
 
     def __len__(self) -> int:
         return self.shape[0]

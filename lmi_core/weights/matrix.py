@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,9 @@ from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.integer_matrix import IntegerMatrix
 
 Matrix = npt.NDArray[np.generic] | Fp8Matrix | IntegerMatrix
+RowRounding = Literal["int8", "outliers"]
+"""Of the rows that a quantised matrix is multiplied with: each to int8 by a scale of its own; or
+so, but for a row's few largest numbers, which get 16 bits (csrc/cpu/kernels.h)."""
 Bytes = npt.NDArray[np.uint8]
 Packable = npt.NDArray[np.generic] | tuple[Bytes, FloatArray] | tuple[Bytes, FloatArray, FloatArray]
 """What ``_native.LinearWeight.pack`` takes, which decodes on the way."""
@@ -39,6 +43,12 @@ def packed_group_size(parts: Sequence[Matrix], format: str) -> int:
         return 0
     own = [part.group_size for part in parts if isinstance(part, IntegerMatrix)]
     return min(own, default=INT4_GROUP_SIZE)
+
+
+def row_rounding(parts: Sequence[Matrix]) -> RowRounding:
+    """int8 where all of ``parts`` are of a checkpoint whose scheme says so."""
+    says_int8 = [isinstance(part, IntegerMatrix) and part.has_int8_rows for part in parts]
+    return "int8" if all(says_int8) else "outliers"
 
 
 def packable(parts: Sequence[Matrix], group_size: int) -> list[Packable]:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core import _native
+from lmi_core.weights.matrix import RowRounding
 
 _PAGE_BYTES = 4096
 _WRITE_BYTES = 2 << 20
@@ -61,6 +62,7 @@ class PackedFile:
         format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool,
         group_size: int,
+        rounding: RowRounding,
         num_threads: int,
     ) -> _native.LinearWeight | None:
         """A matrix, or None if it isn't here. Raises NativeError if it is damaged."""
@@ -77,6 +79,7 @@ class PackedFile:
             format=format,
             gated=gated,
             group_size=group_size,
+            rounding=rounding,
             num_threads=num_threads,
         )
 

@@ -15,6 +15,7 @@ from lmi_core import _native
 from lmi_core.weights.checkpoint import read_checkpoint
 from lmi_core.weights.content_digest import FileState, Interrupted
 from lmi_core.weights.hf_config import read_hf_config
+from lmi_core.weights.matrix import RowRounding
 from lmi_core.weights.packed_file import PackedFile
 from lmi_core.weights.quantized.methods import is_in_fp8
 from lmi_core.weights.quantized.settings import read_settings
@@ -66,6 +67,7 @@ class PackedModel:
         format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool,
         group_size: int,
+        rounding: RowRounding,
     ) -> _native.LinearWeight | None:
         """A matrix as it was packed before; None if it must be packed (and then ``add``-ed)."""
         if self._file is None:
@@ -78,6 +80,7 @@ class PackedModel:
                 format=format,
                 gated=gated,
                 group_size=group_size,
+                rounding=rounding,
                 num_threads=self._num_threads,
             )
         except _native.NativeError as error:

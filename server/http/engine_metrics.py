@@ -16,12 +16,15 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from lmi_core.engine.outputs import FinishReason
-from lmi_core.engine.stats import EngineStats, StepRecord
+from lmi_core.engine.stats import EngineStats, RequestRecord, StepRecord
 from lmi_server.http.histogram import Histogram
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _STEP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_QUEUE_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_LENGTH_BUCKETS = tuple(float(1 << i) for i in range(18))
 _LABELS = ("model_name",)
 _REASONS = {r: "error" if r is None else str(r) for r in (*FinishReason, None)}
 _TOTALS = (
@@ -49,6 +52,18 @@ class EngineMetrics:
         self.first_token = histogram(
             "lmi_time_to_first_token_seconds", "From arrival to the first token.", _TTFT_BUCKETS
         )
+        self.request = histogram(
+            "lmi_request_seconds", "From arrival to the last token.", _REQUEST_BUCKETS
+        )
+        self.queue = histogram(
+            "lmi_request_queue_seconds", "From arrival to the first step.", _QUEUE_BUCKETS
+        )
+        self.prompt_length = histogram(
+            "lmi_request_prompt_tokens", "Tokens of a request's prompt.", _LENGTH_BUCKETS
+        )
+        self.output_length = histogram(
+            "lmi_request_generated_tokens", "Tokens a request was given.", _LENGTH_BUCKETS
+        )
         self.interval = _Intervals()
         registry.register(self.interval)
         self.step = histogram(
@@ -74,7 +89,8 @@ class EngineMetrics:
         """Report a model no longer, neither its state nor what it did."""
         self._stats.sources.pop(model_name, None)
         self.interval.histograms.pop(model_name, None)
-        for family in (self.first_token, self.step, self.native_step):
+        families = (self.first_token, self.step, self.native_step, self.request, self.queue)
+        for family in (*families, self.prompt_length, self.output_length):
             with suppress(KeyError):
                 family.remove(model_name)
         for reason in _REASONS.values():
@@ -90,6 +106,10 @@ class EngineMeter:
         self._interval = metrics.interval.of(model_name)
         self._step = metrics.step.labels(model_name)
         self._native_step = metrics.native_step.labels(model_name)
+        self._request = metrics.request.labels(model_name)
+        self._queue = metrics.queue.labels(model_name)
+        self._prompt_length = metrics.prompt_length.labels(model_name)
+        self._output_length = metrics.output_length.labels(model_name)
         self._finished = {
             reason: metrics.finished.labels(model_name, name) for reason, name in _REASONS.items()
         }
@@ -103,6 +123,12 @@ class EngineMeter:
 
     def on_token_intervals(self, seconds: list[float]) -> None:
         self._interval.observe_all(seconds)
+
+    def on_request(self, record: RequestRecord) -> None:
+        self._request.observe(record.seconds)
+        self._queue.observe(record.queue_seconds)
+        self._prompt_length.observe(record.num_prompt_tokens)
+        self._output_length.observe(record.num_generated_tokens)
 
     def on_finish(self, reason: FinishReason | None) -> None:
         self._finished[reason].inc()
@@ -142,6 +168,10 @@ class _StatsCollector(Collector):
         waiting = {name: stats.num_waiting for name, stats in states.items()}
         yield _gauge("lmi_running_sequences", "In the batch.", running)
         yield _gauge("lmi_waiting_requests", "None of it runs yet.", waiting)
+        usage = {
+            name: stats.num_used_blocks / max(1, stats.num_blocks) for name, stats in states.items()
+        }
+        yield _gauge("lmi_kv_usage_ratio", "Used KV blocks of all.", usage)
         yield _blocks(states)
         for name, text, field in _TOTALS:
             family = CounterMetricFamily(name, text, labels=_LABELS)

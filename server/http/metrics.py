@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -18,7 +19,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from lmi_core.engine.outputs import TokenEvent
+from lmi_core.version import __version__
 from lmi_server.http.engine_metrics import EngineMeter, EngineMetrics
+from lmi_server.http.metric_aliases import MetricAliases
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -29,8 +32,12 @@ _LAG_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 class Metrics:
     """All metrics of one server, in a registry of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, aliases: Sequence[str] = ()) -> None:
+        """``aliases``: systems whose names the metrics have, too (``metric_aliases.ALIASES``)."""
         self.registry = CollectorRegistry()
+        self._source: Collector = self.registry
+        if aliases:
+            self._source = MetricAliases(self.registry, aliases)
         self.engines = EngineMetrics(self.registry)
         self._requests = Counter(
             "lmi_http_requests", "Answered requests.", ("status",), registry=self.registry
@@ -44,6 +51,10 @@ class Metrics:
         self.in_flight = Gauge(
             "lmi_http_requests_in_flight", "Requests inside the server.", registry=self.registry
         )
+        build = Gauge(
+            "lmi_build_info", "1, with what runs.", ("version", "python"), registry=self.registry
+        )
+        build.labels(__version__, platform.python_version()).set(1)
         self.loop_lag = Histogram(
             "lmi_event_loop_lag_seconds",
             "How late the event loop runs what is due, sampled while requests run.",
@@ -61,14 +72,14 @@ class Metrics:
 
     def render(self, names: Sequence[str] = ()) -> bytes:
         """All metrics in Prometheus' text form, or those of some names."""
-        return generate_latest(_Some(self.registry, frozenset(names)) if names else self.registry)
+        return generate_latest(_Some(self._source, frozenset(names)) if names else self._source)
 
 
 class _Some(Collector):
     """The metrics, or the samples of one, that have certain names. (The library's own restriction
     knows no names of collectors that are read at each scrape.)"""
 
-    def __init__(self, registry: CollectorRegistry, names: frozenset[str]) -> None:
+    def __init__(self, registry: Collector, names: frozenset[str]) -> None:
         self._registry = registry
         self._names = names
 

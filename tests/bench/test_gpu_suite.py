@@ -283,10 +283,10 @@ def test_tests_go_on_behind_one_that_ends_the_process(tmp_path: Path) -> None:
 def test_every_file_with_gpu_tests_is_in_the_suite() -> None:
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu"]
-    command += ["tests/ops", "tests/engine"]
+    command += ["tests/ops", "tests/runners"]
     found = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=100)
     files = {line.split("::")[0] for line in found.stdout.splitlines() if "::" in line}
-    assert sorted(files) == sorted(suite.OPS_TESTS + suite.ENGINE_TESTS)  # each once
+    assert sorted(files) == sorted(suite.OPS_TESTS + suite.RUNNER_TESTS)  # each once
 
 
 def test_bytes_and_operations_of_attention() -> None:

@@ -10,7 +10,7 @@ import time
 from lmi_core import _native
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.engine.stats import StepRecord
+from lmi_core.engine.stats import RequestRecord, StepRecord
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import collect, make_engine, run, token_ids, until
 
@@ -25,6 +25,7 @@ class Recorder:
         self.first_tokens_s: list[float] = []
         self.intervals_s: list[float] = []
         self.reasons: list[FinishReason | None] = []
+        self.requests: list[RequestRecord] = []
 
     def on_step(self, step: StepRecord) -> None:
         self.steps.append(step)
@@ -34,6 +35,9 @@ class Recorder:
 
     def on_token_intervals(self, seconds: list[float]) -> None:
         self.intervals_s += seconds
+
+    def on_request(self, record: RequestRecord) -> None:
+        self.requests.append(record)
 
     def on_finish(self, reason: FinishReason | None) -> None:
         self.reasons.append(reason)
@@ -117,6 +121,10 @@ def test_observers_and_totals_see_every_moment() -> None:
             await until(lambda: len(observer.reasons) == 2)
             totals = engine.stats().totals
         assert observer.reasons == [FinishReason.LENGTH] * 2
+        assert [record.num_generated_tokens for record in observer.requests] == [
+            PARAMS.max_new_tokens
+        ] * 2
+        assert all(0 <= r.queue_seconds <= r.seconds for r in observer.requests)
         assert len(observer.first_tokens_s) == 2
         assert len(observer.intervals_s) == 58
         assert len(observer.steps) == totals.num_steps == 60

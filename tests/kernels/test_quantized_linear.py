@@ -30,7 +30,7 @@ def read_rows(rows, num_columns, group_size=0):
     q = rows[:, :start].copy().view(np.int8)
     assert not q[:, num_columns:].any()
     scales = rows[:, start : start + 4].copy().view(np.float32)[:, 0]
-    sums = rows[:, start + 4 : start + 4 + 4 * num_sums].copy().view(np.int32)
+    sums = rows[:, start + 8 : start + 8 + 4 * num_sums].copy().view(np.int32)
     return q[:, :num_columns], scales, sums
 
 

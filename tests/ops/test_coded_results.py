@@ -36,7 +36,7 @@ __all__ = ["device", "one_thread", "ops"]  # fixtures
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-formats = pytest.mark.parametrize("codes", ["int8", "fp8"])
+formats = pytest.mark.parametrize("codes", ["int8", "outliers", "fp8"])
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 
@@ -48,11 +48,24 @@ def quantize_rows(ops: ModuleType, x: torch.Tensor, codes: str) -> QuantizedRows
 
 def assert_same_rows(rows: QuantizedRows, expected: QuantizedRows) -> None:
     assert isinstance(rows, QuantizedRows)
-    for part, other in zip(rows, expected, strict=True):
+    for part, other in zip(rows[:2], expected[:2], strict=True):
         assert (part.dtype, part.shape) == (other.dtype, other.shape)
+    assert_same_outliers(rows.outliers, expected.outliers)
     assert torch.equal(rows.codes.view(torch.uint8), expected.codes.view(torch.uint8))
     assert torch.equal(rows.scales.isnan(), expected.scales.isnan())
     assert torch.equal(rows.scales.nan_to_num(), expected.scales.nan_to_num())
+
+
+def assert_same_outliers(outliers: torch.Tensor | None, expected: torch.Tensor | None) -> None:
+    """In any order."""
+    if outliers is None or expected is None:
+        assert outliers is expected is None
+        return
+    assert torch.equal(outliers[:, 0], expected[:, 0])
+    places = torch.arange(outliers.shape[1], device=outliers.device)
+    is_unused = places > outliers[:, :1]
+    found, wanted = (entries.masked_fill(is_unused, 0) for entries in (outliers, expected))
+    assert torch.equal(found.sort(1).values, wanted.sort(1).values)
 
 
 def assert_near_rows(rows: QuantizedRows, expected: QuantizedRows) -> None:
@@ -73,6 +86,7 @@ def extremes(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
             x[row] = value
     if rows > 5:
         x[5, columns // 2] = torch.inf
+    x[:, columns // 3 :: 97] *= 40.0
     return x
 
 

@@ -18,6 +18,7 @@ from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.kernels.torch_ops.linear_quantized import (  # noqa: E402
     quantize_rows as torch_quantize_rows,
 )
+from lmi_core.weights.matrix import RowRounding  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import DEVICES, packed_weight, random, triton_module  # noqa: E402
 
@@ -56,21 +57,39 @@ def same_weight_of_cpu(outputs: int, inputs: int) -> _native.LinearWeight:
     return _native.LinearWeight.pack([random(outputs, inputs, seed=1).numpy()], format="int8")
 
 
+def with_outliers(x: torch.Tensor) -> torch.Tensor:
+    """Every second row with some numbers that are 10 to 600 times larger, each row its own."""
+    for row in range(0, len(x), 2):
+        columns = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(row))
+        x[row, columns[: 1 + row % 5]] *= 10.0 + 59 * (row % 11)
+    return x
+
+
+@pytest.mark.parametrize("rounding", ["int8", "outliers"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [1, 37, 128, 644])
 def test_rows_are_those_of_the_cpu_engine(
-    ops: ModuleType, device: torch.device, dtype: str, columns: int
+    ops: ModuleType, device: torch.device, dtype: str, columns: int, rounding: RowRounding
 ) -> None:
-    magnitudes = 10.0 ** torch.arange(-4.0, 5.0).unsqueeze(1)
-    x = (random(9, columns) * magnitudes).to(DTYPES[dtype])
+    magnitudes = 10.0 ** torch.arange(-4.0, 5.0).repeat(3)[:20].unsqueeze(1)
+    x = with_outliers(random(20, columns) * magnitudes / 500).to(DTYPES[dtype])
     x[2], x[5] = 0, 2.0**-120
     x[7, 0] = torch.inf
-    rows = ops.quantize_rows(x.to(device), "int8")
+    rows = ops.quantize_rows(x.to(device), rounding)
     stride = -(-columns // 128) * 128
-    expected = _native.kernels.quantize_rows("scalar", x.float().numpy())
+    expected = _native.kernels.quantize_rows("scalar", x.float().numpy(), rounding=rounding)
     assert np.array_equal(rows.codes.cpu().numpy(), expected[:, :stride].view(np.int8))
-    scales = expected[:, stride : stride + 4].copy().view(np.float32)[:, 0]
-    np.testing.assert_array_equal(rows.scales.cpu().numpy(), scales)
+    words = expected[:, stride:].copy().view(np.int32)
+    np.testing.assert_array_equal(rows.scales.cpu().numpy(), words[:, 0].view(np.float32))
+    if rounding == "int8":
+        assert rows.outliers is None
+        return
+    counts = rows.outliers[:, 0].cpu().numpy()
+    assert np.array_equal(counts, words[:, 1])
+    assert columns < 128 or counts.max() > 2
+    for row, count in enumerate(counts):
+        found = sorted(rows.outliers[row, 1 : 1 + count].tolist())
+        assert found == words[row, 3 : 3 + count].tolist()
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -97,7 +116,8 @@ def test_products_are_those_of_the_cpu_engine(
     is_gated: bool,
 ) -> None:
     weight, unpacked = packed_weight(outputs, inputs, 0, is_gated)
-    x, bias = random(rows, inputs).to(DTYPES[dtype]), random(outputs, seed=2)
+    x = with_outliers(random(rows, inputs)).to(DTYPES[dtype])
+    bias = random(outputs, seed=2)
     cpu_weight = same_weight_of_cpu(outputs, inputs)
     assert np.array_equal(cpu_weight.unpack(), unpacked.float().numpy())
     np.testing.assert_array_equal(weight.unpack().numpy(), cpu_weight.unpack())
@@ -150,7 +170,7 @@ def test_rows_that_are_not_finite_stay_so(ops: ModuleType, device: torch.device)
 def test_a_row_is_what_it_is_alone(ops: ModuleType, device: torch.device, rows: int) -> None:
     """Sums are exact, so that neither tiles nor the rows beside it can show."""
     weight, _ = packed_weight(72, 300, 0, False)
-    x = random(rows, 300).to(device, torch.bfloat16)
+    x = with_outliers(random(rows, 300)).to(device, torch.bfloat16)
     y = ops.linear_quantized(x, on(device, weight), None)
     for row in (0, 17, rows - 1):
         alone = ops.linear_quantized(x[row : row + 1], on(device, weight), None)
@@ -162,7 +182,8 @@ def test_torch_gives_the_bits_of_the_cpu_engine() -> None:
 
     weight, _ = packed_weight(70, 1416, 0, True)
     cpu_weight = same_weight_of_cpu(70, 1416)
-    x, bias = random(9, 1416).to(torch.bfloat16), random(70, seed=2)
+    x = with_outliers(random(9, 1416)).to(torch.bfloat16)
+    bias = random(70, seed=2)
     expected = _native.kernels.linear("scalar", x.float().numpy(), cpu_weight, bias=bias.numpy())
     assert np.array_equal(linear_quantized(x, weight, bias).numpy(), expected)
 

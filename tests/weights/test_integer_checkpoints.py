@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,30 @@ def test_codes_and_scales_are_the_checkpoints(
     head = model.weights.head.weight
     assert isinstance(head, _native.LinearWeight)
     assert head.format == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "rounding"),
+    [
+        (None, "outliers"),
+        ({"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}, "int8"),
+        ({"num_bits": 8, "type": "int", "strategy": "tensor"}, "int8"),
+        ({"num_bits": 8, "type": "int", "strategy": "group", "group_size": 64}, "outliers"),
+        ({"num_bits": 16, "type": "int", "strategy": "token"}, "outliers"),
+        ({"num_bits": 8, "type": "float", "strategy": "token"}, "outliers"),
+    ],
+)
+def test_schemes_that_round_inputs_to_int8_are_taken_at_their_word(
+    inputs: dict[str, Any] | None, rounding: str, tmp_path: Path
+) -> None:
+    path, _ = make_integer_checkpoint(tmp_path / "model", FORMS["int8"])
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["input_activations"] = inputs
+    (path / "config.json").write_text(json.dumps(config))
+    for backend in (None, DeviceWeights(torch.device("cpu"))):
+        model = load_model(path, backend=backend)
+        weights = [layer.down.weight for layer in model.weights.layers]
+        assert {weight.rounding for weight in weights} == {rounding}
 
 
 def test_torch_devices_have_the_same_bytes(made: Made) -> None:

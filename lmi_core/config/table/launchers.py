@@ -20,6 +20,8 @@ SYNONYMS = {
     "--log-level": "log_level",
     "--request-timeout": "request_timeout",
     "--verbose": "verbose",
+    "-v": "verbose",
+    "--metric-aliases": "metric_aliases",
     "--no-prefix-caching": "option.enable_prefix_caching",
     "--model": "option.model_id",
     # vLLM

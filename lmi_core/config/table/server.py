@@ -295,6 +295,16 @@ OPTIONS = (
         ),
     ),
     _server(
+        "metric_aliases",
+        Items(Choice(("vllm", "tgi"))),
+        "Other servers whose names /metrics has besides our own: vllm, which is also what the "
+        "Kubernetes inference gateway reads, and tgi.",
+        honoured(
+            "metric_aliases",
+            test="tests/server/http/test_metric_aliases.py::test_a_server_has_the_names_asked_for",
+        ),
+    ),
+    _server(
         "log_format",
         Choice(("console", "json")),
         "Form of log lines.",

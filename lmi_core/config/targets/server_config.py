@@ -50,6 +50,8 @@ class ServerConfig:
     log_format: Literal["console", "json"] = "console"
     log_level: str = "info"
     verbose: bool = False
+    metric_aliases: tuple[str, ...] = ()
+    """Systems whose names the metrics have, too."""
     download_dir: Path | None = None
     hub_cache: Path | None = None
     offline: bool = False
@@ -103,6 +105,7 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         drain_timeout_s=drain if isinstance(drain, int) else 90 if tgi else 30,
         log_format="json" if _logs_json(server) else "console",
         verbose=server.get("verbose") is True,
+        metric_aliases=_names(server.get("metric_aliases")),
         log_level=str(server.get("log_level") or "info"),
         download_dir=_path(server.get("download_dir")),
         hub_cache=_path(server.get("option.huggingface_hub_cache")),
@@ -182,6 +185,10 @@ def _pattern(server: Values, problems: Problems) -> str | None:
         problems.error(server.where(key), text, key)
         return None
     return pattern
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, tuple) else ()
 
 
 def _path(value: object) -> Path | None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lmi_core.ops.device.quantized_rows import RowFormat
+from lmi_core.weights.matrix import RowRounding
 
 PANEL_OUTPUTS = 16
 HEADER_BYTES = 64
@@ -43,6 +44,8 @@ class PackedWeight:
     group_size: int
     """Inputs per scale; 0: a scale per output."""
     is_gated: bool
+    rounding: RowRounding = "outliers"
+    """Of the rows that int8 weights are multiplied with."""
 
     @property
     def num_bytes(self) -> int:
@@ -56,6 +59,8 @@ class PackedWeight:
     @property
     def row_format(self) -> RowFormat | None:
         """That rows are rounded to before products (``linear_quantized``); None: as they are."""
+        if self.format == "int8":
+            return self.rounding
         return None if self.format == "int4" else self.format
 
     @property

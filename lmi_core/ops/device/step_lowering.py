@@ -12,7 +12,12 @@ from torch import Tensor
 from lmi_core.ops.device import packed_weight
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.paged_cache import CacheScales, PagedCache, fixed_of
-from lmi_core.ops.device.quantized_rows import CODE_TYPES, stride_of
+from lmi_core.ops.device.quantized_rows import (
+    CODE_TYPES,
+    RowFormat,
+    max_outliers,
+    stride_of,
+)
 from lmi_core.ops.device.recorded_steps import Node, RecordedSteps, UnpackedWeight, Value
 from lmi_core.ops.device.step_list import StepListSizes
 from lmi_core.ops.device.torch_weights import DTYPES as TORCH_DTYPES
@@ -51,7 +56,7 @@ class StepLowering:
         self._of_handles: dict[Handle, Value] = {}
         self._addends: dict[Value, Value] = {}
         self._quantized = graph.quantized_rows()
-        self._codes: dict[tuple[Handle, torch.dtype], tuple[Value, Value]] = {}
+        self._codes: dict[tuple[Handle, RowFormat], dict[str, object]] = {}
         self._caches: list[PagedCache] = []
         self._logits: Value | None = None
         constants = DeviceConstants(device)
@@ -214,7 +219,7 @@ class StepLowering:
     def _product(self, x: Handle, weight: LinearWeight, bias: Tensor | None) -> Value:
         y = self._value(torch.float32, weight.num_outputs, x.rows)
         if isinstance(weight, PackedWeight) and weight.row_format:
-            self._quantized_product(x, weight, CODE_TYPES[weight.row_format], bias, y)
+            self._quantized_product(x, weight, weight.row_format, bias, y)
         elif isinstance(weight, PackedWeight):
             self._packed_product(self._of_handles[x], weight, bias, y)
         else:
@@ -277,32 +282,34 @@ class StepLowering:
         self,
         x: Handle,
         weight: PackedWeight,
-        code_type: torch.dtype,
+        row_format: RowFormat,
         bias: Tensor | None,
         y: Value,
     ) -> None:
         self._want_native("linear_quantized")
-        if (x, code_type) not in self._codes:
-            self._quantize(x, code_type)
-        codes, scales = self._codes[x, code_type]
-        self._values += [value for value in (codes, scales) if value not in self._values]
+        if (x, row_format) not in self._codes:
+            self._quantize(x, row_format)
+        coded = self._codes[x, row_format]
+        self._values += [
+            value
+            for value in coded.values()
+            if isinstance(value, Value) and value not in self._values
+        ]
         self._node(
             "linear_quantized",
             x.rows,
-            codes=codes,
-            row_scales=scales,
+            row_scales=coded["scales"],
             panels=weight.panels,
             bias=bias,
             y=y,
             num_outputs=weight.num_outputs,
             num_inputs=weight.num_inputs,
-            stride=codes.columns,
             group_size=weight.group_size,
             is_gated=weight.is_gated,
-            code_type=code_type,
+            **{name: value for name, value in coded.items() if name != "scales"},
         )
 
-    def _quantize(self, x: Handle, code_type: torch.dtype) -> None:
+    def _quantize(self, x: Handle, row_format: RowFormat) -> None:
         value = self._of_handles[x]
         self._node(
             "quantize_rows",
@@ -310,16 +317,28 @@ class StepLowering:
             x=value,
             num_columns=x.columns,
             dtype=value.dtype,
-            **self._coded(x, code_type),
+            **self._coded(x, row_format),
         )
 
-    def _coded(self, x: Handle, code_type: torch.dtype) -> dict[str, object]:
+    def _coded(self, x: Handle, row_format: RowFormat) -> dict[str, object]:
         """Room for the codes of x, as arguments of the kernel that makes them."""
-        stride, number = stride_of(x.columns), len(self.nodes)
-        codes = Value(code_type, stride, x.rows, number, number)
-        scales = Value(torch.float32, 1, x.rows, number, number)
-        self._codes[x, code_type] = codes, scales
-        return {"codes": codes, "scales": scales, "stride": stride, "code_type": code_type}
+        number = len(self.nodes)
+
+        def room(dtype: torch.dtype, columns: int) -> Value:
+            return Value(dtype, columns, x.rows, number, number)
+
+        code_type, stride = CODE_TYPES[row_format], stride_of(x.columns)
+        coded: dict[str, object] = {
+            "codes": room(code_type, stride),
+            "scales": room(torch.float32, 1),
+            "stride": stride,
+            "code_type": code_type,
+        }
+        if row_format == "outliers":
+            width = 1 + max_outliers(x.columns)
+            coded |= {"outliers": room(torch.int32, width), "outlier_stride": width}
+        self._codes[x, row_format] = coded
+        return coded
 
     def _result(self, y: Handle, *, is_quantizable: bool) -> dict[str, object]:
         """Room for y as arguments of its kernel, as codes where only those are read."""
@@ -328,7 +347,7 @@ class StepLowering:
             return {"y": self._new(y)}
         row_format = cast(PackedWeight, weight).row_format
         assert row_format is not None
-        return self._coded(y, CODE_TYPES[row_format])
+        return self._coded(y, row_format)
 
     def _want_multiplied(self, op: str, x: Value) -> None:
         self._want_native(op)

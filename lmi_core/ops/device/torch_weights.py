@@ -16,7 +16,7 @@ from lmi_core.ops.device.fp8_panels import Fp8Rows, pack_fp8, quantize_fp8
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.quantized_rows import RowFormat
 from lmi_core.weights.fp8_matrix import Fp8Matrix
-from lmi_core.weights.matrix import Matrix, dense, packable, packed_group_size
+from lmi_core.weights.matrix import Matrix, dense, packable, packed_group_size, row_rounding
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -99,6 +99,7 @@ class DeviceWeights:
             num_inputs=packed.num_inputs,
             group_size=group_size,
             is_gated=gated,
+            rounding=row_rounding(parts),
         )
 
     def _in_fp8(self, part: Matrix) -> Fp8Rows:

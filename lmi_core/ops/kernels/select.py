@@ -18,6 +18,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lmi_core.errors import MissingExtraError, UserError
@@ -43,8 +44,10 @@ MODULES = {
     "torch": "lmi_core.ops.kernels.torch_ops",
     "triton": "lmi_core.ops.kernels.triton",
     "invariant": "lmi_core.ops.kernels.triton.invariant",
-    "by row": "lmi_core.ops.kernels.by_row",
+    "by row": "lmi_core.ops.kernels.torch_ops",
 }
+"""``by row``: torch a row at a time, so that no row's result depends on the rows beside it, since a
+library's sums may go another way for another shape. Whole forward passes run so, and ``sample``."""
 _KNOWN = ("native", "triton", "torch", "flash")
 _INVARIANT = ("linear", "linear_packed", "linear_quantized", "attention")
 """Ops whose Triton kernels for any number of rows are not those that are fastest."""
@@ -160,6 +163,8 @@ def load(chosen: Mapping[str, str]) -> Kernels:
     functions = {
         op: getattr(importlib.import_module(MODULES[chosen[op]]), op) for op in IMPLEMENTATIONS
     }
+    if chosen["sample"] == "by row":
+        functions["sample"] = partial(functions["sample"], is_by_row=True)
     return Kernels(chosen=dict(chosen), **functions)
 
 

@@ -2,11 +2,13 @@
 
 weight[n, k] = weight_scale[n, g] (q[n, k] - z[n, g]). ``int-quantized`` has q and z as they are, in
 int8; ``pack-quantized`` has them with 2^(bits - 1) added, in words along k and along n; so
-codes are kept. Activations get a scale per row, in int8 or not at all, whatever the checkpoint
-says of them.
+codes are kept. Activations of schemes that round them to int8, for rows or for all, get a scale per
+row; others what weights in integers get otherwise.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +89,8 @@ class CompressedTensors:
 
         groups, origin = _groups(scheme, layer)
         stored = StoredCodes(codes, scales, zeros, "weight_scale", "weight_zero_point")
-        return keep_codes(layer, scheme.num_bits, groups, stored, origin)
+        matrix = keep_codes(layer, scheme.num_bits, groups, stored, origin)
+        return replace(matrix, has_int8_rows=scheme.has_int8_rows)
 
 
 def _from_signed(layer: LayerTensors, num_bits: int) -> npt.NDArray[np.uint8]:

@@ -29,6 +29,8 @@ class WeightScheme:
     """Inputs per scale; None: a scale per output, or one."""
     is_per_tensor: bool
     is_symmetric: bool
+    has_int8_rows: bool
+    """Inputs are rounded to int8, too."""
 
     def targets_layer(self, name: str) -> bool:
         """Whether a target names the layer itself, rather than every one."""
@@ -84,7 +86,16 @@ def _scheme(settings: QuantizationSettings, name: str, group: Any) -> WeightSche
         group_size=values.group_size if strategy == "group" else None,
         is_per_tensor=strategy == "tensor",
         is_symmetric=values.boolean("symmetric", True),
+        has_int8_rows=_has_int8_rows(group.get("input_activations")),
     )
+
+
+def _has_int8_rows(inputs: Any) -> bool:
+    """Whether such inputs have 8 bits and a scale per row, or one for all: a row's is as good."""
+    if not isinstance(inputs, dict) or inputs.get("type", "int") != "int":
+        return False
+    strategy = inputs.get("strategy") or "tensor"
+    return inputs.get("num_bits", 8) == 8 and strategy in ("token", "tensor")
 
 
 def _default_strategy(group_size: object) -> str:

@@ -183,9 +183,9 @@ def test_gpu(monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], kernel
     assert_equal_bits(config, make_requests((1, 16, 40, 75, 270, 8), 6), f"{start}: linear")
 
 
-def test_native_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_kernels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def start() -> None:
-        async with Engine(config_of(Path("nowhere"), "torch-cpu", "fp32")):
+        async with Engine(config_of(tmp_path, "torch-cpu", "fp32")):
             pass
 
     monkeypatch.setenv("LMI_OPS", "attention:native")

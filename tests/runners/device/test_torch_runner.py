@@ -141,9 +141,11 @@ def test_no_gpu_is_a_clear_error() -> None:
         run(start())
 
 
-def test_unknown_kernels_are_found_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_kernels_are_found_before_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def start() -> None:
-        async with Engine(config_of(Path("nowhere"), "torch-cpu")):
+        async with Engine(config_of(tmp_path, "torch-cpu")):
             pass
 
     monkeypatch.setenv("LMI_OPS", "attention:magic")

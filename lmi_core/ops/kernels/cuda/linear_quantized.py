@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor
 
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat
 from lmi_core.ops.kernels.cuda import library
+from lmi_core.ops.kernels.cuda.results import outlier_stride, results_like
 
 
 def linear_quantized(
@@ -14,8 +17,8 @@ def linear_quantized(
 ) -> Tensor:
     """x @ weight^T + bias, x rounded row by row to the weight's type: [R, k] -> fp32 [R, n]; bias
     is fp32. Rows may come quantised."""
-    assert weight.format != "int4"
-    rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, weight.format)
+    assert weight.row_format is not None
+    rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, weight.row_format)
     num_rows = len(rows.scales)
     y = rows.scales.new_empty(num_rows, weight.num_outputs)
     library.call(
@@ -23,6 +26,7 @@ def linear_quantized(
         y,
         codes=rows.codes,
         row_scales=rows.scales,
+        outliers=rows.outliers,
         panels=weight.panels,
         bias=bias,
         y=y,
@@ -30,6 +34,7 @@ def linear_quantized(
         num_outputs=weight.num_outputs,
         num_inputs=weight.num_inputs,
         stride=rows.codes.shape[1],
+        outlier_stride=outlier_stride(rows),
         group_size=weight.group_size,
         is_gated=weight.is_gated,
         code_type=rows.codes.dtype,
@@ -39,17 +44,14 @@ def linear_quantized(
 
 def quantize_rows(x: Tensor, format: RowFormat) -> QuantizedRows:
     """x [R, n] in fp32, bf16 or fp16."""
-    rows = QuantizedRows.empty_for(x, format)
+    rows, named = results_like(x, x.shape[1], x.dtype, format)
     library.call(
         "quantize_rows",
         x,
         x=x,
-        codes=rows.codes,
-        scales=rows.scales,
         num_rows=len(x),
         num_columns=x.shape[1],
-        stride=rows.codes.shape[1],
         dtype=x.dtype,
-        code_type=rows.codes.dtype,
+        **named,
     )
-    return rows
+    return cast(QuantizedRows, rows)

@@ -19,6 +19,13 @@ def results_like(
     return rows, {
         "codes": rows.codes,
         "scales": rows.scales,
+        "outliers": rows.outliers,
         "stride": rows.codes.shape[1],
+        "outlier_stride": outlier_stride(rows),
         "code_type": rows.codes.dtype,
     }
+
+
+def outlier_stride(rows: QuantizedRows) -> int:
+    """Of the lists; 0: there are none."""
+    return 0 if rows.outliers is None else rows.outliers.shape[1]

@@ -1,6 +1,7 @@
 """Products of int8 and fp8 weights and rows that are quantised as the weights are (W8A8).
 
-Sums of int8 are exact, so that no tile shape changes a result.
+Sums of int8 are exact, so that no tile shape changes a result, and neither does the order of
+outliers.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def linear_quantized(
 
     ``block_rows``: that a program takes; 0: by the number of rows.
     """
-    assert weight.format != "int4"
-    rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, weight.format)
+    assert weight.row_format is not None
+    rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, weight.row_format)
     num_rows = len(rows.scales)
     y = rows.scales.new_empty(num_rows, weight.num_outputs)
     if num_rows == 0:
@@ -40,6 +41,7 @@ def linear_quantized(
     _linear_quantized_kernel[grid](
         rows.codes.view(torch.uint8),
         rows.scales,
+        rows.scales if rows.outliers is None else rows.outliers,
         weight.panels,
         weight.panels.view(torch.float32),
         y if bias is None else bias,
@@ -47,10 +49,12 @@ def linear_quantized(
         num_rows,
         weight.num_inputs,
         rows.codes.shape[1],
+        0 if rows.outliers is None else rows.outliers.shape[1],
         weight.num_outputs,
         weight.num_panels,
         weight.num_bytes // weight.num_panels,
         HAS_BIAS=bias is not None,
+        HAS_OUTLIERS=rows.outliers is not None,
         IS_INT8=weight.format == "int8",
         IS_GROUPED=weight.group_size > 0,
         IS_GATED=weight.is_gated,
@@ -83,10 +87,27 @@ def _multiply_fp8(x, codes, IS_DECODED: tl.constexpr, IS_WIDENED: tl.constexpr):
     return tl.dot(left, right, input_precision="ieee")
 
 
+@triton.jit
+def _outlier_sums(outliers_at, is_row, codes_at):
+    """Of rows' high digits and the weights of their columns, fp32 from exact sums."""
+    counts = tl.load(outliers_at, mask=is_row, other=0)
+    sums = tl.zeros([outliers_at.shape[0], codes_at.shape[0]], tl.int32)
+    for i in range(tl.max(counts, 0)):
+        is_there = i < counts
+        entry = tl.load(outliers_at + 1 + i, mask=is_there, other=0)
+        column = entry >> 8
+        high = ((entry & 255) ^ 128) - 128
+        at = codes_at[None, :] + (column // 4 * 64 + column % 4)[:, None]
+        codes = tl.load(at, mask=is_there[:, None], other=128)
+        sums += high[:, None] * (codes.to(tl.int32) - 128)
+    return sums.to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear_quantized_kernel(
     row_codes_ptr,
     row_scales_ptr,
+    outliers_ptr,
     codes_ptr,
     floats_ptr,
     bias_ptr,
@@ -94,10 +115,12 @@ def _linear_quantized_kernel(
     num_rows,
     num_inputs,
     stride,
+    outlier_stride,
     num_outputs,
     num_panels,
     panel_bytes,
     HAS_BIAS: tl.constexpr,
+    HAS_OUTLIERS: tl.constexpr,
     IS_INT8: tl.constexpr,
     IS_GROUPED: tl.constexpr,
     IS_GATED: tl.constexpr,
@@ -143,7 +166,14 @@ def _linear_quantized_kernel(
         y = sums * row_scales[:, None]
     else:
         scales = tl.load(floats_ptr + base // 4 + lane)
-        y = sums.to(tl.float32) * (scales[None, :] * row_scales[:, None])
+        total = sums.to(tl.float32)
+        if HAS_OUTLIERS:
+            total += 256.0 * _outlier_sums(
+                outliers_ptr + rows.to(tl.int64) * outlier_stride,
+                rows < num_rows,
+                codes_ptr + HEADER + base + lane * 4,
+            )
+        y = total * (scales[None, :] * row_scales[:, None])
 
     if IS_GATED:
         half = num_outputs // 2

@@ -1,4 +1,4 @@
-"""csrc/cuda/waits.py finds what a kernel does before it waits for earlier ones."""
+"""tests/machine_code/waits.py finds what a kernel does before it waits for earlier ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "csrc" / "cuda"
+FOLDER = Path(__file__).parent
 GOOD = [
     "S2R R0, SR_TID.X",
     "CCTL.E.PF2 [R6]",

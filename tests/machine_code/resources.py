@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-CEILINGS = Path(__file__).with_name("resources.txt")
+CEILINGS = Path(__file__).parents[2] / "csrc/cuda/resources.txt"
 SUFFIX = ".ptxas"
 HEADER = """\
 # Ceilings of each kernel on sm_90a, checked by `make cuda`, written by `make cuda-resources`.

@@ -1,4 +1,4 @@
-"""csrc/cuda/loops.py reads loops from what the disassembler prints."""
+"""tests/machine_code/loops.py reads loops from what the disassembler prints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "csrc" / "cuda"
+FOLDER = Path(__file__).parent
 # A loop of five instructions with a product, one without, and one that holds both.
 LISTING = """
 		Function : _Z6kernelv

@@ -1,0 +1,1 @@
+"""What the compiled CUDA kernels are held to: registers, waits and what their loops issue."""
