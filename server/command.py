@@ -27,10 +27,10 @@ def serve(argv: Sequence[str], default_model: Path) -> int:
     """
     deployment = resolve(argv, default_model=default_model)
     server = deployment.server
-    setup_logging(server.log_format, server.log_level)
+    options = server_options(server)
+    setup_logging(options.log_format, server.log_level)
     for warning in deployment.warnings:
         log.warning(warning)
-    options = server_options(server)
     with bind_all(options):
         pass
     progress = TerminalProgress()

@@ -297,7 +297,9 @@ class _Run:
             ChoiceText(
                 params,
                 self._engine.tokenizer.detokenizer(
-                    skip_special_tokens=params.skip_special_tokens, context=self._prompt_ids
+                    skip_special_tokens=params.skip_special_tokens,
+                    kept=params.kept_special_tokens,
+                    context=self._prompt_ids,
                 ),
                 stops,
             )

@@ -250,7 +250,9 @@ class EngineCore:
                 end_ids=end_ids,
                 hashes=hashes.copy(),
                 detokenizer=self.tokenizer.detokenizer(
-                    skip_special_tokens=params.skip_special_tokens, context=active.prompt_ids
+                    skip_special_tokens=params.skip_special_tokens,
+                    kept=params.kept_special_tokens,
+                    context=active.prompt_ids,
                 ),
                 stop_matcher=StopMatcher(stops, params.include_stop) if stops else None,
                 has_eos=bool(eos_ids),

@@ -58,6 +58,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens, reported once before the first token."""
     skip_special_tokens: bool = True
+    kept_special_tokens: tuple[str, ...] = ()
+    """Special tokens that are part of the text all the same, by their texts."""
     grammar: Grammar | None = None
     """What the text must follow. Unless something else ends it, it ends when it is complete."""
 

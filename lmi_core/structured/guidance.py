@@ -7,13 +7,14 @@ and its load. On top, a matcher has a budget of processor time.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import llguidance
 
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar, GrammarKind
+from lmi_core.structured.marks import resolve_marks
 from lmi_core.structured.matcher import Mask
 from lmi_core.text.tokenizer import Tokenizer
 
@@ -40,11 +41,12 @@ class GuidanceLibrary:
             llguidance.TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, eos_token_ids[0])),
             eos_token=list(eos_token_ids),
         )
+        self._special_id = _special_ids(tokenizer)
         self._limits = llguidance.LLParserLimits(verbose_errors=False, **limits or {})
 
     def compile(self, grammar: Grammar) -> GuidanceGrammar:
         try:
-            source = _source(grammar)
+            source = _source(grammar, self._special_id)
         except (ValueError, RecursionError) as error:
             raise _refused(grammar, str(error)) from None
         compiled = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
@@ -108,13 +110,24 @@ class _Vocabulary:
         return self._tokenizer.encode_now(text, add_special_tokens=False)
 
 
-def _source(grammar: Grammar) -> str:
+def _special_ids(tokenizer: Tokenizer) -> Callable[[str], int | None]:
+    def special_id(text: str) -> int | None:
+        token_id = tokenizer.token_id(text)
+        return token_id if token_id in tokenizer.special_ids else None
+
+    return special_id
+
+
+def _source(grammar: Grammar, special_id: Callable[[str], int | None]) -> str:
     """The grammar in the library's own form; ValueError when it can't be read."""
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         options: Any = {"whitespace_pattern": _JSON_WHITESPACE}
         return str(llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=options))
     form: Any = grammar.kind.value
-    return str(llguidance.grammar_from(form, grammar.text))
+    text = grammar.text
+    if grammar.kind is GrammarKind.LARK:
+        text = resolve_marks(text, special_id)
+    return str(llguidance.grammar_from(form, text))
 
 
 def _refused(grammar: Grammar, reason: str) -> UserError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 import jinja2.ext
@@ -16,7 +16,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lmi_core.errors import ModelError, UserError
-from lmi_core.tools.tools import ToolStyle
+from lmi_core.tools.forms import HERMES, ToolForm, form_shown
+from lmi_core.tools.reasoning import REASONING, ReasoningForm, reasoning_shown
 
 Message = Mapping[str, Any]
 
@@ -41,13 +42,16 @@ class ChatTemplate:
         templates: Mapping[str, str],
         special_tokens: Mapping[str, str] | None = None,
         *,
-        tool_style: ToolStyle | None = None,
+        tool_form: ToolForm | None = None,
+        reasoning: ReasoningForm | Literal["none"] | None = None,
         origins: Mapping[str, str] | None = None,
     ) -> None:
-        """``special_tokens``: variables of the template, such as ``bos_token``. ``tool_style``:
-        None if the template is to show it. ``origins``: where each template was found."""
+        """``special_tokens``: variables of the template, such as ``bos_token``. ``tool_form``,
+        ``reasoning``: None if the template is to show it. ``origins``: where each template was
+        found."""
         self._origins = dict(origins or {})
-        self._tool_style = tool_style
+        self._tool_form = tool_form
+        self._reasoning = reasoning
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens or {})
 
@@ -58,7 +62,8 @@ class ChatTemplate:
         *,
         template: str | None = None,
         config_path: Path | None = None,
-        tool_style: ToolStyle | None = None,
+        tool_form: ToolForm | None = None,
+        reasoning: ReasoningForm | Literal["none"] | None = None,
     ) -> ChatTemplate | None:
         """The templates of a model directory; None when it has none.
 
@@ -85,7 +90,11 @@ class ChatTemplate:
             return None
         older = _read_json(directory / "special_tokens_map.json")
         return cls(
-            templates, _special_tokens({**older, **config}), tool_style=tool_style, origins=origins
+            templates,
+            _special_tokens({**older, **config}),
+            tool_form=tool_form,
+            reasoning=reasoning,
+            origins=origins,
         )
 
     def faults(self) -> list[str]:
@@ -158,14 +167,22 @@ class ChatTemplate:
         return "tool_calls" in self._choose(has_tools=True)
 
     @property
-    def tool_style(self) -> ToolStyle:
+    def tool_form(self) -> ToolForm:
         """How the model was taught to write tool calls, as far as the template shows it."""
-        if self._tool_style is not None:
-            return self._tool_style
-        source = self._choose(has_tools=True)
-        if "<tool_call>" not in source and "python_tag" in source:
-            return ToolStyle.LLAMA3_JSON
-        return ToolStyle.HERMES
+        return self._tool_form or form_shown(self._choose(has_tools=True))
+
+    @property
+    def told_form(self) -> ToolForm:
+        """The form of calls where the template has no place for tools."""
+        return self._tool_form or HERMES
+
+    @property
+    def reasoning(self) -> ReasoningForm | None:
+        """Between which marks the model thinks, as far as the template shows it."""
+        if self._reasoning is not None:
+            return None if self._reasoning == "none" else self._reasoning
+        name = reasoning_shown(self._choose(has_tools=False))
+        return None if name is None else REASONING[name]
 
     def _choose(self, *, has_tools: bool) -> str:
         names = ("tool_use", "default") if has_tools else ("default",)

@@ -135,10 +135,17 @@ class Tokenizer:
         return self._token_bytes
 
     def detokenizer(
-        self, *, skip_special_tokens: bool = True, context: Sequence[int] = ()
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        kept: Sequence[str] = (),
+        context: Sequence[int] = (),
     ) -> Detokenizer:
-        """A decoder for one choice; ``context`` are the tokens before its first one."""
+        """A decoder for one choice; ``kept`` are special tokens that aren't skipped, ``context``
+        the tokens before its first one."""
         skipped = self.special_ids if skip_special_tokens else frozenset()
+        if kept:
+            skipped -= {self.token_id(token) for token in kept}
         if self._token_bytes is not None:
             return ByteDetokenizer(self._token_bytes, skipped)
         return WindowDetokenizer(

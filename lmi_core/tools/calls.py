@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"
+_NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
@@ -40,7 +41,14 @@ class CallArguments:
     text: str
 
 
-Piece = Content | CallStart | CallArguments
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text that the model wrote before its answer, for itself."""
+
+    text: str
+
+
+Piece = Content | Reasoning | CallStart | CallArguments
 
 
 class ToolCallParser:
@@ -51,7 +59,7 @@ class ToolCallParser:
         self._names = names
         self._held = ""
         """Text of which isn't decided what it is."""
-        self._reader: _CallReader | None = None
+        self._reader: CallReader | None = None
         self._is_tagged = False
         """Whether the call being read has tags."""
         self._may_be_bare = not needs_tags
@@ -114,10 +122,10 @@ class ToolCallParser:
     def _begin(self, num_chars: int, before: str, *, is_tagged: bool) -> None:
         """Read a call after ``num_chars``; ``before`` belongs to it if it turns out to be text."""
         self._held = self._held[num_chars:]
-        self._reader = _CallReader(before)
+        self._reader = CallReader(before)
         self._is_tagged = is_tagged
 
-    def _read_call(self, reader: _CallReader, pieces: list[Piece]) -> bool:
+    def _read_call(self, reader: CallReader, pieces: list[Piece]) -> bool:
         if not self._held:
             return False
         num_read = reader.push(self._held)
@@ -133,7 +141,7 @@ class ToolCallParser:
         self._is_closing = self._is_tagged
         return True
 
-    def _is_call(self, reader: _CallReader) -> bool:
+    def _is_call(self, reader: CallReader) -> bool:
         """Whether enough is known to announce the call."""
         if reader.name is None:
             return False
@@ -141,7 +149,7 @@ class ToolCallParser:
             return reader.has_arguments or reader.is_done
         return reader.has_arguments and reader.name in self._names
 
-    def _call_pieces(self, reader: _CallReader) -> list[Piece]:
+    def _call_pieces(self, reader: CallReader) -> list[Piece]:
         pieces: list[Piece] = []
         if not reader.is_announced:
             assert reader.name is not None
@@ -155,7 +163,7 @@ class ToolCallParser:
             pieces.append(CallArguments(self.num_calls - 1, arguments))
         return pieces
 
-    def _give_up(self, reader: _CallReader) -> list[Piece]:
+    def _give_up(self, reader: CallReader) -> list[Piece]:
         """What was read is no call, unless it was announced already."""
         self._reader = None
         self._may_be_bare = False
@@ -175,7 +183,7 @@ class ToolCallParser:
         return bool(self._held)
 
 
-class _CallReader:
+class CallReader:
     """Reads one JSON object, character by character, for its name and its arguments."""
 
     def __init__(self, before: str) -> None:
@@ -256,7 +264,7 @@ class _CallReader:
             return
         if not self._is_value:
             self._key = value
-        elif self._key == "name":
+        elif self._key in _NAME_KEYS:
             self.name = value
         elif self._is_argument_value():  # JSON in a string, as some models write it
             self.has_arguments = True

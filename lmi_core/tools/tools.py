@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
+from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
+from lmi_core.structured.marks import quote_mark, text_before_mark
 from lmi_core.tools.calls import BEGIN, END
+from lmi_core.tools.forms import HERMES, LLAMA, ToolForm
+from lmi_core.tools.reasoning import ReasoningForm
 
 _NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
     "properties": {},
     "additionalProperties": False,
 }
-
-
-class ToolStyle(StrEnum):
-    """How a model writes its calls; both styles are understood whichever it is."""
-
-    HERMES = "hermes"
-    LLAMA3_JSON = "llama3_json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,48 +41,135 @@ def tool_of(definition: Mapping[str, Any]) -> Tool:
     return Tool(function["name"], parameters, definition, bool(function.get("strict")))
 
 
-def call_grammar(tools: Sequence[Tool], style: ToolStyle, *, is_parallel: bool) -> Grammar:
-    """Text that is one call of a tool with valid arguments; with ``is_parallel``, or several.
+def call_grammar(
+    tools: Sequence[Tool],
+    form: ToolForm,
+    *,
+    is_parallel: bool,
+    reasoning: ReasoningForm | None = None,
+    is_open: bool = False,
+) -> Grammar:
+    """Text that is one call of a tool with valid arguments; with ``is_parallel``, or several where
+    the form has several.
 
-    Llama 3's style has one call.
+    Before it there may be ``reasoning``; with ``is_open`` the text begins within it.
     """
-    call, rules = _call_rules(tools, style)
-    if style is ToolStyle.HERMES:
-        begin, end = json.dumps(f"{BEGIN}\n"), json.dumps(f"\n{END}")
-        start = 'start: tagged ("\\n" tagged)*' if is_parallel else "start: tagged"
-        rules = [start, f"tagged: {begin} ({call}) {end}", *rules]
-    else:
-        rules = [f"start: {call}", *rules]
-    return Grammar.lark("\n".join(rules), field="tools")
+    written = form.written
+    rules = _call_rules(tools, form)
+    one = " | ".join(f"call_{number}" for number in range(len(tools)))
+    calls = "call"
+    if is_parallel and written.between is not None:
+        calls = f"call ({_literal(written.between, form)} call)*"
+    whole = f"{_literal(written.begin, form)} {calls} {_literal(written.end, form)}"
+    head = [f"calls: {whole}", f"call: {one}"]
+    start = _thought(reasoning, is_open, "calls")
+    return Grammar.lark("\n".join([*start, *head, *rules]), field="tools")
 
 
-def free_grammar(tools: Sequence[Tool], style: ToolStyle, *, is_parallel: bool) -> Grammar:
+def _thought(reasoning: ReasoningForm | None, is_open: bool, then: str) -> list[str]:
+    """Rules of a text that is ``then``, after reasoning where the model has some."""
+    if reasoning is None:
+        return [f"start: {then}"]
+    optional = "" if is_open else "?"
+    begin = "" if is_open else quote_mark(reasoning.begin)
+    after = quote_mark(reasoning.after) if reasoning.after else ""
+    return [
+        f"start: thought{optional} {then}",
+        f"thought: {begin} thinking {after} BLANKS?",
+        f"thinking: {text_before_mark(reasoning.end)}",
+        r"BLANKS: /\s+/",
+    ]
+
+
+def free_grammar(tools: Sequence[Tool], form: ToolForm, *, is_parallel: bool) -> Grammar:
     """Any text, in which every call of a ``strict`` tool has valid arguments.
 
     The other tools' arguments are any JSON object. In Llama 3's style a text that begins with a
-    brace is a call, too.
+    brace is a call, too. UserError for forms whose calls can't be told from text as they begin.
     """
-    call, rules = _call_rules([tool if tool.strict else _loose(tool) for tool in tools], style)
+    loose = [tool if tool.strict else _loose(tool) for tool in tools]
+    if form in (HERMES, LLAMA):
+        return _free_tagged_grammar(loose, form, is_parallel=is_parallel)
+    if not form.opening:
+        raise UserError(
+            f"strict tools need tool_choice required with the parser {form.name}, whose calls "
+            "aren't written as JSON; leave strict out",
+            field="tools",
+        )
+    written = form.written
+    rules = _call_rules(loose, form)
+    firsts = [
+        f"first_{number}: {_literal((written.begin + head)[len(form.opening) :], form)} {rest}"
+        for number, (head, rest) in enumerate(_parts(loose, form))
+    ]
+    first = " | ".join(f"first_{number}" for number in range(len(tools)))
+    more = " | ".join(f"call_{number}" for number in range(len(tools)))
+    calls = f"({first})"
+    if is_parallel and written.between is not None:
+        calls += f" ({_literal(written.between, form)} ({more}))*"
+    head = [
+        f"start: opening {calls} {_literal(written.end, form)} BLANKS? | TEXT?",
+        f"opening: {text_before_mark(form.opening)}",
+        r"TEXT: /(.|\n)*/",
+        r"BLANKS: /\s+/",
+    ]
+    return Grammar.lark("\n".join([*head, *firsts, *rules]), field="tools")
+
+
+def _free_tagged_grammar(tools: Sequence[Tool], form: ToolForm, *, is_parallel: bool) -> Grammar:
+    """For the two forms that are read side by side."""
+    key = "arguments" if form is HERMES else "parameters"
+    rules = [
+        f'call_{number}: {json.dumps(_object_head(tool, key))} {_schema(tool)} "}}"'
+        for number, tool in enumerate(tools)
+    ]
+    call = " | ".join(f"call_{number}" for number in range(len(tools)))
     tagged = f'before ({call}) "\\n"? {json.dumps(END)}'
     # A lazy match ends with the first tag: where a call may come, no text can have one in it.
     free = "tagged* TEXT?" if is_parallel else "tagged | TEXT?"
     text = r"(.|\n)*"
-    if style is ToolStyle.LLAMA3_JSON:
+    if form is LLAMA:
         free, text = f"{call} | {free}", r"\s*([^{\s](.|\n)*)?"
     head = [f"start: {free}", f"tagged: {tagged}", 'before: opening "\\n"?']
     terminals = [f"opening[lazy]: /{text}{BEGIN}/", f"TEXT: /{text}/"]
     return Grammar.lark("\n".join([*head, *terminals, *rules]), field="tools")
 
 
-def _call_rules(tools: Sequence[Tool], style: ToolStyle) -> tuple[str, list[str]]:
-    """What stands for a call in a rule, and the rules of each tool's calls."""
-    rules = []
-    for number, tool in enumerate(tools):
-        key = "arguments" if style is ToolStyle.HERMES else "parameters"
-        head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "{key}": ')
-        schema = json.dumps({"x-guidance": {"whitespace_pattern": "[ ]?"}, **tool.parameters})
-        rules.append(f'call_{number}: {head} %json {schema} "}}"')
-    return " | ".join(f"call_{number}" for number in range(len(tools))), rules
+def _object_head(tool: Tool, key: str) -> str:
+    return f'{{"name": {json.dumps(tool.name)}, "{key}": '
+
+
+def _parts(tools: Sequence[Tool], form: ToolForm) -> list[tuple[str, str]]:
+    """Of each tool's calls what comes before the arguments, and a rule of what follows."""
+    written = form.written
+    return [
+        (
+            written.head.replace("NAME", tool.name),
+            f"{_schema(tool)} {_literal(written.tail, form)}",
+        )
+        for tool in tools
+    ]
+
+
+def _call_rules(tools: Sequence[Tool], form: ToolForm) -> list[str]:
+    return [
+        f"call_{number}: {_literal(head, form)} {rest}"
+        for number, (head, rest) in enumerate(_parts(tools, form))
+    ]
+
+
+def _schema(tool: Tool) -> str:
+    schema = {"x-guidance": {"whitespace_pattern": "[ ]?"}, **tool.parameters}
+    return f"%json {json.dumps(schema)}"
+
+
+def _literal(text: str, form: ToolForm) -> str:
+    """A text in a rule; marks in it are special tokens where the model has them as such."""
+    marks = "|".join(re.escape(mark) for mark in sorted(form.marks, key=len, reverse=True))
+    parts = re.split(f"({marks})", text) if marks else [text]
+    return " ".join(
+        quote_mark(part) if part in form.marks else json.dumps(part) for part in parts if part
+    )
 
 
 def _loose(tool: Tool) -> Tool:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from lmi_core.errors import UserError
 from lmi_server.dialects.base import AdapterNames, Call, HttpError, Plan
+from lmi_server.dialects.unknown_fields import collect_ignored, refuse_ignored
 from lmi_server.http.admission import Admission
 from lmi_server.http.metrics import CONTENT_TYPE, LoopLag, Metrics, RequestMeter
 from lmi_server.http.options import ServerOptions
@@ -27,6 +28,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Read = Callable[[web.Request, Call], AbstractAsyncContextManager[Call]]
 """Makes another call of one, for as long as the block lasts."""
 
+IGNORED = web.RequestKey("ignored", list[str])
+"""Fields of the request that nobody here knows."""
 METER = web.RequestKey("meter", RequestMeter)
 """Set for every request before its handler runs."""
 
@@ -107,6 +110,7 @@ class GenerationHandler:
         with service.admission.enter():
             service.loop_lag.wake()
             meter = request[METER]
+            request[IGNORED] = collect_ignored()
             call = Call(
                 # Clients may reuse their ids at the same time; the engine's must be unique.
                 request_id=f"{meter.request_id}-{next(self._call_numbers)}",
@@ -122,6 +126,9 @@ class GenerationHandler:
 
     async def _answer(self, request: web.Request, call: Call) -> web.StreamResponse:
         service, plan = self._service, self._parse(call)
+        if service.options.strict_requests:
+            ignored = request[IGNORED]
+            refuse_ignored(ignored)
         try:
             return await respond(
                 request,

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Sequence
+from contextvars import ContextVar
 
 import msgspec
 
+from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.decode import decode_json
 
 log = logging.getLogger(__name__)
 
 IGNORED_HEADER = "x-lmi-ignored-parameters"
-"""Names what LMI's routes ignored of a request."""
+"""Names what was ignored of a request."""
+_ignored: ContextVar[list[str]] = ContextVar("ignored")
 
 _LABELS = frozenset(
     {
@@ -58,4 +61,24 @@ def log_ignored(whose: str, names: Sequence[str], what: str = "fields") -> list[
     plain = [name for name in names if _PLAIN_NAME.fullmatch(name)][:_MAX_NAMES]
     more = "" if len(plain) == len(names) else f" (and {len(names) - len(plain)} more)"
     log.warning("%s unknown %s are ignored: %s%s", whose, what, ", ".join(plain), more)
+    if (ignored := _ignored.get(None)) is not None:
+        ignored += plain or [f"{len(names)} with odd names"]
     return plain
+
+
+def collect_ignored() -> list[str]:
+    """A list that gets the names of what is ignored from now on in this context."""
+    ignored: list[str] = []
+    _ignored.set(ignored)
+    return ignored
+
+
+def refuse_ignored(ignored: Sequence[str]) -> None:
+    """Raise HttpError if there are any: what a server does whose requests are strict."""
+    if ignored:
+        raise HttpError(
+            422,
+            "UnprocessableEntityException",
+            f"unknown fields: {', '.join(ignored)}; leave them out, or correct their names (this "
+            "server refuses what it would ignore: strict_requests)",
+        )

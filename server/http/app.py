@@ -16,8 +16,9 @@ from lmi_core.config.address import is_loopback
 from lmi_core.errors import LmiError
 from lmi_core.version import __version__
 from lmi_server.dialects.base import HttpError, Reply
-from lmi_server.dialects.routes import METER, Route
+from lmi_server.dialects.routes import IGNORED, METER, Route
 from lmi_server.dialects.table import DialectTable
+from lmi_server.dialects.unknown_fields import IGNORED_HEADER
 from lmi_server.http.access import Access
 from lmi_server.http.connections import Connection, Refuse
 from lmi_server.http.load_report import load_report
@@ -272,6 +273,8 @@ def _common_headers(
             headers.update(load_report(request.headers, request[MODEL].backend.stats()))
         if meter is not None:
             headers[models.options.request_id_header] = meter.request_id
+        if ignored := request.get(IGNORED):
+            headers.setdefault(IGNORED_HEADER, ", ".join(dict.fromkeys(ignored)))
         if response.keep_alive is not False:
             headers["Connection"] = "keep-alive"
 

@@ -72,6 +72,8 @@ class ServerOptions:
     """How long a stopping server lets running requests finish."""
     log_format: LogFormat = "console"
     verbose: bool = False
+    strict_requests: bool = False
+    """Answer 422 to requests with fields that nobody here knows, instead of ignoring them."""
     """Print every route once the server listens."""
     lmi: LmiOptions = field(default_factory=LmiOptions)
     tgi: TgiOptions = field(default_factory=TgiOptions)

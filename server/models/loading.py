@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from lmi_core.backends.open_backend import open_backend
 from lmi_core.config.model_config import ModelConfig
@@ -22,7 +23,8 @@ from lmi_core.errors import ConfigError
 from lmi_core.settings.custom_code_config import CustomCodeConfig
 from lmi_core.settings.library_config import LibraryConfig
 from lmi_core.text.chat import ChatTemplate
-from lmi_core.tools.tools import ToolStyle
+from lmi_core.tools.forms import form_named
+from lmi_core.tools.reasoning import REASONING
 from lmi_server.dialects.lmi.formatting import FormattingBackend
 from lmi_server.dialects.lmi.lmi import LmiOptions
 from lmi_server.dialects.lmi.release import Release
@@ -113,6 +115,7 @@ def server_options(server: ServerConfig) -> ServerOptions:
         receive_timeout_s=server.receive_timeout_s,
         drain_timeout_s=server.drain_timeout_s,
         log_format=server.log_format,
+        strict_requests=server.strict_requests,
         verbose=server.verbose,
         lmi=LmiOptions(statuses=server.statuses),
     )
@@ -155,6 +158,7 @@ def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
         lmi=LmiOptions(
             output_formatter=model.output_formatter,
             tgi_compat=model.tgi_compat,
+            pipeline=_pipeline(model),
             release=Release.parse(release) if (release := model.lmi_compat) else None,
             samples=model.get("option.decoding_strategy") == "sample",
             stop=stop if isinstance(stop, tuple) else (),
@@ -172,16 +176,36 @@ def _chat_template(launch: Launch) -> ChatTemplate | None:
     """The model's, unless the configuration names another; what is broken in it is logged."""
     files = launch.engine.model
     config_path = launch.model.file("option.tokenizer_config_path", files)
-    parser = launch.model.get("option.tool_call_parser")
+    parser, reasoning = (
+        launch.model.get(f"option.{name}") for name in ("tool_call_parser", "reasoning_parser")
+    )
+    if reasoning is None and launch.model.get("option.enable_reasoning") is False:
+        reasoning = "none"
     template = ChatTemplate.load(
         files,
         template=launch.model.file("option.chat_template", files),
         config_path=None if config_path is None else Path(config_path),
-        tool_style=None if parser is None else ToolStyle(str(parser)),
+        tool_form=None if parser is None else form_named(str(parser)),
+        reasoning="none" if reasoning == "none" else REASONING.get(str(reasoning)),
     )
     for fault in [] if template is None else template.faults():
         log.warning("%s; chats are refused, everything else works", fault)
     return template
+
+
+def _pipeline(model: ModelConfig) -> Literal["", "answers", "lines", "lines with prompt"]:
+    """How LMI answers where option.rolling_batch=disable, but for its async_mode."""
+    if model.get("option.rolling_batch") != "disable" or model.get("option.async_mode") is True:
+        return ""
+    if model.system != "accelerate":
+        return ""
+    match model.get("option.enable_streaming"):
+        case "true":
+            return "lines"
+        case "huggingface":
+            return "lines with prompt"
+        case _:
+            return "answers"
 
 
 def _capacity(handler: CustomCodeConfig) -> int:

@@ -195,6 +195,39 @@ def test_a_formatter_leaves_the_model_to_the_native_engine(
     assert (config.function, config.output_formatter) == (None, "f")
 
 
+@pytest.mark.parametrize(
+    "entry_point", ["djl_python.huggingface", "djl_python.lmi_vllm.vllm_async_service"]
+)
+def test_formatters_count_beside_a_built_in_entry_point(model_dir, explained, entry_point):
+    text = "@output_formatter\ndef f(output): ...\ndef handle(inputs): ..."
+    properties = f"option.entryPoint={entry_point}"
+    report = explained(model_dir(properties, config=LLAMA, model__py=text), "--prefer-native")
+    assert not report.errors
+    (model,) = report.models
+    config = model.custom_code_config()
+    assert (model.backend, config.function, config.output_formatter) == ("lmi", None, "f")
+    (warning,) = [w for w in report.warnings if "isn't called" in w.message]
+    assert f"handle isn't called, as in LMI: {properties} answers the requests" in str(warning)
+
+
+def test_a_handler_beside_a_built_in_entry_point_is_reported(model_dir, explained):
+    model = model_dir(
+        "option.entryPoint=djl_python.huggingface", config=LLAMA, model__py="def handle(i): ..."
+    )
+    report = explained(model)
+    assert report.models[0].custom_code_config() is None
+    assert "model.py: handle isn't called, as in LMI" in str(report.warnings[0])
+
+
+def test_an_entry_point_may_be_a_module_of_the_model(model_dir, explained, tmp_path):
+    name = model_dir("option.entryPoint=code.mine", config=LLAMA)
+    assert "is neither a built-in handler" in str(explained(name).errors[0])
+    (tmp_path / name / "code").mkdir()
+    (tmp_path / name / "code" / "mine.py").write_text("def handle(inputs): ...")
+    (model,) = explained(name).models
+    assert (model.backend, model.custom_code_config().path.name) == ("handler", "mine.py")
+
+
 def test_an_input_formatter_leaves_the_model_to_the_native_engine(model_dir, explained):
     text = "@input_formatter\ndef f(i): ..."
     report = explained(model_dir("option.output_formatter=json", config=LLAMA, model__py=text))

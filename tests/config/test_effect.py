@@ -43,16 +43,15 @@ def test_a_missing_capability_has_no_effect_where_it_only_tunes():
 
 
 def test_values_that_ask_for_nothing_are_not_refused():
-    for key, value in (("option.enable_reasoning", False), ("option.speculate", 0)):
+    for key, value in (("option.speculate", 0),):
         effect = effect_of(BY_KEY[key], value, "lmi")
         assert effect == Effect(Outcome.NO_EFFECT, "asks for what happens anyway")
 
 
 def test_adding_the_capability_turns_the_row_on(with_capability):
-    with_capability("weights.dummy", "chat.reasoning")
+    with_capability("weights.dummy")
     assert effect_of(LOAD_FORMAT, "dummy", "lmi").outcome is Outcome.MAPPED
     assert effect_of(LOAD_FORMAT, "pt", "lmi").outcome is Outcome.REFUSED
-    assert effect_of(BY_KEY["option.enable_reasoning"], True, "lmi").outcome is Outcome.MAPPED
 
 
 @pytest.mark.parametrize(

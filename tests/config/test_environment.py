@@ -106,3 +106,28 @@ def test_an_unknown_flag_of_another_servers_container_is_a_warning_with_the_near
         "SM_VLLM_MAX_MODL_LEN: unknown flag --max-modl-len; did you mean SM_VLLM_MAX_MODEL_LEN?",
         "SM_VLLM_ZZZZ: unknown flag --zzzz; it has no effect",
     ]
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "key", "outcome"),
+    [
+        ("PREFIX_CACHING", "0", "option.enable_prefix_caching", "honoured"),
+        ("PREFILL_CHUNKING", "1", "option.prefill_chunking", "no effect"),
+        ("ATTENTION", "paged", "option.attention", "no effect"),
+        ("USE_FLASH_ATTENTION", "true", "option.use_flash_attention", "no effect"),
+        ("TGI_WIGGLE_ROOM", "0.9", "option.tgi_wiggle_room", "no effect"),
+        ("DISABLE_EXLLAMA", "True", "option.disable_exllama", "no effect"),
+    ],
+)
+def test_variables_of_a_launcher_without_flags(explained, variable, text, key, outcome):
+    report = explained(environ={"MODEL_ID": "org/m", variable: text})
+    row = next(row for row in report.rows[0] if row.key == key)
+    assert (row.value, row.where) == (text, variable)
+    assert row.outcome == outcome
+    assert not report.errors
+
+
+def test_a_launchers_switch_for_its_environment_takes_no_value(explained):
+    report = explained("--env", "--model-id", "org/m", "-e")
+    assert not report.errors
+    assert [row.key for row in report.server_rows] == ["option.print_environment"]

@@ -19,6 +19,7 @@ from lmi_core.config.resolve import resolve
 from lmi_core.config.table import OPTIONS
 from lmi_core.config.table.option import Outcome
 from lmi_core.config.targets.host import Host
+from lmi_core.demo import MODEL_DIR
 from lmi_core.runners.cpu.cpu_runner import load_cpu_runner
 from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import cached_checkpoint
@@ -144,6 +145,15 @@ def test_help_is_usage():
 def test_secrets_are_not_shown():
     assert "hunter2" not in run(CASES["tgi_environment"])[1]
     assert "hunter2" not in run(CASES["tgi_environment"], None, "--json")[1]
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_secrets_that_another_source_beats_are_not_shown_either(form):
+    out = io.StringIO()
+    argv = ["--admin-key", "hunter2", *form]
+    main([str(MODEL_DIR), *argv], environ={"SERVING_ADMIN_KEY": "hunter3"}, host=Host(), out=out)
+    assert "SERVING_ADMIN_KEY" in out.getvalue()
+    assert "hunter" not in out.getvalue()
 
 
 def functions_of(path):

@@ -1,9 +1,11 @@
-// Runs every C++ test, or those whose name contains the first argument.
+// Runs every C++ test, or those whose name contains the first argument. One that takes longer than
+// LMI_TEST_TIMEOUT_S (600) ends the run with its name.
 #include <cstdio>
 #include <cstring>
 #include <exception>
 
 #include "check.h"
+#include "watchdog.h"
 
 namespace lmi::test {
 
@@ -21,6 +23,7 @@ int main(int argc, char** argv) {
   for (const lmi::test::Case& test : lmi::test::cases()) {
     if (std::strstr(test.name.c_str(), filter) == nullptr) continue;
     try {
+      const lmi::test::Watchdog watchdog(test.name.c_str(), lmi::test::test_timeout_s());
       test.run();
       ++num_passed;
     } catch (const std::exception& error) {

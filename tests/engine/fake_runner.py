@@ -271,6 +271,8 @@ class FakeRunner(FakeModel):
         self.step_s = step_s
         self.fail_step: Callable[[int], str] = lambda number: ""
         """Called with a step's number; a text fails the step with it."""
+        self.fails_late = False
+        """Steps that fail have done their work, so that the one behind finds what it reads."""
         self.is_closed = False
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._queue: queue.SimpleQueue[tuple[_native.Step, list[int]] | None] = queue.SimpleQueue()
@@ -304,12 +306,13 @@ class FakeRunner(FakeModel):
                 time.sleep(self.step_s)
             try:
                 failure = self.fail_step(number)
-                if failure:
+                if failure and not self.fails_late:
                     step.error = failure
                     sampled = [0] * self.info.max_logit_rows
                 else:
                     self.execute(step, [max(sampled[row], 0) for row in logit_rows])
                     sampled = step.sampled()
+                    step.error = failure
             except Exception as error:
                 step.error = repr(error)
             number += 1

@@ -398,3 +398,28 @@ def test_seeds_are_derived_and_reported() -> None:
     first, second = run(main(1)), run(main(2))
     assert first == run(main(1))
     assert len({*first, *second}) == 4
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_every_choice_has_one_last_event_when_one_ended_before_the_abort(overlap: bool) -> None:
+    params = SamplingParams(max_new_tokens=60, n=2, temperature=1.0, seed=3, ignore_eos=True)
+
+    async def main() -> None:
+        async with make_engine(FakeRunner(step_s=0.0005), overlap=overlap) as engine:
+            events = await collect(engine, [1, 2], params)
+            first, second = (token_ids(events, choice) for choice in (0, 1))
+            stop_id = next(i for i in first[2:20] if i not in second)
+            request = GenerationRequest(
+                request_id="r",
+                prompt_token_ids=(1, 2),
+                params=replace(params, stop_token_ids=(stop_id,)),
+            )
+            last: list[tuple[int, FinishReason]] = []
+            async for event in engine.generate(request):
+                if event.finish_reason is not None:
+                    last.append((event.choice, event.finish_reason))
+                    engine.abort("r")
+            assert last == [(0, FinishReason.STOP), (1, FinishReason.ABORT)]
+            await assert_nothing_leaked(engine)
+
+    run(main())

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -216,3 +217,32 @@ def test_sizes_that_no_machine_has_are_refused(name: str, value: int) -> None:
     config = EngineConfig(model=Path("unread"), **{name: value})  # type: ignore[arg-type]
     with pytest.raises(UserError, match=f"{name} is {value}"):
         check_sizes(config)
+
+
+def test_what_is_encoded_while_the_engine_drains_is_not_admitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        runner = FakeRunner(step_s=0.001)
+        async with make_engine(runner) as engine:
+            may_go_on, encode = asyncio.Event(), engine.tokenizer.encode
+
+            async def slow(*args: Any, **kwargs: Any) -> list[int]:
+                await may_go_on.wait()
+                return await encode(*args, **kwargs)
+
+            monkeypatch.setattr(engine.tokenizer, "encode", slow)
+            others = asyncio.create_task(
+                collect(engine, [1, 2], SamplingParams(max_new_tokens=150, ignore_eos=True))
+            )
+            late = asyncio.create_task(collect(engine, "late", SamplingParams(max_new_tokens=2)))
+            await until(lambda: engine.stats().num_running == 1)
+            stopping = asyncio.create_task(engine.stop(drain=True))
+            await until(lambda: engine.stats().state is LifeState.DRAINING)
+            may_go_on.set()
+            with pytest.raises(EngineError, match="takes no new requests"):
+                await late
+            assert len(await others) == 150
+            await stopping
+
+    run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -213,3 +214,32 @@ async def take(engine: Engine, prompt: list[int], count: int) -> None:
     for _ in range(count):
         await anext(iterator)
     await iterator.aclose()
+
+
+@pytest.mark.parametrize("failing", range(2, 20))
+def test_the_step_behind_a_failed_one_leaves_nothing(failing: int) -> None:
+    """Its blocks are held until it has run, and it publishes none."""
+    held: list[int] = []
+
+    async def main() -> None:
+        runner = FakeRunner(runs_ahead=True, block_size=4)
+        runner.fails_late = True
+
+        def fail(number: int) -> str:
+            if number == failing + 1:
+                time.sleep(0.01)  # for a loop that doesn't wait for this step
+                held.append(runner.pool.num_used)
+            return "out of luck" if number == failing else ""
+
+        runner.fail_step = fail
+        async with make_engine(runner) as engine:
+            with pytest.raises(EngineError, match="out of luck"):
+                await collect(engine, [1, 2, 3], PARAMS)
+            await until(lambda: held)
+            await assert_nothing_leaked(engine)
+            num_computed = 3 + failing - 1  # the prompt in step 0, then a token each
+            assert runner.pool.num_cached == num_computed // 4
+            num_tokens = num_computed + 2  # with those of the failed step and the one behind
+            assert held == [-(-num_tokens // 4)]
+
+    run(main())

@@ -18,6 +18,7 @@ from lmi_server.dialects.tgi.options import TgiOptions
 from lmi_server.dialects.tgi.schema import CompatBody, GenerateParameters
 from lmi_server.dialects.tgi.v1_schema import ChatBody as TgiChatBody
 from lmi_server.dialects.tgi.v1_schema import CompletionBody as TgiCompletionBody
+from lmi_server.dialects.unknown_fields import IGNORED_HEADER
 from tests.engine.fake_runner import FakeRunner
 from tests.server.dialects.tgi.test_tgi_http import serving
 
@@ -74,3 +75,37 @@ def test_values_of_every_type(
             assert (await served.post(valid, path)).status == 200
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("path", "where", "valid"),
+    [
+        (path, where, valid)
+        for path, _, where, valid, _ in BODIES
+        if path not in ("/tokenize", "/detokenize")
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_unknown_fields_are_reported_or_refused(
+    path: str, where: str | None, valid: dict[str, Any]
+) -> None:
+    body = json.loads(json.dumps(valid))
+    (body if where is None else body[where])["max_new_token"] = 1
+
+    async def run(strict: bool) -> tuple[int, bytes, str]:
+        options: dict[str, Any] = {"tgi": TgiOptions(), "chat_template": TEMPLATE}
+        options["strict_requests"] = strict
+        async with serving(FakeRunner(max_model_len=32), api="lmi", **options) as served:
+            known = await served.post(valid, path)
+            assert known.status == 200
+            assert IGNORED_HEADER not in known.headers
+            answer = await served.post(body, path)
+            return answer.status, answer.body, answer.headers.get(IGNORED_HEADER, "")
+
+    status, _, header = asyncio.run(run(False))
+    assert status == 200
+    assert header.removeprefix("parameters.") == "max_new_token"
+    status, text, _ = asyncio.run(run(True))
+    assert status == 422
+    assert b"unknown fields: " in text
+    assert b"max_new_token" in text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import tokenizers
@@ -112,3 +114,18 @@ def test_token_texts_of_unknown_and_partial_tokens() -> None:
     assert isinstance(byte_level(), tokenizers.Tokenizer)
     assert tokenizer.token_text(100_000) == ""
     assert tokenizer.token_text(0) == "<s>"
+
+
+def test_long_contexts_are_decoded_from_their_end() -> None:
+    """What a decoder makes of a token may depend on those before it; of many, on the last ones."""
+    decoded: list[list[int]] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(list(ids))
+        return "".join(f"{before}>{token} " for before, token in pairwise([-1, *ids]))
+
+    context = list(range(100, 140))
+    window = WindowDetokenizer(decode, frozenset(), context)
+    assert [window.push(1), window.push(2)] == ["139>1 ", "1>2 "]
+    assert decoded[0] == context[-6:]
+    assert max(map(len, decoded)) == 7

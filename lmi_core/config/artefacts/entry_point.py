@@ -5,6 +5,7 @@ Source: LMI format reference, entry point.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from lmi_core.config.artefacts.handler import Handler, read_handler
@@ -15,6 +16,7 @@ from lmi_core.errors import ModelError
 
 _KEY = "option.entryPoint"
 _FORMATTER = "option.output_formatter"
+_BUILT_IN = "djl_python."
 BUILT_IN_FORMATTERS = ("json", "jsonlines", "sse")
 
 
@@ -23,24 +25,40 @@ def find_handler(values: Values, directory: Path | None, problems: Problems) -> 
     answers and formats.
 
     Code is taken from the directory that the configuration names, never from what is downloaded. An
-    explicit entry point wins over the model's own ``model.py``. Faults go to ``problems``.
+    explicit entry point wins over the model's own ``model.py``, whose formatters count beside a
+    built-in one. Faults go to ``problems``.
     """
     given = values.get(_KEY)
-    if given is None:
+    is_built_in = str(given).startswith(_BUILT_IN)
+    if given is None or is_built_in:
         path = None if directory is None else directory / "model.py"
         path = path if path is not None and is_file(path) else None
         where = str(path or "")
-    elif not str(given).endswith(".py"):
-        return None
     else:
         path, where = _named(str(given), directory, values, problems), values.where(_KEY)
     if path is None:
-        return None if given is None else Handler(Path(str(given)), "handle")
+        return None if given is None or is_built_in else Handler(Path(str(given)), "handle")
+    name = str(values.get("option.handler") or "handle")
     try:
-        return read_handler(path, str(values.get("option.handler") or "handle"), _formatter(values))
+        found = read_handler(path, name, _formatter(values), is_beside=is_built_in)
     except ModelError as error:
         problems.error(where, str(error), _KEY)
-        return Handler(path, "handle")
+        return None if is_built_in else Handler(path, "handle")
+    return _beside(found, str(given), problems) if is_built_in else found
+
+
+def _beside(found: Handler, entry_point: str, problems: Problems) -> Handler | None:
+    """What of ``model.py`` counts beside a built-in entry point: its formatters."""
+    if found.handle is not None:
+        problems.warn(
+            str(found.path),
+            f"{found.handle} isn't called, as in LMI: {_KEY}={entry_point} answers the requests; "
+            f"leave that out for {found.path.name} to answer them",
+            _KEY,
+        )
+    if found.input_formatter is None and found.output_formatter is None:
+        return None
+    return replace(found, handle=None)
 
 
 def _formatter(values: Values) -> str | None:
@@ -80,4 +98,17 @@ def _named(given: str, directory: Path | None, values: Values, problems: Problem
             _KEY,
         )
         return None
-    return None if directory is None else directory / given
+    if directory is None:
+        return None
+    if given.endswith(".py"):
+        return directory / given
+    module = directory.joinpath(*given.split(".")).with_suffix(".py")
+    if is_file(module):
+        return module
+    problems.error(
+        values.where(_KEY),
+        f"{_KEY}={given[:200]} is neither a built-in handler ({_BUILT_IN}...), nor a module or a "
+        ".py file in the model's directory",
+        _KEY,
+    )
+    return None

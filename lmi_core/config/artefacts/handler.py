@@ -13,6 +13,7 @@ from lmi_core.errors import ModelError
 
 _MAX_BYTES = 1 << 20
 _ADAPTER_FUNCTIONS = ("register_adapter", "unregister_adapter", "update_adapter")
+_REFUSED_DECORATORS = ("prediction_handler", "init_handler")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -28,14 +29,18 @@ class Handler:
     adapter_functions: tuple[str, ...] = ()
 
 
-def read_handler(path: Path, handle: str = "handle", formatter: str | None = None) -> Handler:
+def read_handler(
+    path: Path, handle: str = "handle", formatter: str | None = None, *, is_beside: bool = False
+) -> Handler:
     """Read the handler file and return what it defines.
 
     ``formatter`` names a function that formats answers; otherwise a decorated one does. Raises
-    ModelError if the file can't be parsed, has neither the function ``handle`` nor a formatter, or
-    ``handle`` can't be called with one argument.
+    ModelError if the file can't be parsed, imports of ``djl_python`` what there isn't, has
+    neither the function ``handle`` nor a formatter (``is_beside`` another handler: it needs none),
+    or ``handle`` can't be called with one argument.
     """
-    functions = {node.name: node for node in _parse(path).body if isinstance(node, _Function)}
+    tree = _parse(path)
+    functions = {node.name: node for node in tree.body if isinstance(node, _Function)}
     found = functions.get(handle)
     handler = Handler(
         path,
@@ -45,6 +50,14 @@ def read_handler(path: Path, handle: str = "handle", formatter: str | None = Non
         formatter if formatter in functions else _decorated(functions, "output_formatter"),
         tuple(name for name in _ADAPTER_FUNCTIONS if name in functions),
     )
+    from lmi_core.config.artefacts.handler_imports import check_imports
+
+    check_imports(path, tree)
+    for decorator in _REFUSED_DECORATORS:
+        if (name := _decorated(functions, decorator)) is not None:
+            raise ModelError(f"{path}: {name} is a @{decorator}, which is not available here")
+    if is_beside:
+        return handler
     if found is not None:
         _check_arguments(path, found)
     elif handler.input_formatter is None and handler.output_formatter is None:

@@ -23,7 +23,20 @@ from lmi_core.config.table.option import Option
 from lmi_core.config.table.value_type import Bool
 
 AMBIGUOUS = frozenset(
-    {"PORT", "HOSTNAME", "REVISION", "DTYPE", "API_KEY", "MASTER_ADDR", "MASTER_PORT", "NGROK"}
+    {
+        *(
+            "PORT",
+            "HOSTNAME",
+            "REVISION",
+            "DTYPE",
+            "API_KEY",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "NGROK",
+        ),
+        *("ATTENTION", "PREFIX_CACHING", "PREFILL_CHUNKING", "USE_FLASH_ATTENTION"),
+        *("EXLLAMA_VERSION", "DISABLE_EXLLAMA", "USE_CUTLASS_W8A8"),
+    }
 )
 """TGI variables with names so common that they count only next to ``MODEL_ID`` or a TGI flag."""
 

@@ -84,6 +84,7 @@ _NEURON_INDEX = "https://pip.repos.neuron.amazonaws.com"
 
 _FRONT = frozenset(
     {
+        "chat.reasoning",
         "chat.tools",
         "format.json",
         "format.jsonlines",

@@ -13,6 +13,7 @@ from lmi_core.config.table.option import (
 from lmi_core.config.table.value_type import Bool, Choice, Int, Items, Text
 
 _COMMON = ("common",)
+_PIPELINE = "tests/server/dialects/lmi/test_pipelines.py::test_answers_without_a_rolling_batch"
 _CHOICE = mapped(None, "takes part in the choice of the backend")
 _INT8 = needs("quant.int8", "leave it out to serve the model in bf16", setting="quantize")
 
@@ -228,8 +229,11 @@ OPTIONS = (
                         convert={"scheduler": "max-sparsity"},
                         tuning=True,
                     ),
-                    "disable": no_effect(
-                        "the lmi engine always batches continuously; answers are the same"
+                    "disable": honoured(
+                        None,
+                        "LMI's routes answer a list with the prompts in front; the lmi engine "
+                        "batches continuously all the same",
+                        test=_PIPELINE,
                     ),
                 },
             ),
@@ -366,7 +370,18 @@ OPTIONS = (
         systems=_COMMON,
         default="false",
         deprecated="since 0.25: continuous batching streams whenever a request asks for it",
-        actions={"lmi": no_effect("continuous batching streams whenever a request asks")},
+        actions={
+            "lmi": honoured(
+                None,
+                "beside option.rolling_batch=disable, as LMI streams without a rolling batch; else "
+                "a request asks for a stream",
+                test=_PIPELINE,
+                idle=("false",),
+                by_value={
+                    "false": no_effect("continuous batching streams whenever a request asks")
+                },
+            )
+        },
     ),
     Option(
         key="option.waiting_steps",

@@ -19,6 +19,7 @@ SYNONYMS = {
     "--log-format": "log_format",
     "--log-level": "log_level",
     "--request-timeout": "request_timeout",
+    "--strict-requests": "strict_requests",
     "--verbose": "verbose",
     "-v": "verbose",
     "--metric-aliases": "metric_aliases",

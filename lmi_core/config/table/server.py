@@ -327,6 +327,16 @@ OPTIONS = (
         False,
     ),
     _server(
+        "strict_requests",
+        Bool(),
+        "Refuse requests with unknown fields (422) instead of ignoring and reporting those.",
+        honoured(
+            "strict_requests",
+            test="tests/server/test_fields.py::test_unknown_fields_are_reported_or_refused",
+        ),
+        False,
+    ),
+    _server(
         "request_timeout",
         Float(0, 86400, above=True),
         "Seconds a connection has to deliver its headers, and then its body.",

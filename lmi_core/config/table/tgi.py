@@ -18,6 +18,7 @@ _MIXED = no_effect(
     "prompts are chunked and mixed with decoding, so none waits for decoding to pause; TGI ignores "
     "it then, too"
 )
+_OWN_KERNELS = no_effect("the engine has kernels of its own; lmi doctor names them")
 _INTERNAL = no_effect("no shard processes are started")
 _LIMITS = "tests/cli/test_options.py::test_limits_of_a_launcher"
 
@@ -50,6 +51,11 @@ def _tgi(
         actions={"server" if server else "lmi": action, **({"vllm": vllm} if vllm else {})},
         secret=secret,
     )
+
+
+def _variable(name: str, kind: ValueType, doc: str, action: Action) -> Option:
+    """What the launcher and its worker read of the environment alone; here it is a flag, too."""
+    return _tgi(f"--{name.lower().replace('_', '-')}", kind, doc, action)
 
 
 def _later(flag: str, kind: ValueType, doc: str, why: str, *, switch: bool = False) -> Option:
@@ -313,6 +319,32 @@ OPTIONS = (
         secret=True,
         server=True,
         env=("VLLM_API_KEY",),
+    ),
+    Option(
+        key="option.print_environment",
+        type=Bool(),
+        doc="Print a report of the environment at the start.",
+        systems=("tgi",),
+        flag=Flag("--env", aliases=("-e",), switch=True),
+        scope="server",
+        actions={"server": no_effect("lmi doctor prints the machine and what is installed")},
+    ),
+    _variable("ATTENTION", Text("kernel"), "Attention kernels.", _OWN_KERNELS),
+    _variable("USE_FLASH_ATTENTION", Text("true or false"), "Flash attention.", _OWN_KERNELS),
+    _variable("EXLLAMA_VERSION", Int(1), "ExLlama kernels for GPTQ.", _OWN_KERNELS),
+    _variable("DISABLE_EXLLAMA", Text("True"), "No ExLlama kernels.", _OWN_KERNELS),
+    _variable("USE_CUTLASS_W8A8", Text("1"), "CUTLASS kernels for 8 bits.", _OWN_KERNELS),
+    _variable(
+        "PREFILL_CHUNKING",
+        Bool(),
+        "Split long prompts over steps.",
+        no_effect("prompts are always chunked; tokens are the same"),
+    ),
+    _variable(
+        "TGI_WIGGLE_ROOM",
+        Float(0),
+        "Share of the device memory that is used.",
+        no_effect("option.gpu_memory_utilization is that share"),
     ),
     _tgi(
         "--payload-limit",

@@ -2,15 +2,65 @@
 
 from collections.abc import Mapping
 
-from lmi_core.config.table.option import Action, Option, honoured, mapped, needs, no_effect, refused
+from lmi_core.config.table.option import (
+    Action,
+    Flag,
+    Option,
+    honoured,
+    mapped,
+    needs,
+    no_effect,
+    refused,
+)
 from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
 from lmi_core.settings.lora_config import LARGEST_RANK
 
 _SYSTEMS = ("vllm",)
 CHAT_TEMPLATE = "tests/cli/test_options.py::test_defaults_of_requests_and_the_chat_template"
-TOOL_STYLE = (
-    "tests/server/dialects/openai/test_chat_tools.py::test_the_configured_style_is_enforced"
-)
+TOOL_FORM = "tests/server/dialects/openai/test_answer_forms.py::test_configured_parsers"
+REASONING_FORM = TOOL_FORM
+TOOL_FORMS = [
+    "cohere_command3",
+    "command_r",
+    "deepseek_v3",
+    "deepseek_v31",
+    "functiongemma",
+    "gemma",
+    "glm45",
+    "gpt_oss",
+    "granite",
+    "granite-20b-fc",
+    "hermes",
+    "internlm",
+    "jamba",
+    "kimi_k2",
+    "llama3_json",
+    "llama4_json",
+    "llama4_pythonic",
+    "mistral",
+    "openai",
+    "phi4_mini_json",
+    "pythonic",
+    "qwen3_coder",
+    "qwen3_xml",
+]
+"""As in ``lmi_core/tools/forms.py``, which explaining doesn't load."""
+REASONING_FORMS = [
+    "cohere",
+    "deepseek_r1",
+    "deepseek_v3",
+    "glm45",
+    "granite",
+    "holo2",
+    "internlm",
+    "kimi_k2",
+    "minimax_m2",
+    "mistral",
+    "openai_gptoss",
+    "qwen3",
+    "seed_oss",
+]
+"""As in ``lmi_core/tools/reasoning.py``."""
 _LORA_SYSTEMS = ("vllm", "lmi_dist")
 
 
@@ -45,6 +95,7 @@ def _vllm(
     *,
     vllm: Action | None = None,
     trtllm: str | None = None,
+    flag: Flag | None = None,
 ) -> Option:
     actions = {"lmi": native, "vllm": vllm or mapped(name)}
     if trtllm is not None:
@@ -56,6 +107,7 @@ def _vllm(
         systems=_SYSTEMS,
         default=default,
         actions=actions,
+        flag=flag,
     )
 
 
@@ -76,6 +128,20 @@ OPTIONS = (
         ),
         False,
         idle=(False,),
+    ),
+    _lora(
+        "adapters",
+        Text("directory"),
+        "Directory within the model's that holds adapters.",
+        honoured(
+            None,
+            "adapters in it are registered at load",
+            test="tests/config/test_lora_settings.py::test_adapters_may_be_in_another_directory",
+            capability="lora",
+            idle=("adapters",),
+        ),
+        "adapters",
+        idle=("adapters",),
     ),
     _lora(
         "max_loras",
@@ -139,6 +205,7 @@ OPTIONS = (
             idle=(False,),
         ),
         trtllm="kv_cache_config.enable_block_reuse",
+        flag=Flag("--prefix-caching", "PREFIX_CACHING"),
     ),
     _vllm(
         "enable_chunked_prefill",
@@ -152,6 +219,19 @@ OPTIONS = (
             by_value={False: no_effect("prompts are always chunked; tokens are the same")},
         ),
         trtllm="enable_chunked_prefill",
+    ),
+    _vllm(
+        "kv_transfer_config",
+        Json(),
+        "Transfer of KV caches between processes.",
+        no_effect("one process computes whole requests; nothing is transferred"),
+    ),
+    _vllm(
+        "lmcache_config_file",
+        Text("path"),
+        "Configuration of LMCache.",
+        no_effect("prefixes are cached by the lmi engine itself"),
+        vllm=no_effect("set LMCACHE_CONFIG_FILE, which LMCache reads in the server's process"),
     ),
     _vllm(
         "max_logprobs",
@@ -205,10 +285,10 @@ OPTIONS = (
         Text("parser name"),
         "Parser of tool calls in the model's text.",
         refused(
-            "write hermes or llama3_json, or leave it out: the chat template shows which",
+            f"write one of {', '.join(TOOL_FORMS)}, or leave it out: the chat template shows which",
             by_value=dict.fromkeys(
-                ("hermes", "llama3_json"),
-                honoured(None, "how enforced calls are written; both are read", test=TOOL_STYLE),
+                TOOL_FORMS,
+                honoured(None, "how calls are read, and enforced ones written", test=TOOL_FORM),
             ),
         ),
     ),
@@ -216,14 +296,25 @@ OPTIONS = (
         "enable_reasoning",
         Bool(),
         "Split reasoning from the answer.",
-        needs("chat.reasoning"),
+        honoured(
+            None,
+            "reasoning is split off where reasoning_parser or the chat template shows its form",
+            test=REASONING_FORM,
+            by_value={False: honoured(None, "reasoning stays in the content", test=REASONING_FORM)},
+        ),
         False,
     ),
     _vllm(
         "reasoning_parser",
         Text("parser name"),
         "Parser of reasoning in the model's text.",
-        needs("chat.reasoning", idle=()),
+        refused(
+            f"write one of {', '.join(REASONING_FORMS)}, or leave it out: the chat template "
+            "shows which",
+            by_value=dict.fromkeys(
+                REASONING_FORMS, honoured(None, "marks of the reasoning", test=REASONING_FORM)
+            ),
+        ),
     ),
     _vllm(
         "chat_template",

@@ -12,12 +12,7 @@ from torch import Tensor
 from lmi_core.ops.device import packed_weight
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.paged_cache import CacheScales, PagedCache, fixed_of
-from lmi_core.ops.device.quantized_rows import (
-    CODE_TYPES,
-    RowFormat,
-    max_outliers,
-    stride_of,
-)
+from lmi_core.ops.device.quantized_rows import CODE_TYPES, RowFormat, max_outliers, stride_of
 from lmi_core.ops.device.recorded_steps import Node, RecordedSteps, UnpackedWeight, Value
 from lmi_core.ops.device.step_list import StepListSizes
 from lmi_core.ops.device.torch_weights import DTYPES as TORCH_DTYPES
@@ -141,12 +136,8 @@ class StepLowering:
         *,
         cache: PagedCache,
         layer: int,
-        num_q_heads: int,
         cos: Tensor,
-        sin: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        norm_eps: float,
+        **settings: object,
     ) -> None:
         self._want_native("rope_cache_write")
         self._node(
@@ -155,12 +146,8 @@ class StepLowering:
             qkv=self._of_handles[qkv],
             q=self._new(q),
             cos=cos,
-            sin=sin,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            num_q_heads=num_q_heads,
             half_rotary=cos.shape[1],
-            norm_eps=norm_eps,
+            **settings,
             q_dtype=self._act,
             key_scale=fixed_of(cache.layers[layer][2]).keys,
             **self._cached(cache, layer),
@@ -290,11 +277,8 @@ class StepLowering:
         if (x, row_format) not in self._codes:
             self._quantize(x, row_format)
         coded = self._codes[x, row_format]
-        self._values += [
-            value
-            for value in coded.values()
-            if isinstance(value, Value) and value not in self._values
-        ]
+        values = [value for value in coded.values() if isinstance(value, Value)]
+        self._values += [value for value in values if value not in self._values]
         self._node(
             "linear_quantized",
             x.rows,

@@ -18,9 +18,10 @@ from lmi_server.dialects.openai.chat_schema import (
     chat_sampling_params,
     decode_chat,
     echoed_text,
+    form_of,
     tools_of,
 )
-from lmi_server.dialects.openai.chat_tools import ChatTools
+from lmi_server.dialects.openai.chat_tools import AnswerForm
 from lmi_server.dialects.openai.output import Answer
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 
@@ -57,12 +58,15 @@ class LmiChats:
             )
         tools = tools_of(chat, self._chat_template)
         prompt = chat_prompt(chat, self._chat_template)
-        params = chat_sampling_params(chat, tools)
+        form = None
+        if release is None:
+            form = form_of(chat, self._chat_template, tools, prompt)
+        params = chat_sampling_params(chat, form)
         adapter = self._adapters.of_call(body.adapters, call, chat.model)
         answer_id = f"chatcmpl-{call.request_id}"
         if release is None:
             model = adapter or self._model_name
-            renderer = _renderer(call, chat, answer_id, model, params.n, tools)
+            renderer = _renderer(call, chat, answer_id, model, params.n, form)
         elif tools is not None:
             raise UserError(
                 f"LMI {release} has no form for tool calls (option.lmi_compat); leave tools "
@@ -88,7 +92,7 @@ def _renderer(
     answer_id: str,
     model_name: str,
     num_choices: int,
-    tools: ChatTools | None,
+    form: AnswerForm | None,
 ) -> Renderer:
     answer = Answer(
         id=answer_id,
@@ -102,7 +106,7 @@ def _renderer(
     )
     before = echoed_text(chat)
     if not chat.stream:
-        return ChatRenderer(answer, tools, before=before)
+        return ChatRenderer(answer, form, before=before)
     accepts_events = "text/event-stream" in call.headers.get("accept", "")
     kind = ChatSseRenderer if accepts_events else ChatLinesRenderer
-    return kind(answer, tools, before=before)
+    return kind(answer, form, before=before)

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, Literal
 
 import msgspec
 
@@ -46,6 +47,7 @@ from lmi_server.dialects.lmi.output import (
     error_body,
     error_code,
 )
+from lmi_server.dialects.lmi.pipeline_output import PipelineLinesRenderer
 from lmi_server.dialects.lmi.release import Release, split_parameters
 from lmi_server.dialects.lmi.sampling import (
     num_candidates,
@@ -66,6 +68,8 @@ log = logging.getLogger(__name__)
 _FORMATTERS = ("json", "jsonlines", "sse")
 _CUSTOM = "custom"
 _MAX_PROMPTS = 256
+PIPELINE_TOKENS, PIPELINE_STREAM_TOKENS = 20, 50
+"""max_new_tokens of requests that don't say it, to pipelines and where these stream."""
 _STATUS_OPTIONS = {
     "BadRequestException": "bad_request",
     "WlmException": "wlm_error",
@@ -86,6 +90,8 @@ class LmiOptions:
     """The model's own formatter writes the answers; beats every other choice."""
     release: Release | None = None
     """Speak as this release did (lmi_compat). None: as 0.29, and chats as OpenAI does."""
+    pipeline: Literal["", "answers", "lines", "lines with prompt"] = ""
+    """Answer as LMI does without a rolling batch (rolling_batch=disable, enable_streaming)."""
     samples: bool = False
     """Requests that don't say do_sample sample (decoding_strategy=sample)."""
     stop: tuple[str, ...] = ()
@@ -149,8 +155,17 @@ class LmiProtocol(Protocol):
         else:
             formatter = self._formatter(parameters, stream=stream)
         answer = self._answer(body, parameters, prompts)
+        pipeline = self._options.pipeline if formatter == "json" else ""
+        if pipeline:
+            given = body.parameters or {}
+            answer = _of_pipeline(answer, given)
+            if "max_new_tokens" not in given:
+                tokens = PIPELINE_TOKENS if pipeline == "answers" else PIPELINE_STREAM_TOKENS
+                parameters = msgspec.structs.replace(parameters, max_new_tokens=tokens)
         if formatter != "json":
             _refuse_streamed(answer)
+        elif pipeline.startswith("lines"):
+            _refuse_candidates(answer)
         if parameters.do_sample is None and self._options.samples:
             parameters = msgspec.structs.replace(parameters, do_sample=True)
         params = sampling_params(
@@ -159,6 +174,8 @@ class LmiProtocol(Protocol):
         params = replace(params, stop=(*params.stop, *self._options.stop))
         make: Callable[..., GenerationRequest] = GenerationRequest
         renderer = _renderer(formatter, answer)
+        if pipeline.startswith("lines"):
+            renderer = PipelineLinesRenderer(answer, starts_with_prompt="prompt" in pipeline)
         if formatter == _CUSTOM:
             make = partial(
                 FormattedRequest,
@@ -317,12 +334,22 @@ def _refuse_streamed(answer: Answer) -> None:
             "send one per request, or stream: false",
             field="inputs",
         )
+    _refuse_candidates(answer)
+
+
+def _refuse_candidates(answer: Answer) -> None:
     if answer.num_candidates > 1:
         raise UserError(
             f"n or best_of is {answer.num_candidates}, but only one sequence can be streamed; "
             "send 1, or stream: false",
             field="parameters.n",
         )
+
+
+def _of_pipeline(answer: Answer, parameters: Mapping[str, Any]) -> Answer:
+    """How the reference's text-generation pipeline answers: a list, texts with their prompts."""
+    full_text = parameters.get("return_full_text") is not False
+    return replace(answer, as_list=True, full_text=full_text, indented=True)
 
 
 def _renderer(formatter: str, answer: Answer) -> Renderer:

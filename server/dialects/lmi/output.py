@@ -38,6 +38,8 @@ class Answer:
     prompt_tokens: bool = False
     """Report the prompt's tokens (``prefill``)."""
     top_tokens: bool = False
+    indented: bool = False
+    """JSON on several lines, as pipelines answer."""
     tgi_names: bool = False
     """``logprob`` and ``special`` in token objects instead of LMI's own names."""
     release: Release = Release.V0_29
@@ -130,7 +132,8 @@ class JsonRenderer(Renderer):
 
     def finish(self) -> bytes:
         objects = [_json_object(record) for record in self._records]
-        return _dumps(objects if self._answer.as_list else objects[0])
+        answer = objects if self._answer.as_list else objects[0]
+        return _dumps_indented(answer) if self._answer.indented else _dumps(answer)
 
     def error(self, error: Exception) -> bytes:
         if not self.absorbs_failures:
@@ -307,6 +310,11 @@ def _token(
 
 def _number(value: float | None) -> str:
     return "null" if value is None or not math.isfinite(value) else repr(value)
+
+
+def _dumps_indented(value: object) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, indent=2, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
 
 
 def _dumps(value: object) -> bytes:

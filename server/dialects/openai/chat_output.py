@@ -12,9 +12,10 @@ from json.encoder import encode_basestring as quote
 from typing import Any
 
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
-from lmi_core.tools.calls import CallArguments, CallStart, Content, Piece, ToolCallParser
+from lmi_core.tools.calls import CallArguments, CallStart, Content, Piece, Reasoning
+from lmi_core.tools.reader import TextParser
 from lmi_server.dialects.base import Renderer
-from lmi_server.dialects.openai.chat_tools import ChatTools
+from lmi_server.dialects.openai.chat_tools import AnswerForm
 from lmi_server.dialects.openai.output import (
     TEXT,
     Answer,
@@ -28,14 +29,16 @@ from lmi_server.dialects.openai.output import (
 class _Choice:
     """One choice's message as it grows."""
 
-    def __init__(self, tools: ChatTools | None, before: str = "") -> None:
+    def __init__(self, form: AnswerForm | None, before: str = "") -> None:
         """``before``: what the content begins with that the model didn't write."""
         self.token_ids: list[int] = []
         self.logprobs: list[dict[str, Any]] = []
         self.finish_reason: str | None = None
         self._texts = [before] if before else []
         self._calls: list[tuple[str, list[str]]] = []
-        self._parser = None if tools is None else tools.parser()
+        self._reasoning: list[str] = []
+        self._has_reasoning = form is not None and form.has_reasoning
+        self._parser = None if form is None else form.parser()
 
     def add(self, event: TokenEvent) -> None:
         if self._parser is None:
@@ -48,6 +51,9 @@ class _Choice:
     def message(self) -> dict[str, Any]:
         content = "".join(self._texts)
         message: dict[str, Any] = {"role": "assistant", "content": content}
+        if self._has_reasoning:
+            message["content"] = content or None
+            message |= _reasoning("".join(self._reasoning) or None)
         if self._calls:
             message["content"] = content or None
             message["tool_calls"] = [
@@ -60,6 +66,8 @@ class _Choice:
             match piece:
                 case Content(text):
                     self._texts.append(text)
+                case Reasoning(text):
+                    self._reasoning.append(text)
                 case CallStart(_, name):
                     self._calls.append((name, []))
                 case CallArguments(index, text):
@@ -72,10 +80,10 @@ class ChatRenderer(Renderer):
     streams = False
     content_type = "application/json"
 
-    def __init__(self, answer: Answer, tools: ChatTools | None = None, *, before: str = "") -> None:
+    def __init__(self, answer: Answer, form: AnswerForm | None = None, *, before: str = "") -> None:
         """``before``: what every choice's content begins with that the model didn't write."""
         self._answer = answer
-        self._choices = [_Choice(tools, before) for _ in range(answer.num_choices)]
+        self._choices = [_Choice(form, before) for _ in range(answer.num_choices)]
         self._usage = Usage()
         self._prompt: Sequence[PromptToken] | None = None
 
@@ -126,17 +134,18 @@ class ChatLinesRenderer(Renderer):
     streams = True
     content_type = "application/jsonlines"
 
-    def __init__(self, answer: Answer, tools: ChatTools | None = None, *, before: str = "") -> None:
+    def __init__(self, answer: Answer, form: AnswerForm | None = None, *, before: str = "") -> None:
         """``before``: what every choice's content begins with that the model didn't write."""
         self._answer = answer
         self._before = before
+        self._hides_reasoning = form is not None and not form.shows_reasoning
         self._prompt: Sequence[PromptToken] | None = None
         self._is_plain = not (
             answer.logprobs or answer.extras.token_ids or answer.extras.usage_in_chunks
         )
         self._has_begun = [False] * answer.num_choices
         self._usage = Usage()
-        self._parsers = [tools.parser() for _ in range(answer.num_choices)] if tools else []
+        self._parsers = [form.parser() for _ in range(answer.num_choices)] if form else []
         self._templates = [
             answer.around_text(self._object(index, {"content": TEXT}))
             for index in range(answer.num_choices)
@@ -186,7 +195,10 @@ class ChatLinesRenderer(Renderer):
     def _tool_chunks(self, event: TokenEvent) -> list[str]:
         """The deltas of an event; its log-probability is in the first, the end in the last."""
         parser = self._parsers[event.choice]
-        deltas = [_delta(piece) for piece in pieces_of(parser, event)]
+        pieces = pieces_of(parser, event)
+        if self._hides_reasoning:
+            pieces = [piece for piece in pieces if not isinstance(piece, Reasoning)]
+        deltas = [_delta(piece) for piece in pieces]
         finish = None
         if event.finish_reason is not None:
             finish = chat_finish_word(event.finish_reason, parser.num_calls > 0)
@@ -270,7 +282,7 @@ def _entry(token: TokenEvent | TokenLogprob, answer: Answer) -> dict[str, Any]:
     }
 
 
-def pieces_of(parser: ToolCallParser, event: TokenEvent) -> list[Piece]:
+def pieces_of(parser: TextParser, event: TokenEvent) -> list[Piece]:
     """What an event adds to content and calls."""
     pieces = parser.push(event.text)
     if event.finish_reason is not None:
@@ -289,10 +301,17 @@ def tool_call(name: str, arguments: str) -> dict[str, Any]:
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
+def _reasoning(text: str | None) -> dict[str, Any]:
+    """By both names that clients look for."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
 def _delta(piece: Piece) -> dict[str, Any]:
     match piece:
         case Content(text):
             return {"content": text}
+        case Reasoning(text):
+            return _reasoning(text)
         case CallStart(index, name):
             return {"tool_calls": [{"index": index, **tool_call(name, "")}]}
         case CallArguments(index, text):

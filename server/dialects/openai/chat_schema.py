@@ -13,9 +13,15 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
-from lmi_core.tools.tools import ToolStyle
+from lmi_core.tools.forms import HERMES, ToolForm
 from lmi_server.dialects.decode import decode_json
-from lmi_server.dialects.openai.chat_tools import ChatTools, chat_tools, render_with_tools
+from lmi_server.dialects.openai.chat_tools import (
+    AnswerForm,
+    ChatTools,
+    answer_form,
+    chat_tools,
+    render_with_tools,
+)
 from lmi_server.dialects.openai.schema import (
     OpenAIBody,
     check_common,
@@ -50,6 +56,7 @@ class ChatBody(OpenAIBody, frozen=True, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    include_reasoning: bool | None = None
 
 
 _BODY = msgspec.json.Decoder(ChatBody)
@@ -113,7 +120,7 @@ def tools_of(chat: ChatBody, template: ChatTemplate | None) -> ChatTools | None:
     tools = chat_tools(
         chat.tools,
         chat.tool_choice,
-        style=ToolStyle.HERMES if template is None else template.tool_style,
+        form=HERMES if template is None else _form(chat, template),
         is_parallel=chat.parallel_tool_calls is not False,
     )
     if tools is not None and requested_grammar(chat) is not None:
@@ -157,7 +164,25 @@ def chat_request(
     )
 
 
-def chat_sampling_params(chat: ChatBody, tools: ChatTools | None = None) -> SamplingParams:
+def _form(chat: ChatBody, template: ChatTemplate) -> ToolForm:
+    """The template's, unless its model has to be told of tools in words, which are Hermes's."""
+    return template.tool_form if template.takes_tools or not chat.tools else template.told_form
+
+
+def form_of(
+    chat: ChatBody, template: ChatTemplate, tools: ChatTools | None, prompt: str
+) -> AnswerForm | None:
+    """How the answer to the prompt that the chat made is taken apart."""
+    return answer_form(
+        tools,
+        template,
+        prompt,
+        has_grammar=requested_grammar(chat) is not None,
+        shows_reasoning=chat.include_reasoning is not False,
+    )
+
+
+def chat_sampling_params(chat: ChatBody, form: AnswerForm | None = None) -> SamplingParams:
     """Without a limit, as many tokens as fit; UserError for one of 0."""
     name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
     limit: int | None = getattr(chat, name)
@@ -168,9 +193,9 @@ def chat_sampling_params(chat: ChatBody, tools: ChatTools | None = None) -> Samp
         max_new_tokens=limit,
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
     )
-    if tools is None or tools.grammar is None:
+    if form is None:
         return params
-    return replace(params, grammar=tools.grammar)
+    return replace(params, grammar=form.grammar or params.grammar, kept_special_tokens=form.marks)
 
 
 def _plain_message(index: int, message: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 With ``auto`` the model is free, and calls are looked for in its text; only the arguments of
 ``strict`` tools are held to their schema. ``required`` and a named tool are enforced by a grammar,
-arguments included.
+arguments included, once the model has ended its reasoning. A subset of the tools may be allowed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
 from lmi_core.text.chat import ChatTemplate
-from lmi_core.tools.calls import ToolCallParser
+from lmi_core.tools.forms import FORMS, ToolForm
+from lmi_core.tools.reader import Parse, TextParser
+from lmi_core.tools.reasoning import HARMONY, REASONING, ReasoningForm
 from lmi_core.tools.tools import (
     Tool,
-    ToolStyle,
     call_grammar,
     calls_as_text,
     free_grammar,
@@ -29,6 +30,7 @@ from lmi_core.tools.tools import (
 _MAX_TOOLS = 128
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _CHOICES = ("auto", "none", "required")
+HARMONY_FORM = REASONING[HARMONY]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,35 +38,131 @@ class ChatTools:
     """The tools that a chat's model may call."""
 
     tools: tuple[Tool, ...]
-    style: ToolStyle
-    grammar: Grammar | None
-    """Of the calls that must be made, or of the text where a strict tool may be called."""
+    form: ToolForm
+    forced: tuple[Tool, ...] = ()
+    """Those of which calls must be made; none: the model is free."""
+    is_parallel: bool = True
 
-    def parser(self) -> ToolCallParser:
+    @property
+    def is_strict(self) -> bool:
+        """Whether the model is free, but for the arguments of strict tools."""
+        return not self.forced and any(tool.strict for tool in self.tools)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """How the text of a chat's answer is taken apart: reasoning, content, calls."""
+
+    tools: ChatTools | None = None
+    reasoning: ReasoningForm | None = None
+    is_open: bool = False
+    """The text begins within reasoning."""
+    shows_reasoning: bool = True
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether answers have fields for reasoning."""
+        return self.reasoning is not None and self.shows_reasoning
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """Of the calls that must be made, or of the text where a strict tool may be called."""
+        tools = self.tools
+        if tools is None:
+            return None
+        if tools.forced:
+            return call_grammar(
+                tools.forced,
+                tools.form,
+                is_parallel=tools.is_parallel,
+                reasoning=self.reasoning,
+                is_open=self.is_open,
+            )
+        if tools.is_strict:
+            return free_grammar(tools.tools, tools.form, is_parallel=tools.is_parallel)
+        return None
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Special tokens that the parser has to see."""
+        marks = () if self.reasoning is None else (*self.reasoning.marks, self.reasoning.after)
+        if self.reasoning is HARMONY_FORM:
+            marks = FORMS["openai"].marks
+        return tuple(filter(None, (*marks, *(self.tools.form.marks if self.tools else ()))))
+
+    def parser(self) -> TextParser:
         """For one choice's text."""
-        # Of a strict tool no call may come in a form that the grammar doesn't know.
-        needs_tags = self.grammar is not None and self.style is ToolStyle.HERMES
-        return ToolCallParser(frozenset(tool.name for tool in self.tools), needs_tags=needs_tags)
+        tools = () if self.tools is None else self.tools.tools
+        parses: list[Parse] = []
+        is_harmony = self.reasoning is HARMONY_FORM
+        if self.reasoning is not None and not is_harmony:
+            parses.append(self.reasoning.parser(is_open=self.is_open))
+        if self.tools is not None:
+            # Of a strict tool no call may come in a form that the grammar doesn't know.
+            parses.append(self.tools.form.parse(bool(self.tools.forced) or self.tools.is_strict))
+        elif is_harmony:
+            parses.append(FORMS["openai"].parse(False))
+        return TextParser(parses, {tool.name: tool.parameters for tool in tools})
+
+
+def answer_form(
+    tools: ChatTools | None,
+    template: ChatTemplate | None,
+    prompt: str,
+    *,
+    has_grammar: bool,
+    shows_reasoning: bool = True,
+) -> AnswerForm | None:
+    """How the answer to a prompt is taken apart; None: it is content as it is.
+
+    ``has_grammar``: the request has one of its own, that the text follows from its beginning on.
+    """
+    reasoning = None if template is None else template.reasoning
+    if has_grammar:
+        reasoning = None
+    if tools is None and reasoning is None:
+        return None
+    return AnswerForm(
+        tools=tools,
+        reasoning=reasoning,
+        is_open=reasoning is not None and reasoning.is_open_after(prompt),
+        shows_reasoning=shows_reasoning,
+    )
 
 
 def chat_tools(
     definitions: list[Any] | None,
     choice: Any,
     *,
-    style: ToolStyle,
+    form: ToolForm,
     is_parallel: bool,
 ) -> ChatTools | None:
     """The tools in play; None when none may be called. UserError names the field at fault."""
     tools = _tools(definitions or [])
+    tools, choice = _allowed(tools, choice)
     chosen = _chosen(tools, choice)
     if not tools or choice == "none":
         return None
-    grammar = None
-    if choice not in (None, "auto"):
-        grammar = call_grammar(chosen, style, is_parallel=is_parallel)
-    elif any(tool.strict for tool in tools):
-        grammar = free_grammar(tools, style, is_parallel=is_parallel)
-    return ChatTools(tools=tools, style=style, grammar=grammar)
+    is_free = choice in (None, "auto")
+    return ChatTools(
+        tools=tools, form=form, forced=() if is_free else chosen, is_parallel=is_parallel
+    )
+
+
+def _allowed(tools: tuple[Tool, ...], choice: Any) -> tuple[tuple[Tool, ...], Any]:
+    """Without those that a choice of allowed tools leaves out, and its mode."""
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return tools, choice
+    form = choice.get("allowed_tools", choice)
+    given = form.get("tools") if isinstance(form, Mapping) else None
+    mode = form.get("mode", "auto") if isinstance(form, Mapping) else None
+    if not isinstance(given, list) or not given or mode not in ("auto", "required"):
+        raise UserError(
+            'tool_choice.allowed_tools must be {"mode": "auto" or "required", "tools": [...]}',
+            field="tool_choice",
+        )
+    chosen = [_chosen(tools, each)[0] for each in given]
+    return tuple(tool for tool in tools if tool in chosen), mode
 
 
 def render_with_tools(

@@ -30,6 +30,7 @@ from lmi_server.dialects.openai.chat_schema import (
     chat_sampling_params,
     decode_chat,
     echoed_text,
+    form_of,
     tools_of,
 )
 from lmi_server.dialects.openai.completion_output import (
@@ -106,11 +107,14 @@ class OpenAIProtocol(Protocol):
         if body.top_logprobs is not None and not body.logprobs:
             raise UserError("top_logprobs needs logprobs: true", field="top_logprobs")
         tools = tools_of(body, self._chat_template)
-        params = chat_sampling_params(body, tools)
+        prompt = self.render_chat(body)
+        assert self._chat_template is not None
+        form = form_of(body, self._chat_template, tools, prompt)
+        params = chat_sampling_params(body, form)
         answer = self._answer(f"chatcmpl-{call.request_id}", body, 1, params.logprobs)
         kind = ChatSseRenderer if body.stream else ChatRenderer
-        renderer: Renderer = kind(answer, tools, before=echoed_text(body))
-        request = chat_request(call.request_id, body, self.render_chat(body), params, adapter)
+        renderer: Renderer = kind(answer, form, before=echoed_text(body))
+        request = chat_request(call.request_id, body, prompt, params, adapter)
         return _plan(call, body, (request,), renderer, prompt_field="messages")
 
     def render_chat(self, body: ChatBody) -> str:

@@ -20,7 +20,7 @@ from aiohttp import web
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.errors import CapacityError, LmiError
 from lmi_server.dialects.base import HttpError, Plan, Renderer
-from lmi_server.dialects.routes import METER, Handler, Route, Service
+from lmi_server.dialects.routes import IGNORED, METER, Handler, Route, Service
 from lmi_server.dialects.table import Dialect, ErrorForm
 from lmi_server.dialects.tgi import errors as tgi_errors
 from lmi_server.dialects.tgi.metrics import RequestRecord, TgiMetrics
@@ -36,6 +36,7 @@ from lmi_server.dialects.tgi.tokens import chat_tokens, token_array
 from lmi_server.dialects.tgi.tool_run import ToolRun
 from lmi_server.dialects.tgi.v1 import TgiV1
 from lmi_server.dialects.tgi.v1_schema import ChatBody, CompletionBody
+from lmi_server.dialects.unknown_fields import collect_ignored, refuse_ignored
 from lmi_server.http.metrics import CONTENT_TYPE, RequestMeter
 from lmi_server.http.openapi import openapi_route
 from lmi_server.http.streaming import respond
@@ -248,8 +249,11 @@ class GenerateHandler:
             tgi.service.loop_lag.wake()
             tgi.metrics.begin()
             body = await tgi.read_json(request)
+            request[IGNORED] = ignored = collect_ignored()
             try:
                 job = self._decode(body)
+                if tgi.service.options.strict_requests:
+                    refuse_ignored(ignored)
             except LmiError as error:
                 tgi.metrics.fail(error)
                 raise

@@ -73,3 +73,34 @@ def test_faults(tmp_path, text, message):
 def test_an_unreadable_file_is_named(tmp_path):
     with pytest.raises(ModelError, match="can't be read"):
         read_handler(tmp_path / "absent.py")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from djl_python import Input, Output",
+        "from djl_python.inputs import Input",
+        "from djl_python.output_formatter import TextGenerationOutput, output_formatter",
+        "from djl_python import output_formatter",
+        "import djl_python.encode_decode",
+        "import torch, os",
+        "try:\n    import djl_python.huggingface\nexcept ImportError:\n    pass",
+    ],
+)
+def test_imports_that_work(tmp_path, line):
+    assert read(tmp_path, f"{line}\ndef handle(inputs): ...").handle == "handle"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("from djl_python.huggingface import HuggingFaceService", r"model\.py:1: djl_python.hugg"),
+        ("import djl_python.transformers_neuronx", "djl_python.transformers_neuronx isn't here"),
+        ("from djl_python.inputs import Inputs", "djl_python.inputs.Inputs isn't here"),
+        ("from djl_python import rolling_batch", "djl_python.rolling_batch isn't here"),
+        ("@prediction_handler\ndef predict(x): ...", "predict is a @prediction_handler, which is"),
+    ],
+)
+def test_what_lmi_has_and_is_not_here_is_refused(tmp_path, line, message):
+    with pytest.raises(ModelError, match=message):
+        read(tmp_path, f"{line}\ndef handle(inputs): ...")

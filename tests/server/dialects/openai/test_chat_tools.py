@@ -15,8 +15,10 @@ from lmi_core.errors import UserError
 from lmi_core.structured.guidance import GuidanceLibrary
 from lmi_core.text.chat import ChatTemplate
 from lmi_core.text.tokenizer import Tokenizer
-from lmi_core.tools.calls import ToolCallParser
-from lmi_core.tools.tools import ToolStyle, call_grammar, tool_of
+from lmi_core.tools.forms import FORMS
+from lmi_core.tools.forms import LLAMA as LLAMA_FORM
+from lmi_core.tools.reader import TextParser
+from lmi_core.tools.tools import call_grammar, tool_of
 from lmi_server.dialects.base import Call, Plan
 from lmi_server.dialects.openai.openai import OpenAIProtocol
 from tests.server.test_structured import HOT, MESSAGES, loaded, run
@@ -183,13 +185,13 @@ def test_enforced_calls() -> None:
 
 
 def test_the_configured_style_is_enforced() -> None:
-    template = ChatTemplate.load(MODEL_DIR, tool_style=ToolStyle.LLAMA3_JSON)
+    template = ChatTemplate.load(MODEL_DIR, tool_form=LLAMA_FORM)
     assert template is not None
     text = '{"name": ' + ULM.format("parameters")
     assert follows(text, tool_choice="required", template=template)
     model = {"default": "{{ tools }}"}
-    assert ChatTemplate(model, tool_style=ToolStyle.LLAMA3_JSON).tool_style == "llama3_json"
-    assert ChatTemplate(model).tool_style == "hermes"
+    assert ChatTemplate(model, tool_form=LLAMA_FORM).tool_form is LLAMA_FORM
+    assert ChatTemplate(model).tool_form is FORMS["hermes"]
 
 
 @pytest.mark.parametrize(
@@ -320,7 +322,7 @@ def test_enforced_calls_are_valid_in_every_dialect() -> None:
 
 
 def test_grammars_of_calls_are_understood_by_the_parser() -> None:
-    """What either style's grammar lets through is found again."""
+    """What any form's grammar lets through is found again."""
     from lmi_core.engine.engine import Engine
     from lmi_core.engine.sampling_params import SamplingParams
     from tests.engine.harness import collect, text
@@ -329,14 +331,15 @@ def test_grammars_of_calls_are_understood_by_the_parser() -> None:
     async def use() -> None:
         tools = [tool_of(tool) for tool in TOOLS]
         async with Engine(demo_config()) as engine:
-            for style in ToolStyle:
-                grammar = call_grammar(tools, style, is_parallel=False)
-                for seed in range(5):
+            for form in FORMS.values():
+                grammar = call_grammar(tools, form, is_parallel=False)
+                for seed in range(3):
                     params = SamplingParams(
                         grammar=grammar, temperature=1.5, seed=seed, max_new_tokens=200
                     )
                     written = text(await collect(engine, "A", params))
-                    parser = ToolCallParser({"weather", "now"})
+                    schemas = {tool.name: tool.parameters for tool in tools}
+                    parser = TextParser([form.parse(True)], schemas)
                     pieces = parser.push(written) + parser.flush()
                     assert parser.num_calls == 1, written
                     arguments = "".join(piece.text for piece in pieces[1:])  # type: ignore[union-attr]

@@ -9,7 +9,8 @@ import pytest
 
 from lmi_core.errors import UserError
 from lmi_core.tools.calls import CallStart, Content, ToolCallParser
-from lmi_core.tools.tools import ToolStyle, free_grammar, tool_of
+from lmi_core.tools.forms import HERMES, LLAMA, ToolForm
+from lmi_core.tools.tools import free_grammar, tool_of
 from tests.server.dialects.openai.test_chat_tools import (
     NOW,
     TOOLS,
@@ -29,13 +30,13 @@ def said(name: str, arguments: str, *, key: str = "arguments", tags: bool = True
 
 
 @pytest.mark.parametrize("is_parallel", [False, True])
-@pytest.mark.parametrize("style", ToolStyle)
+@pytest.mark.parametrize("style", [HERMES, LLAMA], ids=lambda form: form.name)
 def test_text_is_free_but_for_the_arguments_of_strict_tools(
-    style: ToolStyle, is_parallel: bool
+    style: ToolForm, is_parallel: bool
 ) -> None:
     tools = [tool_of(STRICT_WEATHER), tool_of(NOW)]
     grammar = free_grammar(tools, style, is_parallel=is_parallel)
-    key = "arguments" if style is ToolStyle.HERMES else "parameters"
+    key = "arguments" if style is HERMES else "parameters"
     good, bad = said("weather", GOOD, key=key), said("weather", BAD, key=key)
     for text in ("", "Hello { you }", 'Say <tool> "x"\n1 < 2', good, f"Well. {good}"):
         assert matches(grammar, text), text
@@ -44,7 +45,7 @@ def test_text_is_free_but_for_the_arguments_of_strict_tools(
     for text in (bad, f"Well. {bad}", good + bad, "<tool_call>no", said("other", "{}", key=key)):
         assert not matches(grammar, text), text
     # A call without tags is one in Llama's style only.
-    is_text = style is ToolStyle.HERMES
+    is_text = style is HERMES
     assert matches(grammar, said("weather", GOOD, key=key, tags=False))
     assert matches(grammar, said("weather", BAD, key=key, tags=False)) == is_text
     assert matches(grammar, f" \n{said('weather', BAD, key=key, tags=False)}") == is_text
