@@ -142,14 +142,14 @@ def test_the_seed_decides_what_is_sampled(configured):
 
 
 _CODE = """
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, XGLMForCausalLM
 
 
 class OwnConfig(GPT2Config):
     model_type = "own"
 
 
-class OwnForCausalLM(GPT2LMHeadModel):
+class OwnForCausalLM(XGLMForCausalLM):
     config_class = OwnConfig
 """
 
