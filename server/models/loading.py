@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,9 @@ from lmi_core.config.table import BY_KEY
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.launch import CustomCodeLaunch, Launch, prepare_model
 from lmi_core.config.targets.server_config import ServerConfig
+from lmi_core.config.targets.tls import tls_context
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.stats import EngineObserver
-from lmi_core.errors import ConfigError
 from lmi_core.settings.custom_code_config import CustomCodeConfig
 from lmi_core.settings.library_config import LibraryConfig
 from lmi_core.text.chat import ChatTemplate
@@ -29,6 +28,7 @@ from lmi_server.dialects.lmi.formatting import FormattingBackend
 from lmi_server.dialects.lmi.lmi import LmiOptions
 from lmi_server.dialects.lmi.release import Release
 from lmi_server.dialects.tgi.options import TgiOptions
+from lmi_server.http.answer_deadline import AnswerLimits
 from lmi_server.http.options import Listening, ServerOptions
 from lmi_server.http.tenants import TenantLimits
 from lmi_server.models.custom_code_backend import CustomCodeBackend
@@ -80,12 +80,18 @@ def recipe_of(
         min_workers=1 if code is None else code.min_workers,
         max_workers=1 if code is None else code.max_workers,
         has_processes=code is not None,
+        loading_timeout_s=None if code is not None else _loading_timeout(model),
     )
+
+
+def _loading_timeout(model: ModelConfig) -> float | None:
+    seconds = model.get("option.model_loading_timeout")
+    return float(seconds) if isinstance(seconds, int) else None
 
 
 def server_options(server: ServerConfig) -> ServerOptions:
     """The options of the server as a whole."""
-    tls, management = _tls(server), server.management
+    tls, management = tls_context(server), server.management
     return ServerOptions(
         host=server.host,
         port=server.port,
@@ -117,24 +123,9 @@ def server_options(server: ServerConfig) -> ServerOptions:
         log_format=server.log_format,
         strict_requests=server.strict_requests,
         verbose=server.verbose,
+        ui=server.ui,
         lmi=LmiOptions(statuses=server.statuses),
     )
-
-
-def _tls(server: ServerConfig) -> ssl.SSLContext | None:
-    """What speaks https with the configured certificate; None: http."""
-    if server.certificate_file is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(server.certificate_file, server.private_key_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"certificate_file={server.certificate_file} and "
-            f"private_key_file={server.private_key_file} can't be used: {error}",
-            field="certificate_file",
-        ) from None
-    return context
 
 
 def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
@@ -155,6 +146,7 @@ def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
         model_name=model.name,
         model_version=model.version,
         max_in_flight=engine.max_queue_size + engine.max_num_seqs,
+        limits=_limits(launch),
         lmi=LmiOptions(
             output_formatter=model.output_formatter,
             tgi_compat=model.tgi_compat,
@@ -172,6 +164,16 @@ def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
     )
 
 
+def _limits(launch: Launch) -> AnswerLimits:
+    """Between pieces both count; before the first one a request may be waiting for its step."""
+    read_s = launch.server.values.get("chunked_read_timeout")
+    given = [s for s in (read_s, launch.model.get("option.predict_timeout")) if isinstance(s, int)]
+    return AnswerLimits(
+        first_s=float(read_s) if isinstance(read_s, int) else None,
+        next_s=float(min(given)) if given else None,
+    )
+
+
 def _chat_template(launch: Launch) -> ChatTemplate | None:
     """The model's, unless the configuration names another; what is broken in it is logged."""
     files = launch.engine.model
@@ -186,6 +188,7 @@ def _chat_template(launch: Launch) -> ChatTemplate | None:
         template=launch.model.file("option.chat_template", files),
         config_path=None if config_path is None else Path(config_path),
         tool_form=None if parser is None else form_named(str(parser)),
+        auto_tools=launch.model.get("option.enable_auto_tool_choice") is not False,
         reasoning="none" if reasoning == "none" else REASONING.get(str(reasoning)),
     )
     for fault in [] if template is None else template.faults():
