@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2000, help="of each window")
     parser.add_argument("--device", choices=("cpu", "torch-cpu", "cuda"), default="cpu")
     parser.add_argument("--scales", type=float, nargs="+", default=SCALES)
-    parser.add_argument("--activations", nargs="+", default=("auto",))
+    parser.add_argument("--activations", nargs="+", default=("int8", "auto", "bf16"))
     arguments = parser.parse_args()
     windows = held_out_windows(MODEL_DIR, arguments.windows)[:, : arguments.tokens].tolist()
     with tempfile.TemporaryDirectory() as directory:
@@ -106,6 +106,7 @@ def main() -> None:
                     model=model,
                     dtype="bf16",
                     quantize=quantize,
+                    activations=activations,
                     device=arguments.device,
                     max_num_seqs=1,
                 )

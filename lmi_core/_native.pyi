@@ -260,7 +260,7 @@ class LinearWeight:
         format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool = False,
         group_size: int = 0,
-        rounding: Literal["int8", "outliers"] = "outliers",
+        rounding: Literal["int8", "outliers", "none"] = "outliers",
         instruction_set: str = "",
         num_threads: int = 0,
     ) -> LinearWeight:
@@ -299,7 +299,7 @@ class LinearWeight:
         format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool = False,
         group_size: int = 0,
-        rounding: Literal["int8", "outliers"] = "outliers",
+        rounding: Literal["int8", "outliers", "none"] = "outliers",
         num_threads: int = 0,
     ) -> LinearWeight:
         """What an equal weight's ``packed`` was when it was written to a file, left there. Raises NativeError if the file

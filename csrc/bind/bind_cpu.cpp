@@ -76,14 +76,16 @@ py::array linear(const std::string& instruction_set, const py::array& x, const L
   cpu::LinearArgs args;
   LMI_CHECK(x.ndim() == 2 && x.shape(1) == weight.num_inputs, "x is [rows, inputs]");
   py::array_t<uint8_t> quantized;
-  if (weight.is_quantized()) {
+  if (weight.takes_quantized_rows()) {
     quantized = quantize_rows(instruction_set, x, weight.group_size,
                               cpu::row_rounding_name(weight.rounding), num_threads);
     args.x = quantized.data();
     args.x_stride = quantized.shape(1);
   } else {
-    LMI_CHECK(array_dtype(x) == weight.dtype, "x has the dtype of the weight");
+    LMI_CHECK(weight.is_quantized() || array_dtype(x) == weight.dtype,
+              "x has the dtype of the weight");
     args.x = x.data();
+    args.x_dtype = array_dtype(x);
     args.x_stride = x.strides(0) / x.itemsize();
   }
   args.weight = weight;

@@ -56,18 +56,19 @@ std::vector<double> time_linear(const std::string& instruction_set, int64_t num_
   const auto kernel = cpu::kernels(cpu::parse_instruction_set(instruction_set)).linear;
   const cpu::PackedLinear& shape = weights.at(0)->packed();
   // A quantised row's scale and sums are set to something just as well.
-  const int64_t row_bytes = shape.is_quantized()
-                                ? cpu::quantized_row_bytes(shape.num_inputs, shape.group_size)
-                                : shape.num_inputs * dtype_size(shape.dtype);
+  const int64_t row_bytes =
+      shape.takes_quantized_rows()
+          ? cpu::quantized_row_bytes(shape.num_inputs, shape.group_size)
+          : shape.num_inputs * dtype_size(shape.is_quantized() ? DType::kBF16 : shape.dtype);
   const int64_t x_bytes = num_rows * row_bytes;
   const AlignedMemory x(x_bytes), y(num_rows * shape.num_outputs * 4);
   std::fill_n(reinterpret_cast<uint16_t*>(x.data()), x_bytes / 2, uint16_t{0x3c3c});
-  if (shape.is_quantized()) set_outliers(x.data(), num_rows, shape, num_outliers);
+  if (shape.takes_quantized_rows()) set_outliers(x.data(), num_rows, shape, num_outliers);
   std::vector<cpu::LinearArgs> args;
   for (const LinearWeight* weight : weights) {
     cpu::LinearArgs node;
     node.x = x.data();
-    node.x_stride = shape.is_quantized() ? row_bytes : shape.num_inputs;
+    node.x_stride = shape.takes_quantized_rows() ? row_bytes : shape.num_inputs;
     node.weight = weight->packed();
     if (shape.gated) node.activation = cpu::Activation::kSilu;
     node.y = y.data();

@@ -108,7 +108,7 @@ uint64_t packed_checksum(const LinearWeight& weight) {
 
 // Equal for weights that take the same quantised rows.
 std::optional<std::string> row_format(const LinearWeight& weight) {
-  if (!weight.packed().is_quantized()) return std::nullopt;
+  if (!weight.packed().takes_quantized_rows()) return std::nullopt;
   return std::string(cpu::row_rounding_name(weight.packed().rounding)) + ", summed over " +
          std::to_string(weight.packed().group_size);
 }

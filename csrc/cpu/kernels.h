@@ -52,6 +52,7 @@ constexpr int64_t kMaxInt8Inputs = 65536;  // so that 32 bits hold every sum of 
 enum class RowRounding : uint8_t {
   kInt8,      // to 255 steps of one scale
   kOutliers,  // the same, but a row's few largest inputs to 16 bits of that scale
+  kNone,      // not at all: products are those of the unpacked weight in fp32
 };
 
 struct LinearFormat {
@@ -70,6 +71,7 @@ struct PackedLinear {
   RowRounding rounding = RowRounding::kOutliers;  // of what a quantised weight is multiplied with
 
   bool is_quantized() const { return dtype == DType::kI8 || dtype == DType::kI4; }
+  bool takes_quantized_rows() const { return is_quantized() && rounding != RowRounding::kNone; }
 };
 
 // A row of inputs for int8 and int4 weights: x = scale q, where q has 8 bits, or of outliers 16:
@@ -121,10 +123,11 @@ struct RowArgmax {
 };
 
 struct LinearArgs {
-  // [rows, num_inputs] in the dtype of the weight, or quantised rows for a quantised weight, which
-  // makes one numeric path for all row counts.
+  // [rows, num_inputs] in the dtype of the weight; quantised rows for a quantised weight, or
+  // x_dtype if it takes none. One numeric path for all row counts.
   const void* x = nullptr;
-  int64_t x_stride = 0;  // elements; bytes of quantised rows
+  DType x_dtype = DType::kBF16;  // kF32 or kBF16
+  int64_t x_stride = 0;          // elements; bytes of quantised rows
   PackedLinear weight;
   const float* bias = nullptr;  // [num_outputs] in the order of the unpacked matrix, or null
   // != kNone: gated weight, y has num_outputs / 2 columns.
@@ -333,7 +336,7 @@ int64_t num_linear_panels(int64_t num_outputs, bool gated);
 int64_t packed_linear_bytes(LinearFormat format, int64_t num_outputs, int64_t num_inputs,
                             bool gated);
 void check_linear_format(LinearFormat format, int64_t num_inputs);  // throws Error
-const char* row_rounding_name(RowRounding rounding);                // "int8" or "outliers"
+const char* row_rounding_name(RowRounding rounding);                // "int8", "outliers" or "none"
 RowRounding parse_row_rounding(const std::string& name);            // throws Error
 void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
                  LinearFormat format, void* target, int64_t first_panel, int64_t end_panel);

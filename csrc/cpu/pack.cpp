@@ -90,14 +90,22 @@ int64_t packed_linear_bytes(LinearFormat format, int64_t num_outputs, int64_t nu
 }
 
 const char* row_rounding_name(RowRounding rounding) {
-  return rounding == RowRounding::kInt8 ? "int8" : "outliers";
+  switch (rounding) {
+    case RowRounding::kInt8:
+      return "int8";
+    case RowRounding::kOutliers:
+      return "outliers";
+    default:
+      return "none";
+  }
 }
 
 RowRounding parse_row_rounding(const std::string& name) {
-  for (const RowRounding rounding : {RowRounding::kInt8, RowRounding::kOutliers}) {
+  for (const RowRounding rounding :
+       {RowRounding::kInt8, RowRounding::kOutliers, RowRounding::kNone}) {
     if (name == row_rounding_name(rounding)) return rounding;
   }
-  throw Error("rounding '" + name + "'; known are int8, outliers");
+  throw Error("rounding '" + name + "'; known are int8, outliers, none");
 }
 
 void check_linear_format(LinearFormat format, int64_t num_inputs) {

@@ -52,7 +52,7 @@ ValueId Graph::rms_norm(ValueId x, cpu::RmsNormArgs args, const cpu::PackedLinea
   check_operand(x, DType::kF32, args.num_columns, "rms_norm");
   args.y_dtype = config_.act_dtype;
   int64_t columns = args.num_columns;
-  if (reader != nullptr && reader->is_quantized()) {
+  if (reader != nullptr && reader->takes_quantized_rows()) {
     args.y_dtype = DType::kI8;
     args.group_size = reader->group_size;
     args.rounding = reader->rounding;
@@ -67,12 +67,12 @@ ValueId Graph::rms_norm(ValueId x, cpu::RmsNormArgs args, const cpu::PackedLinea
 ValueId Graph::linear_input(ValueId x, const cpu::PackedLinear& weight) {
   const DType dtype = weight.is_quantized() ? config_.act_dtype : weight.dtype;
   const int64_t row_bytes = cpu::quantized_row_bytes(weight.num_inputs, weight.group_size);
-  if (weight.is_quantized() && value(x).dtype == DType::kI8) {
+  if (weight.takes_quantized_rows() && value(x).dtype == DType::kI8) {
     check_operand(x, DType::kI8, row_bytes, "linear of quantised rows");
     return x;
   }
   check_operand(x, dtype, weight.num_inputs, "linear");
-  if (!weight.is_quantized()) return x;
+  if (!weight.takes_quantized_rows()) return x;
   const ValueId y = add_value("quantized", DType::kI8, row_bytes, value(x).rows);
   const cpu::QuantizeRowsArgs args{.x_dtype = dtype,
                                    .x_stride = weight.num_inputs,
@@ -85,6 +85,7 @@ ValueId Graph::linear_input(ValueId x, const cpu::PackedLinear& weight) {
 
 ValueId Graph::linear(ValueId x, cpu::LinearArgs args) {
   check_recording();
+  args.x_dtype = config_.act_dtype;
   const ValueId input = linear_input(x, args.weight);
   const bool is_gated = args.activation != cpu::Activation::kNone;
   LMI_CHECK(is_gated == args.weight.gated, "a gated weight goes with an activation");
@@ -102,6 +103,7 @@ ValueId Graph::linear_add(ValueId x, ValueId residual, cpu::LinearArgs args) {
   LMI_CHECK(args.activation == cpu::Activation::kNone && !args.weight.gated,
             "a residual is added to plain linears only");
   LMI_CHECK(value(x).rows == value(residual).rows, "the residual has other rows");
+  args.x_dtype = config_.act_dtype;
   args.add_to_y = true;
   args.y_dtype = DType::kF32;
   const ValueId input = linear_input(x, args.weight);

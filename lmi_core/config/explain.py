@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from lmi_core.config.artefacts.cache import cached_directory
-from lmi_core.config.judge import judge
+from lmi_core.config.judge import judge, judge_server
 from lmi_core.config.memory_needs import Needs, memory_needs
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.resolve import Report, examine
@@ -59,7 +59,8 @@ def main(
     host = detect_host(environ) if host is None else host
     report = examine(argv, environ, host, default_model=default_model)
     if not report.errors:
-        judged = [judge(model, report.server, environ, host) for model in report.models]
+        judged = [judge_server(report.server)]
+        judged += [judge(model, report.server, environ, host) for model in report.models]
         report = replace(report, errors=tuple(itertools.chain(*judged)))
     needs = [
         memory_needs(model, cached_directory(model.source, report.server, environ))

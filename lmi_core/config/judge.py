@@ -30,8 +30,6 @@ def judge(
     That is its files' settings and headers, packages, devices and the memory that it may use.
     Numbers inside of tensors that are damaged show only while a model is loaded.
     """
-    if model.backend == "handler":
-        return ()
     problems = Problems()
     for check in _checks(model, server, environ, host):
         try:
@@ -39,12 +37,31 @@ def judge(
         except UserError as error:
             key = error.field if error.field in model.values else None
             problems.error("" if key is None else model.where(key), str(error), key)
+        except OSError as error:
+            problems.error(str(error.filename or ""), f"can't be read: {error.strerror or error}")
+    return problems.errors
+
+
+def judge_server(server: ServerConfig) -> tuple[Problem, ...]:
+    """The same of the server as a whole."""
+    problems = Problems()
+    if server.certificate_file is None:
+        return ()
+    from lmi_core.config.targets.tls import tls_context
+
+    try:
+        tls_context(server)
+    except UserError as error:
+        problems.error("", str(error), error.field)
     return problems.errors
 
 
 def _checks(
     model: ModelConfig, server: ServerConfig, environ: Mapping[str, str], host: Host
 ) -> Iterator[_Check]:
+    yield lambda: _check_code(model)
+    if model.backend == "handler":
+        return
     yield lambda: check_source(model.source, server, environ)
     named = () if model.lora is None else model.lora.named
     for adapter in named:
@@ -73,6 +90,18 @@ def _whole_directory(
     directory = cached_directory(source, server, environ)
     has_config = directory is not None and (directory / "config.json").is_file()
     return directory if has_config and any(directory.glob("*.safetensors")) else None  # type: ignore[union-attr]
+
+
+def _check_code(model: ModelConfig) -> None:
+    """What the model's own code imports, unless its process has packages or an interpreter of its
+    own."""
+    code = model.custom_code_config()
+    if code is None or code.python is not None or "PYTHONPATH" in code.env:
+        return
+    if not (code.model_dir / "requirements.txt").is_file():
+        from lmi_core.config.artefacts.handler_imports import check_installed
+
+        check_installed(code.path, code.model_dir)
 
 
 def _check_device(model: ModelConfig, host: Host) -> None:

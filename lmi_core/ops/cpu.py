@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lmi_core import _native
 from lmi_core.ops.graph import Graph, Handle, LinearWeight
-from lmi_core.weights.matrix import Matrix, packable, packed_group_size, row_rounding
+from lmi_core.weights.matrix import Activations, Matrix, packable, packed_group_size, row_rounding
 
 if TYPE_CHECKING:
     from lmi_core.weights.packed_model import PackedModel
@@ -21,11 +21,16 @@ class NativeWeights:
     """
 
     def __init__(
-        self, instruction_set: str = "", num_threads: int = 0, packed: PackedModel | None = None
+        self,
+        instruction_set: str = "",
+        num_threads: int = 0,
+        packed: PackedModel | None = None,
+        activations: Activations = "auto",
     ) -> None:
         self.instruction_set = instruction_set
         self.num_threads = num_threads
         self.packed = packed
+        self.activations: Activations = activations
 
     @property
     def keeps_fp8(self) -> bool:
@@ -45,7 +50,7 @@ class NativeWeights:
         if format == "fp8":
             raise ValueError("the CPU engine has no products with fp8 matrices")
         group_size = packed_group_size(parts, format)
-        rounding = row_rounding(parts)
+        rounding = row_rounding(parts, self.activations)
         label = f"{format}{group_size or ''}{' gated' if gated else ''} {' '.join(names)}"
         if self.packed is not None:
             found = self.packed.find(

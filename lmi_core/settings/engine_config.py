@@ -11,6 +11,7 @@ from lmi_core.settings.field_checks import check_fields
 from lmi_core.settings.lora_config import LoraConfig
 
 DType = Literal["auto", "bf16", "fp32"]
+Activations = Literal["auto", "int8", "bf16"]
 KvDType = Literal["auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2"]
 Device = Literal["cpu", "cuda", "torch-cpu"]
 Quantization = Literal["int8", "int4", "fp8", "awq", "gptq", "compressed-tensors"]
@@ -48,6 +49,10 @@ class EngineConfig:
     as int8, without outliers. The output head is int8 in all. An fp8 checkpoint stays fp8 on torch
     devices and becomes ``dtype`` on the CPU. A checkpoint in integers stays as it is; awq, gptq and
     compressed-tensors say which it is expected to be."""
+    activations: Activations = "auto"
+    """What int8 and int4 weights are multiplied with; auto: rows rounded as above, or to int8 alone
+    where the checkpoint's scheme says so; int8: always so; bf16, on the CPU only: rows as they are,
+    in sums of fp32, which takes two to four times as long."""
     lora: LoraConfig | None = None
     """Adapters; None: there are none, and none can be loaded."""
     kv_dtype: KvDType = "auto"
@@ -106,6 +111,12 @@ class EngineConfig:
         if isinstance(self.model, str):
             object.__setattr__(self, "model", Path(self.model))
         check_fields(self)
+        if self.activations == "bf16" and self.device != "cpu":
+            raise UserError(
+                f"activations=bf16 needs device=cpu, not {self.device}, where int8 weights have no "
+                "kernel for it, and int4 ones have nothing else: leave it out",
+                field="activations",
+            )
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:

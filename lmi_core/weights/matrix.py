@@ -13,9 +13,12 @@ from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.integer_matrix import IntegerMatrix
 
 Matrix = npt.NDArray[np.generic] | Fp8Matrix | IntegerMatrix
-RowRounding = Literal["int8", "outliers"]
+Activations = Literal["auto", "int8", "bf16"]
+"""What quantised matrices are multiplied with: what their format means; rows of int8; or rows as
+they are."""
+RowRounding = Literal["int8", "outliers", "none"]
 """Of the rows that a quantised matrix is multiplied with: each to int8 by a scale of its own; or
-so, but for a row's few largest numbers, which get 16 bits (csrc/cpu/kernels.h)."""
+so, but for a row's few largest numbers, which get 16 bits; or not at all (csrc/cpu/kernels.h)."""
 Bytes = npt.NDArray[np.uint8]
 Packable = npt.NDArray[np.generic] | tuple[Bytes, FloatArray] | tuple[Bytes, FloatArray, FloatArray]
 """What ``_native.LinearWeight.pack`` takes, which decodes on the way."""
@@ -38,8 +41,10 @@ def packed_group_size(parts: Sequence[Matrix], format: str) -> int:
     return min(own, default=INT4_GROUP_SIZE)
 
 
-def row_rounding(parts: Sequence[Matrix]) -> RowRounding:
-    """int8 where all of ``parts`` are of a checkpoint whose scheme says so."""
+def row_rounding(parts: Sequence[Matrix], activations: Activations) -> RowRounding:
+    """auto: outliers, but int8 where all of ``parts`` are of a checkpoint whose scheme says so."""
+    if activations != "auto":
+        return "int8" if activations == "int8" else "none"
     says_int8 = [isinstance(part, IntegerMatrix) and part.has_int8_rows for part in parts]
     return "int8" if all(says_int8) else "outliers"
 

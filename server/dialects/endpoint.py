@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from lmi_server.dialects.anthropic.dialect import anthropic_dialect
 from lmi_server.dialects.lmi.dialect import lmi_dialect
 from lmi_server.dialects.openai.dialect import openai_dialect
 from lmi_server.dialects.routes import Handler, Route, Service
 from lmi_server.dialects.table import Dialect, DialectTable
 from lmi_server.dialects.tgi.dialect import tgi_dialect
 
-DIALECTS: tuple[Callable[[Service], Dialect], ...] = (lmi_dialect, openai_dialect, tgi_dialect)
+DIALECTS: tuple[Callable[[Service], Dialect], ...] = (
+    lmi_dialect,
+    openai_dialect,
+    anthropic_dialect,
+    tgi_dialect,
+)
 """Every dialect that a server has."""
 
 RouteKey = tuple[str, str]

@@ -15,9 +15,9 @@ from lmi_server.dialects.base import Reply
 from lmi_server.dialects.routes import Route
 
 PRECEDENCE: Mapping[str, tuple[str, ...]] = {
-    "lmi": ("lmi", "openai", "tgi"),
+    "lmi": ("lmi", "openai", "anthropic", "tgi"),
     "tgi": ("tgi",),
-    "openai": ("openai", "lmi", "tgi"),
+    "openai": ("openai", "anthropic", "lmi", "tgi"),
 }
 """For each value of ``api``, the dialects that serve paths without a prefix."""
 
@@ -45,6 +45,9 @@ class Dialect:
     errors: ErrorForm
     headers: Mapping[str, str] = field(default_factory=dict)
     """On every response, unless the response sets them itself."""
+    prefixes: tuple[str, ...] = ()
+    """Beginnings of paths that are its own, whoever has their first segment; empty: it goes by
+    segments."""
     has_open_calls: bool = False
     """Pages of any site may post to its routes where no origins are configured."""
 
@@ -66,15 +69,23 @@ class DialectTable:
         self._owners: dict[str, Dialect] = {}
         for name in PRECEDENCE[api]:
             if name in self._by_name:
-                for segment in self._by_name[name].segments:
-                    self._owners.setdefault(segment, self._by_name[name])
+                dialect = self._by_name[name]
+                for part in dialect.prefixes or dialect.segments:
+                    self._owners.setdefault(part, dialect)
 
     def of(self, path: str) -> Dialect:
         """The dialect that answers a path, be it a route or not."""
         segment = first_segment(path)
         if segment in self._by_name:
             return self._by_name[segment]
-        return self._owners.get(segment, self.main)
+        return self._owner(path) or self.main
+
+    def _owner(self, path: str) -> Dialect | None:
+        """The dialect of a path without a dialect's name."""
+        for part, dialect in self._owners.items():
+            if dialect.prefixes and (path == part or path.startswith(f"{part}/")):
+                return dialect
+        return self._owners.get(first_segment(path))
 
     def routes(self) -> Iterator[Route]:
         """The routes without a prefix."""
@@ -85,7 +96,7 @@ class DialectTable:
         """The routes without a prefix, and whose they are."""
         for dialect in self._by_name.values():
             for route in dialect.routes:
-                if self._owners.get(first_segment(route.path)) is dialect:
+                if self._owner(route.path) is dialect:
                     yield dialect, route
 
     def prefixed_routes(self) -> Iterator[Route]:

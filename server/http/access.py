@@ -80,7 +80,7 @@ class Access:
         async def guarded(request: web.Request) -> web.StreamResponse:
             if is_local:
                 _check_local(request)
-            key_id = _check_key(keys, request.headers.get("Authorization", "")) if keys else 0
+            key_id = _check_key(keys, _authorization(request)) if keys else 0
             if not tenants:
                 return await handler(request)
             tenant = request[TENANT] = tenants[key_id]
@@ -141,6 +141,13 @@ def _host_name(host: str) -> str:
     """The name or address in a Host header; empty where it is not that and a port alone."""
     match = _HOST.fullmatch(host)
     return "" if match is None else match["name"].strip("[]").lower()
+
+
+def _authorization(request: web.Request) -> str:
+    """As Anthropic's clients send it, too: in a header of its own."""
+    given = request.headers.get("Authorization", "")
+    key = request.headers.get("x-api-key")
+    return given if given or key is None else f"Bearer {key}"
 
 
 def _check_key(keys: Sequence[bytes], authorization: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,9 @@ from lmi_core.config.table import BY_KEY
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.launch import CustomCodeLaunch, Launch, prepare_model
 from lmi_core.config.targets.server_config import ServerConfig
+from lmi_core.config.targets.tls import tls_context
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.stats import EngineObserver
-from lmi_core.errors import ConfigError
 from lmi_core.settings.custom_code_config import CustomCodeConfig
 from lmi_core.settings.library_config import LibraryConfig
 from lmi_core.text.chat import ChatTemplate
@@ -92,7 +91,7 @@ def _loading_timeout(model: ModelConfig) -> float | None:
 
 def server_options(server: ServerConfig) -> ServerOptions:
     """The options of the server as a whole."""
-    tls, management = _tls(server), server.management
+    tls, management = tls_context(server), server.management
     return ServerOptions(
         host=server.host,
         port=server.port,
@@ -127,22 +126,6 @@ def server_options(server: ServerConfig) -> ServerOptions:
         ui=server.ui,
         lmi=LmiOptions(statuses=server.statuses),
     )
-
-
-def _tls(server: ServerConfig) -> ssl.SSLContext | None:
-    """What speaks https with the configured certificate; None: http."""
-    if server.certificate_file is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(server.certificate_file, server.private_key_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"certificate_file={server.certificate_file} and "
-            f"private_key_file={server.private_key_file} can't be used: {error}",
-            field="certificate_file",
-        ) from None
-    return context
 
 
 def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
@@ -205,6 +188,7 @@ def _chat_template(launch: Launch) -> ChatTemplate | None:
         template=launch.model.file("option.chat_template", files),
         config_path=None if config_path is None else Path(config_path),
         tool_form=None if parser is None else form_named(str(parser)),
+        auto_tools=launch.model.get("option.enable_auto_tool_choice") is not False,
         reasoning="none" if reasoning == "none" else REASONING.get(str(reasoning)),
     )
     for fault in [] if template is None else template.faults():

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_core.config.explain import Page, as_json, exit_code
+from lmi_core.config.judge import judge
 from lmi_core.config.resolve import examine
 from lmi_core.config.sources.environment import variables_of
 from lmi_core.config.table import BY_FLAG, BY_KEY, OPTIONS
@@ -206,6 +207,8 @@ def run_input(given: Input, directory: Path) -> None:
         for resolved in report.models:
             if runs_in_engine(resolved.backend):
                 resolved.engine_config(Path("fetched"))
+            faults = judge(resolved, report.server, given.environ, given.host)
+            assert all(fault.message for fault in faults)
 
 
 def fuzz(seconds: float, seed: int = 0, *, at_least: int = 0) -> int:

@@ -222,6 +222,9 @@ def test_a_handler_beside_a_built_in_entry_point_is_reported(model_dir, explaine
 def test_an_entry_point_may_be_a_module_of_the_model(model_dir, explained, tmp_path):
     name = model_dir("option.entryPoint=code.mine", config=LLAMA)
     assert "is neither a built-in handler" in str(explained(name).errors[0])
+    for odd in ("/", "..", ".", "a..b", "/etc/passwd"):
+        again = explained(name, "-o", f"entryPoint={odd}")
+        assert "is neither a built-in handler" in str(again.errors[0])
     (tmp_path / name / "code").mkdir()
     (tmp_path / name / "code" / "mine.py").write_text("def handle(inputs): ...")
     (model,) = explained(name).models

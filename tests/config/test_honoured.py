@@ -147,6 +147,22 @@ def test_quantized_weights_are_smaller(configured):
     run(main())
 
 
+def test_what_quantized_weights_are_multiplied_with(configured):
+    async def logprobs(activations):
+        properties = f"option.quantize=int8\noption.activations={activations}\n"
+        async with running(configured(properties)) as engine:
+            return [event.logprob for event in await generate(engine, logprobs=1)]
+
+    async def main():
+        rounded, exact = await logprobs("int8"), await logprobs("bf16")
+        assert rounded != exact
+        assert rounded == pytest.approx(exact, abs=0.2)
+
+    run(main())
+    with pytest.raises(UserError, match="activations=bf16 needs device=cpu, not torch-cpu"):
+        configured("option.device=torch-cpu\noption.activations=bf16\n")
+
+
 def test_fp8_weights_on_a_torch_device(configured):
     pytest.importorskip("torch")
 

@@ -15,7 +15,7 @@ from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.launch import prepare_model
 from lmi_core.engine.engine import Engine
 from lmi_core.errors import ConfigError, UserError
-from lmi_server.models.loading import build_options
+from lmi_server.models.loading import build_options, server_options
 from tests.checkpoints import cached_checkpoint
 from tests.lora_adapters import cached_adapter
 
@@ -236,3 +236,47 @@ def test_a_hub_model_of_another_family_is_dispatched_at_its_first_start(
         with pytest.raises(ConfigError, match="Transformers is not installed"):
             prepare_model(*arguments)
     assert [path.name for path in tmp_path.glob("hub/**/snapshots/*/*")] == ["config.json"]
+
+
+def test_a_certificate_that_cannot_be_used(model, tmp_path):
+    (tmp_path / "cert.pem").write_text("no certificate")
+    options = [
+        f"certificate_file={tmp_path / 'cert.pem'}",
+        "inference_address=https://0.0.0.0:8443",
+    ]
+    options += [f"private_key_file={tmp_path / 'cert.pem'}"]
+    argv = [str(model), *(part for option in options for part in ("-o", option))]
+    server = examine(argv, NO_CACHE, HERE).server
+    with pytest.raises(ConfigError, match="can't be used"):
+        server_options(server)
+    code, text = explain(*argv)
+    assert (code, "cert.pem can't be used" in text) == (2, True)
+
+
+def test_what_cannot_be_read_is_named(model, monkeypatch):
+    def refuse(*arguments):
+        raise PermissionError(13, "Permission denied", "model.safetensors")
+
+    monkeypatch.setattr("lmi_core.config.judge.check_source", refuse)
+    code, text = explain(str(model))
+    assert code == 2
+    assert "model.safetensors: can't be read: Permission denied" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "code"),
+    [
+        ("import no_such_package.inner", {}, 2),
+        ("from no_such_package import x", {"requirements.txt": "no-such-package"}, 0),
+        ("import no_such_package", {"no_such_package.py": ""}, 0),
+        ("import json, numpy", {}, 0),
+        ("try:\n    import no_such_package\nexcept ImportError:\n    pass", {}, 0),
+    ],
+)
+def test_what_a_handler_imports_is_installed(tmp_path, line, files, code):
+    (tmp_path / "model.py").write_text(f"{line}\ndef handle(inputs): ...")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    got, text = explain(str(tmp_path))
+    assert got == code, text
+    assert ("imports no_such_package, which isn't installed" in text) == (code == 2)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lmi_core import _native
-from tests.kernels.bf16 import to_bf16
+from tests.kernels.bf16 import as_float, to_bf16
 
 kernels = _native.kernels
 LinearWeight = _native.LinearWeight
@@ -165,6 +165,29 @@ def test_outliers_do_not_coarsen_the_others(level, name, most):
     assert np.sqrt(np.mean(error**2)) > 20 * most * exact.std()
 
 
+@every_level
+@every_format
+@pytest.mark.parametrize("gated", [False, True])
+def test_rows_that_are_not_rounded(level, name, gated):
+    """To the bit what the unpacked matrix gives in fp32."""
+    rng = np.random.default_rng(4)
+    options = {"activation": "silu"} if gated else {}
+    for num_inputs in (10, 33, 384, 901, 1200):
+        parts = [rng.standard_normal((53, num_inputs), dtype=np.float32) for _ in range(2)]
+        weight = LinearWeight.pack(parts, gated=gated, rounding="none", **FORMATS[name])
+        assert weight.row_format is None
+        unpacked = np.split(weight.unpack(), 2)
+        exact = LinearWeight.pack(unpacked, gated=gated, format="fp32")
+        x = rows_with_outliers(200, num_inputs, 100)
+        halves = to_bf16(x)
+        for num_rows in (1, 5, 7, 200):
+            y = kernels.linear(level, x[:num_rows], weight, **options)
+            assert np.array_equal(y, kernels.linear(level, x[:num_rows], exact, **options))
+            y = kernels.linear(level, halves[:num_rows], weight, **options)
+            widened = as_float(halves[:num_rows]).astype(np.float32)
+            assert np.array_equal(y, kernels.linear(level, widened, exact, **options))
+
+
 def test_roundings_that_do_not_exist():
-    with pytest.raises(_native.NativeError, match="rounding 'bf8'; known are int8, outliers"):
+    with pytest.raises(_native.NativeError, match="rounding 'bf8'; known are int8, outliers, none"):
         LinearWeight.pack([np.zeros((2, 2), np.float32)], format="int8", rounding="bf8")

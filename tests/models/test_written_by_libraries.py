@@ -8,18 +8,19 @@ seventh input column of what the library itself reads from them.
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from lmi_core.errors import ModelError
 from lmi_core.weights.float_tensors import to_float32
-from lmi_core.weights.fp8_checkpoint import FP8_DTYPE
+from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_problem
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
 from lmi_core.weights.quantized.checkpoint import layout_of
 from lmi_core.weights.quantized.layout import LayerTensors
 from lmi_core.weights.quantized.settings import QuantizationSettings
-from lmi_core.weights.safetensors_file import read_header
+from lmi_core.weights.safetensors_file import TensorInfo, read_header
 
 FILE = Path(__file__).parent / "data" / "written_by_libraries.safetensors"
 TENSORS = read_header(FILE)
@@ -84,3 +85,25 @@ def test_weights_are_what_the_library_reads(name):
 def test_what_cannot_be_kept_is_refused(name):
     with pytest.raises(ModelError, match=r"can't be kept|8-bit scales|zero points|wrong"):
         read(name)
+
+
+@pytest.mark.parametrize("block", [None, (128, 128)])
+def test_fp8_matrices_are_what_transformers_reads(block):
+    torch = pytest.importorskip("torch", exc_type=ImportError)
+    pytest.importorskip("transformers")
+    from transformers import FineGrainedFP8Config
+    from transformers.integrations.finegrained_fp8 import Fp8Quantize
+
+    config = FineGrainedFP8Config(weight_block_size=block)
+    quantize = Fp8Quantize(SimpleNamespace(quantization_config=config))
+    weight = torch.randn(256, 384, generator=torch.Generator().manual_seed(0))
+    written = quantize.convert({"layer.weight": weight})
+    codes, scale = written["layer.weight"], written["layer.weight_scale_inv"]
+    expected = quantize.reverse_op._dequantize_one(codes, scale, torch.float32).numpy()
+    tensor = TensorInfo("layer.weight", FP8_DTYPE, tuple(codes.shape), FILE, 0, codes.nbytes)
+    beside = TensorInfo("layer.weight_scale_inv", "F32", tuple(scale.shape), FILE, 0, scale.nbytes)
+    assert scale_problem(tensor, {beside.name: beside}) is None
+    scales = expand_scales(scale.numpy(), tuple(codes.shape))
+    ours = Fp8Matrix(codes.view(torch.uint8).numpy(), scales).to_float32()
+    np.testing.assert_array_equal(ours, expected)
+    assert np.abs(ours - weight.numpy()).max() < 0.3

@@ -22,7 +22,7 @@ from tests.server.management.managed import FakeRegistrar
 from tests.server.models.test_models import recipe
 
 TEMPLATE = ChatTemplate({"default": "{{ messages | length }}"})
-DIALECTS = ("lmi", "openai", "tgi")
+DIALECTS = ("lmi", "openai", "anthropic", "tgi")
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH")
 REGISTER = "/models"
 VARIABLES = {"model": "model", "version": "1", "adapter": "a", "name": "model"}
@@ -83,6 +83,8 @@ def check_form(dialect: str, path: str, status: int, head: bytes, body: bytes) -
         assert error["code"] == status
     elif dialect == "openai":
         assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}, path
+    elif dialect == "anthropic":
+        assert set(json.loads(body)["error"]) == {"message", "type"}, path
     else:
         assert b"text/plain" in head or {"error", "error_type"} <= set(json.loads(body)), path
     assert b"\r\nServer: lmi/" in head
@@ -188,7 +190,12 @@ def test_malformed_json(dialect: str, path: str, body: bytes) -> None:
         async with serving() as served:
             data = posted(body, path, "Connection: close")
             status, head, text = parsed(await served.raw(data))
-            expected = {"lmi": (400, 424), "openai": (400,), "tgi": (400, 422)}[dialect]
+            expected = {
+                "lmi": (400, 424),
+                "openai": (400,),
+                "anthropic": (400,),
+                "tgi": (400, 422),
+            }[dialect]
             assert status in expected, text
             check_form(dialect, path, status, head, text)
             assert not served.models.versions("m")

@@ -18,6 +18,7 @@ from lmi_core.engine.engine import Engine  # noqa: E402
 from lmi_core.engine.sampling_params import SamplingParams  # noqa: E402
 from lmi_core.models.loader import LoadedModel, load_model  # noqa: E402
 from lmi_core.models.weights import Linear  # noqa: E402
+from lmi_core.ops.cpu import NativeWeights  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
 from lmi_core.settings.engine_config import EngineConfig  # noqa: E402
@@ -119,6 +120,9 @@ def test_schemes_that_round_inputs_to_int8_are_taken_at_their_word(
         model = load_model(path, backend=backend)
         weights = [layer.down.weight for layer in model.weights.layers]
         assert {weight.rounding for weight in weights} == {rounding}
+    for activations, asked in (("int8", "int8"), ("bf16", "none")):
+        model = load_model(path, backend=NativeWeights(activations=activations))
+        assert model.weights.layers[0].down.weight.rounding == asked
 
 
 def test_torch_devices_have_the_same_bytes(made: Made) -> None:

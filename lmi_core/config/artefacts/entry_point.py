@@ -102,8 +102,9 @@ def _named(given: str, directory: Path | None, values: Values, problems: Problem
         return None
     if given.endswith(".py"):
         return directory / given
-    module = directory.joinpath(*given.split(".")).with_suffix(".py")
-    if is_file(module):
+    *packages, name = given.split(".")
+    module = directory.joinpath(*packages, f"{name}.py")
+    if all(part.isidentifier() for part in (*packages, name)) and is_file(module):
         return module
     problems.error(
         values.where(_KEY),

@@ -33,6 +33,20 @@ def check_imports(path: Path, tree: ast.Module) -> None:
         )
 
 
+def check_installed(path: Path, model_dir: Path) -> None:
+    """Raise ModelError for a package that the handler in ``path`` imports at its top level and that
+    is neither installed here nor in ``model_dir``."""
+    for line, module, _ in _imports(ast.parse(path.read_bytes()).body):
+        package = module.partition(".")[0]
+        is_beside = (model_dir / package).is_dir() or (model_dir / f"{package}.py").is_file()
+        if package == _PACKAGE or is_beside or importlib.util.find_spec(package) is not None:
+            continue
+        raise ModelError(
+            f"{path}:{line}: imports {package}, which isn't installed: name it in a "
+            "requirements.txt beside the file, or install it"
+        )
+
+
 def _imports(body: list[ast.stmt]) -> Iterator[tuple[int, str, str | None]]:
     """Line, module and, of ``from``, name of every import at the top level."""
     for node in body:

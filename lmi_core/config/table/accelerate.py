@@ -33,6 +33,7 @@ _INT4 = needs(
 _OFF = no_effect("asks for what happens anyway")
 
 
+_ROWS = "multiplied as option.activations says"
 _HONOURED = "tests/config/test_honoured.py::test_quantized_weights_are_smaller"
 
 
@@ -57,14 +58,14 @@ def _kernels(name: str, method: str) -> Action:
 
 
 QUANTIZE = {
-    "int8": honoured("quantize", test=_HONOURED, capability="quant.int8"),
+    "int8": honoured("quantize", _ROWS, test=_HONOURED, capability="quant.int8"),
     "bitsandbytes8": _INT8,
     "bitsandbytes": _INT8,
     "dynamic_int8": _INT8,
     "static_int8": _INT8,
     "smoothquant": _INT8,
     "eetq": _INT8,
-    "int4": honoured("quantize", test=_HONOURED, capability="quant.int4"),
+    "int4": honoured("quantize", _ROWS, test=_HONOURED, capability="quant.int4"),
     "bitsandbytes4": _INT4,
     "bitsandbytes-nf4": _INT4,
     "bitsandbytes-fp4": _INT4,

@@ -7,6 +7,7 @@ _TESTS = "tests/config/test_honoured.py"
 _LIMITS = "tests/config/test_honoured_limits.py"
 _CACHE = "tests/weights/test_repack_cache.py"
 _DEVICES = f"{_TESTS}::test_devices_give_the_same_greedy_tokens"
+_ACTIVATIONS = f"{_TESTS}::test_what_quantized_weights_are_multiplied_with"
 _FP8_CACHE = honoured(
     "kv_dtype",
     "with option.device=cuda; scales of the checkpoint, else 1",
@@ -114,6 +115,27 @@ OPTIONS = (
                 ),
             ),
         },
+    ),
+    _native(
+        "activations",
+        Choice(("auto", "int8", "bf16")),
+        "What weights in int8 and int4 are multiplied with; auto: int8 rows with their outliers in "
+        "16 bits, or what the checkpoint's scheme says.",
+        "auto",
+        honoured(
+            "activations",
+            test=_ACTIVATIONS,
+            by_value={
+                "int8": honoured(
+                    "activations", "rows in int8, outliers too: faster", test=_ACTIVATIONS
+                ),
+                "bf16": honoured(
+                    "activations",
+                    "rows as they are, in sums of fp32, on the CPU engine: 2 to 4 times slower",
+                    test=_ACTIVATIONS,
+                ),
+            },
+        ),
     ),
     _native(
         "num_threads",

@@ -60,6 +60,7 @@ class PackedWeight:
     def row_format(self) -> RowFormat | None:
         """That rows are rounded to before products (``linear_quantized``); None: as they are."""
         if self.format == "int8":
+            assert self.rounding != "none", "no kernel multiplies rows as they are"
             return self.rounding
         return None if self.format == "int4" else self.format
 

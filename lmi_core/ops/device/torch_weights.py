@@ -16,7 +16,14 @@ from lmi_core.ops.device.fp8_panels import Fp8Rows, pack_fp8, quantize_fp8
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.quantized_rows import RowFormat
 from lmi_core.weights.fp8_matrix import Fp8Matrix
-from lmi_core.weights.matrix import Matrix, dense, packable, packed_group_size, row_rounding
+from lmi_core.weights.matrix import (
+    Activations,
+    Matrix,
+    dense,
+    packable,
+    packed_group_size,
+    row_rounding,
+)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -50,8 +57,9 @@ class DeviceConstants:
 class DeviceWeights:
     """Maps files and copies matrices to a device, part by part."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, activations: Activations = "auto") -> None:
         self.device = device
+        self.activations: Activations = activations
 
     @property
     def keeps_fp8(self) -> bool:
@@ -99,7 +107,7 @@ class DeviceWeights:
             num_inputs=packed.num_inputs,
             group_size=group_size,
             is_gated=gated,
-            rounding=row_rounding(parts),
+            rounding=row_rounding(parts, self.activations),
         )
 
     def _in_fp8(self, part: Matrix) -> Fp8Rows:

@@ -313,7 +313,7 @@ def _load(config: EngineConfig, progress: Progress | None) -> tuple[CpuRunner, L
         config.dtype,
         quantize=config.quantize,
         rope=RopeOverride.of(config),
-        backend=NativeWeights(config.instruction_set, num_threads, packed),
+        backend=NativeWeights(config.instruction_set, num_threads, packed, config.activations),
         progress=None if progress is None else partial(progress, "weights"),
         takes_adapters=config.lora is not None,
     )

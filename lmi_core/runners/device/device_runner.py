@@ -46,7 +46,7 @@ def load_device_runner(
             config.model,
             config.dtype,
             quantize=config.quantize,
-            backend=DeviceWeights(device),
+            backend=DeviceWeights(device, config.activations),
             rope=RopeOverride.of(config),
             progress=None if progress is None else partial(progress, "weights"),
             takes_adapters=config.lora is not None,

@@ -1,0 +1,130 @@
+"""Anthropic's routes: ``/v1/messages``, which agents speak that were written for it."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from lmi_server.dialects.anthropic.errors import anthropic_error
+from lmi_server.dialects.anthropic.output import Message, MessageEventsRenderer, MessageRenderer
+from lmi_server.dialects.anthropic.schema import (
+    CountBody,
+    MessagesBody,
+    chat_of,
+    decode_count,
+    decode_messages,
+)
+from lmi_server.dialects.base import Call, Plan, Renderer, no_adapters
+from lmi_server.dialects.openai.chat_schema import (
+    chat_request,
+    chat_sampling_params,
+    form_of,
+    tools_of,
+)
+from lmi_server.dialects.openai.openai import OpenAIProtocol, check_content_type
+from lmi_server.dialects.routes import GenerationHandler, Route, Service
+from lmi_server.dialects.table import Dialect, ErrorForm
+from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+
+_JSON = ("application/json",)
+_ERRORS = ErrorForm(
+    schema={
+        "type": "object",
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+                "required": ["type", "message"],
+            },
+        },
+        "required": ["type", "error"],
+    },
+    statuses={
+        400: "the request can't be served as written",
+        401: "the API key is missing or wrong",
+        404: "no such route or model",
+        405: "wrong method",
+        408: "the body came too slowly",
+        413: "the body is too long",
+        415: "the body isn't JSON",
+        429: "the server is full",
+        500: "the server failed",
+        503: "the server is not ready or stopping",
+    },
+)
+
+
+def anthropic_dialect(service: Service) -> Dialect:
+    messages = MessagesHandler(service)
+    create = GenerationHandler(service, messages.parse)
+    routes = (
+        Route(
+            "POST",
+            "/v1/messages",
+            create.handle,
+            "messages (Anthropic)",
+            bodies=(MessagesBody,),
+            answers=(*_JSON, "text/event-stream"),
+        ),
+        Route(
+            "POST",
+            "/v1/messages/count_tokens",
+            messages.count,
+            "tokens of messages (Anthropic)",
+            bodies=(CountBody,),
+            answers=_JSON,
+        ),
+    )
+    return Dialect(
+        name="anthropic",
+        routes=routes,
+        error=anthropic_error,
+        errors=_ERRORS,
+        prefixes=("/v1/messages",),
+    )
+
+
+class MessagesHandler:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        options = service.options
+        self._template = options.chat_template
+        self._model_name = options.model_name
+        self._chats = OpenAIProtocol(
+            options.model_name,
+            options.chat_template,
+            decode=service.backend.decode,
+            adapters=service.adapter_names or no_adapters,
+        )
+
+    def parse(self, call: Call) -> Plan:
+        check_content_type(call.content_type)
+        body = decode_messages(call.body)
+        adapter = self._chats.adapter_named(body.model)
+        chat = chat_of(body)
+        tools = tools_of(chat, self._template)
+        prompt = self._chats.render_chat(chat)
+        assert self._template is not None
+        form = form_of(chat, self._template, tools, prompt)
+        params = chat_sampling_params(chat, form)
+        message = Message(f"msg_{call.request_id}", body.model or self._model_name, form)
+        kind = MessageEventsRenderer if body.stream else MessageRenderer
+        renderer: Renderer = kind(message)
+        unknown = unknown_fields(call.body, body.__struct_fields__)
+        report_unknown(call.request_id, unknown, "fields")
+        return Plan(
+            requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
+            renderer=renderer,
+            prompt_field="messages",
+            headers={"Cache-Control": "no-cache"} if body.stream else {},
+        )
+
+    async def count(self, request: web.Request) -> web.Response:
+        service = self._service
+        with service.admission.enter():
+            check_content_type(request.headers.get("Content-Type", ""))
+            body = decode_count(await service.admission.read_body(request))
+            self._chats.adapter_named(body.model)
+            prompt = self._chats.render_chat(chat_of(body))
+            ids = await service.backend.encode(prompt, add_special_tokens=False)
+        return web.json_response({"input_tokens": len(ids)})

@@ -1,0 +1,239 @@
+"""The bodies of Anthropic's messages, and the chats that they are.
+
+Field names are those of the Messages API (version 2023-06-01). What changes nothing here is taken
+and ignored: metadata, service_tier, cache_control (prefixes are cached anyway), the signatures of
+thinking, and its budget_tokens, which is a hint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from lmi_core.errors import UserError
+from lmi_server.dialects.decode import decode_json
+from lmi_server.dialects.openai.chat_schema import ChatBody
+from lmi_server.dialects.openai.schema import check_range
+
+_TEXT_ONLY = "only text is available"
+
+
+class CountBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes a prompt: the body of ``count_tokens``."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+
+
+class MessagesBody(CountBody, frozen=True, kw_only=True):
+    max_tokens: int
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+
+
+_MESSAGES = msgspec.json.Decoder(MessagesBody)
+_COUNT = msgspec.json.Decoder(CountBody)
+
+
+def decode_messages(body: bytes) -> MessagesBody:
+    """UserError names the field at fault."""
+    message = decode_json(_MESSAGES, body)
+    check_range("max_tokens", message.max_tokens, 1, None)
+    check_range("temperature", message.temperature, 0.0, 1.0)
+    check_range("top_p", message.top_p, 0.0, 1.0)
+    check_range("top_k", message.top_k, 0, None)
+    if any(not text for text in message.stop_sequences or ()):
+        raise UserError("stop_sequences must not hold an empty text", field="stop_sequences")
+    return message
+
+
+def decode_count(body: bytes) -> CountBody:
+    return decode_json(_COUNT, body)
+
+
+def chat_of(body: CountBody) -> ChatBody:
+    """The same request as a chat. UserError names the field at fault."""
+    if not body.messages:
+        raise UserError("messages is empty; send at least one message", field="messages")
+    messages = _system(body.system)
+    for index, message in enumerate(body.messages):
+        messages += _chat_messages(f"messages[{index}]", message)
+    goes_on = body.messages[-1].get("role") == "assistant"
+    choice, is_parallel = _choice(body.tool_choice)
+    fields: dict[str, Any] = {}
+    if isinstance(body, MessagesBody):
+        fields = {
+            "max_tokens": body.max_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+            "stop": body.stop_sequences,
+            "stream": body.stream,
+        }
+    return ChatBody(
+        model=body.model,
+        messages=messages,
+        tools=[_tool(f"tools[{index}]", tool) for index, tool in enumerate(body.tools or ())],
+        tool_choice=choice,
+        parallel_tool_calls=is_parallel,
+        continue_final_message=goes_on,
+        add_generation_prompt=not goes_on,
+        chat_template_kwargs=_thinking(body.thinking),
+        **fields,
+    )
+
+
+def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    if not system:
+        return []
+    text = system if isinstance(system, str) else _texts("system", system)
+    return [{"role": "system", "content": text}]
+
+
+def _thinking(thinking: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Templates know a switch by one of these names."""
+    if thinking is None:
+        return None
+    kind = thinking.get("type")
+    if kind not in ("enabled", "disabled", "adaptive"):
+        raise UserError(
+            f"thinking.type must be enabled, disabled or adaptive, got {str(kind)[:40]!r}",
+            field="thinking.type",
+        )
+    is_on = kind != "disabled"
+    return {"enable_thinking": is_on, "thinking": is_on}
+
+
+def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool]:
+    if choice is None:
+        return None, True
+    is_parallel = not choice.get("disable_parallel_tool_use")
+    match choice.get("type"):
+        case "auto" | "none" as kind:
+            return kind, is_parallel
+        case "any":
+            return "required", is_parallel
+        case "tool" if isinstance(choice.get("name"), str):
+            return {"type": "function", "function": {"name": choice["name"]}}, is_parallel
+    raise UserError(
+        'tool_choice must be {"type": "auto", "any" or "none"} or {"type": "tool", "name": ...}',
+        field="tool_choice",
+    )
+
+
+def _tool(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
+    kind = tool.get("type", "custom")
+    if kind not in ("custom", None):
+        raise UserError(
+            f"{where}.type is {str(kind)[:60]!r}; only the client's own tools are available",
+            field=f"{where}.type",
+        )
+    schema = tool.get("input_schema")
+    if not isinstance(tool.get("name"), str) or not isinstance(schema, Mapping):
+        raise UserError(f"{where} needs a name and an input_schema", field=where)
+    function = {
+        "name": tool["name"],
+        "description": tool.get("description") or "",
+        "parameters": schema,
+        "strict": bool(tool.get("strict")),
+    }
+    return {"type": "function", "function": function}
+
+
+def _chat_messages(where: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A message may be several: the results of tools have one each."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant"):
+        raise UserError(
+            f"{where}.role must be user or assistant, got {str(role)[:40]!r}", field=f"{where}.role"
+        )
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list):
+        raise UserError(
+            f"{where}.content must be a text or a list of blocks", field=f"{where}.content"
+        )
+    return (_assistant if role == "assistant" else _user)(f"{where}.content", content)
+
+
+def _user(where: str, blocks: list[Any]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    texts: list[str] = []
+    for index, block in enumerate(blocks):
+        place = f"{where}[{index}]"
+        if _kind(place, block) == "tool_result":
+            messages.append(_result(place, block))
+        else:
+            texts.append(_text(place, block))
+    if texts:
+        messages.append({"role": "user", "content": "\n".join(texts)})
+    return messages
+
+
+def _result(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(block.get("tool_use_id"), str):
+        raise UserError(f"{where} needs a tool_use_id", field=f"{where}.tool_use_id")
+    content = block.get("content") or ""
+    text = content if isinstance(content, str) else _texts(f"{where}.content", content)
+    if block.get("is_error"):
+        text = f"Error: {text}"
+    return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": text}
+
+
+def _assistant(where: str, blocks: list[Any]) -> list[dict[str, Any]]:
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    message: dict[str, Any] = {"role": "assistant"}
+    for index, block in enumerate(blocks):
+        place = f"{where}[{index}]"
+        match _kind(place, block):
+            case "tool_use":
+                calls.append(_call(place, block))
+            case "thinking":
+                message["reasoning_content"] = str(block.get("thinking") or "")
+            case "redacted_thinking":
+                pass
+            case _:
+                texts.append(_text(place, block))
+    message["content"] = "\n".join(texts)
+    if calls:
+        message["tool_calls"] = calls
+    return [message]
+
+
+def _call(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    name, given = block.get("name"), block.get("input", {})
+    if not isinstance(name, str) or not isinstance(given, Mapping):
+        raise UserError(f"{where} needs a name and an input object", field=where)
+    function = {"name": name, "arguments": json.dumps(given, ensure_ascii=False)}
+    return {"id": str(block.get("id") or ""), "type": "function", "function": function}
+
+
+def _texts(where: str, blocks: Any) -> str:
+    if not isinstance(blocks, list):
+        raise UserError(f"{where} must be a text or a list of blocks", field=where)
+    return "\n".join(_text(f"{where}[{i}]", block) for i, block in enumerate(blocks))
+
+
+def _text(where: str, block: Any) -> str:
+    if _kind(where, block) == "text" and isinstance(block.get("text"), str):
+        return str(block["text"])
+    raise UserError(f"{where} is {block.get('type')!r}; {_TEXT_ONLY}", field=where)
+
+
+def _kind(where: str, block: Any) -> str:
+    if isinstance(block, Mapping) and isinstance(block.get("type"), str):
+        return str(block["type"])
+    raise UserError(f"{where} must be a block with a type", field=where)
