@@ -11,17 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import llguidance
+import numpy as np
 
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar, GrammarKind
 from lmi_core.structured.marks import resolve_marks
 from lmi_core.structured.matcher import Mask
+from lmi_core.structured.size import check_size
 from lmi_core.text.tokenizer import Tokenizer
 
 _JSON_WHITESPACE = "[ ]?"
 """Between the parts of JSON; a model can't go on with blanks for ever."""
 _FIRST_BUDGET_S, _TOKEN_BUDGET_S = 2.0, 0.02
 """Processor time of a matcher: at once, and more with every token."""
+_MAX_FIRST_S = 1.0
 _MAX_REASON_CHARS = 300
 
 
@@ -45,14 +48,40 @@ class GuidanceLibrary:
         self._limits = llguidance.LLParserLimits(verbose_errors=False, **limits or {})
 
     def compile(self, grammar: Grammar) -> GuidanceGrammar:
-        try:
-            source = _source(grammar, self._special_id)
-        except (ValueError, RecursionError) as error:
-            raise _refused(grammar, str(error)) from None
-        compiled = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
-        if compiled.is_error():
-            raise _refused(grammar, compiled.get_error())
-        return GuidanceGrammar(compiled)
+        return _compile(grammar, self._tokenizer, self._limits, self._special_id)
+
+
+def _compile(
+    grammar: Grammar,
+    tokenizer: llguidance.LLTokenizer,
+    limits: llguidance.LLParserLimits,
+    special_id: Callable[[str], int | None],
+) -> GuidanceGrammar:
+    check_size(grammar)
+    try:
+        source = _source(grammar, special_id)
+    except (ValueError, RecursionError) as error:
+        raise _refused(grammar, str(error)) from None
+    compiled = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
+    if compiled.is_error():
+        raise _refused(grammar, compiled.get_error())
+    made = GuidanceGrammar(compiled)
+    # The first mask is mostly the one that takes longest; what it finds out is kept.
+    first = made.matcher()
+    try:
+        first.fill_mask(np.zeros(-(-tokenizer.vocab_size // 32), np.uint32))
+    except UserError as error:
+        raise _refused(grammar, str(error)) from None
+    if first.spent_s > _MAX_FIRST_S:
+        raise _refused(grammar, f"its first mask takes {first.spent_s:.1f} s; make it simpler")
+    return made
+
+
+def try_grammar(grammar: Grammar) -> None:
+    """Compile a grammar for a vocabulary of bytes, which takes as long as for any other. Raises
+    what ``compile`` raises."""
+    limits = llguidance.LLParserLimits(verbose_errors=False)
+    _compile(grammar, llguidance.LLTokenizer("byte"), limits, lambda _: None)
 
 
 class GuidanceGrammar:
@@ -71,13 +100,17 @@ class GuidanceMatcher:
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self._matcher = matcher
         self._budget_s = _FIRST_BUDGET_S
+        self.spent_s = 0.0
+        """Processor time so far."""
 
     def fill_mask(self, mask: Mask) -> None:
         if self._budget_s < 0:
             raise _too_slow("it takes too much processor time")
         started_s = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        self._budget_s += _TOKEN_BUDGET_S - (time.thread_time() - started_s)
+        spent_s = time.thread_time() - started_s
+        self.spent_s += spent_s
+        self._budget_s += _TOKEN_BUDGET_S - spent_s
         if self._matcher.is_error():
             raise _too_slow(_reason(self._matcher.get_error()))
 

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 
 from lmi_core.errors import MissingExtraError, UserError
+from lmi_core.structured.grammar import Grammar
 from lmi_core.structured.matcher import GrammarLibrary
 from lmi_core.text.tokenizer import Tokenizer
 
@@ -41,3 +42,10 @@ def load_library(
     from lmi_core.structured.guidance import GuidanceLibrary
 
     return GuidanceLibrary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+
+
+def try_in_child(grammar: Grammar) -> None:
+    """Compile a grammar to see whether it can be. Raises UserError as the library does."""
+    from lmi_core.structured.guidance import try_grammar
+
+    try_grammar(grammar)

@@ -13,9 +13,9 @@ import jinja2
 import jinja2.ext
 from jinja2 import meta, nodes
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lmi_core.errors import ModelError, UserError
+from lmi_core.text.metered_template import CostlyTemplateError, MeteredEnvironment
 from lmi_core.tools.forms import HERMES, ToolForm, form_shown
 from lmi_core.tools.reasoning import REASONING, ReasoningForm, reasoning_shown
 
@@ -31,6 +31,7 @@ _TOKEN_NAMES = (
     "mask_token",
 )
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+MAX_PROMPT_CHARS = 16 << 20
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_HERE "
 
 
@@ -44,14 +45,16 @@ class ChatTemplate:
         *,
         tool_form: ToolForm | None = None,
         reasoning: ReasoningForm | Literal["none"] | None = None,
+        auto_tools: bool = True,
         origins: Mapping[str, str] | None = None,
     ) -> None:
         """``special_tokens``: variables of the template, such as ``bos_token``. ``tool_form``,
-        ``reasoning``: None if the template is to show it. ``origins``: where each template was
-        found."""
+        ``reasoning``: None if the template is to show it. ``auto_tools``: the model may be left
+        to choose whether to call tools. ``origins``: where each template was found."""
         self._origins = dict(origins or {})
         self._tool_form = tool_form
         self._reasoning = reasoning
+        self.auto_tools = auto_tools
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens or {})
 
@@ -64,6 +67,7 @@ class ChatTemplate:
         config_path: Path | None = None,
         tool_form: ToolForm | None = None,
         reasoning: ReasoningForm | Literal["none"] | None = None,
+        auto_tools: bool = True,
     ) -> ChatTemplate | None:
         """The templates of a model directory; None when it has none.
 
@@ -94,6 +98,7 @@ class ChatTemplate:
             _special_tokens({**older, **config}),
             tool_form=tool_form,
             reasoning=reasoning,
+            auto_tools=auto_tools,
             origins=origins,
         )
 
@@ -134,8 +139,9 @@ class ChatTemplate:
         final = _mark_final(chat) if continue_final_message else None
         values = {**self._special_tokens, **variables}
         try:
-            text = compile_template(source).render(
-                messages=chat,
+            text = _rendered(
+                compile_template(source),
+                chat,
                 tools=tools,
                 documents=documents,
                 add_generation_prompt=add_generation_prompt and final is None,
@@ -143,6 +149,8 @@ class ChatTemplate:
             )
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(_broken(error)) from None
+        except (CostlyTemplateError, UserError):
+            raise
         except jinja2.TemplateError as error:
             raise UserError(
                 f"The chat template refuses the messages: {error}", field="messages"
@@ -226,15 +234,32 @@ def template_variables(source: str) -> frozenset[str]:
         return frozenset()
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _rendered(template: jinja2.Template, messages: Sequence[Message], **values: Any) -> str:
+    environment = template.environment
+    assert isinstance(environment, MeteredEnvironment)
+    environment.start(sum(len(message.get("content") or "") for message in messages))
+    pieces, num_chars = [], 0
+    for piece in template.generate(messages=messages, **values):
+        pieces.append(piece)
+        num_chars += len(piece)
+        if num_chars > MAX_PROMPT_CHARS:
+            raise UserError(
+                f"The chat template makes a prompt of more than {MAX_PROMPT_CHARS} characters of "
+                "these messages; shorten them",
+                field="messages",
+            )
+    return "".join(pieces)
+
+
+def _environment() -> MeteredEnvironment:
+    environment = MeteredEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationTag, jinja2.ext.loopcontrols],
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.set_filter("tojson", _to_json)
+    environment.set_function("raise_exception", _raise_exception)
+    environment.set_function("strftime_now", _strftime_now)
     return environment
 
 

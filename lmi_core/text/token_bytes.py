@@ -73,12 +73,12 @@ def _printable_bytes() -> dict[str, int]:
     return table
 
 
-_BYTE_OF_CHAR = _printable_bytes()
+BYTE_OF_CHAR = _printable_bytes()
 
 
 def _byte_level_bytes(token: str) -> bytes:
     try:
-        return bytes([_BYTE_OF_CHAR[char] for char in token])
+        return bytes([BYTE_OF_CHAR[char] for char in token])
     except KeyError:  # an added token, which stands for its own text
         return token.encode()
 

@@ -8,19 +8,31 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tokenizers
 
 from lmi_core.errors import ContextLengthError, ModelError, UserError
+from lmi_core.sandbox.pool import Limits, shared_pool
 from lmi_core.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from lmi_core.text.shortest_encoding import max_token_chars
 from lmi_core.text.token_bytes import TokenBytes, byte_rule
 
 _log = logging.getLogger(__name__)
 
 _INLINE_CHARS = 2048
 """Longer texts go to a thread, without the GIL: this many cost under half a millisecond."""
+_THREAD_CHARS = 256 * 1024
+"""Longer ones go to a child, whose time and memory are bounded: a character takes up to 150 bytes
+while it is encoded."""
+_BYTES_PER_CHAR = 192
+MAX_SPAN_CHARS = _THREAD_CHARS
+_MAX_MEMORY_BYTES = 4 << 30
+_MAX_RESULT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +47,14 @@ class TokenSpan:
 class Tokenizer:
     """Wraps ``tokenizer.json`` and ``tokenizer_config.json`` of a model directory."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
-        """``config``: the content of tokenizer_config.json, possibly empty.
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        config: Mapping[str, Any],
+        directory: Path | None = None,
+    ) -> None:
+        """``config``: the content of tokenizer_config.json, possibly empty. ``directory``: where
+        both were read, from which a child reads them again.
 
         Raises ModelError when it adds a token that there isn't.
         """
@@ -44,6 +62,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.config = config
+        self.directory = directory
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.bos_token_id = self._named_id("bos_token", is_added=config.get("add_bos_token"))
@@ -51,6 +70,14 @@ class Tokenizer:
         rule = byte_rule(_decoder_of(backend))
         self._token_bytes = rule and TokenBytes(backend.id_to_token, rule)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="lmi-encode")
+        self._max_token_chars: int | None = None
+        self._knows_max = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For children, which keep the tokenizers that they have read."""
+        if self.directory is not None:
+            return _read_tokenizer, (str(self.directory),)
+        return _made_tokenizer, (self._backend.to_str(), json.dumps(dict(self.config)))
 
     @classmethod
     def load(cls, directory: Path, *, vocab_size: int | None = None) -> Tokenizer:
@@ -75,7 +102,7 @@ class Tokenizer:
                     f"{vocab_size} entries: the tokenizer belongs to another model",
                     field="tokenizer.json",
                 )
-        return cls(backend, read_json(directory / "tokenizer_config.json"))
+        return cls(backend, read_json(directory / "tokenizer_config.json"), directory)
 
     def close(self) -> None:
         """Release the encoding threads. Idempotent."""
@@ -101,9 +128,42 @@ class Tokenizer:
             return self.encode_now(
                 text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
             )
+        if max_tokens is not None and len(text) > max_tokens:
+            if not self._knows_max:
+                await asyncio.get_running_loop().run_in_executor(self._threads, self._find_max)
+            self.refuse_longer(text, max_tokens)
+        if len(text) > _THREAD_CHARS:
+            return await self._encode_in_child(text, add_special_tokens, max_tokens)
         loop = asyncio.get_running_loop()
         encoding = await loop.run_in_executor(self._threads, self._encode, text, add_special_tokens)
         return self._ids(encoding, add_special_tokens, max_tokens)
+
+    def refuse_longer(self, text: str, max_tokens: int | None) -> None:
+        """Raise UserError for a text that must have more tokens, where that is known; looks at the
+        vocabulary when it is called first."""
+        self._find_max()
+        if self._max_token_chars is not None and max_tokens is not None:
+            at_least = -(-len(text) // self._max_token_chars) - 1  # a leading BOS may be taken off
+            if at_least > max_tokens:
+                raise prompt_too_long(at_least, max_tokens, is_least=True)
+
+    def _find_max(self) -> None:
+        if not self._knows_max:
+            self._max_token_chars = max_token_chars(json.loads(self._backend.to_str()))
+            self._knows_max = True
+
+    async def _encode_in_child(
+        self, text: str, add_special_tokens: bool, max_tokens: int | None
+    ) -> list[int]:
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            raise UserError(_not_unicode(text), field="prompt") from None
+        limits = encode_limits(len(text))
+        ids = await shared_pool().run(
+            _encode_bytes, self, data, add_special_tokens, max_tokens, limits=limits
+        )
+        return ids.tolist()  # type: ignore[no-any-return]
 
     def encode_now(
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
@@ -115,6 +175,12 @@ class Tokenizer:
         """A text's tokens with their places in it, without blocking when it is long."""
         if len(text) <= _INLINE_CHARS:
             return self._spans(text, add_special_tokens)
+        if len(text) > MAX_SPAN_CHARS:
+            raise UserError(
+                f"the text has {len(text)} characters; at most {MAX_SPAN_CHARS} are tokenized with "
+                "the place of each token",
+                field="inputs",
+            )
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._spans, text, add_special_tokens)
 
@@ -225,15 +291,47 @@ class Tokenizer:
         return token_id
 
 
-def prompt_too_long(num_tokens: int, max_tokens: int) -> ContextLengthError:
+def encode_limits(num_chars: int) -> Limits:
+    """What a text may take to be encoded in a child."""
+    return Limits(
+        what=f"tokenizing a prompt of {num_chars} characters",
+        field="prompt",
+        memory_bytes=min((512 << 20) + _BYTES_PER_CHAR * num_chars, _MAX_MEMORY_BYTES),
+        result_bytes=_MAX_RESULT_BYTES,
+    )
+
+
+def _encode_bytes(
+    tokenizer: Tokenizer, data: bytes, add_special_tokens: bool, max_tokens: int | None
+) -> npt.NDArray[np.uint32]:
+    """In a child."""
+    ids = tokenizer.encode_now(
+        data.decode(), add_special_tokens=add_special_tokens, max_tokens=max_tokens
+    )
+    return np.array(ids, np.uint32)
+
+
+@lru_cache(maxsize=4)
+def _read_tokenizer(directory: str) -> Tokenizer:
+    return Tokenizer.load(Path(directory))
+
+
+@lru_cache(maxsize=4)
+def _made_tokenizer(backend: str, config: str) -> Tokenizer:
+    return Tokenizer(tokenizers.Tokenizer.from_str(backend), json.loads(config))
+
+
+def prompt_too_long(
+    num_tokens: int, max_tokens: int, *, is_least: bool = False
+) -> ContextLengthError:
     """The error for a prompt that leaves no room for a single new token.
 
     Clients know it by its first words, OpenAI's, and then try a shorter prompt or another model.
     """
     return ContextLengthError(
         f"This model's maximum context length is {max_tokens + 1} tokens, but the prompt has "
-        f"{num_tokens} tokens; at most {max_tokens} fit and leave room for one new token: shorten "
-        "it, or raise max_model_len if the model allows",
+        f"{'at least ' if is_least else ''}{num_tokens} tokens; at most {max_tokens} fit and leave "
+        "room for one new token: shorten it, or raise max_model_len if the model allows",
         field="prompt",
     )
 

@@ -43,6 +43,10 @@ class ToolForm:
     has_reasoning: bool = False
     """The parser finds the reasoning, too."""
 
+    def __reduce__(self) -> tuple[Callable[[str], ToolForm], tuple[str]]:
+        """There is one of each name."""
+        return form_named, (self.name,)
+
 
 def _tagged(is_enforced: bool) -> Parse:
     return _hermes(needs_tags=is_enforced)

@@ -30,11 +30,22 @@ Parse = Callable[["Reader"], Steps[None]]
 class TextParser:
     """Runs parsers, one after the other, over one choice's text."""
 
-    def __init__(self, parses: Sequence[Parse], tools: Mapping[str, Mapping[str, Any]]) -> None:
-        """``tools``: the schemas of their arguments by the names of the tools."""
+    def __init__(
+        self,
+        parses: Sequence[Parse],
+        tools: Mapping[str, Mapping[str, Any]],
+        make: Callable[[], TextParser] | None = None,
+    ) -> None:
+        """``tools``: the schemas of their arguments by the names of the tools. ``make``: makes
+        another one, where this one is copied into another process before it has read anything."""
+        self._make = make
         self.reader = Reader(tools)
         self._steps = self._run(parses)
         next(self._steps, None)
+
+    def __reduce__(self) -> tuple[Callable[[], TextParser], tuple[()]]:
+        assert self._make is not None, "the parser can't be copied"
+        return self._make, ()
 
     def push(self, text: str) -> list[Piece]:
         """What is new with this text."""

@@ -6,12 +6,14 @@ import itertools
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from aiohttp import web
 
 from lmi_core.errors import UserError
 from lmi_server.dialects.base import AdapterNames, Call, HttpError, Plan
+from lmi_server.dialects.large_bodies import ParseCall, decoded
 from lmi_server.dialects.unknown_fields import collect_ignored, refuse_ignored
 from lmi_server.http.admission import Admission
 from lmi_server.http.metrics import CONTENT_TYPE, LoopLag, Metrics, RequestMeter
@@ -55,7 +57,7 @@ class Service:
     def adapter_names(self) -> AdapterNames | None:
         """None: LoRA is not enabled."""
         host = self.adapter_host
-        return None if host is None else lambda: host.adapters
+        return None if host is None else partial(getattr, host, "adapters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ class GenerationHandler:
                 return await self._answer(request, call)
 
     async def _answer(self, request: web.Request, call: Call) -> web.StreamResponse:
-        service, plan = self._service, self._parse(call)
+        service = self._service
+        plan = await decoded(ParseCall(self._parse, call), call.body, service.backend)
         if service.options.strict_requests:
             ignored = request[IGNORED]
             refuse_ignored(ignored)

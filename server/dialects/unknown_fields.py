@@ -73,6 +73,12 @@ def collect_ignored() -> list[str]:
     return ignored
 
 
+def note_ignored(names: Sequence[str]) -> None:
+    """What was ignored elsewhere counts in this context."""
+    if (ignored := _ignored.get(None)) is not None:
+        ignored += [name for name in names if name not in ignored]
+
+
 def refuse_ignored(ignored: Sequence[str]) -> None:
     """Raise HttpError if there are any: what a server does whose requests are strict."""
     if ignored:

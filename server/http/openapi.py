@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from aiohttp import web
@@ -16,6 +19,7 @@ from lmi_server.dialects.table import Dialect, DialectTable
 TABLE = web.AppKey("dialect_table", DialectTable)
 """Whose routes the document describes."""
 
+_documents: WeakKeyDictionary[DialectTable, bytes] = WeakKeyDictionary()
 _VARIABLE = re.compile(r"\{(?P<name>\w+)(?::[^}]*)?\}")
 _OPERATION_ID = re.compile(r"\W+", re.ASCII)
 
@@ -32,7 +36,16 @@ def openapi_route(path: str = "/openapi.json") -> Route:
 
 
 async def _answer(request: web.Request) -> web.Response:
-    return web.json_response(document(request.app[TABLE]))
+    table = request.app[TABLE]
+    if (
+        table not in _documents
+    ):  # made of hundreds of schemas, which takes longer than a request may
+        _documents[table] = await asyncio.to_thread(_rendered, table)
+    return web.Response(body=_documents[table], content_type="application/json")
+
+
+def _rendered(table: DialectTable) -> bytes:
+    return json.dumps(document(table)).encode()
 
 
 def document(table: DialectTable) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2] / "lmi_core"
 BELOW_ALL = {"errors", "progress", "units", "version", "_native"}
 FROM_THE_GROUND = (
-    {"settings"},
+    {"sandbox", "settings"},
     {"text", "structured", "tools"},
     {"weights"},
     {"ops"},

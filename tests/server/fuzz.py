@@ -25,6 +25,8 @@ from tests.engine.fake_runner import FakeRunner
 from tests.server.dialects.tgi.test_tgi_http import serving
 from tests.server.harness import Served, eventually
 from tests.server.http.footprint import footprint, growth_faults
+from tests.server.sizes import SHAPES, grown
+from tests.server.watchdog import longest
 
 CHAT = {
     "messages": [
@@ -128,6 +130,7 @@ HEADERS = (
 PATHS = ("", "/nothing", "?model_name=model", "?model_name=x", "%00", "/..", "//", "%zz", "é")
 METHODS = ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH", "TRACE", "CONNECT", "FOO")
 TEMPLATE = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"})
+_READ_AT_ONCE = 1 << 16
 _EXTRA_STATUSES = {200, 405, 417, 431}
 _NAMES = sorted(
     {name for _, _, body in RECORDED for name in body or ()}
@@ -161,6 +164,8 @@ def make_case(seed: str) -> Case:
     rng = random.Random(seed)
     method, path, recorded = rng.choice(RECORDED)
     body = b"" if recorded is None else mutated_body(rng, recorded)
+    if recorded is not None and rng.random() < 0.02:
+        body = grown_body(rng, recorded)
     headers = {"Host": "x", "Connection": "close", "Content-Type": "application/json"}
     if body or method == "POST":
         headers["Content-Length"] = str(len(body))
@@ -198,6 +203,12 @@ def mutated_body(rng: random.Random, recorded: dict[str, Any]) -> bytes:
             target[name] = copy.deepcopy(rng.choice(ODD_VALUES))
     data = json.dumps(body, ensure_ascii=rng.random() < 0.5).encode("utf-8", "replace")
     return mutated_bytes(rng, data, rng.randint(1, 4)) if rng.random() < 0.25 else data
+
+
+def grown_body(rng: random.Random, recorded: dict[str, Any]) -> bytes:
+    """A valid body with a value that is large: up to 8 MiB, mostly less."""
+    name = rng.choice([*recorded, *recorded.get("parameters", ()), *_NAMES])
+    return grown(recorded, name, rng.choice(list(SHAPES)), int(2 ** rng.uniform(12, 23)))
 
 
 def mutated_bytes(rng: random.Random, data: bytes, number: int) -> bytes:
@@ -241,7 +252,9 @@ async def send(served: Served, case: Case) -> bytes:
 def verdict(served: Served, case: Case, answer: bytes) -> tuple[str, str]:
     """What came, and what is wrong with it (empty: nothing)."""
     if not answer:
-        expected = case.leaves or not case.is_complete
+        # What is refused before it is read resets the connection of a client that still writes.
+        is_long = len(case.data) > _READ_AT_ONCE
+        expected = case.leaves or not case.is_complete or is_long
         return "none", "" if expected else "no answer"
     while answer.startswith(b"HTTP/1.1 100 "):
         answer = answer.partition(b"\r\n\r\n")[2]
@@ -358,6 +371,7 @@ def main() -> int:
     else:
         summary = asyncio.run(session(arguments.first, arguments.requests, seed))
     print(dict(sorted(summary.statuses.items())))
+    print({f"longest {what}": f"{hold.seconds * 1000:.1f} ms" for what, hold in longest.items()})
     for failure in summary.failures[:20]:
         print(failure, file=sys.stderr)
     return 1 if summary.failures else 0

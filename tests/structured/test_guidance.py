@@ -193,7 +193,7 @@ def test_a_step_that_costs_too_much_fails_its_matcher() -> None:
     library = GuidanceLibrary(
         DEMO, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS_ID], limits={"step_lexer_fuel": 500}
     )
-    matcher = library.compile(Grammar.regex("(.*a.{12}){1,40}b")).matcher()
+    matcher = library.compile(Grammar.regex("[0-9]{40}(.*a.{12}){1,40}b")).matcher()
     with pytest.raises(UserError, match="failed while generating"):
         write(matcher, num_tokens=200)
 

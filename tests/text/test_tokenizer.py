@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import lmi_core
 from lmi_core.errors import ModelError, UserError
+from lmi_core.text import tokenizer as module
 from lmi_core.text.tokenizer import Tokenizer
 from tests.text.tokenizers_for_tests import byte_level
 
@@ -161,3 +163,23 @@ def test_a_lone_surrogate_is_named(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write(tmp_path))
     with pytest.raises(UserError, match="valid Unicode at character 2"):
         tokenizer.encode_now("ab\udc00")
+
+
+@pytest.mark.parametrize("from_files", [True, False])
+def test_a_long_text_in_a_child(from_files: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ids are those of one encode; the bound and what isn't Unicode are refused as ever."""
+    monkeypatch.setattr(module, "_THREAD_CHARS", 3000)
+    demo = Tokenizer.load(Path(lmi_core.__file__).parent / "demo" / "model")
+    tokenizer = demo if from_files else Tokenizer(demo._backend, demo.config)
+    text = "Once upon a time, é漢, there was. " * 100
+
+    async def main() -> None:
+        assert await tokenizer.encode(text) == tokenizer.encode_now(text)
+        plain = await tokenizer.encode(text, add_special_tokens=False)
+        assert plain == tokenizer.encode_now(text, add_special_tokens=False)
+        with pytest.raises(UserError, match=f"has {len(plain) + 1} tokens"):
+            await tokenizer.encode(text, max_tokens=len(plain))
+        with pytest.raises(UserError, match="isn't valid Unicode at character 4000"):
+            await tokenizer.encode("a" * 4000 + "\ud800")
+
+    asyncio.run(main())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from aiohttp import web
 
-from lmi_core.text.infill import infill_form
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.lmi.custom_code_calls import CustomCodeCalls
 from lmi_server.dialects.lmi.formatting import FormattingBackend
@@ -14,7 +14,7 @@ from lmi_server.dialects.lmi.lmi import LmiProtocol, pretty_json
 from lmi_server.dialects.lmi.schema import LmiRequest
 from lmi_server.dialects.lmi.server_routes import server_routes
 from lmi_server.dialects.openai.chat_schema import ChatBody
-from lmi_server.dialects.openai.completion_schema import CompletionBody
+from lmi_server.dialects.openai.completion_schema import CompletionBody, infill_of
 from lmi_server.dialects.routes import GenerationHandler, Handler, Route, Service, metrics_route
 from lmi_server.dialects.table import Dialect, ErrorForm
 from lmi_server.http.openapi import openapi_route
@@ -66,7 +66,7 @@ def lmi_dialect(service: Service) -> Dialect:
         options.lmi,
         options.chat_template,
         service.adapter_names,
-        lambda: infill_form(service.backend.tokenizer.token_id),
+        partial(infill_of, service.backend),
     )
     inference = InferenceHandler(service, protocol).handle
 

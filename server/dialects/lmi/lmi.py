@@ -22,7 +22,7 @@ import msgspec
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_core.text.chat import ChatTemplate
-from lmi_core.text.infill import InfillForm
+from lmi_core.text.infill import InfillForm, no_infill
 from lmi_server.dialects.base import (
     AdapterNames,
     Call,
@@ -126,7 +126,7 @@ class LmiProtocol(Protocol):
         options: LmiOptions | None = None,
         chat_template: ChatTemplate | None = None,
         adapters: AdapterNames | None = None,
-        infill: Callable[[], InfillForm | None] = lambda: None,
+        infill: Callable[[], InfillForm | None] = no_infill,
     ) -> None:
         """``adapters``: None: LoRA is not enabled; ``infill``: as ``OpenAIProtocol`` has it."""
         self._model_name = model_name

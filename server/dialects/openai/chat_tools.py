@@ -86,7 +86,7 @@ class AnswerForm:
     def marks(self) -> tuple[str, ...]:
         """Special tokens that the parser has to see."""
         marks = () if self.reasoning is None else (*self.reasoning.marks, self.reasoning.after)
-        if self.reasoning is HARMONY_FORM:
+        if self.reasoning == HARMONY_FORM:
             marks = FORMS["openai"].marks
         return tuple(filter(None, (*marks, *(self.tools.form.marks if self.tools else ()))))
 
@@ -94,7 +94,7 @@ class AnswerForm:
         """For one choice's text."""
         tools = () if self.tools is None else self.tools.tools
         parses: list[Parse] = []
-        is_harmony = self.reasoning is HARMONY_FORM
+        is_harmony = self.reasoning == HARMONY_FORM
         if self.reasoning is not None and not is_harmony:
             parses.append(self.reasoning.parser(is_open=self.is_open))
         if self.tools is not None:
@@ -102,7 +102,8 @@ class AnswerForm:
             parses.append(self.tools.form.parse(bool(self.tools.forced) or self.tools.is_strict))
         elif is_harmony:
             parses.append(FORMS["openai"].parse(False))
-        return TextParser(parses, {tool.name: tool.parameters for tool in tools})
+        schemas = {tool.name: tool.parameters for tool in tools}
+        return TextParser(parses, schemas, self.parser)
 
 
 def answer_form(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
-from lmi_core.text.infill import InfillForm
+from lmi_core.text.infill import InfillForm, infill_form
 from lmi_server.dialects.best_of import check_num_sequences
 from lmi_server.dialects.decode import decode_json
 from lmi_server.dialects.openai.schema import (
@@ -85,6 +86,11 @@ def prompts_of(completion: CompletionBody) -> tuple[Prompt, ...]:
         prompts.append(item if isinstance(item, str) else _token_ids(item, f"prompt[{index}]"))
     check_num_sequences(len(prompts), completion.num_candidates, "prompt")
     return tuple(prompts)
+
+
+def infill_of(backend: Any) -> InfillForm | None:
+    """The form of prompts with a suffix that a backend's model was taught, if any."""
+    return infill_form(backend.tokenizer.token_id)
 
 
 def with_suffix(

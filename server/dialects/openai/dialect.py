@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from lmi_core.text.infill import infill_form
 from lmi_core.version import __version__
 from lmi_server.dialects.base import no_adapters
 from lmi_server.dialects.lmi.custom_code_calls import CustomCodeCalls
 from lmi_server.dialects.openai.chat_schema import ChatBody
-from lmi_server.dialects.openai.completion_schema import CompletionBody
+from lmi_server.dialects.openai.completion_schema import CompletionBody, infill_of
 from lmi_server.dialects.openai.errors import ModelNotFound, openai_error
 from lmi_server.dialects.openai.openai import OpenAIProtocol
 from lmi_server.dialects.openai.token_routes import DetokenizeBody, TokenHandler, TokenizeBody
@@ -66,7 +66,7 @@ def openai_dialect(service: Service) -> Dialect:
         options.model_name,
         options.chat_template,
         decode=backend.decode,
-        infill=lambda: infill_form(backend.tokenizer.token_id),
+        infill=partial(infill_of, backend),
         adapters=service.adapter_names or no_adapters,
     )
     models = ModelsHandler(service)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
-from lmi_core.text.infill import InfillForm
+from lmi_core.text.infill import InfillForm, no_infill
 from lmi_server.dialects.base import (
     AdapterNames,
     Call,
@@ -64,14 +64,14 @@ class OpenAIProtocol(Protocol):
         chat_template: ChatTemplate | None = None,
         *,
         decode: Decode,
-        infill: Callable[[], InfillForm | None] = lambda: None,
+        infill: Callable[[], InfillForm | None] = no_infill,
         adapters: AdapterNames = no_adapters,
     ) -> None:
         """``decode``: the text of token ids, for prompts that come as ids and are echoed;
         ``infill``: the model's form of prompts with a suffix."""
         self._model_name = model_name
         self._chat_template = chat_template
-        self._decode = decode
+        self.decode = decode
         self._infill = infill
         self._adapters = adapters
 
@@ -89,7 +89,7 @@ class OpenAIProtocol(Protocol):
         answer = self._answer(f"cmpl-{call.request_id}", body, len(prompts), body.logprobs)
         echo = None
         if body.echo:
-            texts = tuple(p if isinstance(p, str) else self._decode(p) for p in prompts)
+            texts = tuple(p if isinstance(p, str) else self.decode(p) for p in prompts)
             echo = Echo(prompts=texts, without_output=body.scores_only)
         renderer: Renderer
         if body.stream:

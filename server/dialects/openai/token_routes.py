@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
 
 from lmi_server.dialects.decode import decode_json
+from lmi_server.dialects.large_bodies import decoded, rendered
 from lmi_server.dialects.openai.chat_schema import ChatBody, decode_chat
 from lmi_server.dialects.openai.openai import OpenAIProtocol, check_content_type
 from lmi_server.dialects.routes import Service
+from lmi_server.models.backend import Backend
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +41,48 @@ _TEXT = msgspec.json.Decoder(TokenizeBody)
 _TOKENS = msgspec.json.Decoder(DetokenizeBody)
 
 
+_PIECE = 4096
+"""Tokens that are written at once."""
+
+
+class _Text(NamedTuple):
+    """What is to be tokenized, and how."""
+
+    text: str
+    special: bool
+    shows_strings: bool
+
+
+def _text(protocol: OpenAIProtocol, body: bytes) -> _Text:
+    kind = decode_json(_KIND, body)
+    if kind.messages is not None:
+        chat: ChatBody = decode_chat(body)
+        protocol.adapter_named(chat.model)
+        text, special = protocol.render_chat(chat), bool(chat.add_special_tokens)
+    else:
+        plain = decode_json(_TEXT, body)
+        protocol.adapter_named(plain.model)
+        text, special = plain.prompt, plain.add_special_tokens
+    return _Text(text, special, kind.return_token_strs)
+
+
+def _decoded_text(protocol: OpenAIProtocol, body: bytes) -> str:
+    decoded_body = decode_json(_TOKENS, body)
+    protocol.adapter_named(decoded_body.model)
+    return protocol.decode(decoded_body.tokens)
+
+
+def _answer(backend: Backend, ids: list[int], *, shows_strings: bool) -> bytes:
+    pieces = [ids[start : start + _PIECE] for start in range(0, len(ids), _PIECE)]
+    tokens = ", ".join(json.dumps(piece)[1:-1] for piece in pieces)
+    strings = "null"
+    if shows_strings:
+        names = (json.dumps([backend.decode((i,)) for i in piece])[1:-1] for piece in pieces)
+        strings = f"[{', '.join(names)}]"
+    head = f'"count": {len(ids)}, "max_model_len": {backend.max_model_len}'
+    return f'{{{head}, "tokens": [{tokens}], "token_strs": {strings}}}'.encode()
+
+
 class TokenHandler:
     def __init__(self, service: Service, protocol: OpenAIProtocol) -> None:
         self._service = service
@@ -45,32 +91,18 @@ class TokenHandler:
     async def tokenize(self, request: web.Request) -> web.Response:
         with self._service.admission.enter():
             body = await self._read(request)
-            kind = decode_json(_KIND, body)
-            if kind.messages is not None:
-                chat: ChatBody = decode_chat(body)
-                self._protocol.adapter_named(chat.model)
-                text, special = self._protocol.render_chat(chat), bool(chat.add_special_tokens)
-            else:
-                plain = decode_json(_TEXT, body)
-                self._protocol.adapter_named(plain.model)
-                text, special = plain.prompt, plain.add_special_tokens
             backend = self._service.backend
-            ids = list(await backend.encode(text, add_special_tokens=special))
-        names = [backend.decode((i,)) for i in ids] if kind.return_token_strs else None
-        return web.json_response(
-            {
-                "count": len(ids),
-                "max_model_len": backend.max_model_len,
-                "tokens": ids,
-                "token_strs": names,
-            }
-        )
+            asked = await decoded(partial(_text, self._protocol), body, backend)
+            ids = list(await backend.encode(asked.text, add_special_tokens=asked.special))
+            answer = partial(_answer, backend, ids, shows_strings=asked.shows_strings)
+            data = await rendered(answer, len(ids))
+        return web.Response(body=data, content_type="application/json")
 
     async def detokenize(self, request: web.Request) -> web.Response:
         with self._service.admission.enter():
-            body = decode_json(_TOKENS, await self._read(request))
-        self._protocol.adapter_named(body.model)
-        return web.json_response({"prompt": self._service.backend.decode(body.tokens)})
+            body, backend = await self._read(request), self._service.backend
+            text = await decoded(partial(_decoded_text, self._protocol), body, backend)
+        return web.json_response({"prompt": text})
 
     async def information(self, request: web.Request) -> web.Response:
         """The tokenizer's configuration, as it came with the model."""

@@ -14,12 +14,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from aiohttp import web
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.errors import CapacityError, LmiError
 from lmi_server.dialects.base import HttpError, Plan, Renderer
+from lmi_server.dialects.large_bodies import decoded, rendered
 from lmi_server.dialects.routes import IGNORED, METER, Handler, Route, Service
 from lmi_server.dialects.table import Dialect, ErrorForm
 from lmi_server.dialects.tgi import errors as tgi_errors
@@ -67,10 +69,8 @@ def tgi_dialect(service: Service) -> Dialect:
     any_body = (CompatBody, ChatBody, CompletionBody)
     routes = (
         generates("/", decode_compat, CompatBody),
-        generates("/generate", lambda body: decode_generate(body, streams=False), GenerateBody),
-        generates(
-            "/generate_stream", lambda body: decode_generate(body, streams=True), GenerateBody
-        ),
+        generates("/generate", partial(decode_generate, streams=False), GenerateBody),
+        generates("/generate_stream", partial(decode_generate, streams=True), GenerateBody),
         generates("/invocations", v1.any, *any_body),
         generates("/v1/chat/completions", v1.chat, ChatBody, what="chat"),
         generates("/v1/completions", v1.completion, CompletionBody, what="complete a text"),
@@ -252,7 +252,7 @@ class GenerateHandler:
             body = await tgi.read_json(request)
             request[IGNORED] = ignored = collect_ignored()
             try:
-                job = self._decode(body)
+                job = await decoded(self._decode, body, tgi.service.backend)
                 if tgi.service.options.strict_requests:
                     refuse_ignored(ignored)
             except LmiError as error:
@@ -337,16 +337,24 @@ class TokenHandler:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         with self._tgi.service.admission.enter():
-            text = _decode_generate_body(await self._tgi.read_json(request)).inputs
-            spans = await self._tgi.service.backend.tokenizer.spans(text)
-        return web.Response(body=token_array(text, spans), content_type="application/json")
+            backend = self._tgi.service.backend
+            text = await decoded(_inputs, await self._tgi.read_json(request), backend)
+            spans = await backend.tokenizer.spans(text)
+            body = await rendered(partial(token_array, text, spans), len(spans))
+        return web.Response(body=body, content_type="application/json")
 
     async def chat_tokenize(self, request: web.Request) -> web.Response:
         with self._tgi.service.admission.enter():
-            text = self._v1.chat_text(await self._tgi.read_json(request))
-            tokenizer = self._tgi.service.backend.tokenizer
-            spans = await tokenizer.spans(text, add_special_tokens=False)
-        return web.Response(body=chat_tokens(text, spans), content_type="application/json")
+            backend = self._tgi.service.backend
+            read = await self._tgi.read_json(request)
+            text = await decoded(self._v1.chat_text, read, backend)
+            spans = await backend.tokenizer.spans(text, add_special_tokens=False)
+            body = await rendered(partial(chat_tokens, text, spans), len(spans))
+        return web.Response(body=body, content_type="application/json")
+
+
+def _inputs(body: bytes) -> str:
+    return _decode_generate_body(body).inputs
 
 
 def _compact(value: object) -> str:

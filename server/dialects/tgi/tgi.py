@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -79,6 +80,10 @@ class Generation:
     """What may be an adapter's name; any other is the base model."""
 
 
+def ignore_text() -> None:
+    """Of a call without tools."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A decoded call: what to generate and how to answer."""
@@ -91,7 +96,7 @@ class Job:
     as_list: bool = False
     fallback: Generation | None = None
     """Run instead when the model prefers no tool."""
-    on_text: Callable[[], None] = lambda: None
+    on_text: Callable[[], None] = ignore_text
     """Called when it does."""
 
 
@@ -133,8 +138,12 @@ def _generate_job(
         generations=(Generation(inputs=inputs, parameters=parameters),),
         streams=streams,
         as_list=as_list,
-        render=lambda answers: (SseRenderer if streams else JsonRenderer)(answers[0]),
+        render=partial(_of_one, SseRenderer if streams else JsonRenderer),
     )
+
+
+def _of_one(kind: Callable[[Answer], Renderer], answers: Sequence[Answer]) -> Renderer:
+    return kind(answers[0])
 
 
 class TgiProtocol:

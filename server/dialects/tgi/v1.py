@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -11,7 +12,7 @@ from lmi_server.dialects.base import Renderer
 from lmi_server.dialects.tgi.events import Answer
 from lmi_server.dialects.tgi.options import TgiOptions
 from lmi_server.dialects.tgi.schema import CompatBody, decode_any, log_unknown, wrong_shape
-from lmi_server.dialects.tgi.tgi import Generation, Job, compat_job
+from lmi_server.dialects.tgi.tgi import Generation, Job, compat_job, ignore_text
 from lmi_server.dialects.tgi.tool_events import ToolCalls, ToolRenderer, ToolSseRenderer
 from lmi_server.dialects.tgi.tools import TgiTools
 from lmi_server.dialects.tgi.v1_events import (
@@ -83,26 +84,13 @@ class TgiV1:
         generation = self._generation(body, tools)
         fallback = self._generation(body, None) if tools is not None and tools.is_free else None
         calls = None if tools is None else ToolCalls()
-        identity = self._identity(body)
-
-        def render(answers: Sequence[Answer]) -> Renderer:
-            if calls is not None:
-                if body.stream:
-                    return ToolSseRenderer(
-                        identity, answers, includes_usage=body.includes_usage, calls=calls
-                    )
-                return ToolRenderer(identity, answers, calls)
-            if body.stream:
-                return ChatSseRenderer(identity, answers, includes_usage=body.includes_usage)
-            return ChatRenderer(identity, answers)
-
         return Job(
             generations=(generation,),
             streams=body.stream,
-            render=render,
+            render=partial(_chat_renderer, self._identity(body), body, calls),
             render_error=v1_error_event,
             fallback=fallback,
-            on_text=(lambda: None) if calls is None else calls.answer_in_text,
+            on_text=ignore_text if calls is None else calls.answer_in_text,
         )
 
     def _generation(self, body: ChatBody, tools: TgiTools | None) -> Generation:
@@ -132,7 +120,7 @@ class TgiV1:
                 for prompt in body.prompts
             ),
             streams=body.stream,
-            render=lambda answers: kind(identity, answers),
+            render=partial(kind, identity),
             render_error=v1_error_event,
         )
 
@@ -142,3 +130,17 @@ class TgiV1:
         if self._options.version >= 3 and body.model is not None:
             model = body.model
         return Identity(model=model, fingerprint=f"{self._options.release}-native")
+
+
+def _chat_renderer(
+    identity: Identity, body: ChatBody, calls: ToolCalls | None, answers: Sequence[Answer]
+) -> Renderer:
+    if calls is not None:
+        if body.stream:
+            return ToolSseRenderer(
+                identity, answers, includes_usage=body.includes_usage, calls=calls
+            )
+        return ToolRenderer(identity, answers, calls)
+    if body.stream:
+        return ChatSseRenderer(identity, answers, includes_usage=body.includes_usage)
+    return ChatRenderer(identity, answers)

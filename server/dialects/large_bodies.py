@@ -1,0 +1,199 @@
+"""Bodies that take long to decode are decoded in a child; their long prompts are tokenized there.
+
+Decoding holds the interpreter's lock: small objects cost a microsecond each, long strings a
+nanosecond a byte. What comes back is bounded, so that the lock is never held for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from pickle import PickleBuffer
+from typing import Any, TypeVar
+
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.stats import EngineInfo
+from lmi_core.errors import EngineError, UserError
+from lmi_core.sandbox.pool import Limits, shared_pool
+from lmi_core.text.metered_template import CostlyTemplateError, metered
+from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
+from lmi_server.dialects.base import Call, Plan
+from lmi_server.dialects.unknown_fields import collect_ignored, note_ignored
+
+T = TypeVar("T")
+
+_SMALL_BYTES = 64 * 1024
+_LARGE_BYTES = 4 << 20
+_MANY_ITEMS = 16_384
+_MANY_RENDERED = 1024
+_LONG_CHARS = 256 * 1024
+"""A prompt of more characters is tokenized where it was decoded."""
+_PROCESSOR_S = 10
+_MAX_TOKEN_IDS = 2 << 20
+_MAX_RESULT_BYTES = 32 << 20
+_BYTES_PER_BYTE = 48
+"""Memory that decoding may take for each byte: an empty object of two bytes takes 64."""
+
+
+def is_large(body: bytes) -> bool:
+    """Whether decoding would hold the loop: many bytes, or many items in not so few."""
+    if len(body) <= _SMALL_BYTES:
+        return False
+    if len(body) > _LARGE_BYTES:
+        return True
+    return body.count(b",") + body.count(b"[") + body.count(b"{") > _MANY_ITEMS
+
+
+async def rendered(render: Callable[[], bytes], num_items: int) -> bytes:
+    """``render()``, in a thread for many items, each of which it writes on its own."""
+    return render() if num_items <= _MANY_RENDERED else await asyncio.to_thread(render)
+
+
+async def decoded(decode: Callable[[bytes], T], body: bytes, backend: Any) -> T:
+    """``decode(body)``, in a child for a large body or a chat template that costs much: ``decode``
+    must be something that can be pickled.
+
+    In the child ``backend`` is a ``StandIn``. Raises what ``decode`` raises, and UserError when it
+    takes too much time or memory, or makes too much of the body.
+    """
+    if not is_large(body):
+        try:
+            with metered():
+                return decode(body)
+        except CostlyTemplateError:
+            pass
+    limits = Limits(
+        what=f"reading a body of {len(body)} bytes, with its chat template if it is a chat,",
+        processor_s=_PROCESSOR_S,
+        memory_bytes=(1 << 30) + _BYTES_PER_BYTE * len(body),
+        result_bytes=_MAX_RESULT_BYTES,
+    )
+    answer: tuple[T, list[str]] = await shared_pool().run(
+        _decode_in_child,
+        decode,
+        PickleBuffer(body),
+        backend,
+        limits=limits,
+        known=backend,
+        stand_in=_stand_in(backend),
+    )
+    value, ignored = answer
+    note_ignored(ignored)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ParseCall:
+    """``parse`` of a call, as a function of its body."""
+
+    parse: Callable[[Call], Plan]
+    call: Call
+
+    def __call__(self, body: bytes) -> Plan:
+        return self.parse(replace(self.call, body=body))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        call = self.call
+        query = {name: call.query[name] for name in call.query}  # of a kind that can't be pickled
+        return ParseCall, (self.parse, replace(call, body=b"", query=query))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandIn:
+    """What decoding needs of a backend, in the child."""
+
+    known_tokenizer: Tokenizer | None
+    known_info: EngineInfo | None
+    adapters: Mapping[str, Path]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self.known_tokenizer is None:
+            raise EngineError("the model has no tokenizer")
+        return self.known_tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        info = self.known_info
+        return self.tokenizer.num_tokens if info is None else info.runner.vocab_size
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """As the engine does."""
+        wrong = next((i for i in token_ids if not 0 <= i < self.vocab_size), None)
+        if wrong is not None:
+            raise UserError(
+                f"there is no token id {wrong}; allowed are 0 to {self.vocab_size - 1}",
+                field="prompt",
+            )
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def _stand_in(backend: Any) -> StandIn:
+    tokenizer, info = (_of(backend, name) for name in ("tokenizer", "info"))
+    return StandIn(
+        known_tokenizer=tokenizer if isinstance(tokenizer, Tokenizer) else None,
+        known_info=info if isinstance(info, EngineInfo) else None,
+        adapters=dict(_of(backend, "adapters") or {}),
+    )
+
+
+def _of(backend: Any, name: str) -> Any:
+    """A backend that generates by code of its own refuses these."""
+    try:
+        return getattr(backend, name, None)
+    except (UserError, EngineError):
+        return None
+
+
+def _decode_in_child(
+    decode: Callable[[bytes], T], body: memoryview, stand_in: StandIn
+) -> tuple[Any, list[str]]:
+    """The result, and the names of the fields that were ignored."""
+    ignored = collect_ignored()
+    value: Any = decode(bytes(body))
+    return (_bounded(value, stand_in) if isinstance(value, Plan) else value), ignored
+
+
+def _bounded(plan: Plan, stand_in: StandIn) -> Plan:
+    """The plan with long prompts as token ids; UserError when there are too many of them."""
+    requests = tuple(
+        _tokenized(request, plan.truncate_prompt_tokens, stand_in) for request in plan.requests
+    )
+    num_ids = sum(len(request.prompt_token_ids or ()) for request in requests)
+    if num_ids > _MAX_TOKEN_IDS:
+        raise UserError(
+            f"the prompts have {num_ids} tokens; at most {_MAX_TOKEN_IDS} fit into one request",
+            field="prompt",
+        )
+    info = stand_in.known_info
+    if info is not None:
+        for request in requests:
+            request.params.validate(
+                vocab_size=info.runner.vocab_size, max_logprobs=info.runner.max_logprobs
+            )
+    return replace(plan, requests=requests)
+
+
+def _tokenized(
+    request: GenerationRequest, num_kept: int | None, stand_in: StandIn
+) -> GenerationRequest:
+    info = stand_in.known_info
+    max_tokens = None if info is None else info.max_prompt_tokens
+    token_ids = request.prompt_token_ids
+    if request.prompt is not None:
+        if len(request.prompt) <= _LONG_CHARS or stand_in.known_tokenizer is None:
+            return request
+        limit = max_tokens if num_kept is None else None
+        stand_in.tokenizer.refuse_longer(request.prompt, limit)
+        token_ids = tuple(
+            stand_in.tokenizer.encode_now(
+                request.prompt, add_special_tokens=request.add_special_tokens, max_tokens=limit
+            )
+        )
+        if num_kept is not None:
+            token_ids = token_ids[-num_kept:]
+    elif token_ids is not None and max_tokens is not None and len(token_ids) > max_tokens:
+        raise prompt_too_long(len(token_ids), max_tokens)
+    return replace(request, prompt=None, prompt_token_ids=token_ids)

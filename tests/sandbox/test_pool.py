@@ -1,0 +1,137 @@
+"""Children end calls that take too much, and nothing of them stays."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_core.errors import CapacityError, EngineError, UserError
+from lmi_core.sandbox import pool as pool_module
+from lmi_core.sandbox.pool import Limits, SandboxPool
+from tests.sandbox import work
+
+LIMITS = Limits(what="the work", field="prompt", processor_s=1, memory_bytes=64 << 20)
+
+
+def run(test: Callable[[SandboxPool], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        pool = SandboxPool(**options)
+        try:
+            await test(pool)
+        finally:
+            pool.close()
+
+    asyncio.run(main())
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "words"),
+    [
+        (work.spin, (), "takes more than 1 s of processor time; make it smaller"),
+        (work.allocate, (1 << 30,), "takes more memory than it may"),
+        (work.large, (32 << 20,), "takes too much room: 335"),
+        (work.die, (), "takes more memory than it may"),
+    ],
+)
+def test_limits(function: Any, arguments: tuple[Any, ...], words: str) -> None:
+    """The call alone fails; the next one is served."""
+
+    async def test(pool: SandboxPool) -> None:
+        with pytest.raises(UserError, match=f"^the work {words}") as caught:
+            await pool.run(function, *arguments, limits=LIMITS)
+        assert caught.value.field == "prompt"
+        assert await pool.run(work.pid, limits=LIMITS) != os.getpid()
+
+    run(test)
+
+
+def test_a_child_serves_many_calls_and_ends_when_idle() -> None:
+    async def test(pool: SandboxPool) -> None:
+        pids = {await pool.run(work.pid, limits=LIMITS) for _ in range(3)}
+        assert len(pids) == 1
+        async with asyncio.timeout(10):
+            while is_alive(*pids):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await pool.run(work.pid, limits=LIMITS) not in pids
+
+    run(test, idle_s=0.2)
+
+
+def test_one_that_was_large_gives_its_memory_back() -> None:
+    async def test(pool: SandboxPool) -> None:
+        limits = Limits(what="the work", memory_bytes=2 << 30)
+        pid = await pool.run(work.pid, limits=limits)
+        assert await pool.run(work.grow_and_stay, 900 << 20, limits=limits) == 900 << 20
+        assert pool.num_idle == 0
+        assert not is_alive(pid)
+
+    run(test)
+
+
+def test_a_child_that_was_killed_while_idle_is_replaced() -> None:
+    async def test(pool: SandboxPool) -> None:
+        pid = await pool.run(work.pid, limits=LIMITS)
+        os.kill(pid, 9)
+        assert await pool.run(work.pid, limits=LIMITS) != pid
+
+    run(test)
+
+
+def test_a_caller_that_leaves_ends_its_call() -> None:
+    async def test(pool: SandboxPool) -> None:
+        pid = await pool.run(work.pid, limits=LIMITS)
+        task = asyncio.create_task(pool.run(work.sleep, 1000.0, limits=LIMITS))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not is_alive(pid)
+        assert await pool.run(work.pid, limits=LIMITS)
+
+    run(test, num_children=1)
+
+
+def test_results_errors_and_logs_come_back(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(pool: SandboxPool) -> None:
+        with pytest.raises(work.Refusal, match="no") as caught:
+            await pool.run(work.refuse, limits=LIMITS)
+        assert (caught.value.code, caught.value.hint) == (7, "ask again")
+        assert await pool.run(work.warn, "é", limits=LIMITS) == "é"
+        assert caplog.record_tuples == [("tests.sandbox", logging.WARNING, "seen: é")]
+        with pytest.raises(EngineError, match="the child's result can't be sent"):
+            await pool.run(work.generate, limits=LIMITS)
+        known = asyncio.get_running_loop()  # can't be pickled
+        name = await pool.run(work.name_of, known, limits=LIMITS, known=known, stand_in=LIMITS)
+        assert name == "Limits"
+
+    run(test)
+
+
+def test_the_server_s_secrets_stay_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVING_ADMIN_KEY", "secret")
+
+    async def test(pool: SandboxPool) -> None:
+        assert "secret" not in (await pool.run(work.environment, limits=LIMITS)).values()
+
+    run(test)
+
+
+def test_too_many_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_MAX_WAITING", 2)
+
+    async def test(pool: SandboxPool) -> None:
+        calls = [pool.run(work.sleep, 0.2, limits=LIMITS) for _ in range(3)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [isinstance(result, CapacityError) for result in results] == [False, False, True]
+
+    run(test, num_children=1)

@@ -1,0 +1,144 @@
+"""One request disturbs nobody, whatever its body holds: long, wide, deep, many."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from lmi_core.text.chat import ChatTemplate
+from lmi_server.dialects.tgi.options import TgiOptions
+from tests.engine.fake_runner import FakeRunner
+from tests.server.dialects.tgi.test_tgi_http import serving
+from tests.server.fuzz import CHAT, COMPLETION, INPUTS, RECORDED, TEMPLATE
+from tests.server.harness import http_request
+from tests.server.sizes import SHAPES, grown
+
+MIB = 1 << 20
+ROUTES: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    ("/invocations", INPUTS, ("inputs", "stop", "no_such", "details")),
+    ("/invocations", CHAT, ("messages", "logit_bias")),
+    ("/v1/completions", COMPLETION, ("prompt", "stop", "no_such", "stop_token_ids")),
+    ("/v1/chat/completions", CHAT, ("messages", "tools", "response_format", "guided_choice")),
+    ("/tokenize", {"prompt": "x"}, ("prompt", "no_such")),
+    ("/detokenize", {"tokens": [1]}, ("tokens",)),
+    ("/generate", INPUTS, ("inputs", "stop", "grammar", "no_such")),
+    ("/tgi/invocations", INPUTS, ("inputs",)),
+    ("/tgi/v1/chat/completions", CHAT, ("messages", "tools")),
+    ("/tgi/v1/completions", COMPLETION, ("prompt",)),
+    ("/chat_tokenize", CHAT, ("messages",)),
+    ("/tgi/tokenize", INPUTS, ("inputs",)),
+]
+CASES = [(path, body, name) for path, body, names in ROUTES for name in names]
+
+
+@pytest.mark.parametrize(("path", "body", "name"), CASES, ids=lambda value: str(value)[:20])
+def test_no_body_holds_the_loop(path: str, body: dict[str, Any], name: str) -> None:
+    """The server's loop is watched; every answer is a result or the user's error."""
+    bodies = [grown(body, name, shape, size) for shape in SHAPES for size in (60_000, MIB)]
+    check(path, bodies)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "body", "name", "shape"),
+    [
+        ("/invocations", INPUTS, "inputs", "words"),
+        ("/v1/chat/completions", CHAT, "messages", "strings"),
+        ("/generate", INPUTS, "stop", "objects"),
+    ],
+)
+def test_nor_does_the_largest(path: str, body: dict[str, Any], name: str, shape: str) -> None:
+    check(path, [grown(body, name, shape, 60 * MIB)])
+
+
+DOUBLING = (
+    "{% set n = namespace(s=['x']) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}"
+)
+CHAT_ROUTES = (
+    "/invocations",
+    "/v1/chat/completions",
+    "/tgi/v1/chat/completions",
+    "/tgi/invocations",
+    "/tokenize",
+    "/chat_tokenize",
+)
+
+
+@pytest.mark.parametrize("path", CHAT_ROUTES)
+@pytest.mark.parametrize(
+    ("source", "is_served"),
+    [
+        ("{% for i in range(1500) %}{% for j in range(1500) %}{% endfor %}{% endfor %}x", True),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}x", False),
+        ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", False),
+        (DOUBLING, False),
+    ],
+)
+def test_a_costly_chat_template(
+    path: str, source: str, is_served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes its own request's time, with an end, and nobody else's."""
+
+    async def run() -> None:
+        template = ChatTemplate({"default": source})
+        options: dict[str, Any] = {"api": "lmi", "chat_template": template, "tgi": TgiOptions()}
+        async with serving(FakeRunner(max_model_len=512), **options) as served:
+            answer = await served.post({"messages": CHAT["messages"], "max_tokens": 2}, path)
+            assert (answer.status == 200) == is_served, answer.body
+            assert answer.status in (200, 400, 422, 424)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(path, body) for method, path, body in RECORDED if method == "POST"],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_large_body_is_answered_as_a_small_one(path: str, body: dict[str, Any]) -> None:
+    """Each route's, though another process has read it."""
+
+    async def run() -> None:
+        options: dict[str, Any] = {"api": "lmi", "chat_template": TEMPLATE, "tgi": TgiOptions()}
+        async with serving(FakeRunner(max_model_len=2048), **options) as served:
+            small = await served.post(body, path)
+            large = await served.post({**body, "no_such": [0] * 40_000}, path)
+            assert large.status == small.status != 500, (small.body, large.body)
+            assert large.headers["Content-Type"] == small.headers["Content-Type"]
+            if small.status != 200 or "do_sample" not in str(body):
+                assert large.body[:10] == small.body[:10]
+            if small.status != 200:
+                assert large.body == small.body
+
+    asyncio.run(run())
+
+
+def check(path: str, bodies: list[bytes]) -> None:
+    async def run() -> None:
+        options: dict[str, Any] = {"api": "lmi", "chat_template": TEMPLATE, "tgi": TgiOptions()}
+        async with serving(FakeRunner(max_model_len=4096), **options) as served:
+            for data in bodies:
+                # In a thread, so that the client's own work isn't the loop's.
+                answer = await asyncio.to_thread(exchanged, served.port, path, data)
+                status = int(answer.split(b" ", 2)[1])
+                assert status in (200, 400, 422, 424), (data[:300], answer[:600])
+
+    asyncio.run(run())
+
+
+def exchanged(port: int, path: str, body: bytes) -> bytes:
+    """The answer to a body on a connection of its own."""
+    with socket.create_connection(("127.0.0.1", port), 60) as connection:
+        headers = ("Content-Type: application/json", "Connection: close")
+        connection.sendall(
+            http_request(b"", *headers, path=path).replace(
+                b"Content-Length: 0", b"Content-Length: %d" % len(body)
+            )
+        )
+        with suppress(ConnectionError):  # it may be refused before it is read
+            connection.sendall(body)
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
