@@ -45,14 +45,16 @@ class ChatTemplate:
         *,
         tool_form: ToolForm | None = None,
         reasoning: ReasoningForm | Literal["none"] | None = None,
+        auto_tools: bool = True,
         origins: Mapping[str, str] | None = None,
     ) -> None:
         """``special_tokens``: variables of the template, such as ``bos_token``. ``tool_form``,
-        ``reasoning``: None if the template is to show it. ``origins``: where each template was
-        found."""
+        ``reasoning``: None if the template is to show it. ``auto_tools``: the model may be left
+        to choose whether to call tools. ``origins``: where each template was found."""
         self._origins = dict(origins or {})
         self._tool_form = tool_form
         self._reasoning = reasoning
+        self.auto_tools = auto_tools
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens or {})
 
@@ -65,6 +67,7 @@ class ChatTemplate:
         config_path: Path | None = None,
         tool_form: ToolForm | None = None,
         reasoning: ReasoningForm | Literal["none"] | None = None,
+        auto_tools: bool = True,
     ) -> ChatTemplate | None:
         """The templates of a model directory; None when it has none.
 
@@ -95,6 +98,7 @@ class ChatTemplate:
             _special_tokens({**older, **config}),
             tool_form=tool_form,
             reasoning=reasoning,
+            auto_tools=auto_tools,
             origins=origins,
         )
 

@@ -188,6 +188,7 @@ def _chat_template(launch: Launch) -> ChatTemplate | None:
         template=launch.model.file("option.chat_template", files),
         config_path=None if config_path is None else Path(config_path),
         tool_form=None if parser is None else form_named(str(parser)),
+        auto_tools=launch.model.get("option.enable_auto_tool_choice") is not False,
         reasoning="none" if reasoning == "none" else REASONING.get(str(reasoning)),
     )
     for fault in [] if template is None else template.faults():

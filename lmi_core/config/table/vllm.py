@@ -276,7 +276,13 @@ OPTIONS = (
             "calls are looked for wherever a request has tools",
             test="tests/server/dialects/openai/test_chat_tools.py::test_a_whole_answer_with_calls",
             capability="chat.tools",
-            by_value={False: no_effect("a request that has tools asks for calls")},
+            by_value={
+                False: honoured(
+                    None,
+                    "tools need a tool_choice other than auto",
+                    test="tests/server/dialects/openai/test_answer_forms.py::test_auto_choice_off",
+                )
+            },
         ),
         False,
     ),

@@ -123,6 +123,12 @@ def tools_of(chat: ChatBody, template: ChatTemplate | None) -> ChatTools | None:
         form=HERMES if template is None else _form(chat, template),
         is_parallel=chat.parallel_tool_calls is not False,
     )
+    if tools is not None and not (template is None or template.auto_tools or tools.forced):
+        raise UserError(
+            '"auto" tool choice requires --enable-auto-tool-choice to be set, which is off here; '
+            "send tool_choice required, none or a tool's name",
+            field="tool_choice",
+        )
     if tools is not None and requested_grammar(chat) is not None:
         raise UserError(
             "tools exclude response_format and guided output; leave one of them out, or send "

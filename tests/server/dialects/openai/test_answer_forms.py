@@ -237,18 +237,19 @@ def test_special_tokens_that_parsers_need_are_text() -> None:
         assert "".join(detokenizer.push(i) for i in ids if i is not None) == expected
 
 
+def template_of(*argv: str) -> ChatTemplate:
+    deployment = resolve([str(MODEL_DIR), *argv], {"LMI_CACHE_DIR": ""})
+    recipe = recipe_of(deployment.models[0], deployment.server)
+
+    async def open_model() -> ChatTemplate:
+        opened = await recipe.open(Metrics().observer("m"))
+        assert opened.options.chat_template is not None
+        return opened.options.chat_template
+
+    return asyncio.run(open_model())
+
+
 def test_configured_parsers() -> None:
-    def template_of(*argv: str) -> ChatTemplate:
-        deployment = resolve([str(MODEL_DIR), *argv], {"LMI_CACHE_DIR": ""})
-        recipe = recipe_of(deployment.models[0], deployment.server)
-
-        async def open_model() -> ChatTemplate:
-            opened = await recipe.open(Metrics().observer("m"))
-            assert opened.options.chat_template is not None
-            return opened.options.chat_template
-
-        return asyncio.run(open_model())
-
     usual = template_of()
     assert (usual.tool_form.name, usual.reasoning) == ("hermes", None)
     template = template_of("--tool-call-parser", "pythonic", "--reasoning-parser", "granite")
@@ -257,6 +258,22 @@ def test_configured_parsers() -> None:
     for flag in ("--tool-call-parser", "--reasoning-parser"):
         with pytest.raises(ConfigError, match=r"mistral.*or leave it out"):
             template_of(flag, "nonsense")
+
+
+def test_auto_choice_off() -> None:
+    template = template_of("--no-enable-auto-tool-choice")
+    assert not template.auto_tools
+    assert template_of("--enable-auto-tool-choice").auto_tools
+    protocol = OpenAIProtocol("m", template, decode=lambda ids: "")
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Go"}], "tools": [WEATHER]}
+    for choice in (None, "auto"):
+        call = Call(request_id="r", body=json.dumps({**body, "tool_choice": choice}).encode())
+        with pytest.raises(UserError, match='"auto" tool choice requires') as caught:
+            protocol.parse(call)
+        assert caught.value.field == "tool_choice"
+    for choice in ("none", "required", WEATHER):
+        call = Call(request_id="r", body=json.dumps({**body, "tool_choice": choice}).encode())
+        assert protocol.parse(call).requests
 
 
 def test_the_options_name_every_parser() -> None:
