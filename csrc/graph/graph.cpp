@@ -99,8 +99,9 @@ int64_t Graph::num_rows(ValueId id, const StepView& step) const {
 
 void Graph::link(EmbedNode& node) const { node.args.y = reinterpret_cast<float*>(pointer(node.y)); }
 
-void Graph::link(RmsNormNode& node) const {
+void Graph::link(NormNode& node) const {
   node.args.x = reinterpret_cast<const float*>(pointer(node.x));
+  node.args.x_stride = values_[node.x].columns;
   node.args.y = pointer(node.y);
 }
 
@@ -138,7 +139,7 @@ void Graph::link(SampleNode& node) const {
   if (node.follows_linear) node.args.argmax = {wants_argmax_.get(), argmax_candidates_.get()};
 }
 
-void Graph::link(GatedActivationNode& node) const {
+void Graph::link(ActivationNode& node) const {
   node.args.x = reinterpret_cast<const float*>(pointer(node.x));
   node.args.y = pointer(node.y);
 }
@@ -151,11 +152,11 @@ void Graph::link(LoraAddNode& node) const {
 }
 
 void Graph::bind(EmbedNode& node, const StepView& step) const {
-  node.args.token_ids = step.token_ids;
+  node.args.ids = node.by_position ? step.positions : step.token_ids;
   node.args.num_rows = step.num_tokens;
 }
 
-void Graph::bind(RmsNormNode& node, const StepView& step) const {
+void Graph::bind(NormNode& node, const StepView& step) const {
   node.args.num_rows = num_rows(node.x, step);
 }
 
@@ -171,7 +172,7 @@ void Graph::bind(LinearNode& node, const StepView& step) const {
   std::fill_n(argmax_candidates_.get(), step.num_logit_rows, 0);
 }
 
-void Graph::bind(GatedActivationNode& node, const StepView& step) const {
+void Graph::bind(ActivationNode& node, const StepView& step) const {
   node.args.num_rows = num_rows(node.x, step);
 }
 

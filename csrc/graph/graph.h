@@ -61,10 +61,14 @@ class Graph {
   // to activations, row counts and the step are filled in at run time. Owners of constant memory
   // are kept by the caller for as long as the graph lives.
   ValueId embed(cpu::EmbedArgs args);
-  ValueId rms_norm(ValueId x, cpu::RmsNormArgs args, const cpu::PackedLinear* reader = nullptr);
+  ValueId add_positions(ValueId x, cpu::EmbedArgs args);  // in place: rows of a table by position
+  ValueId norm(ValueId x, cpu::NormArgs args, const cpu::PackedLinear* reader = nullptr);
+  ValueId norm_add(ValueId x, ValueId residual, cpu::NormArgs args);  // in place
+  ValueId norm_heads(ValueId x, cpu::NormArgs args);  // in place: groups from first_column on
   ValueId linear(ValueId x, cpu::LinearArgs args);
   ValueId linear_add(ValueId x, ValueId residual, cpu::LinearArgs args);  // in place
-  ValueId gated_activation(ValueId x, cpu::Activation activation);
+  ValueId activation(ValueId x, cpu::Activation activation, bool gated);
+  ValueId soft_cap(ValueId x, float cap);  // in place
   // In place: y is what linear_id gave for x, or what it was added to. The caller keeps the table.
   ValueId lora_add(ValueId x, ValueId y, const LoraTable& table, int32_t linear_id);
   ValueId rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args);
@@ -92,9 +96,10 @@ class Graph {
   struct EmbedNode {
     cpu::EmbedArgs args;
     ValueId y;
+    bool by_position = false;
   };
-  struct RmsNormNode {
-    cpu::RmsNormArgs args;
+  struct NormNode {
+    cpu::NormArgs args;
     ValueId x, y;
   };
   struct QuantizeNode {
@@ -106,8 +111,8 @@ class Graph {
     ValueId x, y;
     bool feeds_sample = false;
   };
-  struct GatedActivationNode {
-    cpu::GatedActivationArgs args;
+  struct ActivationNode {
+    cpu::ActivationArgs args;
     ValueId x, y;
   };
   struct LoraAddNode {
@@ -135,8 +140,8 @@ class Graph {
     cpu::BlockCopyArgs args;
   };
   using Node =
-      std::variant<EmbedNode, RmsNormNode, QuantizeNode, LinearNode, RopeCacheNode, AttentionNode,
-                   GatherNode, SampleNode, BlockCopyNode, GatedActivationNode, LoraAddNode>;
+      std::variant<EmbedNode, NormNode, QuantizeNode, LinearNode, RopeCacheNode, AttentionNode,
+                   GatherNode, SampleNode, BlockCopyNode, ActivationNode, LoraAddNode>;
 
   ValueId add_value(std::string name, DType dtype, int64_t columns, RowSymbol rows);
   void add_node(Node node, std::initializer_list<ValueId> operands);
@@ -158,7 +163,7 @@ class Graph {
 
   // Fill in what is fixed after finish(): pointers to values.
   void link(EmbedNode& node) const;
-  void link(RmsNormNode& node) const;
+  void link(NormNode& node) const;
   void link(QuantizeNode& node) const;
   void link(LinearNode& node) const;
   void link(RopeCacheNode& node) const;
@@ -166,12 +171,12 @@ class Graph {
   void link(GatherNode& node) const;
   void link(SampleNode& node) const;
   void link(BlockCopyNode&) const {}
-  void link(GatedActivationNode& node) const;
+  void link(ActivationNode& node) const;
   void link(LoraAddNode& node) const;
 
   // Fill in what a step decides: row counts, the step itself.
   void bind(EmbedNode& node, const StepView& step) const;
-  void bind(RmsNormNode& node, const StepView& step) const;
+  void bind(NormNode& node, const StepView& step) const;
   void bind(QuantizeNode& node, const StepView& step) const;
   void bind(LinearNode& node, const StepView& step) const;
   void bind(RopeCacheNode& node, const StepView& step) const { node.args.step = &step; }
@@ -179,11 +184,11 @@ class Graph {
   void bind(GatherNode& node, const StepView& step) const;
   void bind(SampleNode& node, const StepView& step) const { node.args.step = &step; }
   void bind(BlockCopyNode& node, const StepView& step) const { node.args.step = &step; }
-  void bind(GatedActivationNode& node, const StepView& step) const;
+  void bind(ActivationNode& node, const StepView& step) const;
   void bind(LoraAddNode& node, const StepView& step) const { node.args.step = &step; }
 
   const auto& kernel(const EmbedNode&) const { return kernels_.embed; }
-  const auto& kernel(const RmsNormNode&) const { return kernels_.rms_norm; }
+  const auto& kernel(const NormNode&) const { return kernels_.norm; }
   const auto& kernel(const QuantizeNode&) const { return kernels_.quantize_rows; }
   const auto& kernel(const LinearNode&) const { return kernels_.linear; }
   const auto& kernel(const RopeCacheNode&) const { return kernels_.rope_cache_write; }
@@ -191,7 +196,7 @@ class Graph {
   const auto& kernel(const GatherNode&) const { return kernels_.gather_rows; }
   const auto& kernel(const SampleNode&) const { return kernels_.sample; }
   const auto& kernel(const BlockCopyNode&) const { return kernels_.block_copy; }
-  const auto& kernel(const GatedActivationNode&) const { return kernels_.gated_activation; }
+  const auto& kernel(const ActivationNode&) const { return kernels_.activation; }
   const auto& kernel(const LoraAddNode&) const { return kernels_.lora_add; }
 
   GraphConfig config_;

@@ -7,9 +7,8 @@ namespace lmi {
 
 std::vector<std::string> Graph::describe() const {
   static constexpr const char* kNames[] = {
-      "embed",     "rms_norm",    "quantize_rows", "linear",     "rope_cache_write",
-      "attention", "gather_rows", "sample",        "block_copy", "gated_activation",
-      "lora_add"};
+      "embed",       "norm",   "quantize_rows", "linear",     "rope_cache_write", "attention",
+      "gather_rows", "sample", "block_copy",    "activation", "lora_add"};
   std::vector<std::string> lines;
   const auto operand = [this](ValueId id) {
     const Value& value = values_[id];

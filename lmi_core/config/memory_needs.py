@@ -53,6 +53,7 @@ def memory_needs(model: ModelConfig, directory: Path | None) -> Needs:
 
 def _needs(model: ModelConfig, directory: Path) -> MemoryNeeds:
     from lmi_core import _native
+    from lmi_core.models.family import text_tensors
     from lmi_core.models.registry import family_of
     from lmi_core.models.weights import expected_shapes
     from lmi_core.runners.cpu.cpu_runner import cache_dtype, plan_kv_cache
@@ -62,14 +63,15 @@ def _needs(model: ModelConfig, directory: Path) -> MemoryNeeds:
     config = model.engine_config(directory)
     hf_config = read_hf_config(directory)
     family = family_of(hf_config.architecture)
-    spec, names = family.read_spec(hf_config), family.names
-    tensors = read_checkpoint(directory)
+    spec = family.read_spec(family.text_config(hf_config))
+    names = spec.names
+    tensors = text_tensors(read_checkpoint(directory), names)
     stored = "fp32" if tensors[names.embedding].dtype == "F32" else "bf16"
     dtype = stored if config.dtype == "auto" else config.dtype
     if model.files.quantization is not None:
         weight_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     else:
-        shapes = expected_shapes(spec, names)
+        shapes = expected_shapes(spec)
         embedding = math.prod(shapes.pop(names.embedding))
         head_name = f"{names.head}.weight"
         head = embedding if spec.tied_head else math.prod(shapes.pop(head_name))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmi_core.models.registry import supported_architectures
+
 CAPABILITIES = {
     "batch.chunked_prefill": "prompts split over steps",
     "batch.invariant": "tokens that don't depend on the rest of the batch",
@@ -147,7 +149,5 @@ BACKENDS = {
 }
 """The backends of this version by name; ``server`` takes the keys of the server as a whole."""
 
-NATIVE_ARCHITECTURES = frozenset(
-    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-)
+NATIVE_ARCHITECTURES = frozenset(supported_architectures())
 """Architectures, as config.json names them, that the lmi engine has a description of."""

@@ -104,7 +104,10 @@ class StepLowering:
         bias: Tensor | None,
         activation: str,
         out_dtype: str,
+        gated: bool = True,
     ) -> None:
+        if activation and (not gated or activation not in ACTIVATIONS):
+            raise NotNativeError("linear", f"the CUDA kernel has no {activation}")
         product = self._product(x, weight, bias)
         if activation:
             self._activate(y, product, activation)
@@ -119,6 +122,8 @@ class StepLowering:
             self._addends[target] = product
 
     def _gated_activation(self, y: Handle, x: Handle, *, activation: str) -> None:
+        if activation not in ACTIVATIONS:
+            raise NotNativeError("gated_activation", f"the CUDA kernel has no {activation}")
         self._activate(y, self._of_handles[x], activation)
 
     def _lora_add(self, *_: Handle, **attributes: object) -> NoReturn:
@@ -157,9 +162,12 @@ class StepLowering:
         layer: int,
         num_q_heads: int,
         scale: float,
+        slopes: Tensor | None = None,
         **settings: float,
     ) -> None:
         self._want_native("attention")
+        if slopes is not None:
+            raise NotNativeError("attention", "the CUDA kernel has no ALiBi")
         keys, _, scales = cache.layers[layer]
         group = num_q_heads // keys.shape[1]
         reason = not_covered(self._act, keys.dtype, group, cache.head_dim, self.device)
