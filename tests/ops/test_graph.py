@@ -79,17 +79,16 @@ def test_a_residual_is_not_quantized() -> None:
 
 
 def test_the_cpu_quantizes_in_the_norm_once_for_all_products() -> None:
-    def names(formats: list[str]) -> list[str]:
+    def num_quantizers(formats: list[str]) -> int:
         graph = Graph("bf16")
         h = norm(ops.gather_logit_rows(embed(graph)))
         for format in formats:
             y = ops.linear(h, pack(format))
         ops.sample(y)
-        return lowered(graph)[0]
+        return lowered(graph)[0].count("quantize_rows")
 
-    first = ["embed", "gather_rows", "rms_norm"]
-    assert names(["int8", "int8"]) == [*first, "linear", "linear", "sample"]
-    assert names(["int8", "bf16"]) == [*first, "quantize_rows", "linear", "linear", "sample"]
+    assert num_quantizers(["int8", "int8"]) == 0
+    assert num_quantizers(["int8", "bf16"]) == 1
 
 
 def test_quantized_rows_go_to_products_that_take_them() -> None:
