@@ -205,6 +205,9 @@ class Step:
         runners written in Python."""
     @error.setter
     def error(self, value: str) -> None: ...
+    is_final: bool
+    """Of an error: every later step of the model will fail too."""
+
     @property
     def native_ns(self) -> int:
         """Time from the worker taking the step to its completion."""
@@ -234,6 +237,9 @@ class MappedFile:
     def __init__(self, path: str, huge_pages: bool = False) -> None: ...
     @property
     def size(self) -> int: ...
+    @property
+    def is_lost(self) -> bool:
+        """Whether the file was truncated, and zeros were read in its place."""
     def array(self, offset: int, num_bytes: int) -> npt.NDArray[np.uint8]:
         """A read-only view that keeps the mapping alive."""
     def drop(self, offset: int, num_bytes: int) -> None:

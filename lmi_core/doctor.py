@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import platform
+import resource
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -96,6 +97,9 @@ def _memory(info: dict[str, Any]) -> Finding:
     text = f"{_bytes(total)}, {_bytes(unused)} unused"
     if limit < total:
         text += f"; the control group allows {_bytes(limit)}"
+    addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if addresses != resource.RLIM_INFINITY:
+        text += f"; ulimit -v allows {_bytes(addresses)} of addresses"
     return Finding("memory", text)
 
 

@@ -44,6 +44,7 @@ void bind_mapped_file(py::module_& m) {
   py::class_<MappedFile, std::shared_ptr<MappedFile>>(m, "MappedFile")
       .def(py::init<const std::string&, bool>(), py::arg("path"), py::arg("huge_pages") = false)
       .def_property_readonly("size", &MappedFile::size)
+      .def_property_readonly("is_lost", &MappedFile::is_lost)
       .def("array", &mapped_array, py::arg("offset"), py::arg("num_bytes"))
       .def("drop", &MappedFile::drop, py::arg("offset"), py::arg("num_bytes"));
 }

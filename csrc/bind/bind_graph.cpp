@@ -37,11 +37,25 @@ class PyGraph {
  public:
   explicit PyGraph(const GraphConfig& config) : graph(config) {}
 
-  void keep(py::object object) { kept_.push_back(std::move(object)); }
+  void keep(py::object object) {
+    watch(object);
+    kept_.push_back(std::move(object));
+  }
 
   Graph graph;
 
  private:
+  // An array's last base is what its memory belongs to.
+  void watch(py::object object) {
+    while (py::isinstance<py::array>(object)) object = object.attr("base");
+    if (py::isinstance<MappedFile>(object)) {
+      graph.watch(object.cast<std::shared_ptr<MappedFile>>());
+    } else if (py::isinstance<LinearWeight>(object)) {
+      const auto& file = object.cast<const LinearWeight&>().file();
+      if (file != nullptr) graph.watch(file);
+    }
+  }
+
   std::vector<py::object> kept_;
 };
 

@@ -322,6 +322,7 @@ void bind_step(py::module_& m) {
           py::arg("logit_row"))
       .def("top", &top_of, py::arg("logit_row"))
       .def_readwrite("error", &StepBuffer::error)
+      .def_readwrite("is_final", &StepBuffer::is_final)
       .def_property_readonly("submitted_ns",
                              [](const StepBuffer& s) { return s.times.submitted_ns; })
       .def_property_readonly("started_ns", [](const StepBuffer& s) { return s.times.started_ns; })

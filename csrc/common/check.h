@@ -13,6 +13,12 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// What a model was read from isn't there any more: nothing computed with it is right again.
+class LostFileError : public Error {
+ public:
+  using Error::Error;
+};
+
 namespace detail {
 
 template <typename... Values>

@@ -37,6 +37,7 @@ MappedFile::MappedFile(const std::string& path, bool huge_pages) : path_(path) {
   num_bytes_ = status.st_size;
   if (num_bytes_ == 0) return;  // an empty mapping is an error to the operating system
   map(file.value, huge_pages);
+  pages_ = std::make_unique<LostPages>(data_, num_bytes_);
 }
 
 void MappedFile::map(int descriptor, bool huge_pages) {
@@ -63,6 +64,7 @@ void MappedFile::map(int descriptor, bool huge_pages) {
 }
 
 MappedFile::~MappedFile() {
+  pages_.reset();
   if (data_ != nullptr) munmap(data_, num_bytes_);
 }
 

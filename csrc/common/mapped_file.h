@@ -1,8 +1,11 @@
-// A read-only memory mapping of a whole file.
+// A read-only memory mapping of a whole file. Where the file is truncated later, zeros are read.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+
+#include "common/lost_pages.h"
 
 namespace lmi {
 
@@ -18,6 +21,8 @@ class MappedFile {
 
   const std::string& path() const { return path_; }
   int64_t size() const { return num_bytes_; }
+  // Whether something was read that the file doesn't have any more.
+  bool is_lost() const { return pages_ != nullptr && pages_->is_lost(); }
   // The bytes [offset, offset + num_bytes); throws Error unless they lie in the file.
   const uint8_t* data(int64_t offset, int64_t num_bytes) const;
   // Maps the pages of a range at once, which is much faster than one by one when they are touched.
@@ -32,6 +37,7 @@ class MappedFile {
   std::string path_;
   uint8_t* data_ = nullptr;
   int64_t num_bytes_ = 0;
+  std::unique_ptr<LostPages> pages_;
 };
 
 }  // namespace lmi

@@ -159,9 +159,30 @@ void Graph::check_adapters(const StepView& step) const {
   }
 }
 
+void Graph::watch(std::shared_ptr<const MappedFile> file) {
+  if (std::find(files_.begin(), files_.end(), file) == files_.end()) {
+    files_.push_back(std::move(file));
+  }
+}
+
+void Graph::check_files() const {
+  for (const auto& file : files_) {
+    if (file->is_lost()) {
+      throw LostFileError("the model's file " + file->path() +
+                          " was truncated while it was in use; load the model again");
+    }
+  }
+}
+
 void Graph::run(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch) {
   LMI_CHECK(finished_, "the graph isn't finished");
+  check_files();
   check_adapters(step);
+  run_nodes(step, pool, scratch);
+  check_files();
+}
+
+void Graph::run_nodes(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch) {
   if (step.num_tokens == measured_tokens_) return run_measured(step, pool, scratch);
   const int32_t num_threads = pool.num_threads();
   pool.run(

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/aligned_memory.h"
+#include "common/mapped_file.h"
 #include "common/thread_pool.h"
 #include "cpu/kernels.h"
 #include "graph/lora_table.h"
@@ -55,6 +56,9 @@ class Graph {
   explicit Graph(const GraphConfig& config);
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
+
+  // The nodes read this file; from when it has lost what they read, every step fails.
+  void watch(std::shared_ptr<const MappedFile> file);
 
   // Recording. A linear with a quantised weight quantises its input, in a node of its own unless
   // the input comes quantised: a norm whose result nothing reads but linears with weights like
@@ -175,6 +179,8 @@ class Graph {
   void check_adapters(const StepView& step) const;
   void fuse_argmax();
   int64_t row_capacity(RowSymbol rows) const;
+  void check_files() const;
+  void run_nodes(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch);
   void run_measured(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch);
   int64_t value_bytes(const Value& value) const;
   void assign_offsets();
@@ -193,6 +199,7 @@ class Graph {
   GraphConfig config_;
   const cpu::Kernels& kernels_;
   std::vector<Node> nodes_;
+  std::vector<std::shared_ptr<const MappedFile>> files_;
   std::vector<Value> values_;
   std::vector<ValueId> outputs_;
   const LoraTable* adapters_ = nullptr;

@@ -38,6 +38,8 @@ class LinearWeight {
   const cpu::PackedLinear& packed() const { return packed_; }
   const uint8_t* data() const { return static_cast<const uint8_t*>(packed_.data); }
   int64_t num_bytes() const { return num_bytes_; }
+  // The file that the weight was left in; null: none.
+  const std::shared_ptr<const MappedFile>& file() const { return file_; }
 
  private:
   void set_shape(const LinearShape& shape);

@@ -61,6 +61,7 @@ void StepBuffer::clear() {
   std::fill(masks_.begin(), masks_.end(), nullptr);
   times = {};
   error.clear();
+  is_final = false;
 }
 
 int32_t StepBuffer::add(const int32_t* token_ids, int32_t num_tokens, int32_t start,

@@ -62,7 +62,8 @@ class StepBuffer {
   const StepView& view() const { return view_; }
 
   StepTimes times;
-  std::string error;  // why the step failed; empty when it didn't
+  std::string error;      // why the step failed; empty when it didn't
+  bool is_final = false;  // of an error: every later step of the model will fail too
 
  private:
   void add_adapter_rows(int32_t slot, int32_t first_row, int32_t num_rows);

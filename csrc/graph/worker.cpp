@@ -103,6 +103,9 @@ void Worker::execute(const Job& job, ThreadPool& pool, std::vector<cpu::Scratch>
   try {
     job.step->take_tokens();
     job.graph->run(job.step->view(), pool, scratch);
+  } catch (const LostFileError& error) {
+    job.step->error = error.what();
+    job.step->is_final = true;
   } catch (const std::exception& error) {
     job.step->error = error.what();
   }

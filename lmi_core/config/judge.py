@@ -27,8 +27,8 @@ def judge(
 ) -> tuple[Problem, ...]:
     """Return everything that speaks against serving ``model``, by what is on this machine.
 
-    That is its files' settings and headers, packages and devices. Numbers inside of tensors that
-    are damaged, and memory that is short, show only while a model is loaded.
+    That is its files' settings and headers, packages, devices and the memory that it may use.
+    Numbers inside of tensors that are damaged show only while a model is loaded.
     """
     if model.backend == "handler":
         return ()
@@ -89,16 +89,16 @@ def _check_device(model: ModelConfig, host: Host) -> None:
 
 def _check_template(model: ModelConfig, directory: Path | None) -> None:
     """That of the options, and the model's own."""
-    config_path = model.get("option.tokenizer_config_path")
-    if directory is None and config_path is None:
+    if directory is None and model.get("option.tokenizer_config_path") is None:
         return
     from lmi_core.text.chat import ChatTemplate
 
-    template = None if directory is None else model.get("option.chat_template")
+    files = directory or Path()
+    config_path = model.file("option.tokenizer_config_path", files)
     ChatTemplate.load(
-        directory or Path(),
-        template=None if template is None else str(template),
-        config_path=None if config_path is None else Path(str(config_path)),
+        files,
+        template=None if directory is None else model.file("option.chat_template", files),
+        config_path=None if config_path is None else Path(config_path),
     )
 
 
@@ -109,6 +109,7 @@ def _check_native(
     from lmi_core.models.loader import plan_model
     from lmi_core.models.rope_config import RopeOverride
     from lmi_core.runners.cpu.cpu_runner import cache_dtype, check_max_model_len, check_sizes
+    from lmi_core.runners.cpu.memory_needs import check_memory
     from lmi_core.text.tokenizer import Tokenizer
 
     config = model.engine_config(directory, _whole_adapters(model, server, environ))
@@ -117,6 +118,8 @@ def _check_native(
         cache_dtype(config, "fp32")
     plan = plan_model(directory, quantize=config.quantize, rope=RopeOverride.of(config))
     plan.quantized.check()
+    if config.device == "cpu":
+        check_memory(config)
     check_max_model_len(config, plan.spec)
     if config.lora is not None:
         for _, path in config.lora.adapters:

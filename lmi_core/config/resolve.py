@@ -44,6 +44,7 @@ from lmi_core.config.targets.engine_settings import (
     check_engine,
     engine_settings,
     ignore_for_cpu,
+    quantise_as_trtllm,
     refuse_for_cpu,
     refuse_other_quantisations,
     runs_in_engine,
@@ -277,6 +278,8 @@ class _Examination:
         if runs_in_engine(decision.backend):
             ignore_for_cpu(values)
         if decision.backend == "lmi":
+            if written.system == "trtllm":
+                quantise_as_trtllm(values, files)
             refuse_other_quantisations(values, files)
             refuse_for_cpu(values, files)
         elif decision.backend in ("trtllm", "neuron"):

@@ -209,7 +209,7 @@ class StepLoop:
         self._completed_s = completed_s
         if step.error:
             _log.error("a step failed: %s", step.error)
-            self._fail(plan, step.error)
+            self._fail(plan, step.error, is_final=step.is_final)
             return None
         self._num_failures_in_a_row = 0
         commit = self._scheduler.commit(plan, step)
@@ -231,11 +231,12 @@ class StepLoop:
             StepRecord(plan.num_tokens, len(plan.sequences), seconds, native_seconds)
         )
 
-    def _fail(self, plan: Plan, cause: str) -> None:
-        """A failed step publishes nothing and takes only its own requests with it."""
+    def _fail(self, plan: Plan, cause: str, *, is_final: bool = False) -> None:
+        """A failed step publishes nothing and takes only its own requests with it; ``is_final``: no
+        later one can succeed."""
         self._totals.num_failed_steps += 1
         self._num_failures_in_a_row += 1
-        if self._num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
+        if is_final or self._num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
             self.is_healthy = False
         for request in self._scheduler.fail(plan):
             self._delivery.fail(request, EngineError(f"the step that served the request: {cause}"))

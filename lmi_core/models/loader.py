@@ -151,7 +151,7 @@ def load_model(
     head_format: PackFormat = weight_format if made is None else "int8"
     weights = _load_weights(reader, spec, head_format, fuses_gate=not takes_adapters)
     _warn(reader, weight_format)
-    return LoadedModel(
+    model = LoadedModel(
         path=path,
         spec=spec,
         weights=weights,
@@ -161,6 +161,8 @@ def load_model(
         bos_token_id=config.bos_token_id,
         kv_scales=read_kv_scales(path, spec, names, scale_names, reader.vector),
     )
+    reader.check_files()
+    return model
 
 
 def _needed(

@@ -119,6 +119,12 @@ class TensorReader:
             self._advance(self._tensors[name].num_bytes)
         return view
 
+    def check_files(self) -> None:
+        """Raise ModelError if a file was truncated while it was read."""
+        for path, file in self._files.items():
+            if file.is_lost:
+                raise ModelError(f"{path} was truncated while it was loaded")
+
     def _kept_format(self, parts: Sequence[Matrix]) -> Quantization | None:
         """Of matrices in integers that can be packed as one as they are; None: others."""
         formats = {part.format if isinstance(part, IntegerMatrix) else None for part in parts}

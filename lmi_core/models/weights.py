@@ -20,6 +20,11 @@ from lmi_core.weights.matrix import Matrix
 class MappedFile(Protocol):
     """A read-only view of a file's bytes."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the file was truncated, and zeros were read in its place."""
+        ...
+
     def array(self, offset: int, num_bytes: int) -> npt.NDArray[np.uint8]: ...
     def drop(self, offset: int, num_bytes: int) -> None:
         """These pages aren't needed again."""

@@ -27,6 +27,18 @@ MIN_CHECKPOINT_BYTES = 64 << 20
 """Smaller checkpoints are packed faster than it is worth to keep them."""
 _STALE_SECONDS = 3600.0
 """A partial file that nobody has written to for this long has lost its writer."""
+
+_partial_files: set[Path] = set()
+"""Those that threads of this process write."""
+
+
+def discard_partial_files() -> None:
+    """Remove what is being written: the process ends without its threads."""
+    for path in list(_partial_files):
+        with suppress(OSError):
+            path.unlink()
+
+
 _SUFFIX = ".packed"
 
 
@@ -90,6 +102,7 @@ class RepackCache:
         if not self._make_room(num_bytes, path):
             return
         partial = path.with_suffix(f".{os.getpid()}-{time.monotonic_ns()}.partial")
+        _partial_files.add(partial)
         try:
             write_packed_file(partial, matrices, should_stop)
             if not should_stop():
@@ -97,6 +110,7 @@ class RepackCache:
                 log.info("packed weights are kept in %s (%.0f MiB)", path, num_bytes / 2**20)
         finally:
             partial.unlink(missing_ok=True)
+            _partial_files.discard(partial)
 
     def _make_room(self, num_bytes: int, target: Path) -> bool:
         for path in list(self.directory.glob("*.partial")):

@@ -6,16 +6,19 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import resource
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
+from typing import NoReturn
 
 from aiohttp import web
 
 from lmi_core.errors import UserError
+from lmi_core.weights.repack_cache import discard_partial_files
 from lmi_server.dialects.routes import Route
 from lmi_server.http.acceptor import Acceptor
 from lmi_server.http.app import REFUSE, ROUTES, build_app, may_manage
@@ -35,7 +38,8 @@ _FAILURE_SHOWN_S = 3.0
 
 
 async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal cuts the draining short.
+    """Serve until SIGTERM or SIGINT; a second signal cuts the draining short, and one while models
+    are loaded ends the process at once.
 
     The port is taken before any model loads, so that a busy one is reported at once, but nobody is
     listened to before all are ready, unless ``wait_for_models`` is off. Raises UserError when the
@@ -47,7 +51,7 @@ async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) 
         async with models:
             server = HttpServer(models)
             if options.wait_for_models:
-                await models.load_all()
+                await _load(models, stop)
             await server.start(*sockets)
             announce(_report(models, server.app[ROUTES], urls(options, sockets)))
             if options.wait_for_models:
@@ -78,12 +82,40 @@ def _report(models: ModelRegistry, routes: Sequence[Route], urls: Sequence[str])
 async def _load_while_serving(models: ModelRegistry, server: HttpServer, stop: _StopSignal) -> None:
     """A failure ends the server, a moment later so that one more health check can see it."""
     try:
-        await models.load_all()
+        await _load(models, stop, partial(server.stop, stop.urgent))
     except Exception:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.requested.wait(), _FAILURE_SHOWN_S)
         await server.stop(stop.urgent)
         raise
+
+
+async def _load(
+    models: ModelRegistry, stop: _StopSignal, drain: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """Load the models of the start; a signal meanwhile ends the process, after ``drain``."""
+    loading = asyncio.ensure_future(models.load_all())
+    requested = asyncio.ensure_future(stop.requested.wait())
+    try:
+        await asyncio.wait((loading, requested), return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            if drain is not None:
+                await drain()
+            await _abandon(loading, stop.number)
+        await loading
+    finally:
+        requested.cancel()
+
+
+async def _abandon(loading: asyncio.Future[None], number: int) -> NoReturn:
+    """End the process with what a signal leaves, though threads may still load: nothing stops
+    them."""
+    log.info("stopping while a model is loaded")
+    loading.cancel()
+    await asyncio.wait((loading,), timeout=_CANCEL_TIMEOUT_S)
+    discard_partial_files()
+    logging.shutdown()
+    os._exit(128 + number)
 
 
 class HttpServer:
@@ -187,10 +219,12 @@ class _StopSignal:
     def __init__(self) -> None:
         self.requested = asyncio.Event()
         self.urgent = asyncio.Event()
+        self.number = 0
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._receive)
+            asyncio.get_running_loop().add_signal_handler(number, self._receive, number)
 
-    def _receive(self) -> None:
+    def _receive(self, number: int) -> None:
+        self.number = number
         (self.urgent if self.requested.is_set() else self.requested).set()
 
 

@@ -295,3 +295,12 @@ def test_an_adapter_of_the_hub_is_fetched(checkpoint, tmp_path):
     (fetched / "adapter_config.json").unlink()
     with pytest.raises(ConfigError, match="org/m at main is not whole"):
         adapters(HF_HUB_OFFLINE="1")
+
+
+def test_adapters_may_be_in_another_directory(checkpoint, explained):
+    (checkpoint / "mine").mkdir()
+    (checkpoint / "mine" / "fr").symlink_to(cached_adapter("llama2"))
+    argv = (str(checkpoint), "-o", "enable_lora=true", "-o", "adapters=mine")
+    assert [name for name, _ in launched(*argv).lora.adapters] == ["fr"]
+    report = explained(*argv[:-1], "adapters=../mine")
+    assert "leaves the model's directory: name one within it" in str(report.errors[0])

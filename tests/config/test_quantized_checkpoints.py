@@ -144,3 +144,25 @@ def test_the_engine_refuses_another_method(tmp_path):
         asyncio.run(main("awq"))
     with pytest.raises(ModelError, match="quantize=int4: the checkpoint is quantised by gptq alr"):
         asyncio.run(main("int4"))
+
+
+@pytest.mark.parametrize(
+    ("written", "quantization", "outcome", "text"),
+    [
+        ("awq", None, "mapped", "quantize=int4; TensorRT-LLM would quantise at load, too"),
+        ("awq", AWQ, "honoured", "quantize=awq; the checkpoint is read as it is quantised"),
+        ("smoothquant", None, "mapped", "quantize=int8"),
+        ("fp8", None, "mapped", "quantize=int8; TensorRT-LLM would quantise at load, too"),
+    ],
+)
+def test_what_tensorrt_llm_quantises_at_load(
+    model_dir, explained, written, quantization, outcome, text
+):
+    config = LLAMA if quantization is None else {**LLAMA, "quantization_config": quantization}
+    properties = f"option.rolling_batch=trtllm\noption.quantize={written}\noption.awq_block_size=64"
+    report = explained(model_dir(properties, config=config), "--prefer-native")
+    assert not report.errors
+    row = row_of(report)
+    assert (row.outcome, row.text[: len(text)]) == (outcome, text)
+    assert row.value == written
+    assert report.models[0].settings["quantize"] == text.split(";")[0].removeprefix("quantize=")

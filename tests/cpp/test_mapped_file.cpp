@@ -1,11 +1,18 @@
 #include "common/mapped_file.h"
 
+#include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <string>
+#include <thread>
 
 #include "check.h"
+#include "common/signal_block.h"
 
 namespace lmi {
 namespace {
@@ -48,6 +55,48 @@ TEST(mapped_file_says_why_it_cannot_map) {
   EXPECT_ERROR(MappedFile("/tmp"), "/tmp is not a regular file");
   const TemporaryFile empty("");
   EXPECT_EQ(MappedFile(empty.path()).size(), 0);
+}
+
+TEST(mapped_file_reads_zeros_where_it_was_truncated) {
+  const std::string text(3 * 4096, 'x');
+  const TemporaryFile file(text);
+  const TemporaryFile other(text);
+  const MappedFile mapped(file.path());
+  const MappedFile whole(other.path());
+  EXPECT_EQ(truncate(file.path().c_str(), 4096), 0);
+  EXPECT(!mapped.is_lost());
+  EXPECT_EQ(mapped.data(0, 1)[0], 'x');
+  EXPECT(!mapped.is_lost());
+  // In a thread as the worker's, which takes no signals of others.
+  int sum = 0;
+  {
+    const SignalBlock no_signals;
+    std::thread([&] {
+      for (int i = 4096; i < 3 * 4096; ++i) sum += mapped.data(i, 1)[0];
+    }).join();
+  }
+  EXPECT_EQ(sum, 0);
+  EXPECT(mapped.is_lost());
+  EXPECT(!whole.is_lost());
+  EXPECT_EQ(whole.data(2 * 4096, 1)[0], 'x');
+}
+
+TEST(mapped_file_leaves_other_bus_errors_to_others) {
+  const TemporaryFile file(std::string(4096, 'x'));
+  const MappedFile mapped(file.path());  // the handler is there
+  const int descriptor = open(file.path().c_str(), O_RDONLY);
+  void* own = mmap(nullptr, 8192, PROT_READ, MAP_PRIVATE, descriptor, 0);
+  close(descriptor);
+  const pid_t child = fork();
+  if (child == 0) {
+    struct rlimit none{};
+    setrlimit(RLIMIT_CORE, &none);
+    _exit(static_cast<volatile uint8_t*>(own)[4096]);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  munmap(own, 8192);
+  EXPECT(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
 }
 
 }  // namespace

@@ -43,6 +43,10 @@ class TorchMappedFile:
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
+    @property
+    def is_lost(self) -> bool:
+        return False
+
     def array(self, offset: int, num_bytes: int) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self._map, np.uint8, num_bytes, offset)
 

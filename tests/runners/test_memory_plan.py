@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
-from lmi_core.runners.cpu.cpu_runner import check_weights_fit, plan_kv_cache
+from lmi_core.runners.cpu.cpu_runner import plan_kv_cache
 from lmi_core.runners.memory_claims import MemoryClaims
 from lmi_core.settings.engine_config import EngineConfig
 
@@ -49,16 +48,6 @@ def test_a_size_that_was_asked_for_must_be_there() -> None:
     assert plan(kv_cache_bytes=256 * BLOCK, claimed_bytes=LIMIT // 2) == 256 * BLOCK
     with pytest.raises(InsufficientMemoryError, match="unload a model"):
         plan(kv_cache_bytes=256 * BLOCK, claimed_bytes=LIMIT - 255 * BLOCK)
-
-
-def test_weights_must_fit_beside_other_models(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(bytes(4096))
-    config = EngineConfig(model=tmp_path)
-    check_weights_fit(config, 0)
-    check_weights_fit(config, LIMIT - 4096)
-    with pytest.raises(InsufficientMemoryError, match="unload one of them"):
-        check_weights_fit(config, LIMIT - 4095)
-    check_weights_fit(replace(config, quantize="int4"), LIMIT - 4095)
 
 
 def test_claims_end_with_their_owner() -> None:

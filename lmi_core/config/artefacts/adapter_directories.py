@@ -10,10 +10,10 @@ from lmi_core.errors import ModelError
 FOLDER = "adapters"
 
 
-def adapters_beside(*models: Path | None) -> list[tuple[str, Path]]:
-    """Names and directories, in order, of the adapters in the models' directories, each of which
-    counts once; None is a directory that there isn't."""
-    folders = [model / FOLDER for model in models if model is not None]
+def adapters_beside(*models: Path | None, folder: str = FOLDER) -> list[tuple[str, Path]]:
+    """Names and directories, in order, of the adapters in ``folder`` of the models' directories,
+    each of which counts once; None is a directory that there isn't."""
+    folders = [model / folder for model in models if model is not None]
     distinct = {folder.resolve(): folder for folder in reversed(folders) if is_dir(folder)}
     return [
         (path.name, path)

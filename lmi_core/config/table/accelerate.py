@@ -108,6 +108,17 @@ _ACCELERATE = (
     *NATIVE_QUANTIZE,
 )
 
+_TRTLLM = "TensorRT-LLM would quantise at load, too, after a calibration that isn't needed here"
+TRTLLM_QUANTIZE = {
+    "awq by TensorRT-LLM": mapped(
+        "quantize", _TRTLLM, capability="quant.int4", convert={"awq by TensorRT-LLM": "int4"}
+    ),
+    "fp8 by TensorRT-LLM": mapped(
+        "quantize", _TRTLLM, capability="quant.int8", convert={"fp8 by TensorRT-LLM": "int8"}
+    ),
+}
+"""Values that name a checkpoint's format elsewhere, and there what is made of any checkpoint."""
+
 OPTIONS = (
     Option(
         key="option.quantize",
@@ -152,7 +163,7 @@ OPTIONS = (
             "lmi": refused(
                 "the lmi engine has no such format: leave option.quantize out, or write "
                 "bitsandbytes8 or bitsandbytes4",
-                by_value=QUANTIZE,
+                by_value={**QUANTIZE, **TRTLLM_QUANTIZE},
             ),
             "vllm": mapped("quantization"),
             "trtllm": refused(

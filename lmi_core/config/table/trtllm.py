@@ -1,7 +1,15 @@
 """TensorRT-LLM keys, with SmoothQuant and AWQ."""
 
-from lmi_core.config.table.option import Action, Option, honoured, mapped, no_effect, refused
-from lmi_core.config.table.value_type import Bool, Choice, Float, Int, ValueType
+from lmi_core.config.table.option import (
+    Action,
+    Option,
+    honoured,
+    mapped,
+    needs,
+    no_effect,
+    refused,
+)
+from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Text, ValueType
 
 _SYSTEMS = ("trtllm",)
 _BUILD = no_effect("chooses how TensorRT-LLM builds its engine; nothing is built here")
@@ -157,17 +165,7 @@ OPTIONS = (
     ),
     _trt(
         "chatglm_model_version",
-        Choice(
-            (
-                "chatglm_6b",
-                "chatglm2_6b",
-                "chatglm2_6b_32k",
-                "chatglm3_6b",
-                "chatglm3_6b_base",
-                "chatglm3_6b_32k",
-                "glm_10b",
-            )
-        ),
+        Text("version, such as chatglm3_6b"),
         "Version of a ChatGLM model, required for one.",
         None,
         _MODEL_CONFIG,
@@ -238,6 +236,24 @@ OPTIONS = (
     _trt("multi_query_mode", Bool(), "SmoothQuant of a multi-query model.", False, trtllm=_AT_LOAD),
     _trt(
         "awq_format", Choice(("int4_awq",)), "AWQ format of the build.", "int4_awq", trtllm=_AT_LOAD
+    ),
+    _trt("awq_block_size", Int(1), "Weights that share a scale.", 128, trtllm=_AT_LOAD),
+    _trt("fp8_scheme", Text("scheme"), "How fp8 weights are scaled.", None, trtllm=_AT_LOAD),
+    _trt(
+        "max_draft_len",
+        Int(0),
+        "Tokens drafted per step.",
+        None,
+        needs("speculation.draft_model", tuning=True, idle=(0,)),
+        no_effect("TensorRT-LLM's is option.speculative_config, with a decoding_type"),
+    ),
+    _trt(
+        "max_new_tokens",
+        Int(1),
+        "Tokens of an answer.",
+        None,
+        no_effect("requests say it, or get their protocol's default, as in LMI"),
+        no_effect("requests say it, or get their protocol's default, as in LMI"),
     ),
     _trt("awq_calib_size", Int(1), "Calibration samples of AWQ.", 32, trtllm=_AT_LOAD),
     _trt(

@@ -130,6 +130,20 @@ OPTIONS = (
         idle=(False,),
     ),
     _lora(
+        "adapters",
+        Text("directory"),
+        "Directory within the model's that holds adapters.",
+        honoured(
+            None,
+            "adapters in it are registered at load",
+            test="tests/config/test_lora_settings.py::test_adapters_may_be_in_another_directory",
+            capability="lora",
+            idle=("adapters",),
+        ),
+        "adapters",
+        idle=("adapters",),
+    ),
+    _lora(
         "max_loras",
         Int(1),
         "Adapters in one batch.",
@@ -205,6 +219,19 @@ OPTIONS = (
             by_value={False: no_effect("prompts are always chunked; tokens are the same")},
         ),
         trtllm="enable_chunked_prefill",
+    ),
+    _vllm(
+        "kv_transfer_config",
+        Json(),
+        "Transfer of KV caches between processes.",
+        no_effect("one process computes whole requests; nothing is transferred"),
+    ),
+    _vllm(
+        "lmcache_config_file",
+        Text("path"),
+        "Configuration of LMCache.",
+        no_effect("prefixes are cached by the lmi engine itself"),
+        vllm=no_effect("set LMCACHE_CONFIG_FILE, which LMCache reads in the server's process"),
     ),
     _vllm(
         "max_logprobs",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from lmi_core.config.artefacts.model_files import ModelFiles
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Value, Values
 from lmi_core.config.table import BY_KEY
+from lmi_core.config.table.accelerate import TRTLLM_QUANTIZE
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.table.effect import converted, effect_of_value
 from lmi_core.config.table.option import Outcome
@@ -26,6 +27,7 @@ _CONFIGS: dict[str, type[EngineConfig]] = {
     "transformers": TransformersConfig,
 }
 _BLOCK_MULTIPLE = 16
+_QUANTIZE = "option.quantize"
 
 
 def runs_in_engine(backend: str) -> bool:
@@ -83,6 +85,18 @@ def ignore_for_cpu(values: Values) -> None:
             "option.disable_flash_attn": "flash-attn runs on GPUs only",
             "option.enforce_eager": "the CPU engine always replays its own recorded graph",
         }
+
+
+def quantise_as_trtllm(values: Values, files: ModelFiles) -> None:
+    """Read option.quantize as TensorRT-LLM's configurations mean it: of a checkpoint that isn't
+    quantised. fp8 becomes int8 where the CPU computes."""
+    value = values.known.get(_QUANTIZE)
+    if value is None or files.quantization is not None:
+        return
+    name = f"{value.value} by TensorRT-LLM"
+    is_on_cpu = values.get("option.device") in (None, "cpu")
+    if name in TRTLLM_QUANTIZE and (is_on_cpu or value.value != "fp8"):
+        values.known[_QUANTIZE] = replace(value, value=name)
 
 
 def refuse_other_quantisations(values: Values, files: ModelFiles) -> None:

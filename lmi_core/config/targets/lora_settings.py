@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmi_core.config.artefacts.adapter_directories import adapters_beside, check_adapter_code
+from lmi_core.config.artefacts.adapter_directories import (
+    FOLDER,
+    adapters_beside,
+    check_adapter_code,
+)
 from lmi_core.config.artefacts.model_source import locate
 from lmi_core.config.model_config import ModelSource
 from lmi_core.config.problem import Problems
@@ -21,6 +25,7 @@ from lmi_core.errors import UserError
 from lmi_core.settings.lora_config import LoraConfig
 
 _ENABLE = "option.enable_lora"
+_FOLDER = "option.adapters"
 _NAMED = "option.lora_adapters"
 _RANK = "option.max_lora_rank"
 _ITEM = re.compile(r"(?P<name>[^=@]+)(=(?P<place>[^=@]+))?(@(?P<revision>[^=@]+))?")
@@ -41,12 +46,14 @@ class LoraSettings:
     max_rank: int
     directory: Path | None
     """That of the model's serving.properties."""
+    folder: str = FOLDER
+    """Where adapters lie beside the model."""
     named: tuple[NamedAdapter, ...] = ()
 
     def config(self, model: Path | None, named: Sequence[tuple[str, Path]] = ()) -> LoraConfig:
         """The engine's part; ``model`` is where the model's files are, ``named`` where those of
         the named adapters are by now. Raises UserError for adapters that can't be served."""
-        adapters = (*adapters_beside(self.directory, model), *named)
+        adapters = (*adapters_beside(self.directory, model, folder=self.folder), *named)
         for _, path in adapters:
             check_adapter_code(path)
         return LoraConfig(max_rank=self.max_rank, adapters=adapters)
@@ -55,7 +62,7 @@ class LoraSettings:
         """What an explanation says of adapters beside the model."""
         return tuple(
             Row(f"adapters/{name}", "", str(path.parent), Outcome.MAPPED, f"registered as {name}")
-            for name, path in adapters_beside(self.directory, model)
+            for name, path in adapters_beside(self.directory, model, folder=self.folder)
         )
 
 
@@ -72,9 +79,9 @@ def lora_settings(
     ``directory`` is that of the model's serving.properties, ``model`` where its files are, if they
     are here. Faults go to ``problems``.
     """
-    named = _named(values, directory, problems)
+    named, folder = _named(values, directory, problems), _folder(values, problems)
     if values.get(_ENABLE) is not True and not named:
-        _mention(adapters_beside(directory, model), backend, problems)
+        _mention(adapters_beside(directory, model, folder=folder), backend, problems)
         return None
     if values.get(_ENABLE) is False:
         problems.error(
@@ -88,12 +95,25 @@ def lora_settings(
         _check_dtype(values)
     max_rank = values.get(_RANK) or BY_KEY[_RANK].default_for(system)
     assert isinstance(max_rank, int)
-    settings = LoraSettings(max_rank=max_rank, directory=directory, named=named)
+    settings = LoraSettings(max_rank=max_rank, directory=directory, folder=folder, named=named)
     try:
         settings.config(model, [(adapter.name, Path()) for adapter in named])
     except UserError as error:
         problems.error(values.where(_NAMED if named else _ENABLE), str(error))
     return settings
+
+
+def _folder(values: Values, problems: Problems) -> str:
+    """The directory within the model's that adapters lie in."""
+    folder = Path(str(values.get(_FOLDER) or FOLDER))
+    if folder.is_absolute() or ".." in folder.parts:
+        problems.error(
+            values.where(_FOLDER),
+            f"{_FOLDER}={str(folder)[:200]} leaves the model's directory: name one within it, or "
+            f"list adapters from elsewhere in {_NAMED}",
+            _FOLDER,
+        )
+    return str(folder)
 
 
 def _named(values: Values, directory: Path | None, problems: Problems) -> tuple[NamedAdapter, ...]:

@@ -286,10 +286,7 @@ def load_cpu_runner(
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
-    from lmi_core.models.loader import load_model
-    from lmi_core.models.rope_config import RopeOverride
-    from lmi_core.ops.cpu import NativeWeights
-    from lmi_core.weights.packed_model import open_packed_model
+    from lmi_core.runners.cpu.memory_needs import check_memory, memory_errors
 
     if config.quantize == "fp8":
         raise UserError(
@@ -298,7 +295,17 @@ def load_cpu_runner(
         )
     check_sizes(config)
     cache_dtype(config, "fp32")
-    check_weights_fit(config, HOST_MEMORY.total_bytes)
+    check_memory(config, HOST_MEMORY.total_bytes)
+    with memory_errors():
+        return _load(config, progress)
+
+
+def _load(config: EngineConfig, progress: Progress | None) -> tuple[CpuRunner, LoadedModel]:
+    from lmi_core.models.loader import load_model
+    from lmi_core.models.rope_config import RopeOverride
+    from lmi_core.ops.cpu import NativeWeights
+    from lmi_core.weights.packed_model import open_packed_model
+
     num_threads = config.num_threads or _native.num_physical_cores()
     packed = open_packed_model(config, num_threads)
     model = load_model(
@@ -360,26 +367,6 @@ def cache_dtype(
             field="kv_dtype",
         )
     return asked
-
-
-def check_weights_fit(config: EngineConfig, claimed_bytes: int) -> None:
-    """Raise InsufficientMemoryError if the weights can't fit beside the engines that are here.
-
-    The first engine is let through: only loading tells what its weights really need.
-    """
-    if not claimed_bytes:
-        return
-    stored_bytes = sum(file.stat().st_size for file in config.model.glob("*.safetensors"))
-    # At least this: int4 is an eighth of fp32, bf16 half of it.
-    least_bytes = stored_bytes // (8 if config.quantize else 2 if config.dtype != "auto" else 1)
-    limit = _native.cpu_info()["memory_limit_bytes"]
-    if least_bytes > limit - claimed_bytes:
-        raise InsufficientMemoryError(
-            f"the weights in {config.model} need {least_bytes / 2**20:.0f} MiB; of "
-            f"{limit / 2**20:.0f} MiB, other models have taken {claimed_bytes / 2**20:.0f}: "
-            "unload one of them",
-            field="model",
-        )
 
 
 def check_max_model_len(config: EngineConfig, spec: DecoderSpec) -> None:

@@ -1,0 +1,163 @@
+"""What a model will take of the machine's memory, from its headers alone, and if it is there."""
+
+from __future__ import annotations
+
+import math
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi_core import _native
+from lmi_core.errors import InsufficientMemoryError
+from lmi_core.models.family import text_tensors
+from lmi_core.models.registry import family_of
+from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.weights import expected_shapes
+from lmi_core.runners.cpu.cpu_runner import (
+    DEFAULT_BATCHED_TOKENS,
+    cache_dtype,
+    plan_kv_cache,
+)
+from lmi_core.runners.step_memory import StepSizes
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.units import megabytes
+from lmi_core.weights.checkpoint import read_checkpoint
+from lmi_core.weights.hf_config import read_hf_config
+from lmi_core.weights.quantized.settings import read_settings
+
+_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 4.25 / 8}
+"""Of a weight; int4 with the scale and zero point of 128 weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """In bytes."""
+
+    weights: int
+    kv_cache: int
+    workspace: int
+    """Of a step's activations."""
+    stored: int
+    """Files that are mapped while they are read."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv_cache + self.workspace
+
+    def describe(self) -> str:
+        return (
+            f"about {megabytes(self.total)} (weights {megabytes(self.weights)}, KV cache up to "
+            f"{megabytes(self.kv_cache)}, steps {megabytes(self.workspace)})"
+        )
+
+
+def estimate(config: EngineConfig, claimed_bytes: int = 0) -> Estimate:
+    """What the CPU engine takes for a model whose files are here; ``claimed_bytes``: what other
+    engines have. Raises ModelError for files that can't be read, InsufficientMemoryError for a KV
+    cache that can't be had."""
+    hf_config = read_hf_config(config.model)
+    family = family_of(hf_config.architecture)
+    spec = family.read_spec(family.text_config(hf_config))
+    names = spec.names
+    tensors = text_tensors(read_checkpoint(config.model), names)
+    stored_bytes = sum(file.stat().st_size for file in config.model.glob("*.safetensors"))
+    embedding_info = tensors.get(names.embedding)  # Where there is none, the loader says so.
+    stored = "fp32" if embedding_info is not None and embedding_info.dtype == "F32" else "bf16"
+    dtype = stored if config.dtype == "auto" else config.dtype
+    if read_settings(hf_config) is not None:
+        weight_bytes = stored_bytes
+    else:
+        shapes = expected_shapes(spec)
+        embedding = math.prod(shapes.pop(names.embedding))
+        head_name = f"{names.head}.weight"
+        head = embedding if spec.tied_head else math.prod(shapes.pop(head_name))
+        matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
+        vectors = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 1)
+        copied = 0 if dtype == stored else embedding * _BYTES[dtype]
+        head_bytes = 1.0 if config.quantize else _BYTES[dtype]
+        weight_bytes = int(
+            matrices * _BYTES[config.quantize or dtype] + head * head_bytes + 4 * vectors + copied
+        )
+    attention = spec.attention
+    plan = plan_kv_cache(
+        config,
+        block_bytes=_native.KvCache.block_bytes(
+            num_layers=spec.num_layers,
+            block_size=config.block_size,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=cache_dtype(config, "fp32" if dtype == "fp32" else "bf16"),
+        ),
+        max_model_len=config.max_model_len or spec.max_positions,
+        claimed_bytes=claimed_bytes,
+    )
+    return Estimate(
+        weights=weight_bytes,
+        kv_cache=plan.num_bytes,
+        workspace=_workspace_bytes(config, spec),
+        stored=stored_bytes,
+    )
+
+
+def check_memory(config: EngineConfig, claimed_bytes: int = 0) -> None:
+    """Raise InsufficientMemoryError, with the numbers, unless the model fits beside what other
+    engines have taken: into the memory that the process may use, and its address space."""
+    needs = estimate(config, claimed_bytes)
+    limit = int(_native.cpu_info()["memory_limit_bytes"])
+    if needs.total > limit - claimed_bytes:
+        taken = f", of which other models have taken {megabytes(claimed_bytes)}"
+        raise InsufficientMemoryError(
+            f"the model in {config.model} needs {needs.describe()}; this process may use "
+            f"{megabytes(limit)}{taken if claimed_bytes else ''}: set quantize or a smaller "
+            "kv_cache_bytes, unload a model, or raise the control group's limit",
+            field="model",
+        )
+    room = free_address_bytes()
+    if room is not None and needs.total + needs.stored > room:
+        raise InsufficientMemoryError(
+            f"the model in {config.model} needs {needs.describe()} and maps "
+            f"{megabytes(needs.stored)} of files; ulimit -v leaves {megabytes(max(0, room))} of "
+            "addresses: raise it, or set a smaller kv_cache_bytes",
+            field="model",
+        )
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Says of memory that runs out while a model is loaded what it is: InsufficientMemoryError."""
+    try:
+        yield
+    except (MemoryError, _native.NativeError, OSError, RuntimeError) as error:
+        text = str(error)
+        words = ("Cannot allocate memory", "can't start new thread", "Unable to allocate")
+        if not isinstance(error, MemoryError) and not any(word in text for word in words):
+            raise
+        raise InsufficientMemoryError(
+            f"memory ran out while the model was loaded ({text or 'MemoryError'}): see the limits "
+            "of ulimit -v and of the control group, or set quantize or a smaller kv_cache_bytes",
+            field="kv_cache_bytes",
+        ) from None
+
+
+def free_address_bytes() -> int | None:
+    """What ``ulimit -v`` leaves of the address space; None: it sets no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return limit - num_pages * resource.getpagesize()
+
+
+def _workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
+    """A row has its residual, its widest linear's input and output, and q, k and v; logits are
+    fp32 of the whole vocabulary."""
+    sizes = StepSizes.of(
+        config,
+        vocab_size=spec.vocab_size,
+        max_positions=spec.max_positions,
+        max_num_tokens=DEFAULT_BATCHED_TOKENS,
+    )
+    row_bytes = 4 * (2 * spec.hidden_size + 2 * spec.intermediate_size)
+    return sizes.max_num_tokens * row_bytes + sizes.max_logit_rows * spec.vocab_size * 4
