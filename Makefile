@@ -17,6 +17,8 @@
 # make cuda-all    the same for every GPU from sm_80 on, into lmi_core/
 # make cuda-resources   after a change that is meant: csrc/cuda/resources.txt anew
 # make cuda-loops  what the kernels' loops issue (KERNEL=linear_packed: those with that name)
+# make wheels      wheels (manylinux_2_28) and an sdist of the last commit, in dist/, for the Pythons
+#                  of 3.11 to 3.14 that are here (PYTHONS names others)
 # make clean       remove what was built, but not the virtual environment
 PORT ?= 8080
 PYTHON ?= python3
@@ -42,7 +44,7 @@ FUZZ_CASES ?= 200000
 FUZZ_REQUESTS ?= 100000
 
 .PHONY: run test test-triton test-races test-browser text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
-	cuda cuda-all cuda-resources cuda-loops build clean check-tools
+	cuda cuda-all cuda-resources cuda-loops wheels build clean check-tools
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -94,6 +96,9 @@ test-tsan: $(VENV)/.installed-test
 	$(CMAKE) -B build/tsan -DLMI_SANITIZE=thread
 	cmake --build build/tsan --target lmi_tests
 	$(NO_ASLR) build/tsan/lmi_tests
+
+wheels:
+	server/deploy/wheels.sh $(PYTHONS)
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m bench.kernels.linear

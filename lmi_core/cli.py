@@ -1,4 +1,4 @@
-"""The command line: ``lmi serve | chat | generate | bench | explain | doctor``.
+"""The command line: ``lmi serve | chat | generate | bench | top | explain | doctor``.
 
 Imports are inside the commands, so that each pays only for what it uses.
 """
@@ -94,6 +94,8 @@ def _run(argv: list[str]) -> int:
         return _chat(argv[1:])
     if argv[:1] == ["bench"]:
         return _bench(argv[1:])
+    if argv[:1] == ["top"]:
+        return _top(argv[1:])
     return _doctor(build_parser().parse_args(argv))
 
 
@@ -113,6 +115,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser("generate", help="stream a completion to the terminal")
     commands.add_parser("chat", help="talk to a model in the terminal")
     commands.add_parser("bench", help="measure a model, or a server")
+    commands.add_parser("top", help="watch what a running server does")
     doctor = commands.add_parser("doctor", help="say what this machine offers and what is used")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser("explain", help="say what becomes of every configuration key")
@@ -223,6 +226,14 @@ def _bench(argv: list[str]) -> int:
 
     args, model = parse_arguments(_bench_parser(), argv, num_words=1)
     return bench(args, model, DEMO_MODEL)
+
+
+def _top(argv: list[str]) -> int:
+    from lmi_core.top import add_arguments, top
+
+    parser = _Parser(prog="lmi top", description="Shows what a running server does.")
+    add_arguments(parser)
+    return top(parser.parse_args(argv))
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -6,9 +6,11 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from lmi_core.config.resolve import resolve
+from lmi_core.config.explain import as_json
+from lmi_core.config.resolve import examine, resolve
 from lmi_core.progress import TerminalProgress
 from lmi_server.http.lifecycle import bind_all, run_server
 from lmi_server.http.logging import setup_logging
@@ -31,6 +33,9 @@ def serve(argv: Sequence[str], default_model: Path) -> int:
     setup_logging(options.log_format, server.log_level)
     for warning in deployment.warnings:
         log.warning(warning)
+    if options.ui:
+        report = as_json(examine(argv, default_model=default_model))
+        options = replace(options, ui_report=report)
     with bind_all(options):
         pass
     progress = TerminalProgress()

@@ -15,7 +15,7 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem
 h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem } figure { margin: 0 }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 td, th { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid #d8dee4 }
-td:first-child, th:first-child { text-align: left }
+td:first-child, th:first-child, .facts td { text-align: left }
 .plots { display: flex; flex-wrap: wrap; gap: 1.5rem }
 svg { background: #f6f8fa; border-radius: 6px }
 text { font: 12px system-ui, sans-serif; fill: #57606a }
@@ -37,7 +37,7 @@ def html(
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>\n'
         '<meta name="viewport" content="width=device-width">\n'
-        f"<style>{_STYLE}</style>\n<h1>{escape(title)}</h1>\n<table>{rows}</table>\n"
+        f'<style>{_STYLE}</style>\n<h1>{escape(title)}</h1>\n<table class="facts">{rows}</table>\n'
         f'<h2>Plots</h2>\n<div class="plots">{"".join(plots)}</div>\n'
         f"<h2>Figures</h2>\n{_table(sides)}\n</html>\n"
     )

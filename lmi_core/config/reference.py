@@ -13,6 +13,7 @@ from lmi_core.config.table import BY_KEY, OPTIONS, SYNONYMS, shared, transformer
 from lmi_core.config.table.capabilities import BACKENDS, CAPABILITIES
 from lmi_core.config.table.effect import effect_of, show
 from lmi_core.config.table.option import SYSTEMS, Action, Option, Outcome
+from lmi_core.config.table.value_type import Bool
 
 _LIBRARIES = ("vllm", "trtllm", "neuron")
 PAGE = Path(__file__).with_name("REFERENCE.md")
@@ -184,7 +185,7 @@ usage: lmi {command} [PATH | HUB_ID ...] [flags] [--option KEY=VALUE ...]
   --strict
       unknown keys are errors
 
-Flags, with the key that each sets; every other option.KEY is a flag of its name with dashes:
+Flags, with the key that each sets; every other key is a flag of its name with dashes:
 
 {flags_help()}"""
 
@@ -192,11 +193,17 @@ Flags, with the key that each sets; every other option.KEY is a flag of its name
 def flags_help() -> str:
     """Return the help of our own flags and the launcher's, two lines each."""
     lines = []
+    names_of: dict[str, list[str]] = {}
     for name, key in SYNONYMS.items():
+        names_of.setdefault(f"no {key}" if name.startswith("--no-") else key, []).append(name)
+    for written, flags in names_of.items():
+        key = written.removeprefix("no ")
         option = BY_KEY[key]
-        value = "" if name.startswith("--no-") else " " + name[2:].replace("-", "_").upper()
-        doc = f"not: {option.doc}" if name.startswith("--no-") else option.doc
-        lines += [f"  {name}{value}", f"      {doc} [{key}]"]
+        is_switch = isinstance(option.type, Bool)
+        value = "" if is_switch else " " + option.name.rpartition(".")[2].upper()
+        doc = option.doc if written == key else f"not: {option.doc}"
+        shown = ", ".join(sorted(flags, key=len))
+        lines += [f"  {shown}{value}", f"      {doc} [{key}]"]
     for option in OPTIONS:
         if option.flag is None:
             continue

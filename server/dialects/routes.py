@@ -136,6 +136,7 @@ class GenerationHandler:
                 plan,
                 request[METER],
                 send_timeout_s=service.options.send_timeout_s,
+                limits=service.options.limits,
             )
         except UserError as error:
             if error.field == "prompt":

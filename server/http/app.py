@@ -26,6 +26,7 @@ from lmi_server.http.logging import log_access
 from lmi_server.http.metrics import Metrics, RequestMeter
 from lmi_server.http.openapi import TABLE
 from lmi_server.http.options import ServerOptions
+from lmi_server.http.ui import page_at_root, ui_routes
 from lmi_server.management.audit import SAID, audited, log_call
 from lmi_server.models.model_choice import MODEL, ModelChoice
 from lmi_server.models.model_registry import ModelRegistry
@@ -66,7 +67,7 @@ def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Appl
     )
     choice = ModelChoice(models)
     app = web.Application(
-        middlewares=[_front(models, access)],
+        middlewares=[_front(models, access), *([page_at_root] if options.ui else [])],
         client_max_size=options.max_request_bytes,
     )
     app.on_response_prepare.append(_common_headers(models, access))
@@ -80,6 +81,9 @@ def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Appl
     app[ROUTES] = [route for route in table.routes() if is_here(route)]
     app[REFUSE] = _refuser(models)
     expect = _expectations(models)
+    for route in () if is_management else ui_routes(options):
+        handler = access.guard(route, route.handler)
+        app.router.add_route(route.method, route.path, handler, expect_handler=expect)
     for route in (*table.routes(), *table.prefixed_routes()):
         if is_here(route):
             handler = access.guard(route, choice.handler(route, table.of(route.path)))

@@ -98,6 +98,7 @@ class RequestMeter:
         "error",
         "num_generated_tokens",
         "num_prompt_tokens",
+        "on_events",
         "queue_seconds",
         "request_id",
         "started",
@@ -112,8 +113,12 @@ class RequestMeter:
         """The longest that one of its prompts waited to be run."""
         self.error = ""
         """Why it failed or was refused."""
+        self.on_events: Callable[[], None] | None = None
+        """Called whenever there are any."""
 
     def observe(self, events: Sequence[TokenEvent]) -> None:
+        if self.on_events is not None:
+            self.on_events()
         for event in events:
             if event.prompt is not None:
                 continue

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.lmi.lmi import LmiOptions
 from lmi_server.dialects.tgi.options import TgiOptions
+from lmi_server.http.answer_deadline import AnswerLimits
 from lmi_server.http.tenants import NO_LIMITS, TenantLimits
 
 LogFormat = Literal["console", "json"]
@@ -65,12 +66,18 @@ class ServerOptions:
     """Requests inside the server at once; one more is refused with 503."""
     receive_timeout_s: float = 30.0
     """A connection must deliver its headers, and then its body, within this time."""
+    limits: AnswerLimits = field(default_factory=AnswerLimits)
+    """How long an answer may say nothing (chunked_read_timeout, predict_timeout)."""
     send_timeout_s: float = 60.0
     """A client that reads nothing for this long is disconnected."""
     keepalive_timeout_s: float = 75.0
     drain_timeout_s: float = 30.0
     """How long a stopping server lets running requests finish."""
     log_format: LogFormat = "console"
+    ui: bool = False
+    """Serve the page for people at /ui."""
+    ui_report: Mapping[str, object] = field(default_factory=dict, repr=False)
+    """The configuration's explanation, which the page shows."""
     verbose: bool = False
     strict_requests: bool = False
     """Answer 422 to requests with fields that nobody here knows, instead of ignoring them."""

@@ -16,6 +16,7 @@ from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import EngineError, LmiError, UserError
 from lmi_server.dialects.base import Plan, Renderer
+from lmi_server.http.answer_deadline import AnswerDeadline, AnswerLimits
 from lmi_server.http.metrics import RequestMeter
 from lmi_server.http.pushed_batches import PushedBatches
 from lmi_server.http.tenants import salted
@@ -50,6 +51,7 @@ async def respond(
     meter: RequestMeter,
     *,
     send_timeout_s: float,
+    limits: AnswerLimits = AnswerLimits(),  # noqa: B008 it is frozen
 ) -> web.StreamResponse:
     """Run a plan and answer it. Errors before the first byte are raised, later ones are sent."""
     requests = []
@@ -63,17 +65,19 @@ async def respond(
             if isinstance(backend, Publisher):
                 pushed = PushedBatches(backend, requests[0])
                 attach = partial(_attach, pushed, request.transport, feed)
-                return await _stream(request, pushed, feed, plan, meter, send_timeout_s, attach)
+                times = send_timeout_s, limits
+                return await _stream(request, pushed, feed, plan, meter, *times, attach)
             batches = backend.generate_batches(requests[0])
-            return await _stream(request, batches, feed, plan, meter, send_timeout_s)
+            return await _stream(request, batches, feed, plan, meter, send_timeout_s, limits)
         merged = _merged(backend, requests)
         feed_all = partial(_feed_all, plan.renderer, meter)
-        return await _stream(request, merged, feed_all, plan, meter, send_timeout_s)
+        return await _stream(request, merged, feed_all, plan, meter, send_timeout_s, limits)
     try:
-        if len(requests) == 1:
-            await _collect(backend, requests[0], 0, plan, meter)
-        else:
-            await _collect_all(backend, requests, plan, meter)
+        async with AnswerDeadline(meter, limits):
+            if len(requests) == 1:
+                await _collect(backend, requests[0], 0, plan, meter)
+            else:
+                await _collect_all(backend, requests, plan, meter)
     except EngineError as error:
         return _failed(plan, meter, error)
     return _whole(plan, plan.renderer.finish())
@@ -201,6 +205,7 @@ async def _stream(
     plan: Plan,
     meter: RequestMeter,
     send_timeout_s: float,
+    limits: AnswerLimits,
     attach: Callable[[SendDeadline], None] | None = None,
 ) -> web.StreamResponse:
     """One write per batch: while a slow client blocks one, the engine gathers the next. ``attach``
@@ -209,7 +214,8 @@ async def _stream(
     async with aclosing(batches):
         # The status line waits for the first events, so that a refusal can still set the status.
         try:
-            batch = None if renderer.starts_at_once else await anext(batches)
+            async with AnswerDeadline(meter, limits):
+                batch = None if renderer.starts_at_once else await anext(batches)
         except EngineError as error:
             return _failed(plan, meter, error)
         response = web.StreamResponse(
@@ -221,14 +227,15 @@ async def _stream(
             Heartbeat(response, deadline, renderer.keep_alive),
         ):
             try:
-                while True:
-                    frame = b"" if batch is None else feed(batch)
-                    if frame:
-                        await deadline.send(response, frame)
-                        if attach is not None and _is_chunked(response):
-                            attach(deadline)
-                            attach = None
-                    batch = await anext(batches)
+                async with AnswerDeadline(meter, limits):
+                    while True:
+                        frame = b"" if batch is None else feed(batch)
+                        if frame:
+                            await deadline.send(response, frame)
+                            if attach is not None and _is_chunked(response):
+                                attach(deadline)
+                                attach = None
+                        batch = await anext(batches)
             except StopAsyncIteration:
                 frame = renderer.finish()
             except ConnectionError:

@@ -29,6 +29,7 @@ from lmi_server.dialects.lmi.formatting import FormattingBackend
 from lmi_server.dialects.lmi.lmi import LmiOptions
 from lmi_server.dialects.lmi.release import Release
 from lmi_server.dialects.tgi.options import TgiOptions
+from lmi_server.http.answer_deadline import AnswerLimits
 from lmi_server.http.options import Listening, ServerOptions
 from lmi_server.http.tenants import TenantLimits
 from lmi_server.models.custom_code_backend import CustomCodeBackend
@@ -80,7 +81,13 @@ def recipe_of(
         min_workers=1 if code is None else code.min_workers,
         max_workers=1 if code is None else code.max_workers,
         has_processes=code is not None,
+        loading_timeout_s=None if code is not None else _loading_timeout(model),
     )
+
+
+def _loading_timeout(model: ModelConfig) -> float | None:
+    seconds = model.get("option.model_loading_timeout")
+    return float(seconds) if isinstance(seconds, int) else None
 
 
 def server_options(server: ServerConfig) -> ServerOptions:
@@ -117,6 +124,7 @@ def server_options(server: ServerConfig) -> ServerOptions:
         log_format=server.log_format,
         strict_requests=server.strict_requests,
         verbose=server.verbose,
+        ui=server.ui,
         lmi=LmiOptions(statuses=server.statuses),
     )
 
@@ -155,6 +163,7 @@ def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
         model_name=model.name,
         model_version=model.version,
         max_in_flight=engine.max_queue_size + engine.max_num_seqs,
+        limits=_limits(launch),
         lmi=LmiOptions(
             output_formatter=model.output_formatter,
             tgi_compat=model.tgi_compat,
@@ -169,6 +178,16 @@ def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
         tgi=_tgi_options(launch),
         chat_template=_chat_template(launch),
         has_lora=engine.lora is not None,
+    )
+
+
+def _limits(launch: Launch) -> AnswerLimits:
+    """Between pieces both count; before the first one a request may be waiting for its step."""
+    read_s = launch.server.values.get("chunked_read_timeout")
+    given = [s for s in (read_s, launch.model.get("option.predict_timeout")) if isinstance(s, int)]
+    return AnswerLimits(
+        first_s=float(read_s) if isinstance(read_s, int) else None,
+        next_s=float(min(given)) if given else None,
     )
 
 

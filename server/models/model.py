@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from lmi_core.engine.stats import EngineObserver
+from lmi_core.errors import EngineError
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.routes import Handler
 from lmi_server.http.options import ServerOptions
@@ -60,6 +61,8 @@ class Recipe:
     max_idle_s: int = 60
     min_workers: int = 1
     max_workers: int = 1
+    loading_timeout_s: float | None = None
+    """None: any time; processes have a limit of their own."""
     has_processes: bool = False
     """Its workers are processes, of which there may be any number; else one engine serves it."""
 
@@ -154,8 +157,15 @@ class ServedModel:
         self.state = ModelState.LOADING
         label = self.recipe.label
         try:
-            options, engine = await self.recipe.open(self._host.observer(label))
-            backend = await engine.__aenter__()
+            async with asyncio.timeout(self.recipe.loading_timeout_s):
+                options, engine = await self.recipe.open(self._host.observer(label))
+                backend = await engine.__aenter__()
+        except TimeoutError as error:
+            self.state = ModelState.FAILED
+            raise EngineError(
+                f"model {label} was not loaded within {self.recipe.loading_timeout_s:g} s "
+                "(option.model_loading_timeout)"
+            ) from error
         except BaseException:
             self.state = ModelState.FAILED
             raise

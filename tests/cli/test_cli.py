@@ -52,7 +52,7 @@ def test_server_needs_no_torch() -> None:
     assert result.stdout == "False\n"
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["bench"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["bench"], ["top"], ["doctor"]])
 def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*command, "--help"])

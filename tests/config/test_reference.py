@@ -1,6 +1,8 @@
 """The reference page and the help are what the option table says."""
 
-from lmi_core.config.reference import PAGE, flags_help, reference_page
+import re
+
+from lmi_core.config.reference import PAGE, command_help, flags_help, reference_page
 from lmi_core.config.table import BY_FLAG, BY_KEY, OPTIONS
 from lmi_core.config.table.option import SYSTEMS
 
@@ -54,3 +56,10 @@ def test_custom_handlers_have_a_section():
     text = section("Custom handlers")
     assert "- `batch_size` (honoured): Requests that dynamic batching collects" in text
     assert "`option.dtype`" not in text
+
+
+def test_flags_of_one_option_are_in_one_line():
+    text = command_help("serve")
+    assert "  -v, --verbose\n      Print every route" in text
+    assert "  -c CTX_SIZE\n" in text
+    assert re.search(r"^  -a, --alias, --served-model-name MODELNAME$", text, re.MULTILINE)

@@ -106,7 +106,7 @@ SYNONYMS = launchers.SYNONYMS
 
 
 def option_of_flag(name: str) -> Option | None:
-    """Return the option that a flag sets: a synonym, or a model's key spelled with dashes.
+    """Return the option that a flag sets: a synonym, or a key spelled with dashes.
 
     Underscores are as good as dashes, as on vLLM's command line. A truth value's flag may begin
     with ``--no-``.
@@ -117,10 +117,14 @@ def option_of_flag(name: str) -> Option | None:
     if not name.startswith("--"):
         return None
     key = name[2:].replace("-", "_")
-    option = BY_KEY.get("option." + key)
-    if option is None and (negated := BY_KEY.get("option." + key.removeprefix("no_"))) is not None:
+    option = _of_key(key)
+    if option is None and (negated := _of_key(key.removeprefix("no_"))) is not None:
         option = negated if isinstance(negated.type, Bool) else None
-    return option if option is not None and option.scope == "model" else None
+    return option
+
+
+def _of_key(name: str) -> Option | None:
+    return BY_KEY.get("option." + name) or BY_KEY.get(name)
 
 
 @lru_cache(maxsize=1024)
@@ -131,11 +135,7 @@ def suggest_flag(text: str) -> str | None:
 
 @cache
 def _normal_flags() -> dict[str, str]:
-    by_key = (
-        "--" + key.removeprefix(_PREFIX).replace("_", "-")
-        for key, option in BY_KEY.items()
-        if key.startswith(_PREFIX) and option.scope == "model"
-    )
+    by_key = ("--" + key.removeprefix(_PREFIX).replace("_", "-") for key in BY_KEY)
     return {_normal(name): name for name in (*by_key, *SYNONYMS, *BY_FLAG)}
 
 

@@ -335,7 +335,13 @@ OPTIONS = (
         systems=_COMMON,
         default=1800,
         env=("MODEL_LOADING_TIMEOUT", "SAGEMAKER_STARTUP_TIMEOUT"),
-        actions={"lmi": needs("server.loading_timeout", tuning=True, idle=())},
+        actions={
+            "lmi": honoured(
+                "loading_timeout_s",
+                "where it is given",
+                test="tests/server/http/test_answer_deadline.py::test_loading_has_a_limit",
+            )
+        },
     ),
     Option(
         key="option.predict_timeout",
@@ -344,7 +350,13 @@ OPTIONS = (
         systems=_COMMON,
         default=120,
         env=("PREDICT_TIMEOUT", "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS"),
-        actions={"lmi": needs("server.predict_timeout", tuning=True, idle=())},
+        actions={
+            "lmi": honoured(
+                "limits",
+                "where it is given: between two tokens of an answer",
+                test="tests/server/http/test_answer_deadline.py::test_silence_ends_an_answer",
+            )
+        },
     ),
     Option(
         key="option.output_formatter",

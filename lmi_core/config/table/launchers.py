@@ -19,6 +19,7 @@ SYNONYMS = {
     "--log-format": "log_format",
     "--log-level": "log_level",
     "--request-timeout": "request_timeout",
+    "--ui": "ui",
     "--strict-requests": "strict_requests",
     "--verbose": "verbose",
     "-v": "verbose",
@@ -210,5 +211,5 @@ OPTIONS = (
     ),
     _llama("metrics", Bool(), "Serve /metrics.", no_effect("/metrics is always served")),
     _llama("slots", Bool(), "Serve /slots.", no_effect("/metrics has the running sequences")),
-    _llama("webui", Bool(), "Serve a page.", no_effect("no page is served")),
+    _llama("webui", Bool(), "Serve a page.", no_effect("--ui serves our own")),
 )

@@ -28,6 +28,7 @@ _TLS = honoured(
     test="tests/cli/test_options.py::test_https",
 )
 _CORS = honoured(None, "answered to a browser's preflight", test=_HEADERS)
+_LIMITS_OF_ANSWERS = "tests/server/http/test_answer_deadline.py::test_silence_ends_an_answer"
 _ERROR_RATE = honoured(
     None,
     "more of them and /ping answers 503",
@@ -242,7 +243,7 @@ OPTIONS = (
         "chunked_read_timeout",
         Int(1),
         "Seconds between two pieces of an answer.",
-        needs("server.chunked_read_timeout", tuning=True, idle=()),
+        honoured("limits", "where it is given", test=_LIMITS_OF_ANSWERS),
         60,
     ),
     _server(
@@ -293,6 +294,14 @@ OPTIONS = (
             "at /metrics and /server/metrics, under names of our own; false takes nothing away",
             test="tests/server/dialects/lmi/test_server_routes.py::test_metrics_are_where_djl_serving_has_them",
         ),
+    ),
+    _server(
+        "ui",
+        Bool(),
+        "Serve a page for people at /ui, and at / to browsers: live figures, a playground, the "
+        "configuration, the routes.",
+        honoured("ui", test="tests/server/http/test_ui.py::test_the_page_is_for_everybody"),
+        False,
     ),
     _server(
         "metric_aliases",

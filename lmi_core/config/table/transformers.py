@@ -14,6 +14,7 @@ from lmi_core.config.table.option import (
 )
 from lmi_core.config.table.shared import shared
 
+_MERGED = "models whose state is more than keys and values run one sequence per call"
 _TESTS = "tests/runners/transformers/test_transformers_config.py"
 _DEVICES = no_effect("one copy runs on one device, unless option.device_map spreads it")
 _CONTINUOUS = no_effect("requests are batched continuously, without waiting for a batch to fill")
@@ -43,8 +44,8 @@ ACTIONS: Mapping[str, Action] = {
         "padded batches, by the max-sparsity rule",
         by_value={"disable": no_effect("requests are always batched; answers are the same")},
     ),
-    "option.max_sparsity": honoured("max_sparsity", test=f"{_TESTS}::test_padding"),
-    "option.max_splits": honoured("max_splits", test=f"{_TESTS}::test_padding"),
+    "option.max_sparsity": honoured("max_sparsity", _MERGED, test=f"{_TESTS}::test_padding"),
+    "option.max_splits": honoured("max_splits", _MERGED, test=f"{_TESTS}::test_padding"),
     "option.max_rolling_batch_size": _ROWS,
     "option.max_num_sequences": _ROWS,
     "option.max_rolling_batch_prefill_tokens": _TOKENS,

@@ -50,6 +50,7 @@ class ServerConfig:
     log_format: Literal["console", "json"] = "console"
     log_level: str = "info"
     verbose: bool = False
+    ui: bool = False
     strict_requests: bool = False
     metric_aliases: tuple[str, ...] = ()
     """Systems whose names the metrics have, too."""
@@ -106,6 +107,7 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         drain_timeout_s=drain if isinstance(drain, int) else 90 if tgi else 30,
         log_format="json" if _logs_json(server) else "console",
         verbose=server.get("verbose") is True,
+        ui=server.get("ui") is True,
         strict_requests=server.get("strict_requests") is True,
         metric_aliases=_names(server.get("metric_aliases")),
         log_level=str(server.get("log_level") or "info"),

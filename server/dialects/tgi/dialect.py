@@ -178,6 +178,7 @@ class TgiService:
                     replace(plan, renderer=watched),
                     meter,
                     send_timeout_s=self.service.options.send_timeout_s,
+                    limits=self.service.options.limits,
                 )
         except LmiError as error:
             self.metrics.fail(error)
