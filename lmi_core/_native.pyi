@@ -384,6 +384,33 @@ class Graph:
     ) -> None: ...
     def embed(self, table: npt.NDArray[np.generic], scale: float = 1.0) -> Handle:
         """Rows of ``table`` [vocab, hidden] (fp32, or bf16 as uint16; kept alive) by token id -> fp32 [T, hidden]."""
+    def add_positions(self, x: Handle, table: npt.NDArray[np.generic], offset: int) -> Handle:
+        """Rows of ``table`` by position + ``offset`` added to fp32 [T, n] in place."""
+    def norm(
+        self,
+        x: Handle,
+        weight: npt.NDArray[np.float32] | None,
+        bias: npt.NDArray[np.float32] | None,
+        eps: float,
+        *,
+        kind: Literal["none", "rms", "layer"],
+        residual: Handle | None = None,
+        out_dtype: Literal["fp32", "act"] = "act",
+        reader: LinearWeight | None = None,
+    ) -> Handle:
+        """fp32 [R, n] -> [R, n]; None: ones, zeros. ``residual``: fp32 [R, n], added in place and returned."""
+    def norm_heads(
+        self,
+        x: Handle,
+        weight: npt.NDArray[np.float32],
+        bias: npt.NDArray[np.float32] | None,
+        eps: float,
+        *,
+        kind: Literal["none", "rms", "layer"],
+        first_column: int,
+        num_groups: int,
+    ) -> Handle:
+        """Columns of fp32 [R, n] from first_column on, as many as weights, normed in groups, in place."""
     def rms_norm(
         self,
         x: Handle,
@@ -398,14 +425,23 @@ class Graph:
         weight: LinearWeight,
         *,
         bias: npt.NDArray[np.float32] | None = None,
-        activation: Literal["", "silu", "gelu_tanh"] = "",
+        activation: Literal["", "silu", "gelu_tanh", "gelu", "relu", "relu2"] = "",
         residual: Handle | None = None,
         out_dtype: Literal["fp32", "act"] = "fp32",
+        gated: bool = True,
     ) -> Handle:
-        """act [R, k] -> [R, n]; rows are quantised first if the weight is, by its ``rounding``. ``activation``: the weight is gated, the result act(gate) * up, [R, n / 2] in act dtype.
+        """act [R, k] -> [R, n]; rows are quantised first if the weight is, by its ``rounding``. ``activation``: of a ``gated`` weight the result is act(gate) * up, [R, n / 2] in act dtype, else act(y).
         ``residual``: fp32 [R, n], added in place and returned."""
-    def gated_activation(self, x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle:
+    def gated_activation(
+        self, x: Handle, activation: Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+    ) -> Handle:
         """act(gate) * up: fp32 [R, 2 n] -> act dtype [R, n]."""
+    def activation(
+        self, x: Handle, activation: Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+    ) -> Handle:
+        """act(x): fp32 [R, n] -> act dtype [R, n]."""
+    def soft_cap(self, x: Handle, cap: float) -> Handle:
+        """cap tanh(x / cap), fp32 in place."""
     def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
         """B A x of the rows' adapters added to ``y`` in place: act [T, k], fp32 [T, n]. A graph has one table."""
     def rope_cache_write(
@@ -433,6 +469,7 @@ class Graph:
         scale: float,
         window: int = 0,
         soft_cap: float = 0.0,
+        slopes: npt.NDArray[np.float32] | None = None,
     ) -> Handle:
         """Causal paged attention, act [T, hq d] -> act [T, hq d]. window: keys seen counting the query's own; 0 = all."""
     def gather_logit_rows(self, x: Handle) -> Handle:

@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -33,6 +33,7 @@ _SHAPE: dict[str, Any] = {
     "max_position_embeddings": 512,
     "bos_token_id": BOS_ID,
     "eos_token_id": EOS_ID,
+    "pad_token_id": None,
     "tie_word_embeddings": False,
 }
 
@@ -51,7 +52,14 @@ LLAMA3_ROPE = _rope(
 )
 YARN_ROPE = _rope("yarn", factor=4.0, original_max_position_embeddings=128)
 
-# name -> (model type, configuration beyond _SHAPE)
+PARTIAL_ROPE = _rope("default", partial_rotary_factor=0.25)
+LONG_ROPE = {
+    **_rope("longrope", original_max_position_embeddings=256, partial_rotary_factor=0.75),
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
+}
+
+# name -> (model type, configuration beyond SHAPE)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama1": ("llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-6}),
     "llama2": ("llama", {"rms_norm_eps": 1e-5}),
@@ -82,6 +90,94 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+# The same of families whose tests are tests/models/test_families.py.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", {"head_dim": 32}),
+    "gemma2": (
+        "gemma2",
+        {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 20}
+        | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 20}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "phi3": (
+        "phi3",
+        {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 256},
+    ),
+    "phi3_long": (
+        "phi3",
+        {"rope_parameters": LONG_ROPE | {"original_max_position_embeddings": 2}}
+        | {"original_max_position_embeddings": 2, "sliding_window": 24},
+    ),
+    "granite": (
+        "granite",
+        {"attention_multiplier": 0.3, "residual_multiplier": 0.4, "embedding_multiplier": 3.0}
+        | {"logits_scaling": 1.3, "attention_bias": True, "mlp_bias": True},
+    ),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "olmo": ("olmo", {}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo3",
+        {"sliding_window": 24}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {"rope_parameters": {"sliding_attention": _rope("default"), "full_attention": YARN_ROPE}},
+    ),
+    "glm": ("glm", {"head_dim": 32}),
+    "glm4": ("glm4", {"head_dim": 32}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "stablelm_parallel": ("stablelm", {"use_parallel_residual": True, "qk_layernorm": True}),
+    "cohere": ("cohere", {"logit_scale": 0.9}),
+    "cohere_plus": ("cohere", {"logit_scale": 0.9, "use_qk_norm": True}),
+    "cohere2": (
+        "cohere2",
+        {"logit_scale": 0.9, "sliding_window": 24}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "nemotron": ("nemotron", {"attention_bias": True, "mlp_bias": True}),
+    "exaone4": (
+        "exaone4",
+        {"sliding_window": 24}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "gpt_neox": ("gpt_neox", {"rope_parameters": PARTIAL_ROPE}),
+    "gpt_neox_serial": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    "phi": ("phi", {"num_key_value_heads": 4}),
+    "phi_norms": ("phi", {"qk_layernorm": True}),
+    "gpt2": ("gpt2", {"tie_word_embeddings": True, "n_inner": 96}),
+    "gpt_bigcode": ("gpt_bigcode", {"tie_word_embeddings": True}),
+    "gpt_bigcode_heads": ("gpt_bigcode", {"multi_query": False, "tie_word_embeddings": True}),
+    "starcoder2": ("starcoder2", {"sliding_window": 24, "tie_word_embeddings": True}),
+    "gptj": ("gptj", {"rotary_dim": 8}),
+    "codegen": ("codegen", {"rotary_dim": 8}),
+    "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64, "tie_word_embeddings": True}),
+    "opt_350m": (
+        "opt",
+        {"ffn_dim": 96, "word_embed_proj_dim": 48, "do_layer_norm_before": False},
+    ),
+    "gpt_neo": (
+        "gpt_neo",
+        {"num_layers": 3, "num_heads": 4, "window_size": 24}
+        | {"attention_types": [[["global"], 1], [["local"], 2]]},
+    ),
+    "falcon_7b": ("falcon", {"num_attention_heads": 8, "tie_word_embeddings": True}),
+    "falcon_40b": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    ),
+    "falcon_rw": (
+        "falcon",
+        {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "bloom": ("bloom", {"n_layer": 3, "n_head": 4, "tie_word_embeddings": True}),
+    "bloom_heads": ("bloom", {"n_layer": 2, "n_head": 6, "hidden_size": 96}),
+    "mpt": ("mpt", {"d_model": 64, "n_layers": 3, "n_heads": 4, "tie_word_embeddings": True}),
+    "mpt_heads": ("mpt", {"d_model": 96, "n_layers": 2, "n_heads": 6}),
+}
+
 
 def make_checkpoint(
     directory: Path,
@@ -93,7 +189,8 @@ def make_checkpoint(
     tokenizer: bool = True,
     **config: Any,
 ) -> Path:
-    """Write config.json, safetensors and a tokenizer of a ``VARIANTS`` entry to ``directory``.
+    """Write config.json, safetensors and a tokenizer to ``directory``, of an entry of ``VARIANTS``
+    or ``FAMILIES``.
 
     ``dtype``: float32, bfloat16 or float16. ``config`` overrides the model's configuration.
     """
@@ -102,13 +199,13 @@ def make_checkpoint(
 
     logging.disable_progress_bar()
 
-    model_type, extra = VARIANTS[variant]
-    settings = {**_SHAPE, **extra, **config}
+    model_type, extra = (VARIANTS | FAMILIES)[variant]
+    settings = {**SHAPE, **extra, **config}
     torch_dtype = getattr(torch, dtype)
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(model_type, **settings), dtype=torch.float32
     )
-    _draw_weights(model, seed)
+    draw_weights(model, seed)
     model.to(torch_dtype)
     model.config.dtype = torch_dtype
     directory.mkdir(parents=True, exist_ok=True)
@@ -136,7 +233,8 @@ def _root() -> Path:
     return Path(_temporary_directory().name)
 
 
-def _draw_weights(model: Any, seed: int) -> None:
+def draw_weights(model: Any, seed: int) -> None:
+    """As the module says."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -144,7 +242,7 @@ def _draw_weights(model: Any, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("norm.weight"):
+            if name.endswith("norm.weight") or (parameter.ndim == 1 and "bias" not in name):
                 parameter.copy_(1.0 + 0.1 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.2 * noise)

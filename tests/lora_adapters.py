@@ -43,7 +43,7 @@ def adapter_tensors(
         if not is_wanted or not name.endswith(".weight"):
             continue
         own_rank = (ranks or {}).get(module, rank)
-        num_outputs, num_inputs = weight.shape
+        num_outputs, num_inputs = _as_linear(model, weight).shape
         a = rng.standard_normal((own_rank, num_inputs)) / math.sqrt(num_inputs)
         b = rng.standard_normal((num_outputs, own_rank)) / math.sqrt(4 * own_rank)
         prefix = f"base_model.model.{module}"
@@ -62,7 +62,7 @@ def write_adapter(
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": alpha,
-        "target_modules": list(TARGETS),
+        "target_modules": sorted({name.split(".")[-3] for name in tensors}),
         "bias": "none",
         "modules_to_save": None,
         "use_dora": False,
@@ -86,9 +86,15 @@ def merge(model: Path, adapter: Tensors, scale: Mapping[str, float] | float, tar
         own_scale = scale if isinstance(scale, int | float) else scale[module]
         weight = weights[f"{module}.weight"]
         delta = own_scale * (b.astype(np.float64) @ a.astype(np.float64))
-        weights[f"{module}.weight"] = (weight + delta).astype(np.float32)
+        weights[f"{module}.weight"] = (weight + _as_linear(model, delta)).astype(np.float32)
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     return target
+
+
+def _as_linear(model: Path, weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """From the checkpoint's order to [outputs, inputs], or back: GPT-2 has matrices transposed."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return weight.T if config["model_type"] == "gpt2" else weight
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from bench.checkpoints import Shape, config_of
 from lmi_core.models.loader import LoadedModel, Quantization
 from lmi_core.models.registry import family_of
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear
+from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear, Norm
 from lmi_core.ops.device.packed_weight import HEADER_BYTES, PANEL_OUTPUTS, STEP_BYTES, PackedWeight
 from lmi_core.ops.device.torch_weights import DeviceWeight
 from lmi_core.weights.hf_config import read_hf_config
@@ -58,7 +58,7 @@ def random_model(
         )
 
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    ones = np.ones(hidden, np.float32)
+    ones = Norm(np.ones(hidden, np.float32))
     layers = tuple(
         LayerWeights(
             attention_norm=ones,

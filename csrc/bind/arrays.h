@@ -4,6 +4,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -24,10 +25,21 @@ inline DType parse_dtype(const std::string& name) {
 }
 
 inline cpu::Activation parse_activation(const std::string& name) {
-  if (name.empty()) return cpu::Activation::kNone;
-  if (name == "silu") return cpu::Activation::kSilu;
-  LMI_CHECK(name == "gelu_tanh", "activation '", name, "'; known are silu, gelu_tanh");
-  return cpu::Activation::kGeluTanh;
+  static constexpr const char* kNames[] = {"", "silu", "gelu_tanh", "gelu", "relu", "relu2"};
+  for (uint8_t i = 0; i < std::size(kNames); ++i) {
+    if (name == kNames[i]) return static_cast<cpu::Activation>(i);
+  }
+  LMI_CHECK(false, "activation '", name, "'; known are silu, gelu_tanh, gelu, relu, relu2");
+  return cpu::Activation::kNone;
+}
+
+inline cpu::NormKind parse_norm(const std::string& name) {
+  static constexpr const char* kNames[] = {"none", "rms", "layer"};
+  for (uint8_t i = 0; i < std::size(kNames); ++i) {
+    if (name == kNames[i]) return static_cast<cpu::NormKind>(i);
+  }
+  LMI_CHECK(false, "norm '", name, "'; known are none, rms, layer");
+  return cpu::NormKind::kNone;
 }
 
 // fp32 and fp16 arrays are what they say, uint16 is bf16.

@@ -105,18 +105,22 @@ py::array linear(const std::string& instruction_set, const py::array& x, const L
   return y;
 }
 
-py::array gated_activation(const std::string& instruction_set, const py::array_t<float>& x,
-                           const std::string& activation, const std::string& out_dtype,
-                           int32_t num_threads) {
+py::array activation(const std::string& instruction_set, const py::array_t<float>& x,
+                     const std::string& name, bool gated, float cap, const std::string& out_dtype,
+                     int32_t num_threads) {
   const DType dtype = parse_dtype(out_dtype);
-  py::array y = make_array(dtype, x.shape(0), x.shape(1) / 2);
-  const cpu::GatedActivationArgs args{.x = x.data(),
-                                      .activation = parse_activation(activation),
-                                      .y = y.mutable_data(),
-                                      .y_dtype = dtype,
-                                      .num_columns = x.shape(1) / 2,
-                                      .num_rows = x.shape(0)};
-  run_chunks(find_kernels(instruction_set).gated_activation, args, num_threads, 1);
+  const int64_t num_columns = x.shape(1) / (gated ? 2 : 1);
+  py::array y = make_array(dtype, x.shape(0), num_columns);
+  const cpu::ActivationArgs args{
+      .x = x.data(),
+      .activation = cap > 0.0f ? cpu::Activation::kSoftCap : parse_activation(name),
+      .gated = gated,
+      .cap = cap,
+      .y = y.mutable_data(),
+      .y_dtype = dtype,
+      .num_columns = num_columns,
+      .num_rows = x.shape(0)};
+  run_chunks(find_kernels(instruction_set).activation, args, num_threads, 1);
   return y;
 }
 
@@ -151,37 +155,42 @@ FloatArray lora_add(const std::string& instruction_set, const py::array& x, cons
   return sum;
 }
 
-py::array rms_norm(const std::string& instruction_set, const py::array_t<float>& x,
-                   const py::array_t<float>& weight, float eps, const std::string& out_dtype,
-                   int32_t group_size, const std::string& rounding, int32_t num_threads) {
+py::array norm(const std::string& instruction_set, const py::array_t<float>& x,
+               const std::optional<FloatArray>& weight, const std::optional<FloatArray>& bias,
+               float eps, const std::string& kind, int64_t num_groups, const std::string& out_dtype,
+               int32_t group_size, const std::string& rounding, int32_t num_threads) {
   const DType dtype = parse_dtype(out_dtype);
   const int64_t row_bytes = cpu::quantized_row_bytes(x.shape(1), group_size);
   py::array y = dtype == DType::kI8
                     ? py::array_t<uint8_t>({static_cast<int64_t>(x.shape(0)), row_bytes})
                     : make_array(dtype, x.shape(0), x.shape(1));
-  const cpu::RmsNormArgs args{.x = x.data(),
-                              .weight = weight.data(),
-                              .eps = eps,
-                              .y = y.mutable_data(),
-                              .y_dtype = dtype,
-                              .num_columns = x.shape(1),
-                              .num_rows = x.shape(0),
-                              .group_size = group_size,
-                              .rounding = cpu::parse_row_rounding(rounding)};
-  run_chunks(find_kernels(instruction_set).rms_norm, args, num_threads, 1);
+  const cpu::NormArgs args{.x = x.data(),
+                           .x_stride = x.shape(1),
+                           .kind = parse_norm(kind),
+                           .weight = weight ? weight->data() : nullptr,
+                           .bias = bias ? bias->data() : nullptr,
+                           .eps = eps,
+                           .y = y.mutable_data(),
+                           .y_dtype = dtype,
+                           .num_columns = x.shape(1) / num_groups,
+                           .num_groups = num_groups,
+                           .num_rows = x.shape(0),
+                           .group_size = group_size,
+                           .rounding = cpu::parse_row_rounding(rounding)};
+  run_chunks(find_kernels(instruction_set).norm, args, num_threads, 1);
   return y;
 }
 
 py::array embed(const std::string& instruction_set, const py::array_t<int32_t>& token_ids,
                 const py::array& table, float scale, int32_t num_threads) {
   py::array y = make_array(DType::kF32, token_ids.size(), table.shape(1));
-  const cpu::EmbedArgs args{token_ids.data(),
-                            table.data(),
-                            array_dtype(table),
-                            scale,
-                            static_cast<float*>(y.mutable_data()),
-                            table.shape(1),
-                            token_ids.size()};
+  const cpu::EmbedArgs args{.ids = token_ids.data(),
+                            .table = table.data(),
+                            .table_dtype = array_dtype(table),
+                            .scale = scale,
+                            .y = static_cast<float*>(y.mutable_data()),
+                            .num_columns = table.shape(1),
+                            .num_rows = token_ids.size()};
   run_chunks(find_kernels(instruction_set).embed, args, num_threads, 1);
   return y;
 }
@@ -199,9 +208,9 @@ py::array gather_rows(const std::string& instruction_set, const py::array_t<floa
 
 void bind_cpu(py::module_& m) {
   py::module_ k = m.def_submodule("kernels", "Kernels one at a time, for tests and benches.");
-  k.def("gated_activation", &gated_activation, py::arg("instruction_set"), py::arg("x"),
-        py::arg("activation"), py::kw_only(), py::arg("out_dtype") = "fp32",
-        py::arg("num_threads") = 1);
+  k.def("activation", &activation, py::arg("instruction_set"), py::arg("x"),
+        py::arg("activation") = "", py::kw_only(), py::arg("gated") = true, py::arg("cap") = 0.0f,
+        py::arg("out_dtype") = "fp32", py::arg("num_threads") = 1);
   k.def("lora_add", &lora_add, py::arg("instruction_set"), py::arg("x"), py::arg("y"),
         py::arg("table"), py::arg("linear_id"), py::arg("runs"), py::kw_only(),
         py::arg("num_threads") = 1, py::arg("stride") = 1);
@@ -211,8 +220,9 @@ void bind_cpu(py::module_& m) {
         py::arg("stride") = 1);
   k.def("quantize_rows", &quantize_rows, py::arg("instruction_set"), py::arg("x"), py::kw_only(),
         py::arg("group_size") = 0, py::arg("rounding") = "outliers", py::arg("num_threads") = 2);
-  k.def("rms_norm", &rms_norm, py::arg("instruction_set"), py::arg("x"), py::arg("weight"),
-        py::kw_only(), py::arg("eps"), py::arg("out_dtype") = "fp32", py::arg("group_size") = 0,
+  k.def("norm", &norm, py::arg("instruction_set"), py::arg("x"), py::arg("weight") = py::none(),
+        py::arg("bias") = py::none(), py::kw_only(), py::arg("eps"), py::arg("kind") = "rms",
+        py::arg("num_groups") = 1, py::arg("out_dtype") = "fp32", py::arg("group_size") = 0,
         py::arg("rounding") = "outliers", py::arg("num_threads") = 2);
   k.def("embed", &embed, py::arg("instruction_set"), py::arg("token_ids"), py::arg("table"),
         py::kw_only(), py::arg("scale") = 1.0f, py::arg("num_threads") = 2);

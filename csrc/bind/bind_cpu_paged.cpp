@@ -133,7 +133,7 @@ class KernelRunner {
 
   py::array attention(const py::array& q, PagedCache& cache, PagedStep& step, int32_t layer,
                       int32_t num_q_heads, float scale, int32_t window, float soft_cap,
-                      const std::string& y_dtype) {
+                      const std::string& y_dtype, const std::optional<Floats>& slopes) {
     LMI_CHECK((q.flags() & py::array::c_style) != 0, "q is not contiguous");
     cpu::AttentionArgs args;
     args.q = q.data();
@@ -144,6 +144,7 @@ class KernelRunner {
     args.scale = scale;
     args.window = window;
     args.soft_cap = soft_cap;
+    args.slopes = slopes ? slopes->data() : nullptr;
     args.y_dtype = cache_dtype(y_dtype);
     args.step = &step.fill();
     const int64_t needed =
@@ -311,7 +312,8 @@ void bind_cpu_paged(py::module_& m) {
            py::arg("norm_eps") = 0.0f, py::arg("q_dtype") = "fp32")
       .def("attention", &KernelRunner::attention, py::arg("q"), py::arg("cache"), py::arg("step"),
            py::kw_only(), py::arg("layer"), py::arg("num_q_heads"), py::arg("scale"),
-           py::arg("window") = 0, py::arg("soft_cap") = 0.0f, py::arg("y_dtype") = "fp32")
+           py::arg("window") = 0, py::arg("soft_cap") = 0.0f, py::arg("y_dtype") = "fp32",
+           py::arg("slopes") = py::none())
       .def("block_copy", &KernelRunner::block_copy, py::arg("cache"), py::arg("sources"),
            py::arg("targets"))
       .def(

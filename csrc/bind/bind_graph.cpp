@@ -92,18 +92,61 @@ Handle embed(PyGraph& self, const py::array& table, float scale) {
                                    .num_columns = table.shape(1)})};
 }
 
+Handle add_positions(PyGraph& self, const Handle& x, const py::array& table, int32_t offset) {
+  check_matrix(table, "the table of positions");
+  self.keep(table);
+  return {&self, self.graph.add_positions(id_of(self, x), {.offset = offset,
+                                                           .table = table.data(),
+                                                           .table_dtype = array_dtype(table),
+                                                           .num_columns = table.shape(1)})};
+}
+
+// Weights and biases for columns of the graph's, in groups that are normalised each on its own.
+cpu::NormArgs norm_args(PyGraph& self, const std::optional<FloatArray>& weight,
+                        const std::optional<FloatArray>& bias, float eps, const std::string& kind,
+                        int64_t num_columns, int64_t num_groups) {
+  if (weight) self.keep(*weight);
+  if (bias) self.keep(*bias);
+  return {.kind = parse_norm(kind),
+          .weight = floats(weight, num_columns, "the norm's weight"),
+          .bias = floats(bias, num_columns, "the norm's bias"),
+          .eps = eps,
+          .num_columns = num_columns / num_groups,
+          .num_groups = num_groups};
+}
+
+Handle norm(PyGraph& self, const Handle& x, const std::optional<FloatArray>& weight,
+            const std::optional<FloatArray>& bias, float eps, const std::string& kind,
+            const Handle* residual, const std::string& out_dtype, const LinearWeight* reader) {
+  cpu::NormArgs args = norm_args(self, weight, bias, eps, kind, x.value().columns, 1);
+  if (residual != nullptr) {
+    return {&self, self.graph.norm_add(id_of(self, x), id_of(self, *residual), args)};
+  }
+  LMI_CHECK(out_dtype == "fp32" || out_dtype == "act", "out_dtype '", out_dtype,
+            "'; known are fp32, act");
+  args.y_dtype = out_dtype == "act" ? self.graph.config().act_dtype : DType::kF32;
+  return {&self,
+          self.graph.norm(id_of(self, x), args, reader == nullptr ? nullptr : &reader->packed())};
+}
+
 Handle rms_norm(PyGraph& self, const Handle& x, const FloatArray& weight, float eps,
                 const LinearWeight* reader) {
-  self.keep(weight);
-  return {&self,
-          self.graph.rms_norm(id_of(self, x),
-                              {.weight = weight.data(), .eps = eps, .num_columns = weight.size()},
-                              reader == nullptr ? nullptr : &reader->packed())};
+  return norm(self, x, weight, std::nullopt, eps, "rms", nullptr, "act", reader);
+}
+
+Handle norm_heads(PyGraph& self, const Handle& x, const FloatArray& weight,
+                  const std::optional<FloatArray>& bias, float eps, const std::string& kind,
+                  int64_t first_column, int64_t num_groups) {
+  LMI_CHECK(num_groups > 0 && weight.size() % num_groups == 0, weight.size(), " weights for ",
+            num_groups, " groups");
+  cpu::NormArgs args = norm_args(self, weight, bias, eps, kind, weight.size(), num_groups);
+  args.first_column = first_column;
+  return {&self, self.graph.norm_heads(id_of(self, x), args)};
 }
 
 Handle linear(PyGraph& self, const Handle& x, const py::object& weight_object,
               const std::optional<FloatArray>& bias, const std::string& activation,
-              const Handle* residual, const std::string& out_dtype) {
+              const Handle* residual, const std::string& out_dtype, bool gated) {
   const auto& weight = weight_object.cast<const LinearWeight&>();
   self.keep(weight_object);
   if (bias) self.keep(*bias);
@@ -113,8 +156,10 @@ Handle linear(PyGraph& self, const Handle& x, const py::object& weight_object,
   args.activation = parse_activation(activation);
   LMI_CHECK(out_dtype == "fp32" || out_dtype == "act", "out_dtype '", out_dtype,
             "'; known are fp32, act");
-  const bool is_gated = args.activation != cpu::Activation::kNone;
-  args.y_dtype = is_gated || out_dtype == "act" ? self.graph.config().act_dtype : DType::kF32;
+  const bool is_activated = args.activation != cpu::Activation::kNone;
+  LMI_CHECK(!is_activated || gated == args.weight.gated, "gated is ", gated,
+            " of a weight that is ", args.weight.gated);
+  args.y_dtype = is_activated || out_dtype == "act" ? self.graph.config().act_dtype : DType::kF32;
   if (residual == nullptr) return {&self, self.graph.linear(id_of(self, x), args)};
   return {&self, self.graph.linear_add(id_of(self, x), id_of(self, *residual), args)};
 }
@@ -151,15 +196,18 @@ Handle rope_cache_write(PyGraph& self, const Handle& qkv, const py::object& cach
 }
 
 Handle attention(PyGraph& self, const Handle& q, const py::object& cache_object, int32_t layer,
-                 int32_t num_q_heads, float scale, int32_t window, float soft_cap) {
+                 int32_t num_q_heads, float scale, int32_t window, float soft_cap,
+                 const std::optional<FloatArray>& slopes) {
   self.keep(cache_object);
+  if (slopes) self.keep(*slopes);
   return {&self,
           self.graph.attention(id_of(self, q), {.num_q_heads = num_q_heads,
                                                 .cache = cache_object.cast<const KvCache&>().view(),
                                                 .layer = layer,
                                                 .scale = scale,
                                                 .window = window,
-                                                .soft_cap = soft_cap})};
+                                                .soft_cap = soft_cap,
+                                                .slopes = floats(slopes, num_q_heads, "slopes")})};
 }
 
 FloatArray read_value(const PyGraph& self, const Handle& x, int64_t num_rows) {
@@ -194,18 +242,40 @@ void bind_graph_class(py::module_& m) {
            py::arg("max_blocks_per_seq"), py::arg("block_size"), py::arg("act_dtype"),
            py::arg("instruction_set") = "")
       .def("embed", &embed, py::arg("table"), py::arg("scale") = 1.0f, py::keep_alive<0, 1>())
+      .def("add_positions", &add_positions, py::arg("x"), py::arg("table"), py::arg("offset"),
+           py::keep_alive<0, 1>())
+      .def("norm", &norm, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("eps"),
+           py::kw_only(), py::arg("kind"), py::arg("residual") = py::none(),
+           py::arg("out_dtype") = "act", py::arg("reader") = py::none(), py::keep_alive<0, 1>())
+      .def("norm_heads", &norm_heads, py::arg("x"), py::arg("weight"), py::arg("bias"),
+           py::arg("eps"), py::kw_only(), py::arg("kind"), py::arg("first_column"),
+           py::arg("num_groups"), py::keep_alive<0, 1>())
       .def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("eps"),
            py::arg("reader") = py::none(), py::keep_alive<0, 1>())
       .def("linear", &linear, py::arg("x"), py::arg("weight"), py::kw_only(),
            py::arg("bias") = py::none(), py::arg("activation") = "",
-           py::arg("residual") = py::none(), py::arg("out_dtype") = "fp32", py::keep_alive<0, 1>())
+           py::arg("residual") = py::none(), py::arg("out_dtype") = "fp32", py::arg("gated") = true,
+           py::keep_alive<0, 1>())
       .def(
           "gated_activation",
           [](PyGraph& self, const Handle& x, const std::string& activation) {
             return Handle{
-                &self, self.graph.gated_activation(id_of(self, x), parse_activation(activation))};
+                &self, self.graph.activation(id_of(self, x), parse_activation(activation), true)};
           },
           py::arg("x"), py::arg("activation"), py::keep_alive<0, 1>())
+      .def(
+          "activation",
+          [](PyGraph& self, const Handle& x, const std::string& activation) {
+            return Handle{
+                &self, self.graph.activation(id_of(self, x), parse_activation(activation), false)};
+          },
+          py::arg("x"), py::arg("activation"), py::keep_alive<0, 1>())
+      .def(
+          "soft_cap",
+          [](PyGraph& self, const Handle& x, float cap) {
+            return Handle{&self, self.graph.soft_cap(id_of(self, x), cap)};
+          },
+          py::arg("x"), py::arg("cap"), py::keep_alive<0, 1>())
       .def("lora_add", &lora_add, py::arg("x"), py::arg("y"), py::arg("table"),
            py::arg("linear_id"), py::keep_alive<0, 1>())
       .def("rope_cache_write", &rope_cache_write, py::arg("qkv"), py::arg("cache"),
@@ -214,7 +284,7 @@ void bind_graph_class(py::module_& m) {
            py::arg("norm_eps") = 0.0f, py::keep_alive<0, 1>())
       .def("attention", &attention, py::arg("q"), py::arg("cache"), py::arg("layer"), py::kw_only(),
            py::arg("num_q_heads"), py::arg("scale"), py::arg("window") = 0,
-           py::arg("soft_cap") = 0.0f, py::keep_alive<0, 1>())
+           py::arg("soft_cap") = 0.0f, py::arg("slopes") = py::none(), py::keep_alive<0, 1>())
       .def(
           "gather_logit_rows",
           [](PyGraph& self, const Handle& x) {

@@ -10,7 +10,8 @@ namespace lmi {
 
 // A 64-byte aligned slice of a large mapping on huge pages that it shares with its neighbours, so
 // that an array smaller than a huge page, and the end of a larger one, lie on huge pages too:
-// hardware prefetchers stop at page boundaries. Zeroed. The mapping goes with its last slice.
+// hardware prefetchers stop at page boundaries. Zeroed. A slice's own pages go with it, the mapping
+// with its last slice.
 class PackedMemory {
  public:
   PackedMemory() = default;
@@ -21,7 +22,7 @@ class PackedMemory {
   int64_t num_bytes() const { return num_bytes_; }
 
  private:
-  std::shared_ptr<AlignedMemory> mapping_;
+  std::shared_ptr<void> slice_;  // keeps the mapping
   uint8_t* data_ = nullptr;
   int64_t num_bytes_ = 0;
 };

@@ -114,7 +114,8 @@ struct QuantizeRowsArgs {
   int64_t num_rows = 0;
 };
 
-enum class Activation : uint8_t { kNone, kSilu, kGeluTanh };
+// kGelu: by the error function; kRelu2: the square of relu; kSoftCap: cap tanh(x / cap).
+enum class Activation : uint8_t { kNone, kSilu, kGeluTanh, kGelu, kRelu, kRelu2, kSoftCap };
 
 // Of some rows of the output head only the greatest output's column is wanted.
 struct RowArgmax {
@@ -130,7 +131,8 @@ struct LinearArgs {
   int64_t x_stride = 0;          // elements; bytes of quantised rows
   PackedLinear weight;
   const float* bias = nullptr;  // [num_outputs] in the order of the unpacked matrix, or null
-  // != kNone: gated weight, y has num_outputs / 2 columns.
+  // Of a gated weight, whose y has num_outputs / 2 columns, always; of others kNone, or the
+  // outputs'.
   Activation activation = Activation::kNone;
   bool add_to_y = false;  // y (fp32) += result: residual in place
   void* y = nullptr;
@@ -140,11 +142,14 @@ struct LinearArgs {
   RowArgmax argmax;  // of linears with neither bias, activation nor residual, y in fp32
 };
 
-// x: what a linear without an activation gave for a gated matrix that wasn't packed as one.
-struct GatedActivationArgs {
-  const float* x = nullptr;  // [rows, 2 * num_columns]: gate, up
+// Gated, x is what a linear without an activation gave for a gated matrix that wasn't packed as
+// one.
+struct ActivationArgs {
+  const float* x = nullptr;  // [rows, 2 * num_columns]: gate, up; or [rows, num_columns]
   Activation activation = Activation::kSilu;
-  void* y = nullptr;  // [rows, num_columns]
+  bool gated = true;
+  float cap = 0.0f;   // of kSoftCap
+  void* y = nullptr;  // [rows, num_columns]; may be x if nothing is gated
   DType y_dtype = DType::kF32;
   int64_t num_columns = 0;
   int64_t num_rows = 0;
@@ -177,23 +182,36 @@ struct LoraAddArgs {
   const StepView* step = nullptr;
 };
 
-struct RmsNormArgs {
-  const float* x = nullptr;
-  const float* weight = nullptr;
+// kNone: y is x, converted.
+enum class NormKind : uint8_t { kNone, kRms, kLayer };
+
+// y = (x - shift) * scale * weight + bias, where shift is the mean (kLayer; else 0) and scale the
+// inverse root of the mean square of what is left. A row is num_groups such vectors side by side.
+struct NormArgs {
+  const float* x = nullptr;  // [rows] of groups, from first_column on
+  int64_t x_stride = 0;
+  int64_t first_column = 0;
+  NormKind kind = NormKind::kRms;
+  const float* weight = nullptr;  // [num_groups * num_columns] or null: ones
+  const float* bias = nullptr;    // the same, or null: zeros
   float eps = 0.0f;
-  void* y = nullptr;
+  void* y = nullptr;            // as x, in place, if there are groups or first_column
   DType y_dtype = DType::kF32;  // kF32, kBF16, or kI8: quantised rows
-  int64_t num_columns = 0;
+  bool add_to_y = false;        // y (fp32) += result
+  int64_t num_columns = 0;      // of a group
+  int64_t num_groups = 1;
   int64_t num_rows = 0;
   int32_t group_size = 0;  // of quantised rows
   RowRounding rounding = RowRounding::kOutliers;
 };
 
 struct EmbedArgs {
-  const int32_t* token_ids = nullptr;
-  const void* table = nullptr;  // [vocab, num_columns]
+  const int32_t* ids = nullptr;  // of tokens, or positions
+  int32_t offset = 0;            // added to ids
+  const void* table = nullptr;   // [vocab, num_columns]
   DType table_dtype = DType::kBF16;
   float scale = 1.0f;
+  bool add_to_y = false;
   float* y = nullptr;
   int64_t num_columns = 0;
   int64_t num_rows = 0;
@@ -241,7 +259,10 @@ struct AttentionArgs {
   float scale = 1.0f;
   int32_t window = 0;     // keys seen, the query's own included; 0: all
   float soft_cap = 0.0f;  // 0: off; else scores = cap * tanh(scores / cap)
-  void* y = nullptr;      // [T, hq * d]
+  // [hq] or null: what is added to a head's scores per position, which is -1 for the key right
+  // before the query (ALiBi, arXiv 2108.12409).
+  const float* slopes = nullptr;
+  void* y = nullptr;  // [T, hq * d]
   DType y_dtype = DType::kF32;
   const StepView* step = nullptr;
   uint8_t* workspace = nullptr;  // shared, attention_workspace_bytes(), zero before the first step
@@ -293,10 +314,10 @@ struct WeightQuantizer {
 struct Kernels {
   InstructionSet instruction_set = InstructionSet::kScalar;
   Kernel<EmbedArgs> embed;
-  Kernel<RmsNormArgs> rms_norm;
+  Kernel<NormArgs> norm;
   Kernel<QuantizeRowsArgs> quantize_rows;
   Kernel<LinearArgs> linear;
-  Kernel<GatedActivationArgs> gated_activation;
+  Kernel<ActivationArgs> activation;
   Kernel<LoraAddArgs> lora_add;
   Kernel<RopeCacheArgs> rope_cache_write;
   Kernel<AttentionArgs> attention;

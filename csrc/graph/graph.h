@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -65,10 +66,14 @@ class Graph {
   // to activations, row counts and the step are filled in at run time. Owners of constant memory
   // are kept by the caller for as long as the graph lives.
   ValueId embed(cpu::EmbedArgs args);
-  ValueId rms_norm(ValueId x, cpu::RmsNormArgs args, const cpu::PackedLinear* reader = nullptr);
+  ValueId add_positions(ValueId x, cpu::EmbedArgs args);  // in place: rows of a table by position
+  ValueId norm(ValueId x, cpu::NormArgs args, const cpu::PackedLinear* reader = nullptr);
+  ValueId norm_add(ValueId x, ValueId residual, cpu::NormArgs args);  // in place
+  ValueId norm_heads(ValueId x, cpu::NormArgs args);  // in place: groups from first_column on
   ValueId linear(ValueId x, cpu::LinearArgs args);
   ValueId linear_add(ValueId x, ValueId residual, cpu::LinearArgs args);  // in place
-  ValueId gated_activation(ValueId x, cpu::Activation activation);
+  ValueId activation(ValueId x, cpu::Activation activation, bool gated);
+  ValueId soft_cap(ValueId x, float cap);  // in place
   // In place: y is what linear_id gave for x, or what it was added to. The caller keeps the table.
   ValueId lora_add(ValueId x, ValueId y, const LoraTable& table, int32_t linear_id);
   ValueId rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args);
@@ -93,54 +98,78 @@ class Graph {
   void run(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch);
 
  private:
+  // A node's kernel, its arguments and the values that those of the same names point to.
   struct EmbedNode {
+    static constexpr const char* kName = "embed";
+    static constexpr auto kKernel = &cpu::Kernels::embed;
     cpu::EmbedArgs args;
     ValueId y;
+    bool by_position = false;
   };
-  struct RmsNormNode {
-    cpu::RmsNormArgs args;
+  struct NormNode {
+    static constexpr const char* kName = "norm";
+    static constexpr auto kKernel = &cpu::Kernels::norm;
+    cpu::NormArgs args;
     ValueId x, y;
   };
   struct QuantizeNode {
+    static constexpr const char* kName = "quantize_rows";
+    static constexpr auto kKernel = &cpu::Kernels::quantize_rows;
     cpu::QuantizeRowsArgs args;
     ValueId x, y;
   };
   struct LinearNode {
+    static constexpr const char* kName = "linear";
+    static constexpr auto kKernel = &cpu::Kernels::linear;
     cpu::LinearArgs args;
     ValueId x, y;
     bool feeds_sample = false;
   };
-  struct GatedActivationNode {
-    cpu::GatedActivationArgs args;
+  struct ActivationNode {
+    static constexpr const char* kName = "activation";
+    static constexpr auto kKernel = &cpu::Kernels::activation;
+    cpu::ActivationArgs args;
     ValueId x, y;
   };
   struct LoraAddNode {
+    static constexpr const char* kName = "lora_add";
+    static constexpr auto kKernel = &cpu::Kernels::lora_add;
     cpu::LoraAddArgs args;
     ValueId x, y;
   };
   struct RopeCacheNode {
+    static constexpr const char* kName = "rope_cache_write";
+    static constexpr auto kKernel = &cpu::Kernels::rope_cache_write;
     cpu::RopeCacheArgs args;
     ValueId qkv, q;
   };
   struct AttentionNode {
+    static constexpr const char* kName = "attention";
+    static constexpr auto kKernel = &cpu::Kernels::attention;
     cpu::AttentionArgs args;
     ValueId q, y;
   };
   struct GatherNode {
+    static constexpr const char* kName = "gather_rows";
+    static constexpr auto kKernel = &cpu::Kernels::gather_rows;
     cpu::GatherRowsArgs args;
     ValueId x, y;
   };
   struct SampleNode {
+    static constexpr const char* kName = "sample";
+    static constexpr auto kKernel = &cpu::Kernels::sample;
     cpu::SampleArgs args;
     ValueId logits;
     bool follows_linear = false;
   };
   struct BlockCopyNode {
+    static constexpr const char* kName = "block_copy";
+    static constexpr auto kKernel = &cpu::Kernels::block_copy;
     cpu::BlockCopyArgs args;
   };
   using Node =
-      std::variant<EmbedNode, RmsNormNode, QuantizeNode, LinearNode, RopeCacheNode, AttentionNode,
-                   GatherNode, SampleNode, BlockCopyNode, GatedActivationNode, LoraAddNode>;
+      std::variant<EmbedNode, NormNode, QuantizeNode, LinearNode, RopeCacheNode, AttentionNode,
+                   GatherNode, SampleNode, BlockCopyNode, ActivationNode, LoraAddNode>;
 
   ValueId add_value(std::string name, DType dtype, int64_t columns, RowSymbol rows);
   void add_node(Node node, std::initializer_list<ValueId> operands);
@@ -162,43 +191,10 @@ class Graph {
   uint8_t* pointer(ValueId id) const;
   int64_t num_rows(ValueId id, const StepView& step) const;
 
-  // Fill in what is fixed after finish(): pointers to values.
-  void link(EmbedNode& node) const;
-  void link(RmsNormNode& node) const;
-  void link(QuantizeNode& node) const;
-  void link(LinearNode& node) const;
-  void link(RopeCacheNode& node) const;
-  void link(AttentionNode& node) const;
-  void link(GatherNode& node) const;
-  void link(SampleNode& node) const;
-  void link(BlockCopyNode&) const {}
-  void link(GatedActivationNode& node) const;
-  void link(LoraAddNode& node) const;
-
-  // Fill in what a step decides: row counts, the step itself.
-  void bind(EmbedNode& node, const StepView& step) const;
-  void bind(RmsNormNode& node, const StepView& step) const;
-  void bind(QuantizeNode& node, const StepView& step) const;
-  void bind(LinearNode& node, const StepView& step) const;
-  void bind(RopeCacheNode& node, const StepView& step) const { node.args.step = &step; }
-  void bind(AttentionNode& node, const StepView& step) const { node.args.step = &step; }
-  void bind(GatherNode& node, const StepView& step) const;
-  void bind(SampleNode& node, const StepView& step) const { node.args.step = &step; }
-  void bind(BlockCopyNode& node, const StepView& step) const { node.args.step = &step; }
-  void bind(GatedActivationNode& node, const StepView& step) const;
-  void bind(LoraAddNode& node, const StepView& step) const { node.args.step = &step; }
-
-  const auto& kernel(const EmbedNode&) const { return kernels_.embed; }
-  const auto& kernel(const RmsNormNode&) const { return kernels_.rms_norm; }
-  const auto& kernel(const QuantizeNode&) const { return kernels_.quantize_rows; }
-  const auto& kernel(const LinearNode&) const { return kernels_.linear; }
-  const auto& kernel(const RopeCacheNode&) const { return kernels_.rope_cache_write; }
-  const auto& kernel(const AttentionNode&) const { return kernels_.attention; }
-  const auto& kernel(const GatherNode&) const { return kernels_.gather_rows; }
-  const auto& kernel(const SampleNode&) const { return kernels_.sample; }
-  const auto& kernel(const BlockCopyNode&) const { return kernels_.block_copy; }
-  const auto& kernel(const GatedActivationNode&) const { return kernels_.gated_activation; }
-  const auto& kernel(const LoraAddNode&) const { return kernels_.lora_add; }
+  // Fills in what is fixed after finish(): pointers to values, by their fields' names.
+  void link(Node& node) const;
+  // Fills in what a step decides: row counts, the step itself.
+  void bind(Node& node, const StepView& step) const;
 
   GraphConfig config_;
   const cpu::Kernels& kernels_;
@@ -207,6 +203,7 @@ class Graph {
   std::vector<Value> values_;
   std::vector<ValueId> outputs_;
   const LoraTable* adapters_ = nullptr;
+  std::optional<KvCacheView> cache_;
   AlignedMemory arena_;
   AlignedMemory attention_workspace_;
   std::unique_ptr<uint64_t[]> argmax_candidates_;  // of logit rows

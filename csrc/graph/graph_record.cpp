@@ -47,10 +47,18 @@ ValueId Graph::embed(cpu::EmbedArgs args) {
   return y;
 }
 
-ValueId Graph::rms_norm(ValueId x, cpu::RmsNormArgs args, const cpu::PackedLinear* reader) {
+ValueId Graph::add_positions(ValueId x, cpu::EmbedArgs args) {
   check_recording();
-  check_operand(x, DType::kF32, args.num_columns, "rms_norm");
-  args.y_dtype = config_.act_dtype;
+  check_operand(x, DType::kF32, args.num_columns, "add_positions");
+  LMI_CHECK(value(x).rows == RowSymbol::kTokens, "add_positions takes token rows");
+  args.add_to_y = true;
+  add_node(EmbedNode{args, x, true}, {x});
+  return x;
+}
+
+ValueId Graph::norm(ValueId x, cpu::NormArgs args, const cpu::PackedLinear* reader) {
+  check_recording();
+  check_operand(x, DType::kF32, args.num_columns, "norm");
   int64_t columns = args.num_columns;
   if (reader != nullptr && reader->takes_quantized_rows()) {
     args.y_dtype = DType::kI8;
@@ -59,8 +67,30 @@ ValueId Graph::rms_norm(ValueId x, cpu::RmsNormArgs args, const cpu::PackedLinea
     columns = cpu::quantized_row_bytes(columns, reader->group_size);
   }
   const ValueId y = add_value("norm", args.y_dtype, columns, value(x).rows);
-  add_node(RmsNormNode{args, x, y}, {x, y});
+  add_node(NormNode{args, x, y}, {x, y});
   return y;
+}
+
+ValueId Graph::norm_add(ValueId x, ValueId residual, cpu::NormArgs args) {
+  check_recording();
+  check_operand(x, DType::kF32, args.num_columns, "norm");
+  check_operand(residual, DType::kF32, args.num_columns, "norm's residual");
+  LMI_CHECK(value(x).rows == value(residual).rows, "the residual has other rows");
+  args.add_to_y = true;
+  args.y_dtype = DType::kF32;
+  add_node(NormNode{args, x, residual}, {x, residual});
+  return residual;
+}
+
+ValueId Graph::norm_heads(ValueId x, cpu::NormArgs args) {
+  check_recording();
+  check_operand(x, DType::kF32, value(x).columns, "norm_heads");
+  const int64_t end = args.first_column + args.num_groups * args.num_columns;
+  LMI_CHECK(args.first_column >= 0 && end <= value(x).columns, "columns up to ", end, " of ",
+            value(x).columns);
+  args.y_dtype = DType::kF32;
+  add_node(NormNode{args, x, x}, {x});
+  return x;
 }
 
 // What the linear's kernel reads: x, or its quantised rows.
@@ -87,8 +117,9 @@ ValueId Graph::linear(ValueId x, cpu::LinearArgs args) {
   check_recording();
   args.x_dtype = config_.act_dtype;
   const ValueId input = linear_input(x, args.weight);
-  const bool is_gated = args.activation != cpu::Activation::kNone;
-  LMI_CHECK(is_gated == args.weight.gated, "a gated weight goes with an activation");
+  const bool is_gated = args.weight.gated;
+  LMI_CHECK(!is_gated || args.activation != cpu::Activation::kNone,
+            "a gated weight goes with an activation");
   const int64_t columns = is_gated ? args.weight.num_outputs / 2 : args.weight.num_outputs;
   args.add_to_y = false;
   const ValueId y =
@@ -111,16 +142,29 @@ ValueId Graph::linear_add(ValueId x, ValueId residual, cpu::LinearArgs args) {
   return residual;
 }
 
-ValueId Graph::gated_activation(ValueId x, cpu::Activation activation) {
+ValueId Graph::activation(ValueId x, cpu::Activation activation, bool gated) {
   check_recording();
-  const int64_t columns = value(x).columns / 2;
-  check_operand(x, DType::kF32, 2 * columns, "gated_activation");
-  LMI_CHECK(activation != cpu::Activation::kNone, "gated_activation needs an activation");
-  const ValueId y = add_value("gated", config_.act_dtype, columns, value(x).rows);
-  const cpu::GatedActivationArgs args{
-      .activation = activation, .y_dtype = config_.act_dtype, .num_columns = columns};
-  add_node(GatedActivationNode{args, x, y}, {x, y});
+  const int64_t columns = value(x).columns / (gated ? 2 : 1);
+  check_operand(x, DType::kF32, (gated ? 2 : 1) * columns, "activation");
+  LMI_CHECK(activation != cpu::Activation::kNone, "an activation is needed");
+  const ValueId y = add_value("activated", config_.act_dtype, columns, value(x).rows);
+  const cpu::ActivationArgs args{.activation = activation,
+                                 .gated = gated,
+                                 .y_dtype = config_.act_dtype,
+                                 .num_columns = columns};
+  add_node(ActivationNode{args, x, y}, {x, y});
   return y;
+}
+
+ValueId Graph::soft_cap(ValueId x, float cap) {
+  check_recording();
+  const int64_t columns = value(x).columns;
+  check_operand(x, DType::kF32, columns, "soft_cap");
+  LMI_CHECK(cap > 0.0f, "soft cap ", cap);
+  const cpu::ActivationArgs args{
+      .activation = cpu::Activation::kSoftCap, .gated = false, .cap = cap, .num_columns = columns};
+  add_node(ActivationNode{args, x, x}, {x});
+  return x;
 }
 
 ValueId Graph::lora_add(ValueId x, ValueId y, const LoraTable& table, int32_t linear_id) {
@@ -154,6 +198,7 @@ ValueId Graph::rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args) {
   const ValueId q =
       add_value("q", config_.act_dtype, static_cast<int64_t>(args.num_q_heads) * cache.head_dim,
                 RowSymbol::kTokens);
+  if (!cache_) cache_ = cache;
   add_node(RopeCacheNode{args, qkv, q}, {qkv, q});
   return q;
 }

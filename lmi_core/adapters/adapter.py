@@ -14,7 +14,6 @@ import numpy as np
 
 from lmi_core.adapters.adapter_config import AdapterConfig, read_adapter_config
 from lmi_core.errors import ModelError
-from lmi_core.models.family import WeightNames
 from lmi_core.models.lora_linears import LoraModule, linear_shapes, lora_modules
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.weights.float_tensors import FLOAT_DTYPES, read_array, to_float32
@@ -47,35 +46,32 @@ Adapter = list[list[AdapterPart]]
 """Parts by linear id, see ``linears``."""
 
 
-def read_adapter(
-    directory: Path, spec: DecoderSpec, names: WeightNames, *, max_rank: int
-) -> Adapter:
+def read_adapter(directory: Path, spec: DecoderSpec, *, max_rank: int) -> Adapter:
     """Read and check an adapter for a model; raises ModelError naming every faulty tensor."""
-    path, config, pairs = _checked_pairs(directory, spec, names, max_rank)
+    path, config, pairs = _checked_pairs(directory, spec, max_rank)
     adapter: Adapter = [[] for _ in linear_shapes(spec)]
     problems = _Problems(path)
     for pair in pairs:
         module = pair.module
         a, b = _read(pair.a, problems), _read(pair.b, problems)
         scaled = b * np.float32(config.scale_of(module.name))
+        scaled = scaled if module.rows is None else scaled[module.rows]
         adapter[module.linear_id].append(AdapterPart(a, scaled, module.first_output))
     problems.check()
     return adapter
 
 
-def check_adapter_fits(
-    directory: Path, spec: DecoderSpec, names: WeightNames, *, max_rank: int
-) -> None:
+def check_adapter_fits(directory: Path, spec: DecoderSpec, *, max_rank: int) -> None:
     """Raise ModelError for an adapter that ``read_adapter`` refuses, as far as headers tell."""
-    _checked_pairs(directory, spec, names, max_rank)
+    _checked_pairs(directory, spec, max_rank)
 
 
 def _checked_pairs(
-    directory: Path, spec: DecoderSpec, names: WeightNames, max_rank: int
+    directory: Path, spec: DecoderSpec, max_rank: int
 ) -> tuple[Path, AdapterConfig, list[_Pair]]:
     config = read_adapter_config(directory)
     path = _tensors_file(directory)
-    pairs = _pair(path, read_header(path), lora_modules(spec, names))
+    pairs = _pair(path, read_header(path), lora_modules(spec))
     _check(path, config, pairs, max_rank)
     return path, config, pairs
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from lmi_core.adapters.adapter import read_adapter
 from lmi_core.models.loader import LoadedModel
-from lmi_core.models.registry import family_of
 from lmi_core.models.weights import WeightBackend
 from lmi_core.ops.graph import LinearWeight, LoraTable
 from lmi_core.weights.formats import FloatArray
@@ -33,12 +32,11 @@ class LoraStore:
     ) -> None:
         self.table = table
         self._spec, self._dtype = model.spec, model.dtype
-        self._names = family_of(model.spec.architecture).names
         self._backend = backend
         self._max_rank = max_rank
 
     def pack(self, path: Path) -> PackedLora:
-        adapter = read_adapter(path, self._spec, self._names, max_rank=self._max_rank)
+        adapter = read_adapter(path, self._spec, max_rank=self._max_rank)
         return PackedLora(
             [
                 [(self._pack(part.a), self._pack(part.b), part.first_output) for part in parts]

@@ -52,13 +52,14 @@ class ModelShape:
         """Raises ModelError for a model of no native family."""
         config = read_hf_config(directory)
         family = family_of(config.architecture)
-        spec = family.read_spec(config)
+        spec = family.read_spec(family.text_config(config))
         head = spec.vocab_size * spec.hidden_size
-        names = family.names
+        names = spec.names
         linears = sum(
             math.prod(shape)
-            for name, shape in expected_shapes(spec, names).items()
-            if len(shape) == 2 and name not in (names.embedding, f"{names.head}.weight")
+            for name, shape in expected_shapes(spec).items()
+            if len(shape) == 2
+            and name not in (names.embedding, names.positions, f"{names.head}.weight")
         )
         return cls(
             vocab_size=spec.vocab_size,

@@ -152,7 +152,7 @@ def _check_native(
     check_max_model_len(config, plan.spec)
     if config.lora is not None:
         for _, path in config.lora.adapters:
-            check_adapter_fits(path, plan.spec, plan.names, max_rank=config.lora.max_rank)
+            check_adapter_fits(path, plan.spec, max_rank=config.lora.max_rank)
     Tokenizer.load(directory, vocab_size=plan.spec.vocab_size).close()
 
 

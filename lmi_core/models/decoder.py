@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from lmi_core import ops
+from lmi_core.models.linears import LayerLinear
 from lmi_core.models.loader import LoadedModel
-from lmi_core.models.lora_linears import LayerLinear, linear_id
+from lmi_core.models.lora_linears import linear_id
 from lmi_core.models.rope import rope_tables
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear
+from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear, Norm
 from lmi_core.ops import Graph, Handle, KvCache, LoraTable
 
 
@@ -25,7 +28,8 @@ def record(
 
 
 class Decoder:
-    """Pre-norm decoder layers between an embedding and an output head."""
+    """Layers of attention and MLP, which read and add to one stream, between an embedding and an
+    output head. Which norms there are, the weights say."""
 
     def __init__(
         self,
@@ -39,35 +43,81 @@ class Decoder:
         self.weights = weights
         self.cache = cache
         self.adapters = adapters
-        self.cos, self.sin = rope_tables(spec.rope, max_model_len)
+        slopes = spec.attention.slopes
+        self.slopes = np.array(slopes, np.float32) if slopes else None
+        self.rotations = {rope: rope_tables(rope, max_model_len) for rope in set(spec.ropes)}
 
     def record(self, graph: Graph) -> Handle:
         """Record the forward pass and the sampling of its logits, fp32 [L, vocab]."""
-        x = ops.embed(graph, self.weights.embedding)
-        for layer_id, layer in enumerate(self.weights.layers):
-            x = self._attention(x, layer, layer_id)
-            x = self._mlp(x, layer, layer_id)
+        spec, weights = self.spec, self.weights
+        x = self._embedded(graph)
+        for layer_id, layer in enumerate(weights.layers):
+            x = self._layer(x, layer, layer_id)
         x = ops.gather_logit_rows(x)
-        x = ops.rms_norm(x, self.weights.final_norm, self.spec.norm_eps)
-        logits = ops.linear(x, self.weights.head.weight, bias=self.weights.head.bias)
+        x = self._normed(x, weights.final_norm)
+        if weights.project_out is not None:
+            x = ops.linear(x, weights.project_out.weight, out_dtype="act")
+        logits = ops.linear(x, weights.head.weight, bias=weights.head.bias)
+        if spec.logit_soft_cap:
+            logits = ops.soft_cap(logits, spec.logit_soft_cap)
         ops.sample(logits)
         return logits
 
-    def _attention(self, x: Handle, layer: LayerWeights, layer_id: int) -> Handle:
+    def _embedded(self, graph: Graph) -> Handle:
+        spec, weights = self.spec, self.weights
+        x = ops.embed(graph, weights.embedding, scale=spec.embedding_scale)
+        if weights.project_in is not None:
+            x = ops.linear(self._normed(x, None), weights.project_in.weight)
+        if weights.positions is not None:
+            x = ops.add_positions(x, weights.positions, offset=spec.position_offset)
+        if weights.embedding_norm is not None:
+            x = self._stream_normed(x, weights.embedding_norm)
+        return x
+
+    def _layer(self, x: Handle, layer: LayerWeights, layer_id: int) -> Handle:
+        if self.spec.norms_stream:
+            x = self._attention(x, self._normed(x, None), layer, layer_id)
+            x = self._stream_normed(x, layer.attention_norm)
+            x = self._mlp(x, self._normed(x, None), layer, layer_id)
+            return self._stream_normed(x, layer.mlp_norm)
+        h = self._normed(x, layer.attention_norm)
+        if self.spec.parallel:
+            inner = h if layer.mlp_norm is None else self._normed(x, layer.mlp_norm)
+        x = self._attention(x, h, layer, layer_id)
+        if not self.spec.parallel:
+            inner = self._normed(x, layer.mlp_norm)
+        return self._mlp(x, inner, layer, layer_id)
+
+    def _normed(self, x: Handle, norm: Norm | None) -> Handle:
+        """What a linear reads; None: the stream as it is."""
+        if norm is None:
+            return ops.norm(x, None, None, 0.0, kind="none")
+        return ops.norm(x, norm.weight, norm.bias, self.spec.norm.eps, kind=self.spec.norm.kind)
+
+    def _stream_normed(self, x: Handle, norm: Norm | None) -> Handle:
+        assert norm is not None
+        spec = self.spec.norm
+        return ops.norm(x, norm.weight, norm.bias, spec.eps, kind=spec.kind, out_dtype="fp32")
+
+    def _attention(self, x: Handle, h: Handle, layer: LayerWeights, layer_id: int) -> Handle:
         spec = self.spec.attention
-        h = ops.rms_norm(x, layer.attention_norm, self.spec.norm_eps)
         qkv = ops.linear(h, layer.qkv.weight, bias=layer.qkv.bias)
         qkv = self._adapt(h, qkv, layer_id, LayerLinear.QKV)
+        q_norm, k_norm = layer.q_norm, layer.k_norm
+        if spec.qk_norm not in ("", "head"):
+            qkv = self._norm_heads(qkv, layer)
+            q_norm = k_norm = None
+        cos, sin = self.rotations[self.spec.ropes[layer_id]]
         q = ops.rope_cache_write(
             qkv,
             self.cache,
             layer_id,
             num_q_heads=spec.num_q_heads,
-            cos=self.cos,
-            sin=self.sin,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
-            norm_eps=self.spec.norm_eps,
+            cos=cos,
+            sin=sin,
+            q_norm=None if q_norm is None else q_norm.weight,
+            k_norm=None if k_norm is None else k_norm.weight,
+            norm_eps=self.spec.norm.eps,
         )
         h = ops.attention(
             q,
@@ -76,26 +126,71 @@ class Decoder:
             num_q_heads=spec.num_q_heads,
             scale=spec.scale,
             window=spec.windows[layer_id],
+            soft_cap=spec.soft_cap,
+            slopes=self.slopes,
         )
-        output = layer.attention_output
-        x = ops.linear(h, output.weight, bias=output.bias, residual=x)
-        return self._adapt(h, x, layer_id, LayerLinear.ATTENTION_OUTPUT)
+        linear = LayerLinear.ATTENTION_OUTPUT
+        return self._add(x, h, layer.attention_output, layer.attention_post_norm, layer_id, linear)
 
-    def _mlp(self, x: Handle, layer: LayerWeights, layer_id: int) -> Handle:
-        h = ops.rms_norm(x, layer.mlp_norm, self.spec.norm_eps)
+    def _norm_heads(self, qkv: Handle, layer: LayerWeights) -> Handle:
+        spec = self.spec.attention
+        first = 0
+        for norm, num_heads in (
+            (layer.q_norm, spec.num_q_heads),
+            (layer.k_norm, spec.num_kv_heads),
+        ):
+            assert norm is not None
+            assert norm.weight is not None
+            qkv = ops.norm_heads(
+                qkv,
+                norm.weight,
+                norm.bias,
+                self.spec.norm.eps,
+                kind="rms" if spec.qk_norm == "row" else "layer",
+                first_column=first,
+                num_groups=1 if spec.qk_norm == "row" else num_heads,
+            )
+            first += norm.weight.size
+        return qkv
+
+    def _mlp(self, x: Handle, h: Handle, layer: LayerWeights, layer_id: int) -> Handle:
         h = self._gate_up(h, layer.gate_up, layer_id)
-        x = ops.linear(h, layer.down.weight, bias=layer.down.bias, residual=x)
-        return self._adapt(h, x, layer_id, LayerLinear.DOWN)
+        return self._add(x, h, layer.down, layer.mlp_post_norm, layer_id, LayerLinear.DOWN)
 
     def _gate_up(self, h: Handle, gate_up: Linear, layer_id: int) -> Handle:
-        activation = self.spec.activation
+        activation, gated = self.spec.activation, self.spec.gated
         if self.adapters is None:
             return ops.linear(
-                h, gate_up.weight, bias=gate_up.bias, activation=activation, out_dtype="act"
+                h,
+                gate_up.weight,
+                bias=gate_up.bias,
+                activation=activation,
+                gated=gated,
+                out_dtype="act",
             )
         y = ops.linear(h, gate_up.weight, bias=gate_up.bias)
         y = self._adapt(h, y, layer_id, LayerLinear.GATE_UP)
-        return ops.gated_activation(y, activation)
+        if gated:
+            return ops.gated_activation(y, activation)
+        return ops.activation(y, activation)
+
+    def _add(
+        self,
+        x: Handle,
+        h: Handle,
+        linear: Linear,
+        norm: Norm | None,
+        layer_id: int,
+        linear_of_layer: LayerLinear,
+    ) -> Handle:
+        """x + what ``linear`` makes of h, normed if there is a norm."""
+        residual = x if norm is None else None
+        y = ops.linear(h, linear.weight, bias=linear.bias, residual=residual)
+        y = self._adapt(h, y, layer_id, linear_of_layer)
+        if norm is None:
+            return y
+        spec = self.spec.norm
+        return ops.norm(y, norm.weight, norm.bias, spec.eps, kind=spec.kind, residual=x)
 
     def _adapt(self, x: Handle, y: Handle, layer_id: int, linear: LayerLinear) -> Handle:
         """y of a linear for x with what adapters add to it."""

@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from lmi_core.models.rope_config import rope_spec, scaled_max_positions
-from lmi_core.models.spec import Activation, AttentionSpec, DecoderSpec
+from lmi_core.models.spec import Activation, AttentionSpec, DecoderSpec, NormSpec, RopeSpec
+from lmi_core.models.weight_names import WeightNames
 from lmi_core.weights.hf_config import HfConfig
+from lmi_core.weights.safetensors_file import TensorInfo
+
+_log = logging.getLogger(__name__)
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "relu2": "relu2",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightNames:
-    """Checkpoint names of our weights; those of a layer follow ``layer`` with its index filled in.
-
-    Linear layers are named without ``.weight`` and ``.bias``. ``ignored`` are endings of tensors
-    that older checkpoints carry and that are computed instead.
-    """
-
-    embedding: str = "model.embed_tokens.weight"
-    final_norm: str = "model.norm.weight"
-    head: str = "lm_head"
-    layer: str = "model.layers.{layer}."
-    attention_norm: str = "input_layernorm.weight"
-    q: str = "self_attn.q_proj"
-    k: str = "self_attn.k_proj"
-    v: str = "self_attn.v_proj"
-    q_norm: str = "self_attn.q_norm.weight"
-    k_norm: str = "self_attn.k_norm.weight"
-    attention_output: str = "self_attn.o_proj"
-    mlp_norm: str = "post_attention_layernorm.weight"
-    gate: str = "mlp.gate_proj"
-    up: str = "mlp.up_proj"
-    down: str = "mlp.down_proj"
-    ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+NO_ROPE = RopeSpec(rotary_dim=2, kind="none")
+_LANGUAGE_MODEL = "language_model."
+"""In names of a multimodal model's tensors that are its language model's."""
+_OLD_NAMES = {"embed_out.weight": "lm_head.weight"}
+_NOT_LANGUAGE = ("vision_tower.", "multi_modal_projector.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,37 +37,67 @@ class Family:
     """A model family as data: how its config.json reads, and what its tensors are called."""
 
     name: str
-    architectures: tuple[str, ...]
     read_spec: Callable[[HfConfig], DecoderSpec]
-    names: WeightNames = field(default_factory=WeightNames)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """What its config.json calls keys that others call otherwise."""
+
+    def text_config(self, config: HfConfig) -> HfConfig:
+        """What ``read_spec`` reads: of a multimodal model, its language model's part."""
+        values, text = config.values, config.values.get("text_config")
+        if isinstance(text, dict):
+            values = {**values, **text, "architectures": values.get("architectures")}
+        return replace(config, values=values, keys=self.keys)
+
+
+def text_tensors(tensors: Mapping[str, TensorInfo], names: WeightNames) -> dict[str, TensorInfo]:
+    """A checkpoint's tensors by the names that ``names`` are of: a multimodal model's without those
+    of its other parts, and those of a file that was saved without its head with their prefix."""
+    prefix = names.embedding.partition(".")[0] + "."
+    adds_prefix = names.embedding.removeprefix(prefix) in tensors
+    kept = {}
+    for name, tensor in tensors.items():
+        if name.removeprefix("model.").startswith(_NOT_LANGUAGE):
+            continue
+        ours = _OLD_NAMES.get(name, name.replace(_LANGUAGE_MODEL, "", 1))
+        if adds_prefix and not ours.startswith((prefix, names.head)):
+            ours = prefix + ours
+        kept[ours] = tensor if ours == name else replace(tensor, name=ours)
+    if len(kept) < len(tensors):
+        _log.warning(
+            "%d tensors of other parts than the language model are left out: this model is served "
+            "for text",
+            len(tensors) - len(kept),
+        )
+    return kept
 
 
 def attention_spec(
     config: HfConfig,
     *,
-    num_kv_heads: int,
-    head_dim: int,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
     windows: tuple[int, ...] = (),
-    qkv_bias: bool = False,
-    output_bias: bool = False,
-    qk_norm: bool = False,
+    **changes: Any,
 ) -> AttentionSpec:
-    """Attention with the usual scale; ``windows`` empty: every layer sees everything."""
+    """Attention with the usual scale; ``windows`` empty: every layer sees everything. ``changes``:
+    fields of the spec."""
     num_q_heads = config.integer("num_attention_heads")
+    if num_kv_heads is None:
+        num_kv_heads = config.integer("num_key_value_heads", num_q_heads)
+    if head_dim is None:
+        head_dim = default_head_dim(config)
     if num_q_heads % num_kv_heads != 0:
         raise config.error(
             "num_key_value_heads", f"is {num_kv_heads}, which doesn't divide {num_q_heads} heads"
         )
-    return AttentionSpec(
+    spec = AttentionSpec(
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         scale=head_dim**-0.5,
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
-        qk_norm=qk_norm,
         windows=windows or (0,) * config.num_layers,
     )
+    return replace(spec, **changes)
 
 
 def decoder_spec(
@@ -87,33 +106,59 @@ def decoder_spec(
     attention: AttentionSpec,
     *,
     max_positions: int,
-    mlp_bias: bool = False,
+    ropes: tuple[RopeSpec, ...] = (),
+    partial_rotary: float = 1.0,
+    activation: str = "silu",
+    tied: bool = False,
+    **changes: Any,
 ) -> DecoderSpec:
-    """The rest of the spec, which all families spell alike; ``max_positions`` is the family's
-    default where config.json has none."""
-    name = config.string("hidden_act", "silu")
+    """The rest of the spec, which all families spell alike. ``max_positions``, ``partial_rotary``,
+    ``activation`` and ``tied`` are the family's defaults where config.json has none; ``ropes``, of
+    layers, are read where there are none and positions are neither learned nor ALiBi's;
+    ``changes``: fields of the spec."""
+    name = config.get("hidden_act") or activation
     if name not in _ACTIVATIONS:
         raise config.error("hidden_act", f"is {name!r}; supported: {', '.join(_ACTIVATIONS)}")
     positions = config.integer("max_position_embeddings", max_positions)
-    rope = rope_spec(config, attention.head_dim, positions)
-    return DecoderSpec(
+    if attention.slopes or "num_positions" in changes:
+        ropes = (NO_ROPE,) * config.num_layers
+    if not ropes:
+        rope = rope_spec(config, attention.head_dim, positions, partial_default=partial_rotary)
+        ropes = (rope,) * config.num_layers
+    spec = DecoderSpec(
         architecture=config.architecture,
         family=family,
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
-        intermediate_size=config.integer("intermediate_size"),
+        intermediate_size=changes.pop("intermediate_size", None)
+        or config.integer("intermediate_size"),
         num_layers=config.num_layers,
-        norm_eps=config.number("rms_norm_eps", 1e-6),
+        norm=changes.pop("norm", None) or norm_spec(config),
         activation=_ACTIVATIONS[name],
         attention=attention,
-        rope=rope,
-        tied_head=config.boolean("tie_word_embeddings", False),
-        mlp_bias=mlp_bias,
-        max_positions=scaled_max_positions(rope, positions),
+        ropes=ropes,
+        tied_head=config.boolean("tie_word_embeddings", tied),
+        max_positions=max(scaled_max_positions(rope, positions) for rope in ropes),
     )
+    return replace(spec, **changes)
 
 
-def head_dim(config: HfConfig, default: int | None = None) -> int:
+def alibi_slopes(num_heads: int, most: float = 8.0) -> tuple[float, ...]:
+    """Of heads (arXiv 2108.12409): powers ``most`` i / n of 1/2, where n is the largest power of
+    two, then every other one of twice as many."""
+    whole = 1 << (num_heads.bit_length() - 1)
+    rest = range(1, 2 * (num_heads - whole), 2)
+    powers = [most * i / whole for i in range(1, whole + 1)]
+    powers += [most * i / (2 * whole) for i in rest]
+    return tuple(2.0**-power for power in powers)
+
+
+def norm_spec(config: HfConfig, *, eps: float = 1e-6, **changes: Any) -> NormSpec:
+    """``eps``: where config.json has none; ``changes``: fields of the spec."""
+    return replace(NormSpec(eps=config.number("rms_norm_eps", eps)), **changes)
+
+
+def default_head_dim(config: HfConfig, default: int | None = None) -> int:
     """``head_dim``, or ``default``, or the hidden size divided by the number of heads."""
     value = config.optional_integer("head_dim", default)
     if value is not None:
@@ -131,13 +176,62 @@ def layer_windows(config: HfConfig) -> tuple[int, ...]:
     window = config.optional_integer("sliding_window", 4096)
     if not config.boolean("use_sliding_window", False) or window is None:
         return (0,) * num_layers
-    types = config.values.get("layer_types")
-    if types is None:
+    if config.values.get("layer_types") is None:
         first = config.integer("max_window_layers", 28, minimum=0)
         return tuple(window if layer >= first else 0 for layer in range(num_layers))
-    by_type = {"full_attention": 0, "sliding_attention": window}
-    if not isinstance(types, list) or len(types) != num_layers or not {*types} <= {*by_type}:
+    return tuple(window if local else 0 for local in local_layers(config, 1))
+
+
+def local_layers(config: HfConfig, period: int) -> tuple[bool, ...]:
+    """Which layers see a window: as ``layer_types`` says, else all but every ``period``-th."""
+    num_layers, types = config.num_layers, config.values.get("layer_types")
+    if types is None:
+        return tuple((layer + 1) % period != 0 for layer in range(num_layers))
+    known = {"full_attention", "sliding_attention"}
+    if not isinstance(types, list) or len(types) != num_layers or not {*types} <= known:
         raise config.error(
-            "layer_types", f"must list {num_layers} of {', '.join(by_type)}; found {types!r}"
+            "layer_types",
+            f"must list {num_layers} of {', '.join(sorted(known))}; found {types!r}",
         )
-    return tuple(by_type[name] for name in types)
+    return tuple(name == "sliding_attention" for name in types)
+
+
+def local_windows(config: HfConfig, local: tuple[bool, ...], default: int) -> tuple[int, ...]:
+    """``sliding_window``, or ``default`` where it is absent, of local layers."""
+    window = config.optional_integer("sliding_window", default) or 0
+    return tuple(window if is_local else 0 for is_local in local)
+
+
+def ropes_by_type(
+    config: HfConfig,
+    attention: AttentionSpec,
+    local: tuple[bool, ...],
+    max_positions: int,
+    *,
+    thetas: tuple[float, float],
+) -> tuple[RopeSpec, ...]:
+    """Of layers, where ``rope_parameters`` differs by type. In older files ``rope_theta`` and
+    ``rope_scaling`` are those of global layers, and ``rope_local_base_freq`` is the theta of
+    local ones. ``thetas``, of local and global ones, are the family's where the file has none."""
+    positions = config.integer("max_position_embeddings", max_positions)
+    if "rope_parameters" not in config.values:
+        theta = config.get("rope_theta", thetas[1])
+        local_theta = config.get("rope_local_base_freq", config.get("rope_theta", thetas[0]))
+        by_type = {
+            "full_attention": {**(config.get("rope_scaling") or {}), "rope_theta": theta},
+            "sliding_attention": {"rope_theta": local_theta},
+        }
+        rest = {key: value for key, value in config.values.items() if key != "rope_scaling"}
+        config = replace(config, values={**rest, "rope_parameters": by_type})
+    by_local = {
+        is_local: rope_spec(
+            config,
+            attention.head_dim,
+            positions,
+            layer_type="sliding_attention" if is_local else "full_attention",
+            theta_default=thetas[0 if is_local else 1],
+        )
+        for is_local in (True, False)
+        if is_local in local
+    }
+    return tuple(by_local[is_local] for is_local in local)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from lmi_core.errors import ModelError
-from lmi_core.models.family import WeightNames
 from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.weight_names import WeightNames
 from lmi_core.weights.formats import FloatArray
 
 LayerScales = tuple[float, float]

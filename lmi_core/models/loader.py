@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from lmi_core.models.family import WeightNames
+import numpy as np
+
+from lmi_core.models.family import text_tensors
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
+from lmi_core.models.linears import LayerLinear, layer_linears, rotate_half_order
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import RopeOverride
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.tensor_check import check_tensors
 from lmi_core.models.tensor_reader import Progress, TensorReader
-from lmi_core.models.weights import DecoderWeights, LayerWeights, WeightBackend, expected_shapes
+from lmi_core.models.weight_names import WeightNames
+from lmi_core.models.weights import (
+    DecoderWeights,
+    LayerWeights,
+    Linear,
+    Norm,
+    WeightBackend,
+    bias_name,
+    expected_shapes,
+    qk_norm_tensors,
+)
 from lmi_core.weights.checkpoint import read_checkpoint
-from lmi_core.weights.formats import PackFormat, Quantization, WeightFormat
+from lmi_core.weights.formats import FloatArray, PackFormat, Quantization, WeightFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
 from lmi_core.weights.hf_config import HfConfig, read_hf_config
 from lmi_core.weights.quantized.checkpoint import quantization_at_load, read_layout
@@ -51,7 +64,6 @@ class ModelPlan:
 
     config: HfConfig
     spec: DecoderSpec
-    names: WeightNames
     shapes: Mapping[str, tuple[int, ...]]
     tensors: Mapping[str, TensorInfo]
     quantized: StoredLayers
@@ -70,24 +82,28 @@ def plan_model(
     config = read_hf_config(path)
     layout = read_layout(config)
     made = quantization_at_load(config, quantize)
+    family = family_of(config.architecture)
+    config = family.text_config(config)
     if rope is not None:
         config = rope.apply(config)
-    family = family_of(config.architecture)
     spec = family.read_spec(config)
     for token_id in config.eos_token_ids:
         if token_id >= spec.vocab_size:
             raise config.error(
                 "eos_token_id", f"{token_id} is beyond the vocabulary of {spec.vocab_size}"
             )
-    tensors = read_checkpoint(path)
-    shapes = expected_shapes(spec, family.names)
-    matrices = {name: shape for name, shape in shapes.items() if name != family.names.embedding}
+    names = spec.names
+    tensors = text_tensors(read_checkpoint(path), names)
+    if "text_config" in config.values:
+        spec = replace(spec, tied_head=f"{names.head}.weight" not in tensors)
+    shapes = expected_shapes(spec)
+    tables = (names.embedding, names.positions)
+    matrices = {name: shape for name, shape in shapes.items() if name not in tables}
     quantized = StoredLayers(layout, matrices, tensors)
-    check_tensors(path, spec, family.names, tensors, quantized)
+    check_tensors(path, spec, tensors, quantized)
     return ModelPlan(
         config=config,
         spec=spec,
-        names=family.names,
         shapes=shapes,
         tensors=tensors,
         quantized=quantized,
@@ -117,9 +133,12 @@ def load_model(
     Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape.
     """
     plan = plan_model(path, quantize=quantize, rope=rope)
-    config, spec, names, made = plan.config, plan.spec, plan.names, plan.quantize
+    config, spec, made = plan.config, plan.spec, plan.quantize
+    names = spec.names
     tensors, quantized, shapes = plan.tensors, plan.quantized, plan.shapes
     weight_format = _stored_format(tensors, names) if dtype == "auto" else dtype
+    if spec.rounds_embedding_scale and weight_format == "bf16":
+        spec = replace(spec, embedding_scale=_to_bf16(spec.embedding_scale))
     scale_names = kv_scale_names(spec, names, tensors)
     reader = TensorReader(
         _needed([*shapes, *scale_names], tensors, quantized),
@@ -130,7 +149,7 @@ def load_model(
         progress,
     )
     head_format: PackFormat = weight_format if made is None else "int8"
-    weights = _load_weights(reader, spec, names, head_format, fuses_gate=not takes_adapters)
+    weights = _load_weights(reader, spec, head_format, fuses_gate=not takes_adapters)
     _warn(reader, weight_format)
     model = LoadedModel(
         path=path,
@@ -193,46 +212,98 @@ def _stored_format(tensors: Mapping[str, TensorInfo], names: WeightNames) -> Wei
     return "fp32" if tensors[names.embedding].dtype == "F32" else "bf16"
 
 
+def _to_bf16(value: float) -> float:
+    """The nearest, ties to even."""
+    bits = int(np.float32(value).view(np.uint32))
+    return float(np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32))
+
+
 def _load_weights(
-    reader: TensorReader,
-    spec: DecoderSpec,
-    names: WeightNames,
-    head_format: PackFormat,
-    *,
-    fuses_gate: bool,
+    reader: TensorReader, spec: DecoderSpec, head_format: PackFormat, *, fuses_gate: bool
 ) -> DecoderWeights:
+    names = spec.names
     if spec.tied_head:
         head = reader.tied_head(names.embedding, head_format)
     else:
         head = reader.linear([names.head], format=head_format)
+    projections = [
+        reader.linear([name], format=head_format) if name else None
+        for name in (names.project_in, names.project_out)
+    ]
     return DecoderWeights(
         embedding=reader.table(names.embedding),
+        positions=reader.table(names.positions) if names.positions else None,
+        embedding_norm=_load_norm(reader, spec, "", names.embedding_norm),
+        project_in=projections[0],
+        project_out=projections[1],
         layers=tuple(
-            _load_layer(reader, spec, names, i, fuses_gate=fuses_gate)
-            for i in range(spec.num_layers)
+            _load_layer(reader, spec, i, fuses_gate=fuses_gate) for i in range(spec.num_layers)
         ),
-        final_norm=reader.vector(names.final_norm),
+        final_norm=_load_norm(reader, spec, "", names.final_norm, spec.logit_scale),
         head=head,
     )
 
 
 def _load_layer(
-    reader: TensorReader,
-    spec: DecoderSpec,
-    names: WeightNames,
-    layer_id: int,
-    *,
-    fuses_gate: bool,
+    reader: TensorReader, spec: DecoderSpec, layer_id: int, *, fuses_gate: bool
 ) -> LayerWeights:
+    names, attention = spec.names, spec.attention
     prefix = names.layer.format(layer=layer_id)
-    qk_norm = spec.attention.qk_norm
+
+    def linear(linear: LayerLinear, *, gated: bool = False) -> Linear:
+        source = sources[linear]
+        return reader.linear(
+            [prefix + name for name, _ in source.modules],
+            gated=gated,
+            rows=source.rows,
+            transposed=names.transposed,
+        )
+
+    sources = layer_linears(spec)
     return LayerWeights(
-        attention_norm=reader.vector(prefix + names.attention_norm),
-        qkv=reader.linear([prefix + names.q, prefix + names.k, prefix + names.v]),
-        q_norm=reader.vector(prefix + names.q_norm) if qk_norm else None,
-        k_norm=reader.vector(prefix + names.k_norm) if qk_norm else None,
-        attention_output=reader.linear([prefix + names.attention_output]),
-        mlp_norm=reader.vector(prefix + names.mlp_norm),
-        gate_up=reader.linear([prefix + names.gate, prefix + names.up], gated=fuses_gate),
-        down=reader.linear([prefix + names.down]),
+        attention_norm=_load_norm(reader, spec, prefix, names.attention_norm),
+        qkv=linear(LayerLinear.QKV),
+        q_norm=_load_qk_norm(reader, spec, prefix, names.q_norm, attention.num_q_heads),
+        k_norm=_load_qk_norm(reader, spec, prefix, names.k_norm, attention.num_kv_heads),
+        attention_output=linear(LayerLinear.ATTENTION_OUTPUT),
+        attention_post_norm=_load_norm(reader, spec, prefix, names.attention_post_norm),
+        mlp_norm=_load_norm(reader, spec, prefix, names.mlp_norm),
+        gate_up=linear(LayerLinear.GATE_UP, gated=fuses_gate and spec.gated),
+        down=linear(LayerLinear.DOWN),
+        mlp_post_norm=_load_norm(reader, spec, prefix, names.mlp_post_norm),
     )
+
+
+def _load_norm(
+    reader: TensorReader, spec: DecoderSpec, prefix: str, name: str, scale: float = 1.0
+) -> Norm | None:
+    """``scale``: of its results."""
+    if not name:
+        return None
+    if not spec.norm.has_weight:
+        return Norm(None if scale == 1.0 else np.full(spec.hidden_size, scale, np.float32))
+    offset, factor = np.float32(spec.norm.offset), np.float32(scale)
+    weight = (reader.vector(prefix + name) + offset) * factor
+    return Norm(
+        weight, reader.vector(prefix + bias_name(name)) * factor if spec.norm.bias else None
+    )
+
+
+def _load_qk_norm(
+    reader: TensorReader, spec: DecoderSpec, prefix: str, name: str, num_heads: int
+) -> Norm | None:
+    """For every head where they aren't all normed by one weight, in our order of dimensions."""
+    qk_norm, head_dim = spec.attention.qk_norm, spec.attention.head_dim
+    if not qk_norm:
+        return None
+    order = rotate_half_order(spec)
+
+    def read(tensors: list[str]) -> FloatArray:
+        heads = np.concatenate([reader.vector(prefix + tensor).ravel() for tensor in tensors])
+        heads = heads.reshape(-1, head_dim)
+        if qk_norm != "head":
+            heads = np.broadcast_to(heads, (num_heads, head_dim))
+        return np.ascontiguousarray(heads if order is None else heads[:, order]).ravel()
+
+    weight = read(qk_norm_tensors(name, num_heads)) + np.float32(spec.norm.offset)
+    return Norm(weight, read([bias_name(name)]) if qk_norm == "layer" else None)

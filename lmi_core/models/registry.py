@@ -2,24 +2,67 @@
 
 from __future__ import annotations
 
-from lmi_core.errors import ModelError
-from lmi_core.models.families import llama, mistral, qwen2, qwen3
-from lmi_core.models.family import Family
+import importlib
+from typing import TYPE_CHECKING
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, qwen3.FAMILY)
+from lmi_core.errors import ModelError
+
+if TYPE_CHECKING:
+    from lmi_core.models.family import Family
+
+MODULES = {
+    "BloomForCausalLM": "bloom",
+    "CodeGenForCausalLM": "codegen",
+    "Cohere2ForCausalLM": "cohere2",
+    "CohereForCausalLM": "cohere",
+    "Exaone4ForCausalLM": "exaone4",
+    "FalconForCausalLM": "falcon",
+    "GPT2LMHeadModel": "gpt2",
+    "GPTBigCodeForCausalLM": "gpt_bigcode",
+    "GPTJForCausalLM": "gptj",
+    "GPTNeoForCausalLM": "gpt_neo",
+    "GPTNeoXForCausalLM": "gpt_neox",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "GemmaForCausalLM": "gemma",
+    "Glm4ForCausalLM": "glm4",
+    "GlmForCausalLM": "glm",
+    "GraniteForCausalLM": "granite",
+    "LlamaForCausalLM": "llama",
+    "MPTForCausalLM": "mpt",
+    "Mistral3ForConditionalGeneration": "mistral",
+    "MistralForCausalLM": "mistral",
+    "MptForCausalLM": "mpt",
+    "NemotronForCausalLM": "nemotron",
+    "OPTForCausalLM": "opt",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
+    "OlmoForCausalLM": "olmo",
+    "Phi3ForCausalLM": "phi3",
+    "PhiForCausalLM": "phi",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "StableLmForCausalLM": "stablelm",
+    "Starcoder2ForCausalLM": "starcoder2",
+}
+"""The module of each architecture's family, imported when it is wanted."""
 
 
 def supported_architectures() -> tuple[str, ...]:
-    return tuple(name for family in FAMILIES for name in family.architectures)
+    return tuple(MODULES)
 
 
 def family_of(architecture: str) -> Family:
     """The family that an architecture belongs to, or ModelError listing those there are."""
-    for family in FAMILIES:
-        if architecture in family.architectures:
-            return family
-    raise ModelError(
-        f"architecture {architecture!r} in config.json is not supported; supported: "
-        f"{', '.join(supported_architectures())}",
-        field="architectures",
-    )
+    if architecture not in MODULES:
+        raise ModelError(
+            f"architecture {architecture!r} in config.json is not supported; supported: "
+            f"{', '.join(MODULES)}",
+            field="architectures",
+        )
+    family: Family = importlib.import_module(
+        f"lmi_core.models.families.{MODULES[architecture]}"
+    ).FAMILY
+    return family

@@ -21,6 +21,9 @@ def rope_tables(
 
     Angles are float32 products, as the models were trained with.
     """
+    if rope.kind == "none":
+        shape = num_positions, rope.rotary_dim // 2
+        return np.ones(shape, np.float32), np.zeros(shape, np.float32)
     positions = np.arange(num_positions, dtype=np.float32)
     angles = np.outer(positions, inverse_frequencies(rope, num_positions)).astype(np.float64)
     cos = (np.cos(angles) * rope.attention_factor).astype(np.float32)
@@ -33,7 +36,8 @@ def inverse_frequencies(rope: RopeSpec, num_positions: int) -> npt.NDArray[np.fl
 
     ``dynamic`` is evaluated once, for a context of ``num_positions``: up to the model's original
     length nothing is scaled, beyond it every position uses the frequencies of the longest context
-    served (NTK-aware scaling, with the length fixed).
+    served (NTK-aware scaling, with the length fixed). ``longrope``, too, has its factors of long
+    contexts where longer ones than the original are served, and else those of short ones.
     """
     theta = rope.theta
     if rope.kind == "dynamic":
@@ -46,6 +50,9 @@ def inverse_frequencies(rope: RopeSpec, num_positions: int) -> npt.NDArray[np.fl
         frequencies = _yarn(rope, frequencies)
     elif rope.kind == "llama3":
         frequencies = _llama3(rope, frequencies)
+    elif rope.kind == "longrope":
+        is_long = num_positions > rope.original_max_positions
+        frequencies = frequencies / np.array(rope.long_factors if is_long else rope.short_factors)
     return frequencies.astype(np.float32)
 
 

@@ -12,7 +12,8 @@ from lmi_core.weights.hf_config import HfConfig, positive_number
 if TYPE_CHECKING:
     from lmi_core.settings.engine_config import EngineConfig
 
-KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
+_OLD_KINDS = {"su": "longrope"}
+KINDS: tuple[RopeKind, ...] = tuple(kind for kind in get_args(RopeKind) if kind != "none")
 _MAX_POSITIONS = 2**31 - 1
 """Positions are 32-bit numbers."""
 
@@ -50,36 +51,52 @@ class RopeOverride:
         return replace(config, values={**rest, _KEYS[0]: values})
 
 
-def rope_spec(config: HfConfig, head_dim: int, max_positions: int) -> RopeSpec:
+def rope_spec(
+    config: HfConfig,
+    head_dim: int,
+    max_positions: int,
+    *,
+    layer_type: str | None = None,
+    partial_default: float = 1.0,
+    theta_default: float = 10000.0,
+) -> RopeSpec:
     """The rotary embedding of a model with ``max_positions`` = ``max_position_embeddings``.
 
     Both spellings are read: ``rope_theta`` beside ``rope_scaling`` (with ``type`` or
-    ``rope_type``), and ``rope_parameters`` holding everything.
+    ``rope_type``), and ``rope_parameters`` holding everything, for ``layer_type`` if it differs by
+    them. ``partial_default`` is the share of a head that is rotated, where the file has none, and
+    ``theta_default`` is theta.
     """
-    key, values = _rope_values(config)
+    key, values = _rope_values(config, layer_type)
     kind = values.get("rope_type", values.get("type", "default"))
+    kind = _OLD_KINDS.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in KINDS:
         raise config.error(key, f"has rope_type {kind!r}; supported: {', '.join(KINDS)}")
-    partial = values.get("partial_rotary_factor", config.values.get("partial_rotary_factor"))
-    if partial not in (None, 1.0):
-        raise config.error("partial_rotary_factor", f"is {partial!r}; only 1.0 is supported")
     if head_dim % 2 != 0 or head_dim < 4:
         raise config.error("head_dim", f"is {head_dim}, but must be even and at least 4")
     spec = _Reader(config, key, values)
     original = _original_max_positions(config, spec, max_positions)
     factor = _factor(spec, kind, max_positions, original)
+    rotary_dim = _rotary_dim(config, values, head_dim, partial_default)
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    if kind == "longrope":
+        short_factors = _factors(spec, "short_factor", rotary_dim // 2)
+        long_factors = _factors(spec, "long_factor", rotary_dim // 2)
     rope = RopeSpec(
-        rotary_dim=head_dim,
-        theta=_theta(config, values),
+        rotary_dim=rotary_dim,
+        theta=_theta(config, values, theta_default),
         kind=kind,
         factor=factor,
         original_max_positions=max_positions if kind == "dynamic" else original,
-        attention_factor=_attention_factor(spec, factor) if kind == "yarn" else 1.0,
+        attention_factor=_attention_factor(spec, kind, factor, original),
         beta_fast=spec.number("beta_fast", 32.0),
         beta_slow=spec.number("beta_slow", 1.0),
         truncate=spec.values.get("truncate") is not False,
         low_freq_factor=spec.number("low_freq_factor", None if kind == "llama3" else 1.0),
         high_freq_factor=spec.number("high_freq_factor", None if kind == "llama3" else 4.0),
+        short_factors=short_factors,
+        long_factors=long_factors,
     )
     if max(max_positions, rope.original_max_positions) * rope.factor > _MAX_POSITIONS:
         raise config.error(
@@ -120,7 +137,7 @@ class _Reader:
 _KEYS = ("rope_scaling", "rope_parameters")
 
 
-def _rope_values(config: HfConfig) -> tuple[str, dict[str, Any]]:
+def _rope_values(config: HfConfig, layer_type: str | None = None) -> tuple[str, dict[str, Any]]:
     for key in _KEYS:
         values = config.values.get(key)
         if values is None or values == {}:
@@ -128,16 +145,20 @@ def _rope_values(config: HfConfig) -> tuple[str, dict[str, Any]]:
         if not isinstance(values, dict):
             raise config.error(key, f"is {values!r}, but must be an object or null")
         if any(isinstance(value, dict) for value in values.values()):
-            raise config.error(key, "differs by layer type, which is not supported")
+            if layer_type is None:
+                raise config.error(key, "differs by layer type, which is not supported here")
+            values = values.get(layer_type)
+            if not isinstance(values, dict):
+                raise config.error(key, f"has no object for layers of {layer_type}")
         return key, values
     return "rope_parameters", {}
 
 
-def _theta(config: HfConfig, values: dict[str, Any]) -> float:
+def _theta(config: HfConfig, values: dict[str, Any], default: float = 10000.0) -> float:
     theta = values.get("rope_theta")
     if theta is None:
-        theta = config.values.get("rope_theta")
-    theta = positive_number(config, "rope_theta", 10000.0 if theta is None else theta)
+        theta = config.get("rope_theta")
+    theta = positive_number(config, "rope_theta", default if theta is None else theta)
     if theta <= 1.0:
         raise config.error("rope_theta", f"is {theta}, but must be above 1")
     return theta
@@ -153,19 +174,48 @@ def _original_max_positions(config: HfConfig, spec: _Reader, max_positions: int)
 def _factor(spec: _Reader, kind: str, max_positions: int, original: int) -> float:
     if kind == "default":
         return 1.0
-    factor = spec.number("factor", max_positions / original if kind == "yarn" else None)
+    has_lengths = kind in ("yarn", "longrope")
+    factor = spec.number("factor", max_positions / original if has_lengths else None)
     if factor < 1.0:
         raise spec.config.error(f"{spec.key}.factor", f"is {factor}, but must be at least 1")
     return factor
 
 
-def _attention_factor(spec: _Reader, factor: float) -> float:
+def _attention_factor(spec: _Reader, kind: str, factor: float, original: int) -> float:
+    if kind not in ("yarn", "longrope"):
+        return 1.0
     if spec.values.get("attention_factor") is not None:
         return spec.number("attention_factor", None)
+    if kind == "longrope":
+        return 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
     if spec.values.get("mscale") and spec.values.get("mscale_all_dim"):
         mscale, mscale_all_dim = spec.number("mscale", None), spec.number("mscale_all_dim", None)
         return _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
     return _yarn_mscale(factor, 1.0)
+
+
+def _rotary_dim(
+    config: HfConfig, values: dict[str, Any], head_dim: int, partial_default: float
+) -> int:
+    partial = values.get("partial_rotary_factor")
+    partial = config.get("partial_rotary_factor") if partial is None else partial
+    partial = partial_default if partial is None else partial
+    rotary_dim = int(head_dim * positive_number(config, "partial_rotary_factor", partial))
+    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2 != 0:
+        raise config.error(
+            "partial_rotary_factor",
+            f"is {partial!r}, which makes {rotary_dim} of {head_dim} dimensions; it must be an "
+            "even number of them",
+        )
+    return rotary_dim
+
+
+def _factors(spec: _Reader, name: str, count: int) -> tuple[float, ...]:
+    values = spec.values.get(name)
+    if not isinstance(values, list) or len(values) != count:
+        raise spec.config.error(f"{spec.key}.{name}", f"must list {count} numbers above 0")
+    key = f"{spec.key}.{name}"
+    return tuple(positive_number(spec.config, key, value) for value in values)
 
 
 def _yarn_mscale(factor: float, mscale: float) -> float:

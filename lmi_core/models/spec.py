@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh"]
-RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
+from lmi_core.models.weight_names import WeightNames
+
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+NormKind = Literal["rms", "layer"]
+QkNorm = Literal["", "head", "row", "layer", "layers"]
+"""Of queries and keys before rotation: none; RMS of every head, by one weight; RMS of all heads
+together; LayerNorm of every head, by one weight and bias, or by a weight for each."""
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """Rotary positions, rotate-half form; parameters that ``kind`` doesn't use are ignored."""
+    """Rotary positions, rotate-half form; parameters that ``kind`` doesn't use are ignored.
+
+    ``none``: nothing is rotated."""
 
     rotary_dim: int
     """Leading dimensions of a head that are rotated; even."""
@@ -19,14 +27,17 @@ class RopeSpec:
     kind: RopeKind = "default"
     factor: float = 1.0
     original_max_positions: int = 0
-    """Positions before scaling (dynamic, yarn, llama3)."""
+    """Positions before scaling (dynamic, yarn, llama3, longrope)."""
     attention_factor: float = 1.0
-    """Scale of cos and sin (yarn)."""
+    """Scale of cos and sin (yarn, longrope)."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+    short_factors: tuple[float, ...] = ()
+    """What each frequency is divided by in contexts up to the original length (longrope)."""
+    long_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +48,18 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     scale: float
+    soft_cap: float = 0.0
+    """Of scores; 0: none."""
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: bool = False
-    """RMS norm of every query and key head before rotation."""
+    qk_norm: QkNorm = ""
     windows: tuple[int, ...] = ()
     """Per layer, the keys a query sees counting its own; 0: all."""
+    slopes: tuple[float, ...] = ()
+    """What each query head's scores grow by per position towards the query (ALiBi)."""
+    interleaved: bool = False
+    """Neighbouring dimensions are rotated together: the checkpoint's order of a head's dimensions,
+    which loading changes to that of the rotate-half form."""
 
     @property
     def q_size(self) -> int:
@@ -51,6 +68,18 @@ class AttentionSpec:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormSpec:
+    """Norms of layers, and the last one."""
+
+    kind: NormKind = "rms"
+    eps: float
+    bias: bool = False
+    has_weight: bool = True
+    offset: float = 0.0
+    """Added to the checkpoint's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +92,38 @@ class DecoderSpec:
     hidden_size: int
     intermediate_size: int
     num_layers: int
-    norm_eps: float
+    norm: NormSpec
     activation: Activation
     attention: AttentionSpec
-    rope: RopeSpec
+    ropes: tuple[RopeSpec, ...]
+    """Of each layer."""
     tied_head: bool
     mlp_bias: bool = False
+    head_bias: bool = False
+    parallel: bool = False
+    """Attention and MLP read the same stream and add to it together."""
+    norms_stream: bool = False
+    """Norms don't read the stream for a linear, but replace it after each sum."""
+    embedding_size: int = 0
+    """0: ``hidden_size``."""
+    num_positions: int = 0
+    """Rows of the table of learned positions, ``position_offset`` included."""
+    position_offset: int = 0
+    """The row of the first position."""
+    embedding_scale: float = 1.0
+    rounds_embedding_scale: bool = False
+    """To bf16, where the model is."""
+    logit_scale: float = 1.0
+    logit_soft_cap: float = 0.0
     max_positions: int
     """Longest context the model is made for, rope scaling included."""
+    names: WeightNames = field(default_factory=WeightNames)
+
+    @property
+    def embedding_columns(self) -> int:
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP multiplies its activation by a second projection."""
+        return bool(self.names.gate or self.names.gate_up)

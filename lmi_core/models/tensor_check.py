@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmi_core.models.family import WeightNames
 from lmi_core.models.kv_scales import kv_scale_names
 from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.weight_names import WeightNames
 from lmi_core.models.weights import expected_shapes
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, goes_with_fp8, scale_problem
 from lmi_core.weights.quantized.stored_layers import StoredLayers
@@ -20,12 +20,12 @@ FLOAT_DTYPES = ("F32", "F16", "BF16")
 def check_tensors(
     path: Path,
     spec: DecoderSpec,
-    names: WeightNames,
     tensors: Mapping[str, TensorInfo],
     quantized: StoredLayers,
 ) -> None:
     """Raise ModelError unless ``tensors`` are exactly what ``spec`` needs, all faults at once."""
-    expected = expected_shapes(spec, names)
+    names = spec.names
+    expected = expected_shapes(spec)
     known: set[str] = set()
     problems = []
     for name, shape in expected.items():

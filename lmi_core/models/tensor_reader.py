@@ -9,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core.errors import ModelError
+from lmi_core.models.linears import RowIds
 from lmi_core.models.weights import Linear, MappedFile, WeightBackend
 from lmi_core.weights.float_tensors import DTYPES, to_float32
 from lmi_core.weights.formats import FloatArray, PackFormat, Quantization, WeightFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
 from lmi_core.weights.integer_matrix import IntegerMatrix
-from lmi_core.weights.matrix import Matrix, dense
+from lmi_core.weights.matrix import Matrix, dense, rows_of
 from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
 
@@ -59,12 +60,26 @@ class TensorReader:
         return next((name for name in _FORMATS if name in self.kept), None)
 
     def linear(
-        self, prefixes: Sequence[str], *, gated: bool = False, format: PackFormat | None = None
+        self,
+        prefixes: Sequence[str],
+        *,
+        gated: bool = False,
+        format: PackFormat | None = None,
+        rows: RowIds | None = None,
+        transposed: bool = False,
     ) -> Linear:
         """The linear layers of these names as one; ``format``: None: that of layers. A matrix in
-        integers keeps its own."""
+        integers keeps its own. ``rows``: their outputs in the order wanted, none of which leaves
+        its layer. ``transposed``: matrices are [inputs, outputs]."""
         weight_names = [f"{prefix}.weight" for prefix in prefixes]
         parts = [self._matrix(name) for name in weight_names]
+        if transposed:
+            parts = [np.ascontiguousarray(part.T) for part in dense(parts)]
+        if rows is not None:
+            parts = _in_order(parts, rows)
+        if gated and len(parts) == 1:
+            half = len(parts[0]) // 2
+            parts = [rows_of(parts[0], slice(half)), rows_of(parts[0], slice(half, None))]
         chosen = self._kept_format(parts) or format or self._layer_format(parts)
         if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
             parts = [*dense(parts)]
@@ -75,7 +90,11 @@ class TensorReader:
         bias = None
         if self._has_bias(prefixes[0]):
             bias = np.concatenate([self.vector(f"{prefix}.bias") for prefix in prefixes])
+            bias = bias if rows is None else bias[rows]
         return Linear(weight, bias)
+
+    def has(self, name: str) -> bool:
+        return name in self._tensors
 
     def tied_head(self, name: str, format: PackFormat) -> Linear:
         """The embedding packed as the output head; its source pages go, the mapping stays."""
@@ -193,3 +212,12 @@ class TensorReader:
         self._num_bytes_done += num_bytes
         if self._progress is not None:
             self._progress(self._num_bytes_done, self._num_bytes)
+
+
+def _in_order(parts: Sequence[Matrix], rows: RowIds) -> list[Matrix]:
+    ordered, first = [], 0
+    for part in parts:
+        own = rows[first : first + len(part)] - first
+        ordered.append(rows_of(part, own))
+        first += len(part)
+    return ordered

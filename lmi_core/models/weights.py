@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lmi_core.models.family import WeightNames
+from lmi_core.models.linears import layer_linears
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.ops.graph import LinearWeight
 from lmi_core.weights.formats import FloatArray, PackFormat
@@ -64,25 +64,44 @@ class Linear:
         return self.weight.num_bytes + (0 if self.bias is None else self.bias.nbytes)
 
 
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """What a norm multiplies by and adds; None: ones, zeros."""
+
+    weight: FloatArray | None
+    bias: FloatArray | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in (self.weight, self.bias) if array is not None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One layer's weights, fused as the step graph uses them."""
+    """One layer's weights, fused as the step graph uses them; of norms, those there are."""
 
-    attention_norm: FloatArray
+    attention_norm: Norm | None
     qkv: Linear
     """Query, key and value heads, fused in this order."""
-    q_norm: FloatArray | None
-    k_norm: FloatArray | None
+    q_norm: Norm | None
+    """[head_dim], or [num_q_heads head_dim] where heads aren't normed alike; so is ``k_norm``."""
+    k_norm: Norm | None
     attention_output: Linear
-    mlp_norm: FloatArray
+    attention_post_norm: Norm | None = None
+    mlp_norm: Norm | None
     gate_up: Linear
+    """Gate and up; up alone where nothing is gated."""
     down: Linear
+    mlp_post_norm: Norm | None = None
 
     @property
     def num_bytes(self) -> int:
         linears = (self.qkv, self.attention_output, self.gate_up, self.down)
-        norms = (self.attention_norm, self.mlp_norm, self.q_norm, self.k_norm)
-        num_norm_bytes = sum(norm.nbytes for norm in norms if norm is not None)
+        norms = (
+            *(self.attention_norm, self.attention_post_norm, self.q_norm, self.k_norm),
+            *(self.mlp_norm, self.mlp_post_norm),
+        )
+        num_norm_bytes = sum(norm.num_bytes for norm in norms if norm is not None)
         return sum(linear.num_bytes for linear in linears) + num_norm_bytes
 
 
@@ -96,53 +115,99 @@ class DecoderWeights:
     """
 
     embedding: npt.NDArray[np.generic]
+    positions: npt.NDArray[np.generic] | None = None
+    embedding_norm: Norm | None = None
+    project_in: Linear | None = None
+    project_out: Linear | None = None
     layers: tuple[LayerWeights, ...]
-    final_norm: FloatArray
+    final_norm: Norm | None
+    """Times the logits' scale."""
     head: Linear
 
     @property
     def num_bytes(self) -> int:
         """Bytes that stay resident; an embedding that is a view of its file is not among them."""
         num_bytes = sum(layer.num_bytes for layer in self.layers)
-        if self.embedding.flags.owndata:
-            num_bytes += self.embedding.nbytes
-        return num_bytes + self.final_norm.nbytes + self.head.num_bytes
+        for table in (self.embedding, self.positions):
+            if table is not None and table.flags.owndata:
+                num_bytes += table.nbytes
+        rest = (self.embedding_norm, self.project_in, self.project_out, self.final_norm, self.head)
+        return num_bytes + sum(weights.num_bytes for weights in rest if weights is not None)
 
 
-def expected_shapes(spec: DecoderSpec, names: WeightNames) -> dict[str, tuple[int, ...]]:
+def bias_name(weight: str) -> str:
+    """Of the bias beside a norm's weight."""
+    return weight.removesuffix("weight") + "bias"
+
+
+def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a checkpoint of this spec holds."""
-    hidden = spec.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {
-        names.embedding: (spec.vocab_size, hidden),
-        names.final_norm: (hidden,),
-    }
+    names, hidden = spec.names, spec.hidden_size
+    columns = spec.embedding_columns
+    shapes: dict[str, tuple[int, ...]] = {names.embedding: (spec.vocab_size, columns)}
+    if names.positions:
+        shapes[names.positions] = (spec.num_positions, hidden)
+    if names.project_in:
+        shapes[f"{names.project_in}.weight"] = (hidden, columns)
+        shapes[f"{names.project_out}.weight"] = (columns, hidden)
+    shapes |= _norm_shapes(spec, names.embedding_norm, names.final_norm)
     if not spec.tied_head:
-        shapes[f"{names.head}.weight"] = (spec.vocab_size, hidden)
+        shapes[f"{names.head}.weight"] = (spec.vocab_size, columns)
+    if spec.head_bias:
+        shapes[f"{names.head}.bias"] = (spec.vocab_size,)
+    layer = _layer_shapes(spec)
     for layer_id in range(spec.num_layers):
         prefix = names.layer.format(layer=layer_id)
-        shapes |= {prefix + name: shape for name, shape in _layer_shapes(spec, names).items()}
+        shapes |= {prefix + name: shape for name, shape in layer.items()}
     return shapes
 
 
-def _layer_shapes(spec: DecoderSpec, names: WeightNames) -> dict[str, tuple[int, ...]]:
-    attention, hidden, inner = spec.attention, spec.hidden_size, spec.intermediate_size
-    linears = (
-        (names.q, attention.q_size, hidden, attention.qkv_bias),
-        (names.k, attention.kv_size, hidden, attention.qkv_bias),
-        (names.v, attention.kv_size, hidden, attention.qkv_bias),
-        (names.attention_output, hidden, attention.q_size, attention.output_bias),
-        (names.gate, inner, hidden, spec.mlp_bias),
-        (names.up, inner, hidden, spec.mlp_bias),
-        (names.down, hidden, inner, spec.mlp_bias),
+def _norm_shapes(spec: DecoderSpec, *names: str) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        if name and spec.norm.has_weight:
+            shapes[name] = (spec.hidden_size,)
+            if spec.norm.bias:
+                shapes[bias_name(name)] = (spec.hidden_size,)
+    return shapes
+
+
+def _layer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    names = spec.names
+    shapes = _norm_shapes(
+        spec,
+        *(names.attention_norm, names.attention_post_norm),
+        *(names.mlp_norm, names.mlp_post_norm),
     )
-    shapes: dict[str, tuple[int, ...]] = {
-        names.attention_norm: (hidden,),
-        names.mlp_norm: (hidden,),
-    }
-    for name, num_outputs, num_inputs, has_bias in linears:
-        shapes[f"{name}.weight"] = (num_outputs, num_inputs)
-        if has_bias:
-            shapes[f"{name}.bias"] = (num_outputs,)
-    if attention.qk_norm:
-        shapes |= {names.q_norm: (attention.head_dim,), names.k_norm: (attention.head_dim,)}
+    for source in layer_linears(spec).values():
+        for name, num_outputs in source.modules:
+            shape = num_outputs, source.num_inputs
+            shapes[f"{name}.weight"] = shape[::-1] if names.transposed else shape
+            if source.bias:
+                shapes[f"{name}.bias"] = (num_outputs,)
+    return shapes | qk_norm_shapes(spec)
+
+
+def qk_norm_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that norm queries and keys."""
+    attention, names = spec.attention, spec.names
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, num_heads in (
+        (names.q_norm, attention.num_q_heads),
+        (names.k_norm, attention.num_kv_heads),
+    ):
+        shape: tuple[int, ...] = (attention.head_dim,)
+        if attention.qk_norm == "row":
+            shape = (num_heads * attention.head_dim,)
+        elif attention.qk_norm == "layers" and "{head}" not in name:
+            shape = (num_heads, attention.head_dim)
+        if attention.qk_norm:
+            shapes |= dict.fromkeys(qk_norm_tensors(name, num_heads), shape)
+        if attention.qk_norm == "layer":
+            shapes[bias_name(name)] = shape
     return shapes
+
+
+def qk_norm_tensors(name: str, num_heads: int) -> list[str]:
+    """Names of the tensors that ``name`` stands for: where it has ``{head}``, one for each."""
+    return list(dict.fromkeys(name.format(head=head) for head in range(num_heads)))

@@ -4,10 +4,10 @@ Each appends a node to the graph of its handles, which devices lower to what the
 """
 
 from lmi_core.ops.attention import attention, rope_cache_write
-from lmi_core.ops.embedding import embed, gather_logit_rows
+from lmi_core.ops.embedding import add_positions, embed, gather_logit_rows
 from lmi_core.ops.graph import Graph, Handle, KvCache, LinearWeight, LoraTable
-from lmi_core.ops.linear import gated_activation, linear, lora_add
-from lmi_core.ops.norm import rms_norm
+from lmi_core.ops.linear import activation, gated_activation, linear, lora_add, soft_cap
+from lmi_core.ops.norm import norm, norm_heads, rms_norm
 from lmi_core.ops.sampling import sample
 
 __all__ = [
@@ -16,13 +16,18 @@ __all__ = [
     "KvCache",
     "LinearWeight",
     "LoraTable",
+    "activation",
+    "add_positions",
     "attention",
     "embed",
     "gated_activation",
     "gather_logit_rows",
     "linear",
     "lora_add",
+    "norm",
+    "norm_heads",
     "rms_norm",
     "rope_cache_write",
     "sample",
+    "soft_cap",
 ]

@@ -48,12 +48,15 @@ def attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    slopes: FloatArray | None = None,
 ) -> Handle:
     """Causal attention with grouped queries: act [T, hq d] -> act [T, hq d].
 
-    ``window``: keys seen counting the query's own; 0: all. ``soft_cap``: 0: none.
+    ``window``: keys seen counting the query's own; 0: all. ``soft_cap``: 0: none. ``slopes``: [hq],
+    a head's scores grow by its slope times the key's position less the query's (ALiBi).
     """
     y = q.graph.value("attention", "act", q.columns, "T")
+    bias = {} if slopes is None else {"slopes": slopes}
     q.graph.add(
         "attention",
         y,
@@ -64,5 +67,6 @@ def attention(
         scale=scale,
         window=window,
         soft_cap=soft_cap,
+        **bias,
     )
     return y

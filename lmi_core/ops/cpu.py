@@ -85,7 +85,7 @@ def lower(graph: Graph, target: _native.Graph) -> dict[Handle, _native.Handle]:
     values: dict[Handle, _native.Handle] = {}
     for node in graph.nodes:
         arguments = {**node.attributes, **{name: values[h] for name, h in node.operands.items()}}
-        if node.op == "rms_norm" and node.result in quantized:
+        if node.op in ("rms_norm", "norm") and node.result in quantized:
             arguments["reader"] = quantized[node.result]
         result = getattr(target, node.op)(**arguments)
         if node.result is not None:

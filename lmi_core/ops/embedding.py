@@ -15,6 +15,12 @@ def embed(graph: Graph, table: npt.NDArray[np.generic], *, scale: float = 1.0) -
     return x
 
 
+def add_positions(x: Handle, table: npt.NDArray[np.generic], *, offset: int = 0) -> Handle:
+    """x + the row of ``table`` of each token's position + ``offset``: fp32 [T, n], in place."""
+    x.graph.add("add_positions", x, {"x": x}, table=table, offset=offset)
+    return x
+
+
 def gather_logit_rows(x: Handle) -> Handle:
     """fp32 [T, n] -> fp32 [L, n]: the rows whose logits are wanted."""
     y = x.graph.value("gathered", "fp32", x.columns, "L")

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol
 
 RowSymbol = Literal["T", "S", "L"]
+NormKind = Literal["none", "rms", "layer"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
 
 
 class LinearWeight(Protocol):

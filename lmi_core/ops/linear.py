@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lmi_core.ops.graph import Handle, LinearWeight, LoraTable
+from lmi_core.ops.graph import Activation, Handle, LinearWeight, LoraTable
 from lmi_core.weights.formats import FloatArray
 
 
@@ -13,35 +13,53 @@ def linear(
     weight: LinearWeight,
     *,
     bias: FloatArray | None = None,
-    activation: Literal["", "silu", "gelu_tanh"] = "",
+    activation: Activation | Literal[""] = "",
+    gated: bool = True,
     residual: Handle | None = None,
     out_dtype: Literal["fp32", "act"] = "fp32",
 ) -> Handle:
     """x @ weight^T + bias: act [R, k] -> [R, n], accumulated in fp32.
 
-    ``activation``: ``weight`` holds gate and up, the result is act(gate) * up, act [R, n / 2].
+    ``activation``: ``weight`` holds gate and up, the result is act(gate) * up, act [R, n / 2]; not
+    ``gated``, act(y), act [R, n].
     ``residual``: fp32 [R, n], added to in place and returned.
     """
     if x.columns != weight.num_inputs:
         raise ValueError(f"linear over {weight.num_inputs} inputs got {x.name}, {x.columns} wide")
     if bias is not None and bias.shape != (weight.num_outputs,):
         raise ValueError(f"linear to {weight.num_outputs} outputs got a bias of {bias.shape}")
-    settings = {"weight": weight, "bias": bias, "activation": activation, "out_dtype": out_dtype}
+    settings: dict[str, object] = {"weight": weight, "bias": bias, "activation": activation}
+    settings["out_dtype"] = out_dtype
+    if activation and not gated:
+        settings["gated"] = False
     if residual is not None:
         x.graph.add("linear", residual, {"x": x, "residual": residual}, **settings)
         return residual
-    columns = weight.num_outputs // 2 if activation else weight.num_outputs
+    columns = weight.num_outputs // 2 if activation and gated else weight.num_outputs
     y = x.graph.value("linear", "act" if activation else out_dtype, columns, x.rows)
     x.graph.add("linear", y, {"x": x}, **settings)
     return y
 
 
-def gated_activation(x: Handle, activation: Literal["silu", "gelu_tanh"]) -> Handle:
+def gated_activation(x: Handle, activation: Activation) -> Handle:
     """act(gate) * up: fp32 [R, 2 n], gate before up -> act [R, n]; for where ``linear`` can't do it
     itself, since something is added to its results first."""
     y = x.graph.value("gated", "act", x.columns // 2, x.rows)
     x.graph.add("gated_activation", y, {"x": x}, activation=activation)
     return y
+
+
+def activation(x: Handle, activation: Activation) -> Handle:
+    """act(x): fp32 [R, n] -> act [R, n], as ``gated_activation``."""
+    y = x.graph.value("activated", "act", x.columns, x.rows)
+    x.graph.add("activation", y, {"x": x}, activation=activation)
+    return y
+
+
+def soft_cap(x: Handle, cap: float) -> Handle:
+    """cap tanh(x / cap), fp32 in place."""
+    x.graph.add("soft_cap", x, {"x": x}, cap=cap)
+    return x
 
 
 def lora_add(x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:

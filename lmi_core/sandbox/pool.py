@@ -85,7 +85,12 @@ class SandboxPool:
 
     def take(self) -> Process:
         with self._lock:
-            return self._idle.pop() if self._idle else Process()
+            while self._idle:
+                process = self._idle.pop()
+                if process.is_alive:
+                    return process
+                process.kill()
+        return Process()
 
     def give_back(self, process: Process) -> None:
         """Keep it for a while."""
@@ -155,8 +160,6 @@ class _Call:
                 raise self._exceeded(
                     f"more than {limits.processor_s} s of processor time"
                 ) from None
-            if process.has_served and not self._is_cancelled:
-                return self._outcome(parts)  # it may have ended while nobody needed it
             raise self._exceeded("more memory than it may") from None
         except message.MessageTooLongError as error:
             process.kill()

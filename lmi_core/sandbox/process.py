@@ -44,13 +44,16 @@ class Process:
                 env=environment | _SETTINGS,
                 start_new_session=True,
             )
-        self.has_served = False
         self.is_last = False
         """It ends after its last answer."""
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
 
     def call(
         self,
@@ -73,7 +76,6 @@ class Process:
             self.kill()
             raise Ended(by_time=self._process.returncode == -signal.SIGXCPU) from None
         outcome, value, records, self.is_last = message.decode(answer)
-        self.has_served = True
         return outcome, value, records
 
     def kill(self) -> None:

@@ -6,7 +6,8 @@ import json
 import os
 import stat
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,16 @@ class HfConfig:
     eos_token_ids: tuple[int, ...] = ()
     """Union of both files' ids, ascending."""
     bos_token_id: int | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """What the family calls a key, where that isn't what most do."""
 
     def error(self, key: str, problem: str) -> ModelError:
-        return ModelError(f"{self.path}: {key} {problem}", field=key)
+        name = self.keys.get(key, key)
+        return ModelError(f"{self.path}: {name} {problem}", field=name)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value as it is, by the family's name of the key or the usual one."""
+        return self.values.get(self.keys.get(key, key), self.values.get(key, default))
 
     @property
     def architecture(self) -> str:
@@ -54,7 +62,7 @@ class HfConfig:
         maximum: int = _MAX_INTEGER,
     ) -> int:
         """An integer within bounds; absent or null: ``default``, if there is one."""
-        value = self.values.get(key)
+        value = self.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.error(key, f"is {value!r}, but must be an integer >= {minimum}")
@@ -64,20 +72,31 @@ class HfConfig:
 
     def optional_integer(self, key: str, default: int | None = None) -> int | None:
         """As ``integer``, but null is None; ``default`` stands for an absent key."""
-        value = self.values.get(key, default)
+        value = self.get(key, default)
         return None if value is None else self.integer(key, default)
 
     def number(self, key: str, default: float) -> float:
-        return positive_number(self, key, self.values.get(key, default))
+        return positive_number(self, key, self.get(key, default))
+
+    def require(self, key: str, wanted: object) -> None:
+        """Raise unless a setting that changes the model is absent, or as models here have it."""
+        value = self.get(key, wanted)
+        if value != wanted:
+            raise self.error(key, f"is {value!r}; only {wanted!r} is supported")
+
+    def optional_number(self, key: str, default: float) -> float:
+        """As ``number``, but null is 0; so may ``default`` be, which stands for an absent key."""
+        value = self.get(key, default or None)
+        return 0.0 if value is None else positive_number(self, key, value)
 
     def boolean(self, key: str, default: bool = False) -> bool:
-        value = self.values.get(key, default)
+        value = self.get(key, default)
         if not isinstance(value, bool):
             raise self.error(key, f"is {value!r}, but must be true or false")
         return value
 
     def string(self, key: str, default: str) -> str:
-        value = self.values.get(key, default)
+        value = self.get(key, default)
         if not isinstance(value, str):
             raise self.error(key, f"is {value!r}, but must be a string")
         return value

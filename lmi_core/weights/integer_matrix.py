@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -43,6 +43,16 @@ class IntegerMatrix:
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def rows(self, rows: npt.NDArray[np.int64] | slice) -> IntegerMatrix:
+        """These of its outputs."""
+
+        def unpack() -> Codes:
+            matrix = self.unpack()
+            return Codes(matrix.codes[rows], matrix.scales[rows], matrix.zeros[rows])
+
+        num_outputs = len(np.arange(len(self))[rows])
+        return replace(self, shape=(num_outputs, self.shape[1]), unpack=unpack)
 
     def packable(self, group_size: int) -> tuple[npt.NDArray[np.uint8], FloatArray, FloatArray]:
         """As ``_native.LinearWeight.pack`` takes it, in groups of ``group_size``, which divides its

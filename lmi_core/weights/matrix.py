@@ -33,6 +33,13 @@ def dense(parts: Sequence[Matrix]) -> list[npt.NDArray[np.generic]]:
     return [part if isinstance(part, np.ndarray) else part.to_float32() for part in parts]
 
 
+def rows_of(matrix: Matrix, rows: npt.NDArray[np.int64] | slice) -> Matrix:
+    """These of its outputs."""
+    if isinstance(matrix, Fp8Matrix):
+        return Fp8Matrix(matrix.codes[rows], matrix.scales[rows])
+    return matrix.rows(rows) if isinstance(matrix, IntegerMatrix) else matrix[rows]
+
+
 def packed_group_size(parts: Sequence[Matrix], format: str) -> int:
     """Inputs per scale of ``parts`` packed as one; 0: a scale per output, or none."""
     if format != "int4":

@@ -33,8 +33,9 @@ _LONG_CHARS = 256 * 1024
 _PROCESSOR_S = 10
 _MAX_TOKEN_IDS = 2 << 20
 _MAX_RESULT_BYTES = 32 << 20
-_BYTES_PER_BYTE = 48
-"""Memory that decoding may take for each byte: an empty object of two bytes takes 64."""
+_BYTES_PER_BYTE, _MAX_MEMORY_BYTES = 192, 3 << 30
+"""Memory that a byte may take: an empty object of two bytes takes 64, a character that is being
+tokenized up to 150. On top of 1 GiB; and how much it may be together."""
 
 
 def is_large(body: bytes) -> bool:
@@ -67,7 +68,7 @@ async def decoded(decode: Callable[[bytes], T], body: bytes, backend: Any) -> T:
     limits = Limits(
         what=f"reading a body of {len(body)} bytes, with its chat template if it is a chat,",
         processor_s=_PROCESSOR_S,
-        memory_bytes=(1 << 30) + _BYTES_PER_BYTE * len(body),
+        memory_bytes=min((1 << 30) + _BYTES_PER_BYTE * len(body), _MAX_MEMORY_BYTES),
         result_bytes=_MAX_RESULT_BYTES,
     )
     answer: tuple[T, list[str]] = await shared_pool().run(

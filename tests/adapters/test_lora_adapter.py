@@ -31,7 +31,7 @@ def model() -> Path:
 def read(model: Path, directory: Path, max_rank: int = 16) -> Adapter:
     config = read_hf_config(model)
     family = family_of(config.architecture)
-    return read_adapter(directory, family.read_spec(config), family.names, max_rank=max_rank)
+    return read_adapter(directory, family.read_spec(config), max_rank=max_rank)
 
 
 def test_parts_are_where_the_modules_are_in_fused_matrices(model: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from lmi_core.config.sources.environment import variables_of
 from lmi_core.config.table import BY_FLAG, BY_KEY, OPTIONS, suggest_key
-from lmi_core.config.table.capabilities import BACKENDS, CAPABILITIES, NATIVE_ARCHITECTURES
+from lmi_core.config.table.capabilities import BACKENDS, CAPABILITIES, native_architectures
 from lmi_core.config.table.option import SYSTEMS, Outcome
 from lmi_core.models.registry import supported_architectures
 
@@ -97,7 +97,7 @@ def test_suggestion(written, meant):
 
 
 def test_native_architectures_are_those_of_the_registry():
-    assert set(supported_architectures()) == NATIVE_ARCHITECTURES
+    assert set(supported_architectures()) == native_architectures()
 
 
 def test_backends_export_known_capabilities_only():

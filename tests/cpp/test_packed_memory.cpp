@@ -35,5 +35,23 @@ TEST(packed_memory_names_the_size_it_cannot_reserve) {
   EXPECT_ERROR(PackedMemory(int64_t{1} << 60), "can't reserve 11529215046");
 }
 
+TEST(packed_memory_gives_pages_back_while_its_neighbours_stay) {
+  constexpr int64_t kBytes = 1 << 20;
+  const PackedMemory before(100);
+  PackedMemory slice(kBytes);
+  const PackedMemory after(100);
+  std::fill_n(before.data(), 100, 1);
+  std::fill_n(slice.data(), kBytes, 2);
+  std::fill_n(after.data(), 100, 3);
+  const uint8_t* freed = slice.data();
+  PackedMemory copy = slice;
+  slice = PackedMemory();
+  EXPECT_EQ(freed[kBytes / 2], 2);  // the copy has it still
+  copy = PackedMemory();
+  EXPECT_EQ(freed[kBytes / 2], 0);  // the mapping is there, its pages are new
+  EXPECT_EQ(before.data()[99], 1);
+  EXPECT_EQ(after.data()[0], 3);
+}
+
 }  // namespace
 }  // namespace lmi

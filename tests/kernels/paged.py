@@ -159,6 +159,7 @@ def reference_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    slopes: npt.NDArray[np.float32] | None = None,
 ) -> npt.NDArray[np.float64]:
     """q [rows, hq, d] at positions from start; k, v [tokens, hkv, d] -> [rows, hq, d]."""
     rows, num_q_heads, _ = q.shape
@@ -170,6 +171,8 @@ def reference_attention(
         scores = soft_cap * np.tanh(scores / soft_cap)
     position = start + np.arange(rows)[:, None]
     token = np.arange(k.shape[0])[None, :]
+    if slopes is not None:
+        scores = scores + slopes.astype(np.float64)[:, None, None] * (token - position)
     seen = token <= position
     if window > 0:
         seen &= token > position - window

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -120,9 +121,10 @@ def test_matches_reference(
 @pytest.mark.parametrize(
     ("window", "soft_cap"), [(1, 0.0), (40, 0.0), (300, 0.0), (0, 5.0), (257, 3.0)]
 )
-def test_window_and_soft_cap(level: str, dtype: str, window: int, soft_cap: float) -> None:
+def test_window_soft_cap_and_slopes(level: str, dtype: str, window: int, soft_cap: float) -> None:
     context = Context([700], num_q_heads=4, dtype=dtype, head_dim=32)
-    options = {"window": window, "soft_cap": soft_cap}
+    slopes = np.array([0.5, 0.01, 0.125, 0.003], np.float32)
+    options: dict[str, Any] = {"window": window, "soft_cap": soft_cap, "slopes": slopes}
     for start, count in [(0, 700), (600, 100), (699, 1)]:
         (y,) = context.run(Runner(level), [(0, start, count)], **options)
         np.testing.assert_allclose(
@@ -150,7 +152,9 @@ def test_bits_do_not_depend_on_chunking(
         seed=3,
     )
     rng = np.random.default_rng(5)
-    (alone,) = context.run(Runner(level), [(0, 0, length)], window=window)
+    slopes = rng.random(num_q_heads, np.float32) / 20 if window else None
+    run = functools.partial(context.run, window=window, slopes=slopes)
+    (alone,) = run(Runner(level), [(0, 0, length)])
     runners = [
         Runner(level, num_threads=t, stride=s) for t, s in [(1, 1), (2, 1), (5, 3), (64, 11)]
     ]
@@ -162,11 +166,11 @@ def test_bits_do_not_depend_on_chunking(
             count = min(int(rng.choice([1, 2, 3, 15, 16, 17, 70, 300])), length - start)
             mates = [(1, int(rng.integers(0, 300)), 50), (2, 39, 1)]
             rows = [*mates[:1], (0, start, count), *mates[1:]]
-            y = context.run(runner, rows, window=window)[1]
+            y = run(runner, rows)[1]
             np.testing.assert_array_equal(y, alone[start : start + count])
             start += count
     for start in [*range(20), 255, 256, 257, 511, 512, 513, 600]:
-        (y,) = context.run(runners[start % 5], [(0, start, 1)], window=window)
+        (y,) = run(runners[start % 5], [(0, start, 1)])
         np.testing.assert_array_equal(y, alone[start : start + 1])
 
 

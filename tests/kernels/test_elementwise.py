@@ -1,4 +1,6 @@
-"""Embedding, RMS norm and row gathering of every instruction set against numpy."""
+"""Embedding, norms, activations and row gathering of every instruction set against numpy."""
+
+import math
 
 import numpy as np
 import pytest
@@ -17,11 +19,11 @@ def test_rms_norm(level, num_columns):
     rng = np.random.default_rng(num_columns)
     x = rng.standard_normal((19, num_columns), dtype=np.float32) * 3
     weight = rng.standard_normal(num_columns, dtype=np.float32)
-    y = kernels.rms_norm(level, x, weight, eps=1e-5)
+    y = kernels.norm(level, x, weight, eps=1e-5)
     wide = x.astype(np.float64)
     reference = wide / np.sqrt(np.mean(wide**2, axis=1, keepdims=True) + 1e-5) * weight
     assert np.allclose(y, reference, rtol=1e-6, atol=1e-7)
-    halves = kernels.rms_norm(level, x, weight, eps=1e-5, out_dtype="bf16")
+    halves = kernels.norm(level, x, weight, eps=1e-5, out_dtype="bf16")
     assert np.array_equal(halves, to_bf16(y))
 
 
@@ -29,9 +31,72 @@ def test_rms_norm_rows_are_independent(level):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((300, 200), dtype=np.float32)
     weight = np.ones(200, np.float32)
-    together = kernels.rms_norm(level, x, weight, eps=1e-6, num_threads=3)
-    alone = [kernels.rms_norm(level, x[i : i + 1], weight, eps=1e-6)[0] for i in range(300)]
+    together = kernels.norm(level, x, weight, eps=1e-6, num_threads=3)
+    alone = [kernels.norm(level, x[i : i + 1], weight, eps=1e-6)[0] for i in range(300)]
     assert np.array_equal(together, alone)
+
+
+@pytest.mark.parametrize("num_groups", [1, 3])
+@pytest.mark.parametrize("kind", ["none", "rms", "layer"])
+@pytest.mark.parametrize("num_columns", COLUMNS)
+def test_norms_of_every_kind(level, num_columns, kind, num_groups):
+    rng = np.random.default_rng(num_columns)
+    x = rng.standard_normal((7, num_groups * num_columns), dtype=np.float32) * 3 + 5
+    weight, bias = rng.standard_normal((2, num_groups * num_columns), dtype=np.float32)
+    options = {"eps": 1e-5, "kind": kind, "num_groups": num_groups}
+    wide = x.astype(np.float64).reshape(7, num_groups, num_columns)
+    if kind == "layer":
+        wide = wide - wide.mean(-1, keepdims=True)
+    if kind != "none":
+        wide = wide / np.sqrt(np.mean(wide**2, -1, keepdims=True) + 1e-5)
+    wide = wide.reshape(x.shape)
+    y = kernels.norm(level, x, weight, bias, num_threads=3, **options)
+    assert np.allclose(y, wide * weight + bias, rtol=1e-5, atol=1e-5)
+    assert np.allclose(kernels.norm(level, x, **options), wide, rtol=1e-5, atol=1e-6)
+    alone = [kernels.norm(level, x[i : i + 1], weight, bias, **options)[0] for i in range(7)]
+    assert np.array_equal(y, alone)
+
+
+def test_a_layer_norm_of_a_large_mean(level):
+    """The mean is taken out before squares are summed."""
+    x = np.random.default_rng(0).standard_normal((3, 500), dtype=np.float32) + 3000
+    wide = x.astype(np.float64)
+    wide = (wide - wide.mean(-1, keepdims=True)) / wide.std(-1, keepdims=True)
+    assert np.allclose(kernels.norm(level, x, eps=0, kind="layer"), wide, atol=5e-4)
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+ACTIVATIONS = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "gelu": gelu,
+    "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
+}
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("num_columns", [1, 17, 5000])
+def test_activations(level, activation, gated, num_columns):
+    rng = np.random.default_rng(num_columns)
+    x = rng.standard_normal((5, num_columns * (2 if gated else 1)), dtype=np.float32) * 3
+    wide = x.astype(np.float64)
+    exact = ACTIVATIONS[activation](wide[:, :num_columns])
+    exact = exact * wide[:, num_columns:] if gated else exact
+    y = kernels.activation(level, x, activation, gated=gated, num_threads=3)
+    assert np.allclose(y, exact, rtol=2e-6, atol=2e-5 if gated else 3e-6)
+    alone = [kernels.activation(level, x[i : i + 1], activation, gated=gated)[0] for i in range(5)]
+    assert np.array_equal(y, alone)
+
+
+def test_soft_caps(level):
+    x = np.linspace(-300, 300, 4099, dtype=np.float32).reshape(1, -1)
+    y = kernels.activation(level, x, gated=False, cap=30.0)
+    assert np.allclose(y, 30 * np.tanh(x.astype(np.float64) / 30), atol=1e-5)
 
 
 @pytest.mark.parametrize("num_columns", COLUMNS)

@@ -108,18 +108,22 @@ def test_linears_that_an_adapter_leaves_alone(level, dtype):
     assert np.array_equal(kernels.lora_add(level, x, y, table, 1, []), y)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "relu", "relu2"])
 @pytest.mark.parametrize("num_columns", [5, 16, 100])
-def test_gated_activation_is_that_of_the_fused_linear(level, dtype, activation, num_columns):
+def test_activations_are_those_of_the_fused_linear(level, dtype, activation, num_columns):
     """To the bit: a model with adapters on computes what it does with them off."""
     rng = np.random.default_rng(num_columns)
     parts = [make_matrix(rng, num_columns, 65, dtype) for _ in range(2)]
     x = make_matrix(rng, 19, 65, dtype)
     gated = LinearWeight.pack(parts, format=dtype, gated=True)
     fused = kernels.linear(level, x, gated, activation=activation, out_dtype=dtype)
+    single = LinearWeight.pack(parts[:1], format=dtype)
+    alone = kernels.linear(level, x, single, activation=activation, out_dtype=dtype)
+    y = kernels.linear(level, x, single)
+    assert np.array_equal(
+        kernels.activation(level, y, activation, gated=False, out_dtype=dtype), alone
+    )
     plain = kernels.linear(level, x, LinearWeight.pack(parts, format=dtype))
     for num_threads in (1, 3):
-        y = kernels.gated_activation(
-            level, plain, activation, out_dtype=dtype, num_threads=num_threads
-        )
+        y = kernels.activation(level, plain, activation, out_dtype=dtype, num_threads=num_threads)
         assert np.array_equal(y, fused)

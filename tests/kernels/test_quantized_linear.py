@@ -73,8 +73,8 @@ def test_a_row_that_is_not_finite_is_nan_and_no_other(level):
 def test_norm_quantises_as_the_two_kernels_do(level, group_size):
     rng = np.random.default_rng(1)
     x, weight = normal(rng, 5, 200), normal(rng, 200)
-    y = kernels.rms_norm(level, x, weight, eps=1e-5)
-    rows = kernels.rms_norm(level, x, weight, eps=1e-5, out_dtype="int8", group_size=group_size)
+    y = kernels.norm(level, x, weight, eps=1e-5)
+    rows = kernels.norm(level, x, weight, eps=1e-5, out_dtype="int8", group_size=group_size)
     assert np.array_equal(rows, kernels.quantize_rows(level, y, group_size=group_size))
 
 

@@ -96,10 +96,10 @@ def test_an_int8_row_has_one_scale(level):
 def test_norm_quantises_as_the_two_kernels_do(level):
     x = rows_with_outliers(9, 200, 30)
     weight = np.ones(200, np.float32)
-    y = kernels.rms_norm(level, x, weight, eps=1e-5)
+    y = kernels.norm(level, x, weight, eps=1e-5)
     for rounding in ("int8", "outliers"):
         options = {"group_size": 64, "rounding": rounding}
-        rows = kernels.rms_norm(level, x, weight, eps=1e-5, out_dtype="int8", **options)
+        rows = kernels.norm(level, x, weight, eps=1e-5, out_dtype="int8", **options)
         assert np.array_equal(rows, kernels.quantize_rows(level, y, **options))
 
 

@@ -73,6 +73,41 @@ class TorchForward:
         return self.graph.run(step_arrays(batch, self.table)).logits
 
 
+class EagerForward:
+    """What a torch device runs, on the CPU: ``dtype`` fp32 or bf16."""
+
+    def __init__(self, model: LoadedModel, max_model_len: int, dtype: str) -> None:
+        import torch
+
+        from lmi_core.ops.device.eager import EagerGraph
+        from lmi_core.ops.device.paged_cache import PagedCache
+        from lmi_core.ops.kernels.select import load, select
+
+        attention = model.spec.attention
+        self.table = shuffled_block_table(max_model_len)
+        self.device = torch.device("cpu")
+        cache = PagedCache(
+            num_layers=model.spec.num_layers,
+            num_blocks=self.table.size,
+            block_size=BLOCK_SIZE,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=dtype,
+            device=self.device,
+        )
+        graph = Graph(dtype)  # type: ignore[arg-type]
+        record(model, graph, cache, max_model_len)
+        self.graph = EagerGraph(graph, load(select("cpu", "torch")), self.device)
+
+    def step(self, batch: Sequence[Rows]) -> npt.NDArray[Any]:
+        from lmi_core.ops.device.device_step import DeviceStep
+
+        arrays = step_arrays(batch, self.table)
+        arrays = replace(arrays, block_tables=self.table[arrays.table_rows])
+        step = DeviceStep.upload(arrays, block_size=BLOCK_SIZE, device=self.device)
+        return self.graph.forward(step).numpy()
+
+
 class NativeForward:
     """The native step graph: ``dtype`` fp32 or bf16."""
 

@@ -63,7 +63,9 @@ def test_fused_weights_hold_the_checkpoints_rows(dtype: str, sharded: bool) -> N
         assert torch.equal(linear.weight.matrix, expected)  # type: ignore[attr-defined]
         bias = torch.cat([tensors[f"{prefix}{name}.bias"] for name in names])
         np.testing.assert_array_equal(linear.bias, bias.numpy())
-    np.testing.assert_array_equal(model.weights.final_norm, tensors["model.norm.weight"].numpy())
+    final_norm = model.weights.final_norm
+    assert final_norm is not None
+    np.testing.assert_array_equal(final_norm.weight, tensors["model.norm.weight"].numpy())
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -128,7 +128,11 @@ def test_longest_context(scaling: dict[str, Any], expected: int) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "'longrope'; supported: default"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "'ntk'; supported: default"),
+        (
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+            "short_factor must list 32 numbers",
+        ),
         ({"rope_scaling": {"type": ["linear"]}}, "rope_type"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is None"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is '2'"),
@@ -145,7 +149,7 @@ def test_longest_context(scaling: dict[str, Any], expected: int) -> None:
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "by layer type"),
         ({"rope_theta": 0}, "rope_theta is 0"),
         ({"rope_theta": 1.0, "rope_scaling": YARN}, "rope_theta is 1.0"),
-        ({"partial_rotary_factor": 0.5}, "only 1.0 is supported"),
+        ({"partial_rotary_factor": 0.99}, "must be an even number of them"),
     ],
 )
 def test_faults(values: dict[str, Any], message: str) -> None:

@@ -33,6 +33,7 @@ POINTERS = {
     "codes_ptr": "*u8",
     "halves_ptr": "*fp16",
     "row_codes_ptr": "*u8",
+    "outliers_ptr": "*i32",
 }
 POINTERS_OF = {
     "linear_packed": {"x_ptr": "*bf16"},
@@ -59,6 +60,7 @@ PACKED = {
 UNPACKED = {"GROUP_STEPS": 16, "HEADER": 64, "STEP": 64, "BLOCK_OUTPUTS": 16, "BLOCK_STEPS": 32}
 QUANTIZED = {
     "HAS_BIAS": True,
+    "HAS_OUTLIERS": False,
     "IS_GATED": True,
     "HEADER": 64,
     "BLOCK_ROWS": 64,
@@ -90,6 +92,7 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("activation", "_gated_activation_kernel", {"IS_SILU": True, **RESULTS, "BLOCK": 1024}),
     ("activation", "_gated_activation_kernel", {"IS_SILU": False, **RESULTS, "BLOCK": 1024}),
     ("activation", "_gated_activation_kernel", {**CODED_ROW, "CODES": "int8"}),
+    ("activation", "_gated_activation_kernel", {**CODED_ROW, "CODES": "outliers"}),
     ("activation", "_gated_activation_kernel", {**CODED_ROW, "CODES": "fp8"}),
     ("rope", "_rope_cache_write_kernel", {"HAS_Q_NORM": True, "HAS_K_NORM": True, **ROPE}),
     ("rope", "_rope_cache_write_kernel", {"HAS_Q_NORM": False, "HAS_K_NORM": False, **ROPE}),
@@ -117,8 +120,14 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("linear_unpacked", "_unpack_kernel", {**UNPACKED, "IS_GATED": True}),
     ("linear_unpacked", "_unpack_kernel", {**UNPACKED, "IS_GATED": False}),
     ("row_codes", "_quantize_rows_kernel", {"CODES": "int8", "BLOCK": 4096}),
+    ("row_codes", "_quantize_rows_kernel", {"CODES": "outliers", "BLOCK": 4096}),
     ("row_codes", "_quantize_rows_kernel", {"CODES": "fp8", "BLOCK": 4096}),
     ("linear_quantized", "_linear_quantized_kernel", {**QUANTIZED, "IS_INT8": True}),
+    (
+        "linear_quantized",
+        "_linear_quantized_kernel",
+        {**QUANTIZED, "IS_INT8": True, "HAS_OUTLIERS": True},
+    ),
     ("linear_quantized", "_linear_quantized_kernel", QUANTIZED),
     ("linear_quantized", "_linear_quantized_kernel", {**QUANTIZED, "IS_GROUPED": True}),
     (

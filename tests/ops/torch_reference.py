@@ -43,6 +43,10 @@ class TorchMappedFile:
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
+    @property
+    def is_lost(self) -> bool:
+        return False
+
     def array(self, offset: int, num_bytes: int) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self._map, np.uint8, num_bytes, offset)
 
@@ -168,6 +172,58 @@ class TorchGraph:
         rows = _tensor(table)
         return lambda run: rows[_index(run.step.token_ids)].to(self._wide) * scale
 
+    def _add_positions(
+        self, y: Handle, x: Handle, *, table: npt.NDArray[np.generic], offset: int
+    ) -> _Compute:
+        rows = _tensor(table)
+        return lambda run: run.values[x] + rows[_index(run.step.positions) + offset].to(self._wide)
+
+    def _norm(
+        self,
+        y: Handle,
+        x: Handle,
+        residual: Handle | None = None,
+        *,
+        weight: FloatArray | None,
+        bias: FloatArray | None,
+        eps: float,
+        kind: str,
+        out_dtype: str,
+    ) -> _Compute:
+        scale, offset = self._optional(weight), self._optional(bias)
+
+        def compute(run: _Run) -> Tensor:
+            result = _norm(run.values[x], scale, offset, eps, kind)
+            if residual is not None:
+                return run.values[residual] + result
+            return result.to(self._act if out_dtype == "act" else self._wide)
+
+        return compute
+
+    def _norm_heads(
+        self,
+        y: Handle,
+        x: Handle,
+        *,
+        weight: FloatArray,
+        bias: FloatArray | None,
+        eps: float,
+        kind: str,
+        first_column: int,
+        num_groups: int,
+    ) -> _Compute:
+        scale, offset = self._widen(weight).view(num_groups, -1), self._optional(bias)
+        offset = None if offset is None else offset.view(num_groups, -1)
+        columns = slice(first_column, first_column + weight.size)
+
+        def compute(run: _Run) -> Tensor:
+            result = run.values[x].clone()
+            groups = result[:, columns].reshape(len(result), num_groups, -1)
+            result[:, columns] = _norm(groups, scale, offset, eps, kind).flatten(1)
+            return result
+
+        return compute
+
     def _rms_norm(self, y: Handle, x: Handle, *, weight: FloatArray, eps: float) -> _Compute:
         scale = self._widen(weight)
         return lambda run: _rms_norm(run.values[x], scale, eps).to(self._act)
@@ -182,6 +238,7 @@ class TorchGraph:
         bias: FloatArray | None,
         activation: str,
         out_dtype: str,
+        gated: bool = True,
     ) -> _Compute:
         matrix = cast(TorchLinearWeight, weight).matrix.to(self._wide)
         offset = None if bias is None else self._widen(bias)
@@ -190,13 +247,19 @@ class TorchGraph:
             result = torch.nn.functional.linear(run.values[x].to(self._wide), matrix, offset)
             if residual is not None:
                 return run.values[residual] + result
-            result = _gated(result, activation) if activation else result
+            result = _activated(result, activation, gated) if activation else result
             return result.to(self._act if activation or out_dtype == "act" else self._wide)
 
         return compute
 
     def _gated_activation(self, y: Handle, x: Handle, *, activation: str) -> _Compute:
-        return lambda run: _gated(run.values[x], activation).to(self._act)
+        return lambda run: _activated(run.values[x], activation, True).to(self._act)
+
+    def _activation(self, y: Handle, x: Handle, *, activation: str) -> _Compute:
+        return lambda run: _activated(run.values[x], activation, False).to(self._act)
+
+    def _soft_cap(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
+        return lambda run: cap * torch.tanh(run.values[x] / cap)
 
     def _lora_add(
         self, result: Handle, x: Handle, y: Handle, *, table: AdapterTable, linear_id: int
@@ -252,8 +315,11 @@ class TorchGraph:
         cache: TorchKvCache,
         layer: int,
         num_q_heads: int,
+        slopes: FloatArray | None = None,
         **settings: Any,
     ) -> _Compute:
+        slope = self._optional(slopes)
+
         def compute(run: _Run) -> Tensor:
             queries = run.values[q].to(self._wide)
             queries = queries.view(len(queries), num_q_heads, -1)
@@ -264,7 +330,7 @@ class TorchGraph:
                 k = cache.keys[layer, slots].to(self._wide)
                 v = cache.values[layer, slots].to(self._wide)
                 positions = _index(run.step.positions[rows])
-                y[rows] = _attend(queries[rows], k, v, positions, **settings)
+                y[rows] = _attend(queries[rows], k, v, positions, slopes=slope, **settings)
             return y.flatten(1).to(self._act)
 
         return compute
@@ -288,6 +354,9 @@ class TorchGraph:
             )
 
         return compute
+
+    def _optional(self, values: FloatArray | None) -> Tensor | None:
+        return None if values is None else self._widen(values)
 
     def _widen(self, values: FloatArray) -> Tensor:
         return torch.from_numpy(values.copy()).to(self._wide)
@@ -326,11 +395,25 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
 
 
-def _gated(gate_up: Tensor, activation: str) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
+def _norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: str) -> Tensor:
+    if kind == "layer":
+        x = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps)
+    elif kind == "rms":
+        x = torch.nn.functional.rms_norm(x, x.shape[-1:], eps=eps)
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def _activated(x: Tensor, activation: str, gated: bool) -> Tensor:
+    function = torch.nn.functional
+    x, up = x.chunk(2, dim=-1) if gated else (x, None)
     if activation == "silu":
-        return torch.nn.functional.silu(gate) * up
-    return torch.nn.functional.gelu(gate, approximate="tanh") * up
+        y = function.silu(x)
+    elif activation.startswith("gelu"):
+        y = function.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+    else:
+        y = function.relu(x) ** (2 if activation == "relu2" else 1)
+    return y if up is None else y * up
 
 
 def _attend(
@@ -341,6 +424,7 @@ def _attend(
     scale: float,
     window: int,
     soft_cap: float,
+    slopes: Tensor | None,
 ) -> Tensor:
     """q [rows, hq, d] at ``positions`` over k, v [kv length, hkv, d] -> [rows, hq, d]."""
     num_groups = q.shape[1] // k.shape[1]
@@ -349,6 +433,8 @@ def _attend(
     if soft_cap:
         scores = soft_cap * torch.tanh(scores / soft_cap)
     distance = positions.unsqueeze(1) - torch.arange(k.shape[0])
+    if slopes is not None:
+        scores = scores - slopes[:, None, None] * distance
     hidden = distance < 0
     if window:
         hidden |= distance >= window

@@ -30,6 +30,11 @@ def run(test: Callable[[SandboxPool], Awaitable[None]], **options: Any) -> None:
     asyncio.run(main())
 
 
+def is_running(pid: int) -> bool:
+    """Not even waiting for its parent to notice its end."""
+    return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
+
+
 def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
@@ -82,6 +87,9 @@ def test_a_child_that_was_killed_while_idle_is_replaced() -> None:
     async def test(pool: SandboxPool) -> None:
         pid = await pool.run(work.pid, limits=LIMITS)
         os.kill(pid, 9)
+        async with asyncio.timeout(10):
+            while is_running(pid):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         assert await pool.run(work.pid, limits=LIMITS) != pid
 
     run(test)

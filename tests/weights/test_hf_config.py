@@ -57,8 +57,8 @@ def test_saved_configurations_keep_their_meaning(variant: str) -> None:
     assert spec.family == model_type
     assert spec.tied_head == extra.get("tie_word_embeddings", False)
     assert spec.attention.head_dim == extra.get("head_dim", 16)
-    assert spec.rope.kind == extra.get("rope_parameters", {}).get("rope_type", "default")
-    assert spec.attention.qk_norm == (model_type == "qwen3")
+    assert spec.ropes[0].kind == extra.get("rope_parameters", {}).get("rope_type", "default")
+    assert spec.attention.qk_norm == ("head" if model_type == "qwen3" else "")
     assert config.eos_token_ids == (1,)
     assert config.bos_token_id == 0
 
@@ -122,7 +122,7 @@ def test_eos_ids_of_both_files(
     ("config", "message"),
     [
         ({"architectures": None}, "architectures is None"),
-        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' in config.json"),
+        ({"architectures": ["XLNetLMHeadModel"]}, "'XLNetLMHeadModel' in config.json"),
         ({"hidden_size": None}, "hidden_size is None"),
         ({"hidden_size": 0}, "hidden_size is 0, but must be an integer >= 1"),
         ({"hidden_size": 4096.0}, "hidden_size is 4096.0"),
@@ -130,7 +130,7 @@ def test_eos_ids_of_both_files(
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, but must be an integer"),
         ({"hidden_size": 100}, "32 heads don't divide 100"),
         ({"num_key_value_heads": 5}, "num_key_value_heads is 5"),
-        ({"hidden_act": "relu"}, "hidden_act is 'relu'; supported: silu"),
+        ({"hidden_act": "mish"}, "hidden_act is 'mish'; supported: silu"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
         ({"head_dim": 63}, "head_dim is 63"),
@@ -154,7 +154,7 @@ def test_faults_name_the_key(tmp_path: Path, config: dict[str, Any], message: st
 
 def test_an_unknown_architecture_lists_the_supported(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
-        spec_of(tmp_path, architectures=["FalconForCausalLM"])
+        spec_of(tmp_path, architectures=["XLNetLMHeadModel"])
     for name in supported_architectures():
         assert name in str(caught.value)
 
@@ -191,3 +191,54 @@ def test_missing_directory_and_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     with pytest.raises(ModelError, match="can't be read"):
         read_hf_config(tmp_path)
+
+
+def spec_of_family(tmp_path: Path, **values: Any) -> DecoderSpec:
+    shape = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4}
+    shape |= {"vocab_size": 100, "intermediate_size": 96}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, **values}))
+    config = read_hf_config(tmp_path)
+    family = family_of(config.architecture)
+    return family.read_spec(family.text_config(config))
+
+
+def test_older_files_of_gemma_3_say_theta_by_other_keys(tmp_path: Path) -> None:
+    spec = spec_of_family(
+        tmp_path,
+        architectures=["Gemma3ForConditionalGeneration"],
+        text_config={
+            "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "sliding_window": 1024,
+        },
+    )
+    assert spec.attention.windows == (1024,) * 5 + (0,)
+    ropes = [(rope.theta, rope.kind, rope.factor) for rope in spec.ropes]
+    assert ropes == [(10000.0, "default", 1.0)] * 5 + [(1000000.0, "linear", 8.0)]
+
+
+def test_older_files_of_phi_3_have_other_names_of_long_rope(tmp_path: Path) -> None:
+    spec = spec_of_family(
+        tmp_path,
+        architectures=["Phi3ForCausalLM"],
+        max_position_embeddings=131072,
+        original_max_position_embeddings=4096,
+        rope_scaling={"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+    )
+    rope = spec.ropes[0]
+    assert (rope.kind, rope.factor, rope.original_max_positions) == ("longrope", 32.0, 4096)
+    assert rope.attention_factor == pytest.approx((1 + 5 / 12) ** 0.5)
+    assert spec.max_positions == 131072
+
+
+def test_gemmas_that_say_gelu_mean_its_approximation(tmp_path: Path) -> None:
+    spec = spec_of_family(tmp_path, architectures=["GemmaForCausalLM"], hidden_act="gelu")
+    assert spec.activation == "gelu_tanh"
+
+
+def test_errors_name_the_key_as_the_family_does(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"layer_norm_eps is 0"):
+        spec_of_family(tmp_path, architectures=["CohereForCausalLM"], layer_norm_eps=0)
+    with pytest.raises(ModelError, match=r"clip_qkv is 8; only None"):
+        spec_of_family(tmp_path, architectures=["OlmoForCausalLM"], clip_qkv=8)

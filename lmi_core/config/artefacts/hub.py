@@ -24,6 +24,7 @@ PATTERNS = (
 CODE = ("*.py",)
 """Fetched beside them for a model whose own code is trusted."""
 
+_TOKENS = ("HF_TOKEN", "HF_API_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REFERENCE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 
@@ -99,6 +100,11 @@ def fetch_from_hub(
         return found
 
 
+def _token(environ: Mapping[str, str]) -> str | None:
+    """By the variables that TGI's launcher reads, the strongest first."""
+    return next((environ[name] for name in _TOKENS if environ.get(name)), None)
+
+
 def fetch_config_from_hub(
     model_id: str, revision: str | None, cache: Path | None, environ: Mapping[str, str]
 ) -> None:
@@ -114,7 +120,7 @@ def fetch_config_from_hub(
             "config.json",
             revision=revision,
             cache_dir=hub_cache(environ) if cache is None else cache,
-            token=environ.get("HF_TOKEN") or None,
+            token=_token(environ),
             endpoint=environ.get("HF_ENDPOINT") or None,
         )
 
@@ -168,7 +174,7 @@ def _download(
             model_id,
             revision=revision,
             cache_dir=cache,
-            token=environ.get("HF_TOKEN") or None,
+            token=_token(environ),
             allow_patterns=patterns,
             endpoint=environ.get("HF_ENDPOINT") or None,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmi_core.models.family import Family, attention_spec, decoder_spec, head_dim
+from lmi_core.models.family import Family, attention_spec, decoder_spec
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.weights.hf_config import HfConfig
 
@@ -11,8 +11,6 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     bias = config.boolean("attention_bias")
     attention = attention_spec(
         config,
-        num_kv_heads=config.integer("num_key_value_heads", config.integer("num_attention_heads")),
-        head_dim=head_dim(config),
         qkv_bias=bias,
         output_bias=bias,
     )
@@ -21,4 +19,4 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="llama", architectures=("LlamaForCausalLM",), read_spec=read_spec)
+FAMILY = Family(name="llama", read_spec=read_spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmi_core.models.family import Family, attention_spec, decoder_spec, head_dim
+from lmi_core.models.family import Family, attention_spec, decoder_spec
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.weights.hf_config import HfConfig
 
@@ -12,10 +12,9 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     attention = attention_spec(
         config,
         num_kv_heads=config.integer("num_key_value_heads", 8),
-        head_dim=head_dim(config),
         windows=(window,) * config.num_layers,
     )
     return decoder_spec(config, "mistral", attention, max_positions=131072)
 
 
-FAMILY = Family(name="mistral", architectures=("MistralForCausalLM",), read_spec=read_spec)
+FAMILY = Family(name="mistral", read_spec=read_spec)

@@ -6,7 +6,6 @@ from lmi_core.models.family import (
     Family,
     attention_spec,
     decoder_spec,
-    head_dim,
     layer_windows,
 )
 from lmi_core.models.spec import DecoderSpec
@@ -16,12 +15,10 @@ from lmi_core.weights.hf_config import HfConfig
 def read_spec(config: HfConfig) -> DecoderSpec:
     attention = attention_spec(
         config,
-        num_kv_heads=config.integer("num_key_value_heads", config.integer("num_attention_heads")),
-        head_dim=head_dim(config),
         windows=layer_windows(config),
         qkv_bias=True,
     )
     return decoder_spec(config, "qwen2", attention, max_positions=32768)
 
 
-FAMILY = Family(name="qwen2", architectures=("Qwen2ForCausalLM",), read_spec=read_spec)
+FAMILY = Family(name="qwen2", read_spec=read_spec)

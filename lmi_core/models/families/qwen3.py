@@ -6,7 +6,7 @@ from lmi_core.models.family import (
     Family,
     attention_spec,
     decoder_spec,
-    head_dim,
+    default_head_dim,
     layer_windows,
 )
 from lmi_core.models.spec import DecoderSpec
@@ -17,14 +17,13 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     bias = config.boolean("attention_bias")
     attention = attention_spec(
         config,
-        num_kv_heads=config.integer("num_key_value_heads", config.integer("num_attention_heads")),
-        head_dim=head_dim(config, 128),
+        head_dim=default_head_dim(config, 128),
         windows=layer_windows(config),
         qkv_bias=bias,
         output_bias=bias,
-        qk_norm=True,
+        qk_norm="head",
     )
     return decoder_spec(config, "qwen3", attention, max_positions=32768)
 
 
-FAMILY = Family(name="qwen3", architectures=("Qwen3ForCausalLM",), read_spec=read_spec)
+FAMILY = Family(name="qwen3", read_spec=read_spec)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.device.torch_weights import DTYPES, DeviceConstants, DeviceWeight
 from lmi_core.ops.graph import Graph, Handle, LinearWeight, Node
+from lmi_core.ops.kernels.fallback import only_in_torch
 from lmi_core.ops.kernels.select import Kernels
 
 
@@ -132,6 +133,61 @@ class EagerGraph:
 
         return compute
 
+    def _add_positions(self, y: Handle, x: Handle, *, table: Tensor, offset: int) -> _Compute:
+        def add(replay: Replay) -> None:
+            replay.add_later(y, table[replay.step.positions + offset].float())
+
+        return add
+
+    def _norm(
+        self,
+        y: Handle,
+        x: Handle,
+        residual: Handle | None = None,
+        *,
+        out_dtype: str,
+        **settings: object,
+    ) -> _Compute:
+        run = self._only_in_torch("norm")
+        dtype = self._act if out_dtype == "act" and residual is None else torch.float32
+
+        def compute(replay: Replay) -> Tensor | QuantizedRows:
+            codes = self._codes(y) if residual is None else None
+            result: Tensor | QuantizedRows = run(
+                replay[x], out_dtype=dtype, codes=codes, **settings
+            )
+            return result
+
+        def add(replay: Replay) -> None:
+            replay.add_later(y, cast(Tensor, compute(replay)))
+
+        return compute if residual is None else add
+
+    def _norm_heads(
+        self,
+        y: Handle,
+        x: Handle,
+        *,
+        weight: Tensor,
+        bias: Tensor | None,
+        first_column: int,
+        num_groups: int,
+        **settings: object,
+    ) -> _Compute:
+        run = self._only_in_torch("norm")
+        columns = slice(first_column, first_column + weight.numel())
+        scale = weight.view(num_groups, -1)
+        offset = None if bias is None else bias.view(num_groups, -1)
+
+        def compute(replay: Replay) -> Tensor:
+            value = replay[x]
+            groups = value[:, columns].reshape(len(value), num_groups, -1)
+            normed = run(groups, scale, offset, out_dtype=torch.float32, **settings)
+            value[:, columns] = normed.flatten(1)
+            return value
+
+        return compute
+
     def _rms_norm(self, y: Handle, x: Handle, *, weight: Tensor, eps: float) -> _Compute:
         def compute(replay: Replay) -> Tensor | QuantizedRows:
             value, addend = replay.take(x)
@@ -152,16 +208,18 @@ class EagerGraph:
         bias: Tensor | None,
         activation: str,
         out_dtype: str,
+        gated: bool = True,
     ) -> _Compute:
         multiply = self._multiply(weight)
+        activate = self.kernels.gated_activation
+        if not gated:
+            activate = self._only_in_torch("activation")
         is_act = activation != "" or out_dtype == "act"
 
         def product(replay: Replay) -> Tensor | QuantizedRows:
             result: Tensor | QuantizedRows = multiply(replay.operand(x), bias)
             if activation:
-                result = self.kernels.gated_activation(
-                    result, activation, out_dtype=self._act, codes=self._codes(y)
-                )
+                result = activate(result, activation, out_dtype=self._act, codes=self._codes(y))
             return result.to(self._act) if is_act and isinstance(result, Tensor) else result
 
         def add(replay: Replay) -> None:
@@ -177,6 +235,21 @@ class EagerGraph:
             return result
 
         return compute
+
+    def _activation(self, y: Handle, x: Handle, *, activation: str) -> _Compute:
+        run = self._only_in_torch("activation")
+
+        def compute(replay: Replay) -> Tensor | QuantizedRows:
+            result: Tensor | QuantizedRows = run(
+                replay[x], activation, out_dtype=self._act, codes=self._codes(y)
+            )
+            return result
+
+        return compute
+
+    def _soft_cap(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
+        run = self._only_in_torch("soft_cap")
+        return lambda replay: cast(Tensor, run(replay[x], cap))
 
     def _lora_add(
         self, result: Handle, x: Handle, y: Handle, *, table: AdapterTable, linear_id: int
@@ -224,6 +297,9 @@ class EagerGraph:
 
     def _gather_logit_rows(self, y: Handle, x: Handle) -> _Compute:
         return lambda replay: replay[x][replay.step.logit_token_rows]
+
+    def _only_in_torch(self, op: str) -> Callable[..., Any]:
+        return only_in_torch(op, self.kernels.chosen["rms_norm"], self.kernels.chosen["linear"])
 
     def _codes(self, y: Handle) -> RowFormat | None:
         """What the rows of a value are quantised to by who makes it."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lmi_core import _native
 from lmi_core.ops.device import packed_weight
+from lmi_core.ops.device.paged_cache import PagedCache
 from lmi_core.ops.device.step_list import StepList, StepListSizes
 from lmi_core.ops.graph import RowSymbol
 from lmi_core.ops.kernels.cuda import cublaslt
@@ -122,6 +123,21 @@ class RecordedSteps:
             assert value.is_contiguous()
             return value.data_ptr()
         return DTYPES[value] if isinstance(value, torch.dtype) else value
+
+
+def block_copies(caches: Sequence[PagedCache], block_size: int) -> list[Node]:
+    """Of whole blocks, in every store of every cache."""
+    nodes = []
+    for store in (store for cache in caches for store in cache.stores):
+        layer_bytes = store[0].numel() * store.element_size()
+        arguments: dict[str, object] = {
+            "store": store,
+            "layer_bytes": layer_bytes,
+            "block_bytes": layer_bytes // store.shape[1] * block_size,
+            "num_layers": len(store),
+        }
+        nodes.append(Node("copy_blocks", "T", arguments))
+    return nodes
 
 
 def assign_offsets(values: Sequence[Value], num_rows: Mapping[str, int]) -> int:

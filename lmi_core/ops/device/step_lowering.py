@@ -13,7 +13,13 @@ from lmi_core.ops.device import packed_weight
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.paged_cache import CacheScales, PagedCache, fixed_of
 from lmi_core.ops.device.quantized_rows import CODE_TYPES, RowFormat, max_outliers, stride_of
-from lmi_core.ops.device.recorded_steps import Node, RecordedSteps, UnpackedWeight, Value
+from lmi_core.ops.device.recorded_steps import (
+    Node,
+    RecordedSteps,
+    UnpackedWeight,
+    Value,
+    block_copies,
+)
 from lmi_core.ops.device.step_list import StepListSizes
 from lmi_core.ops.device.torch_weights import DTYPES as TORCH_DTYPES
 from lmi_core.ops.device.torch_weights import DeviceConstants, DeviceWeight
@@ -61,7 +67,7 @@ class StepLowering:
     def build(self, sizes: StepListSizes) -> RecordedSteps:
         """A list for steps of these sizes, with the caches as they are now."""
         assert self._logits is not None, "nothing was sampled"
-        nodes = [*self._copies(sizes.block_size), *self.nodes]
+        nodes = [*block_copies(self._caches, sizes.block_size), *self.nodes]
         return RecordedSteps(nodes, self._values, self._logits, sizes, self.device)
 
     def _lower(self, node: GraphNode, constants: DeviceConstants) -> None:
@@ -104,7 +110,10 @@ class StepLowering:
         bias: Tensor | None,
         activation: str,
         out_dtype: str,
+        gated: bool = True,
     ) -> None:
+        if activation and (not gated or activation not in ACTIVATIONS):
+            raise NotNativeError("linear", f"the CUDA kernel has no {activation}")
         product = self._product(x, weight, bias)
         if activation:
             self._activate(y, product, activation)
@@ -119,6 +128,8 @@ class StepLowering:
             self._addends[target] = product
 
     def _gated_activation(self, y: Handle, x: Handle, *, activation: str) -> None:
+        if activation not in ACTIVATIONS:
+            raise NotNativeError("gated_activation", f"the CUDA kernel has no {activation}")
         self._activate(y, self._of_handles[x], activation)
 
     def _lora_add(self, *_: Handle, **attributes: object) -> NoReturn:
@@ -157,9 +168,12 @@ class StepLowering:
         layer: int,
         num_q_heads: int,
         scale: float,
+        slopes: Tensor | None = None,
         **settings: float,
     ) -> None:
         self._want_native("attention")
+        if slopes is not None:
+            raise NotNativeError("attention", "the CUDA kernel has no ALiBi")
         keys, _, scales = cache.layers[layer]
         group = num_q_heads // keys.shape[1]
         reason = not_covered(self._act, keys.dtype, group, cache.head_dim, self.device)
@@ -364,20 +378,6 @@ class StepLowering:
             arguments["key_scales"] = lambda: cast(CacheScales, cache.layers[layer][2]).keys
             arguments["value_scales"] = lambda: cast(CacheScales, cache.layers[layer][2]).values
         return arguments
-
-    def _copies(self, block_size: int) -> list[Node]:
-        """Of whole blocks, in every store of every cache."""
-        nodes = []
-        for store in (store for cache in self._caches for store in cache.stores):
-            layer_bytes = store[0].numel() * store.element_size()
-            arguments: dict[str, object] = {
-                "store": store,
-                "layer_bytes": layer_bytes,
-                "block_bytes": layer_bytes // store.shape[1] * block_size,
-                "num_layers": len(store),
-            }
-            nodes.append(Node("copy_blocks", "T", arguments))
-        return nodes
 
     def _new(self, y: Handle) -> Value:
         dtype = torch.float32 if y.dtype == "fp32" else self._act

@@ -150,6 +150,18 @@ def select_invariant(device_type: str, forced: str | None = None) -> dict[str, s
     return chosen | dict.fromkeys(_INVARIANT, "invariant") | {"sample": "by row"}
 
 
+def for_slopes(chosen: Mapping[str, str]) -> dict[str, str]:
+    """What was chosen, for a model with slopes of scores (ALiBi), which no attention has but
+    torch's: what must be invariant then takes every op row by row."""
+    name = chosen["attention"]
+    if name in ("torch", "by row"):
+        return dict(chosen)
+    _log.warning("attention runs in torch: %s has no kernel for ALiBi", name)
+    if name == "invariant":
+        return dict.fromkeys(IMPLEMENTATIONS, "by row")
+    return {**chosen, "attention": "torch"}
+
+
 def usable(op: str, device_type: str) -> list[str]:
     """The implementations of ``op`` that run there without being asked for, the best first."""
     can_triton = device_type == "cuda" and _has_triton()

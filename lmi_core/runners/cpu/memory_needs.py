@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
+from lmi_core.models.family import text_tensors
 from lmi_core.models.registry import family_of
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import expected_shapes
@@ -58,8 +59,9 @@ def estimate(config: EngineConfig, claimed_bytes: int = 0) -> Estimate:
     cache that can't be had."""
     hf_config = read_hf_config(config.model)
     family = family_of(hf_config.architecture)
-    spec, names = family.read_spec(hf_config), family.names
-    tensors = read_checkpoint(config.model)
+    spec = family.read_spec(family.text_config(hf_config))
+    names = spec.names
+    tensors = text_tensors(read_checkpoint(config.model), names)
     stored_bytes = sum(file.stat().st_size for file in config.model.glob("*.safetensors"))
     embedding_info = tensors.get(names.embedding)  # Where there is none, the loader says so.
     stored = "fp32" if embedding_info is not None and embedding_info.dtype == "F32" else "bf16"
@@ -67,7 +69,7 @@ def estimate(config: EngineConfig, claimed_bytes: int = 0) -> Estimate:
     if read_settings(hf_config) is not None:
         weight_bytes = stored_bytes
     else:
-        shapes = expected_shapes(spec, names)
+        shapes = expected_shapes(spec)
         embedding = math.prod(shapes.pop(names.embedding))
         head_name = f"{names.head}.weight"
         head = embedding if spec.tied_head else math.prod(shapes.pop(head_name))

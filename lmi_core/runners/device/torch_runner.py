@@ -88,6 +88,8 @@ class TorchRunner:
                 cache_dtype=KV_DTYPES[cache.dtype],
             )
             prefer_flash(chosen, device, shape)
+        if model.spec.attention.slopes:
+            chosen = select.for_slopes(chosen)
         if config.deterministic:
             _log.info("deterministic: %s", select.describe(chosen))
         self.adapters = None

@@ -14,6 +14,7 @@ from lmi_server.dialects.anthropic.schema import (
     decode_messages,
 )
 from lmi_server.dialects.base import Call, Plan, Renderer, no_adapters
+from lmi_server.dialects.large_bodies import decoded
 from lmi_server.dialects.openai.chat_schema import (
     chat_request,
     chat_sampling_params,
@@ -97,6 +98,10 @@ class MessagesHandler:
             adapters=service.adapter_names or no_adapters,
         )
 
+    def __getstate__(self) -> dict[str, object]:
+        """For the child that decodes large bodies: without the server."""
+        return {name: value for name, value in vars(self).items() if name != "_service"}
+
     def parse(self, call: Call) -> Plan:
         check_content_type(call.content_type)
         body = decode_messages(call.body)
@@ -123,8 +128,13 @@ class MessagesHandler:
         service = self._service
         with service.admission.enter():
             check_content_type(request.headers.get("Content-Type", ""))
-            body = decode_count(await service.admission.read_body(request))
-            self._chats.adapter_named(body.model)
-            prompt = self._chats.render_chat(chat_of(body))
+            body = await service.admission.read_body(request)
+            prompt = await decoded(self._counted, body, service.backend)
             ids = await service.backend.encode(prompt, add_special_tokens=False)
         return web.json_response({"input_tokens": len(ids)})
+
+    def _counted(self, data: bytes) -> str:
+        """The prompt whose tokens are to be counted."""
+        body = decode_count(data)
+        self._chats.adapter_named(body.model)
+        return self._chats.render_chat(chat_of(body))

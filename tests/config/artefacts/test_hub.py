@@ -104,6 +104,20 @@ def test_revision_token_and_endpoint_reach_the_client(cache, monkeypatch):
     assert arguments["allow_patterns"] == list(PATTERNS)
 
 
+@pytest.mark.parametrize("name", ["HF_API_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_a_token_may_have_the_names_that_launchers_know(cache, monkeypatch, name):
+    tokens = []
+
+    def download(model_id, *, token, **arguments):
+        tokens.append(token)
+        return cache / "models--org--m" / "snapshots" / COMMIT
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    fetch_from_hub("org/m", None, cache, {name: "t"})
+    fetch_from_hub("org/m", None, cache, {name: "t", "HF_TOKEN": "stronger"})
+    assert tokens == ["t", "stronger"]
+
+
 def test_an_unreachable_hub_is_an_error_that_says_so(tmp_path):
     environ = {"HF_ENDPOINT": "http://127.0.0.1:9"}
     with pytest.raises(ModelError, match="hub can't be reached, and model org/absent"):

@@ -37,6 +37,12 @@ def written(tmp_path):
     return write
 
 
+@pytest.fixture(autouse=True)
+def _has_no_families(monkeypatch):
+    """Whatever the CPU engine has by now is served by Transformers here."""
+    monkeypatch.setattr("lmi_core.config.targets.dispatch.native_architectures", frozenset)
+
+
 @pytest.fixture
 def configured(written):
     """Return a function from a properties file to the engine's configuration."""

@@ -1,4 +1,4 @@
-"""Gated activations."""
+"""Activations, gated and not."""
 
 from __future__ import annotations
 
@@ -12,12 +12,33 @@ from lmi_core.ops.kernels.torch_ops.linear_quantized import quantize_rows
 def gated_activation(
     gate_up: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
 ) -> Tensor | QuantizedRows:
-    """act(gate) * up: fp32 [R, 2 n], gate before up -> [R, n]. ``activation``: silu, gelu_tanh.
-    ``codes``: the result, rounded to ``out_dtype``, quantised for such weights."""
+    """act(gate) * up: fp32 [R, 2 n], gate before up -> [R, n]. ``activation``: silu, gelu_tanh,
+    gelu, relu, relu2. ``codes``: the result, rounded to ``out_dtype``, quantised for such
+    weights."""
     gate, up = gate_up.chunk(2, dim=-1)
-    if activation == "silu":
-        gate = torch.nn.functional.silu(gate)
-    else:
-        gate = torch.nn.functional.gelu(gate, approximate="tanh")
-    y = (gate * up).to(out_dtype)
+    y = (_activated(gate, activation) * up).to(out_dtype)
     return y if codes is None else quantize_rows(y, codes)
+
+
+def activation(
+    x: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
+) -> Tensor | QuantizedRows:
+    """act(x), otherwise as ``gated_activation``."""
+    y = _activated(x, activation).to(out_dtype)
+    return y if codes is None else quantize_rows(y, codes)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap tanh(x / cap), in place."""
+    return x.div_(cap).tanh_().mul_(cap)
+
+
+def _activated(x: Tensor, activation: str) -> Tensor:
+    if activation == "silu":
+        return torch.nn.functional.silu(x)
+    if activation == "gelu_tanh":
+        return torch.nn.functional.gelu(x, approximate="tanh")
+    if activation == "gelu":
+        return torch.nn.functional.gelu(x)
+    y = x.relu()
+    return y.square() if activation == "relu2" else y

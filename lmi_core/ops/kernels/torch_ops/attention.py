@@ -25,11 +25,13 @@ def attention(
     window: int,
     soft_cap: float,
     scales: Scales = None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
     all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
+    ``slopes``: [hq], ALiBi's.
     """
     queries = q.view(len(q), num_q_heads, -1)
     y = torch.empty_like(queries)
@@ -48,7 +50,8 @@ def attention(
         hidden = distance < 0
         if window:
             hidden |= distance >= window
-        y[rows] = _attend(queries[rows].float(), k, v, hidden, scale, soft_cap).to(y.dtype)
+        bias = None if slopes is None else slopes[:, None, None] * -distance.unsqueeze(1)
+        y[rows] = _attend(queries[rows].float(), k, v, hidden, scale, soft_cap, bias).to(y.dtype)
 
     host = step.host
     decode = [seq for seq, num_rows in enumerate(host.num_rows.tolist()) if num_rows == 1]
@@ -90,15 +93,24 @@ def _slots(step: DeviceStep, seqs: Tensor, num_keys: int) -> tuple[Tensor, Tenso
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float, soft_cap: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    hidden: Tensor,
+    scale: float,
+    soft_cap: float,
+    bias: Tensor | None,
 ) -> Tensor:
-    """q [B, R, hq, d] over k, v [B, K, hkv, d], hidden [B, R, K] -> [B, R, hq, d]."""
+    """q [B, R, hq, d] over k, v [B, K, hkv, d], hidden [B, R, K], bias of scores [B, hq, R, K] ->
+    [B, R, hq, d]."""
     num_batches, num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads = k.shape[2]
     grouped = q.view(num_batches, num_rows, num_kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
     scores = torch.einsum("bhgrd,bkhd->bhgrk", grouped, k) * scale
     if soft_cap:
         scores = soft_cap * torch.tanh(scores / soft_cap)
+    if bias is not None:
+        scores = scores + bias.view(scores.shape)
     weights = scores.masked_fill(hidden[:, None, None], -torch.inf).softmax(-1)
     y = torch.einsum("bhgrk,bkhd->brhgd", weights, v)
     return y.reshape(num_batches, num_rows, num_q_heads, head_dim)

@@ -1,4 +1,4 @@
-"""Root mean square normalisation."""
+"""Root mean square normalisation, and others."""
 
 from __future__ import annotations
 
@@ -29,3 +29,24 @@ def rms_norm(
 def normalized(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The same over the last dimension of any shape, in fp32."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    kind: str,
+    out_dtype: torch.dtype,
+    codes: RowFormat | None = None,
+) -> Tensor | QuantizedRows:
+    """Over the last dimension of any shape, in fp32: ``layer`` (x - mean) / sqrt(var + eps),
+    ``rms`` without the mean, ``none`` x; times weight, plus bias. ``codes`` as ``rms_norm``."""
+    if kind == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    if kind != "none":
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    x = x if weight is None else x * weight
+    y = (x if bias is None else x + bias).to(out_dtype)
+    return y if codes is None else quantize_rows(y, codes)

@@ -26,7 +26,8 @@ _MAX_CODED_BLOCK = 32768
 def gated_activation(
     gate_up: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
 ) -> Tensor | QuantizedRows:
-    """act(gate) * up: fp32 [R, 2 n], gate before up -> [R, n]. ``activation``: silu, gelu_tanh.
+    """act(gate) * up: fp32 [R, 2 n], gate before up -> [R, n]. ``activation``: silu, gelu_tanh,
+    gelu, relu, relu2.
     ``codes``: the result, rounded to ``out_dtype``, quantised for such weights."""
     num_rows, num_columns = gate_up.shape[0], gate_up.shape[1] // 2
     block = row_block(num_columns)
@@ -42,7 +43,7 @@ def gated_activation(
             gate_up,
             *places,
             num_columns,
-            IS_SILU=activation == "silu",
+            ACTIVATION=activation,
             ELEMENT=ELEMENTS[out_dtype],
             CODES=codes or "",
             BLOCK=block,
@@ -61,7 +62,7 @@ def _gated_activation_kernel(
     stride,
     most_outliers,
     num_columns,
-    IS_SILU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     ELEMENT: tl.constexpr,
     CODES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -72,12 +73,21 @@ def _gated_activation_kernel(
     source = gate_up_ptr + row * 2 * num_columns + columns
     gate = tl.load(source, mask=is_column, other=0.0)
     up = tl.load(source + num_columns, mask=is_column, other=0.0)
-    # gelu_tanh: (1 + tanh(z)) / 2 is sigmoid(2 z); 1.5957... is 2 sqrt(2 / pi).
-    slope = 1.0 if IS_SILU else 1.5957691216057308 * (1.0 + 0.044715 * gate * gate)
-    z = gate * slope
-    decay = tl.exp(-tl.abs(z))
-    sigmoid = tl.where(z >= 0.0, 1.0, decay) / (1.0 + decay)
-    y = gate * sigmoid * up
+    if ACTIVATION == "gelu":
+        activated = gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
+    elif ACTIVATION == "relu":
+        activated = tl.maximum(gate, 0.0)
+    elif ACTIVATION == "relu2":
+        activated = tl.maximum(gate, 0.0) * tl.maximum(gate, 0.0)
+    else:
+        # gelu_tanh: (1 + tanh(z)) / 2 is sigmoid(2 z); 1.5957... is 2 sqrt(2 / pi).
+        slope = 1.0
+        if ACTIVATION == "gelu_tanh":
+            slope = 1.5957691216057308 * (1.0 + 0.044715 * gate * gate)
+        z = gate * slope
+        decay = tl.exp(-tl.abs(z))
+        activated = gate * (tl.where(z >= 0.0, 1.0, decay) / (1.0 + decay))
+    y = activated * up
     store_row(
         y,
         row,

@@ -1,0 +1,65 @@
+"""MPT: ALiBi, LayerNorms without biases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lmi_core.models.family import Family, alibi_slopes, attention_spec, decoder_spec, norm_spec
+from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.weight_names import WeightNames
+from lmi_core.weights.hf_config import HfConfig
+
+NAMES = WeightNames(
+    embedding="transformer.wte.weight",
+    final_norm="transformer.norm_f.weight",
+    layer="transformer.blocks.{layer}.",
+    attention_norm="norm_1.weight",
+    qkv="attn.Wqkv",
+    attention_output="attn.out_proj",
+    mlp_norm="norm_2.weight",
+    gate="",
+    up="ffn.up_proj",
+    down="ffn.down_proj",
+)
+
+
+def read_spec(config: HfConfig) -> DecoderSpec:
+    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
+    settings = replace(config, values=config.get("attn_config") or {})
+    for key, wanted in (
+        ("alibi", True),
+        ("qk_ln", False),
+        ("prefix_lm", False),
+        ("clip_qkv", None),
+    ):
+        settings.require(key, wanted)
+    attention = attention_spec(
+        config,
+        num_kv_heads=heads,
+        scale=settings.get("softmax_scale") or (hidden // heads) ** -0.5,
+        slopes=alibi_slopes(heads, settings.number("alibi_bias_max", 8)),
+    )
+    return decoder_spec(
+        config,
+        "mpt",
+        attention,
+        intermediate_size=config.integer("expansion_ratio", 4) * hidden,
+        max_positions=2048,
+        activation="gelu",
+        tied=True,
+        norm=norm_spec(config, eps=1e-5, kind="layer", bias=not config.boolean("no_bias", True)),
+        names=NAMES,
+    )
+
+
+FAMILY = Family(
+    name="mpt",
+    read_spec=read_spec,
+    keys={
+        "hidden_size": "d_model",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "max_position_embeddings": "max_seq_len",
+        "rms_norm_eps": "layer_norm_epsilon",
+    },
+)

@@ -1,0 +1,106 @@
+"""The decoder's linears, and the modules of a checkpoint that they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.weight_names import QkvLayout
+
+RowIds = npt.NDArray[np.int64]
+_CODEGEN_SHARDS = 4
+
+
+class LayerLinear(IntEnum):
+    """The linears of a layer, in order; GATE_UP is up alone where nothing is gated."""
+
+    QKV = 0
+    ATTENTION_OUTPUT = 1
+    GATE_UP = 2
+    DOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSource:
+    """Modules whose outputs, one after the other, are those of one of our linears."""
+
+    modules: tuple[tuple[str, int], ...]
+    """Names within the layer, and outputs."""
+    num_inputs: int
+    bias: bool
+    rows: RowIds | None = None
+    """The checkpoint's output for each of ours; None: as they are."""
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(size for _, size in self.modules)
+
+    def module_rows(self, first: int, size: int) -> RowIds | None:
+        """``rows`` of the module with these outputs; no row leaves its module."""
+        return None if self.rows is None else self.rows[first : first + size] - first
+
+
+def layer_linears(spec: DecoderSpec) -> dict[LayerLinear, LinearSource]:
+    """The same in every layer."""
+    attention, names = spec.attention, spec.names
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    qkv: tuple[tuple[str, int], ...] = (
+        (names.q, attention.q_size),
+        (names.k, attention.kv_size),
+        (names.v, attention.kv_size),
+    )
+    if names.qkv:
+        qkv = ((names.qkv, attention.q_size + 2 * attention.kv_size),)
+    up: tuple[tuple[str, int], ...] = ((names.up, inner),)
+    if names.gate_up:
+        up = ((names.gate_up, 2 * inner),)
+    elif names.gate:
+        up = ((names.gate, inner), *up)
+    return {
+        LayerLinear.QKV: LinearSource(qkv, hidden, attention.qkv_bias, _qkv_rows(spec)),
+        LayerLinear.ATTENTION_OUTPUT: LinearSource(
+            ((names.attention_output, hidden),), attention.q_size, attention.output_bias
+        ),
+        LayerLinear.GATE_UP: LinearSource(up, hidden, spec.mlp_bias),
+        LayerLinear.DOWN: LinearSource(((names.down, hidden),), inner, spec.mlp_bias),
+    }
+
+
+def rotate_half_order(spec: DecoderSpec) -> RowIds | None:
+    """The checkpoint's dimension of a head for each of ours; None: the same."""
+    if not spec.attention.interleaved:
+        return None
+    rotary_dim = max(rope.rotary_dim for rope in spec.ropes)
+    pairs = np.arange(rotary_dim).reshape(-1, 2)
+    return np.concatenate([pairs.T.ravel(), np.arange(rotary_dim, spec.attention.head_dim)])
+
+
+def _qkv_rows(spec: DecoderSpec) -> RowIds | None:
+    attention, order = spec.attention, rotate_half_order(spec)
+    layout = spec.names.qkv_layout
+    if order is None and layout == "blocks":
+        return None
+    heads = (attention.num_q_heads, attention.num_kv_heads, attention.num_kv_heads)
+    parts = _heads(layout, heads, attention.head_dim)
+    if order is not None:
+        parts = [parts[0][:, order], parts[1][:, order], parts[2]]
+    return np.concatenate([part.ravel() for part in parts])
+
+
+def _heads(layout: QkvLayout, heads: tuple[int, int, int], head_dim: int) -> list[RowIds]:
+    """Rows [heads, head_dim] of queries, keys and values in a fused tensor."""
+    num_q, num_kv, _ = heads
+    rows = np.arange(sum(heads) * head_dim)
+    if layout == "grouped":
+        groups = rows.reshape(num_kv, -1, head_dim)
+        parts = [groups[:, :-2], groups[:, -2], groups[:, -1]]
+    elif layout == "codegen":
+        shards = rows.reshape(_CODEGEN_SHARDS, 3, -1, head_dim)
+        parts = [shards[:, 0], shards[:, 2], shards[:, 1]]
+    else:
+        parts = np.split(rows, [num_q * head_dim, (num_q + num_kv) * head_dim])
+    return [part.reshape(-1, head_dim) for part in parts]

@@ -1,0 +1,54 @@
+"""What a checkpoint calls the weights of a decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+QkvLayout = Literal["blocks", "grouped", "codegen"]
+"""How a fused tensor holds heads: all queries, then keys, then values; for each KV head its
+queries, key and value; or CodeGen's four shards of queries, values and keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightNames:
+    """Names of our weights; those of a layer follow ``layer`` with its index filled in. "": the
+    model has no such weight.
+
+    Linear layers are named without ``.weight`` and ``.bias``. ``ignored`` are endings of tensors
+    that older checkpoints carry and that are computed instead.
+    """
+
+    embedding: str = "model.embed_tokens.weight"
+    positions: str = ""
+    """Learned embeddings of positions."""
+    embedding_norm: str = ""
+    project_in: str = ""
+    """A linear from embeddings to the stream, where they differ in size."""
+    project_out: str = ""
+    """From the stream to what the head reads."""
+    final_norm: str = "model.norm.weight"
+    head: str = "lm_head"
+    layer: str = "model.layers.{layer}."
+    attention_norm: str = "input_layernorm.weight"
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    qkv: str = ""
+    """One tensor instead of q, k and v, in ``qkv_layout``."""
+    qkv_layout: QkvLayout = "blocks"
+    q_norm: str = "self_attn.q_norm.weight"
+    k_norm: str = "self_attn.k_norm.weight"
+    attention_output: str = "self_attn.o_proj"
+    attention_post_norm: str = ""
+    """Of what attention adds."""
+    mlp_norm: str = "post_attention_layernorm.weight"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    gate_up: str = ""
+    """One tensor instead of gate and up."""
+    down: str = "mlp.down_proj"
+    mlp_post_norm: str = ""
+    transposed: bool = False
+    """Matrices of layers are [inputs, outputs]."""
+    ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)

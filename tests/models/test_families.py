@@ -1,0 +1,186 @@
+"""Every family on tiny random checkpoints of ``tests.checkpoints.FAMILIES``: against transformers,
+in any batch, quantised and with adapters."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from lmi_core.models.loader import load_model
+from tests.adapters import test_lora_parity as lora
+from tests.checkpoints import EOS_ID, FAMILIES, SHAPE, cached_checkpoint, draw_weights
+from tests.lora_adapters import adapter_tensors, write_adapter
+from tests.models.forward import EagerForward, Forward, NativeForward, TorchForward, all_logits
+from tests.models.test_parity import oracle_logits, oracle_model, rms
+from tests.models.test_quantised import MOST_ERROR, Dequantised
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+MAX_MODEL_LEN = 128
+NUM_NEW_TOKENS = 64
+BACKENDS = ("reference", "eager", "native")
+Logits = npt.NDArray[Any]
+
+
+def make_forward(backend: str, variant: str, dtype: str, stored: str) -> Forward:
+    path = cached_checkpoint(variant, dtype=stored)
+    if backend == "native":
+        return NativeForward(load_model(path), MAX_MODEL_LEN, dtype)
+    if backend == "eager":
+        from lmi_core.ops.device.torch_weights import DeviceWeights
+
+        model = load_model(path, backend=DeviceWeights(torch.device("cpu")))
+        return EagerForward(model, MAX_MODEL_LEN, dtype)
+    from tests.ops.torch_reference import TorchWeights
+
+    return TorchForward(load_model(path, backend=TorchWeights()), MAX_MODEL_LEN, dtype)
+
+
+@functools.cache
+def sequences(variant: str) -> list[list[int]]:
+    """Prompts of mixed lengths, each continued greedily by transformers in fp32."""
+    random = np.random.default_rng(3)
+    model = oracle_model(variant, "float32", "float32")
+    prompts = [random.integers(4, 384, length).tolist() for length in (1, 5, 29, 60)]
+    lengths: dict[str, Any] = {"min_new_tokens": NUM_NEW_TOKENS, "max_new_tokens": NUM_NEW_TOKENS}
+    lengths |= {"do_sample": False, "pad_token_id": 0}
+    return [model.generate(torch.tensor([ids]), **lengths)[0].tolist() for ids in prompts]
+
+
+@functools.cache
+def exact_logits(variant: str, stored: str) -> Logits:
+    oracle = oracle_model(variant, stored, "float64")
+    return np.concatenate(oracle_logits(oracle, sequences(variant)))
+
+
+def run(forward: Forward, variant: str, max_chunk: int = 48, seed: int = 0) -> Logits:
+    return np.concatenate(all_logits(forward, sequences(variant), max_chunk, seed))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_fp32_logits_and_greedy_tokens(variant: str, backend: str) -> None:
+    logits = run(make_forward(backend, variant, "fp32", "float32"), variant)
+    exact = exact_logits(variant, "float32")
+    assert exact.std() > 0.7
+    assert np.abs(logits - exact).max() <= 1e-4 * exact.std()
+    exact, logits = exact.copy(), logits.copy()
+    exact[:, EOS_ID] = logits[:, EOS_ID] = -np.inf  # which the oracle was kept from
+    top = np.sort(exact, axis=1)[:, -2:]
+    clear = top[:, 1] - top[:, 0] >= 1e-3
+    first = 0
+    for ids in sequences(variant):
+        rows = slice(first + len(ids) - NUM_NEW_TOKENS - 1, first + len(ids) - 1)
+        first += len(ids)
+        assert clear[rows].mean() >= 0.9
+        chosen = logits[rows].argmax(1)
+        np.testing.assert_array_equal(
+            chosen[clear[rows]], np.array(ids[-NUM_NEW_TOKENS:])[clear[rows]]
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_bf16_error_is_close_to_that_of_transformers(variant: str, backend: str) -> None:
+    logits = run(make_forward(backend, variant, "bf16", "bfloat16"), variant)
+    oracle = oracle_model(variant, "bfloat16", "bfloat16")
+    theirs = np.concatenate(oracle_logits(oracle, sequences(variant)))
+    exact = exact_logits(variant, "bfloat16")
+    assert rms(logits - exact) <= 1.5 * rms(theirs - exact)
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_same_bits_in_any_batch(variant: str) -> None:
+    for dtype, stored in (("fp32", "float32"), ("bf16", "bfloat16")):
+        forward = make_forward("native", variant, dtype, stored)
+        one = run(forward, variant, max_chunk=7, seed=1)
+        np.testing.assert_array_equal(run(forward, variant, max_chunk=60, seed=2), one)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_quantised_logits_are_close(variant: str, quantize: Any) -> None:
+    path = cached_checkpoint(variant)
+    floats = load_model(path, "fp32", quantize=quantize, backend=Dequantised())
+    exact = run(NativeForward(floats, MAX_MODEL_LEN, "fp32"), variant)
+    model = load_model(path, quantize=quantize)
+    assert model.quantize == quantize
+    error = run(NativeForward(model, MAX_MODEL_LEN, "fp32"), variant) - exact
+    assert 0 < rms(error) <= 1.5 * MOST_ERROR * exact.std()
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_adapters_of_every_linear(variant: str, tmp_path: Path) -> None:
+    path = cached_checkpoint(variant)
+    tensors = adapter_tensors(path, rank=4, targets=layer_modules(path))
+    adapter = write_adapter(tmp_path / "adapter", tensors, rank=4, alpha=4)
+    inputs = sequences(variant)
+    slots = (lora.FIRST, lora.BASE) * (len(inputs) // 2)
+    merged = lora.merged_logits(path, tensors, 1.0, inputs, tmp_path / "merged")
+    base = oracle_logits(oracle_model(variant, "float32", "float64"), inputs)
+    logits = all_logits(
+        lora.make_forward("native", path, [adapter], "fp32"), inputs, max_chunk=30, adapters=slots
+    )
+    for seq_id, slot in enumerate(slots):
+        wanted = merged[seq_id] if slot == lora.FIRST else base[seq_id]
+        assert np.abs(logits[seq_id] - wanted).max() <= 1e-4 * wanted.std()
+        assert np.abs(merged[seq_id] - base[seq_id]).max() > 0.1 * wanted.std()
+
+
+def layer_modules(path: Path) -> set[str]:
+    """The last part of the names of the matrices of the first layer."""
+    return {
+        name.split(".")[-2]
+        for name, tensor in load_file(path / "model.safetensors").items()
+        if ".0." in name and name.endswith(".weight") and tensor.ndim == 2 and "norm" not in name
+    }
+
+
+def test_the_text_part_of_a_multimodal_model(tmp_path: Path) -> None:
+    """Its own configuration, and tensors beside those of the vision part, which are left out."""
+    from transformers import AutoModelForImageTextToText, Gemma3Config, Gemma3TextConfig
+
+    text = {**SHAPE, **FAMILIES["gemma3"][1]}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(
+        text_config=Gemma3TextConfig(**text), vision_config=vision, mm_tokens_per_image=4
+    )
+    check_multimodal(AutoModelForImageTextToText.from_config(config), tmp_path)
+
+
+def test_a_multimodal_model_with_its_own_head(tmp_path: Path) -> None:
+    from transformers import AutoModelForImageTextToText, Mistral3Config
+
+    text = {**SHAPE, "model_type": "mistral", "tie_word_embeddings": False}
+    vision = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16}
+    vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=False)
+    check_multimodal(AutoModelForImageTextToText.from_config(config), tmp_path)
+
+
+def check_multimodal(model: Any, path: Path) -> None:
+    draw_weights(model, seed=0)
+    model.float().save_pretrained(path)
+    inputs = [list(range(4, 60)), [7, 300, 200]]
+    exact = np.concatenate(oracle_logits(model.double(), inputs))
+    loaded = load_model(path)
+    logits = all_logits(NativeForward(loaded, MAX_MODEL_LEN, "fp32"), inputs, max_chunk=9)
+    assert np.abs(np.concatenate(logits) - exact).max() <= 1e-4 * exact.std()
+
+
+def test_tensors_saved_without_the_head_lack_the_prefix(tmp_path: Path) -> None:
+    path = cached_checkpoint("smollm3")
+    (tmp_path / "config.json").write_text((path / "config.json").read_text())
+    tensors = load_file(path / "model.safetensors")
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file(bare, tmp_path / "model.safetensors")
+    whole, found = load_model(path), load_model(tmp_path)
+    np.testing.assert_array_equal(whole.weights.embedding, found.weights.embedding)
