@@ -22,11 +22,13 @@ def messages_of(
         raise UserError("input is empty; send a text or at least one item", field="input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     messages = list(previous)
+    calls = _names(messages)
     is_open = False
     """The last message is an assistant's that goes on."""
     for index, item in enumerate(items):
         where = f"input[{index}]"
-        message = _message(where, item, messages)
+        message = _message(where, item, calls)
+        calls |= _names([message])
         joins = is_open and message["role"] == "assistant" and _fits(messages[-1], message)
         if joins:
             messages[-1] = _joined(messages[-1], message)
@@ -36,7 +38,7 @@ def messages_of(
     return messages
 
 
-def _message(where: str, item: Mapping[str, Any], before: list[dict[str, Any]]) -> dict[str, Any]:
+def _message(where: str, item: Mapping[str, Any], calls: Mapping[str, str]) -> dict[str, Any]:
     match item.get("type", "message"):
         case "message":
             return _said(where, item)
@@ -50,7 +52,7 @@ def _message(where: str, item: Mapping[str, Any], before: list[dict[str, Any]]) 
                 raise UserError(f"{where}.input must be a text", field=f"{where}.input")
             return _called(where, item, as_arguments(item["input"]))
         case "function_call_output" | "custom_tool_call_output":
-            return _result(where, item, before)
+            return _result(where, item, calls)
         case kind:
             raise UserError(
                 f"{where}.type is {str(kind)[:60]!r}; available are message, reasoning, "
@@ -79,18 +81,21 @@ def _called(where: str, item: Mapping[str, Any], arguments: str) -> dict[str, An
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-def _result(where: str, item: Mapping[str, Any], before: list[dict[str, Any]]) -> dict[str, Any]:
+def _result(where: str, item: Mapping[str, Any], calls: Mapping[str, str]) -> dict[str, Any]:
     call_id = item.get("call_id")
-    calls = (call for message in before for call in message.get("tool_calls", ()))
-    call = next((call for call in calls if call["id"] == call_id), None)
-    if call is None:
+    if not isinstance(call_id, str) or call_id not in calls:
         raise UserError(
             f"{where}.call_id is {str(call_id)[:80]!r}, but no call before it has that id",
             field=f"{where}.call_id",
         )
     content = _texts(f"{where}.output", item.get("output"))
-    name = call["function"]["name"]
-    return {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
+    return {"role": "tool", "tool_call_id": call_id, "name": calls[call_id], "content": content}
+
+
+def _names(messages: list[dict[str, Any]]) -> dict[str, str]:
+    """The tools that were called, by the ids of the calls."""
+    calls = (call for message in messages for call in message.get("tool_calls", ()))
+    return {call["id"]: call["function"]["name"] for call in calls}
 
 
 def _fits(last: Mapping[str, Any], message: Mapping[str, Any]) -> bool:
