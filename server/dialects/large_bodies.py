@@ -154,7 +154,14 @@ def _decode_in_child(
     """The result, and the names of the fields that were ignored."""
     ignored = collect_ignored()
     value: Any = decode(bytes(body))
-    return (_bounded(value, stand_in) if isinstance(value, Plan) else value), ignored
+    if isinstance(value, Plan):
+        try:
+            value = _bounded(value, stand_in)
+        except UserError as error:
+            if error.field == "prompt":
+                error.field = value.prompt_field
+            raise
+    return value, ignored
 
 
 def _bounded(plan: Plan, stand_in: StandIn) -> Plan:

@@ -42,6 +42,7 @@ CHANGED: dict[str, tuple[Any, str, Any]] = {
     "error_rates": ({"any": (3, 9.0)}, "error_rates", {"any": (3, 9.0)}),
     "statuses": ({"wlm_error": 599}, "lmi", LmiOptions(statuses={"wlm_error": 599})),
     "max_request_size_bytes": (77, "max_request_bytes", 77),
+    "response_store_bytes": (5, "response_store_bytes", 5),
     "receive_timeout_s": (1.5, "receive_timeout_s", 1.5),
     "drain_timeout_s": (7, "drain_timeout_s", 7),
     "log_format": ("json", "log_format", "json"),
