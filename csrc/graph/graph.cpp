@@ -28,7 +28,8 @@ void Graph::finish() {
   for (const Node& node : nodes_) {
     std::visit(
         [this](const auto& n) {
-          LMI_CHECK(kernel(n).run != nullptr, "an op has no kernel for instruction set ",
+          LMI_CHECK((kernels_.*n.kKernel).run != nullptr,
+                    "an op has no kernel for instruction set ",
                     cpu::instruction_set_name(config_.instruction_set));
         },
         node);
@@ -36,16 +37,11 @@ void Graph::finish() {
   for (const ValueId id : outputs_) values_[id].last_node = static_cast<int32_t>(nodes_.size());
   fuse_argmax();
   assign_offsets();
-  for (const Node& node : nodes_) {
-    if (const auto* rope = std::get_if<RopeCacheNode>(&node)) {
-      nodes_.insert(nodes_.begin(), BlockCopyNode{{.cache = rope->args.cache}});
-      break;
-    }
-  }
+  if (cache_) nodes_.insert(nodes_.begin(), BlockCopyNode{{.cache = *cache_}});
   if (attention_workspace_bytes_ > 0) {
     attention_workspace_ = AlignedMemory(attention_workspace_bytes_);
   }
-  for (Node& node : nodes_) std::visit([this](auto& n) { link(n); }, node);
+  for (Node& node : nodes_) link(node);
   finished_ = true;
 }
 
@@ -97,103 +93,61 @@ int64_t Graph::num_rows(ValueId id, const StepView& step) const {
   return values_[id].rows == RowSymbol::kTokens ? step.num_tokens : step.num_logit_rows;
 }
 
-void Graph::link(EmbedNode& node) const { node.args.y = reinterpret_cast<float*>(pointer(node.y)); }
-
-void Graph::link(NormNode& node) const {
-  node.args.x = reinterpret_cast<const float*>(pointer(node.x));
-  node.args.x_stride = values_[node.x].columns;
-  node.args.y = pointer(node.y);
+void Graph::link(Node& node) const {
+  const auto set = [this]<typename T>(T*& field, ValueId id) {
+    field = reinterpret_cast<T*>(pointer(id));
+  };
+  std::visit(
+      [&](auto& n) {
+        auto& args = n.args;
+        if constexpr (requires { n.x, args.x; }) set(args.x, n.x);
+        if constexpr (requires { n.x, args.x_stride; }) args.x_stride = values_[n.x].columns;
+        if constexpr (requires { n.y, args.y; }) set(args.y, n.y);
+        if constexpr (requires { n.y, args.y_stride; }) args.y_stride = values_[n.y].columns;
+        if constexpr (requires { n.qkv; }) set(args.qkv, n.qkv);
+        if constexpr (requires { n.q; }) set(args.q, n.q);
+        if constexpr (requires { n.logits; }) set(args.logits, n.logits);
+        if constexpr (requires { args.workspace; }) args.workspace = attention_workspace_.data();
+      },
+      node);
+  if (auto* linear = std::get_if<LinearNode>(&node)) {
+    linear->args.argmax.candidates = argmax_candidates_.get();
+  }
+  if (auto* sample = std::get_if<SampleNode>(&node); sample != nullptr && sample->follows_linear) {
+    sample->args.argmax = {wants_argmax_.get(), argmax_candidates_.get()};
+  }
 }
 
-void Graph::link(QuantizeNode& node) const {
-  node.args.x = pointer(node.x);
-  node.args.y = pointer(node.y);
-}
-
-void Graph::link(LinearNode& node) const {
-  node.args.x = pointer(node.x);
-  node.args.x_stride = values_[node.x].columns;
-  node.args.y = pointer(node.y);
-  node.args.y_stride = values_[node.y].columns;
-  node.args.argmax.candidates = argmax_candidates_.get();
-}
-
-void Graph::link(RopeCacheNode& node) const {
-  node.args.qkv = reinterpret_cast<const float*>(pointer(node.qkv));
-  node.args.q = pointer(node.q);
-}
-
-void Graph::link(AttentionNode& node) const {
-  node.args.q = pointer(node.q);
-  node.args.y = pointer(node.y);
-  node.args.workspace = attention_workspace_.data();
-}
-
-void Graph::link(GatherNode& node) const {
-  node.args.x = reinterpret_cast<const float*>(pointer(node.x));
-  node.args.y = reinterpret_cast<float*>(pointer(node.y));
-}
-
-void Graph::link(SampleNode& node) const {
-  node.args.logits = reinterpret_cast<const float*>(pointer(node.logits));
-  if (node.follows_linear) node.args.argmax = {wants_argmax_.get(), argmax_candidates_.get()};
-}
-
-void Graph::link(ActivationNode& node) const {
-  node.args.x = reinterpret_cast<const float*>(pointer(node.x));
-  node.args.y = pointer(node.y);
-}
-
-void Graph::link(LoraAddNode& node) const {
-  node.args.x = pointer(node.x);
-  node.args.x_stride = values_[node.x].columns;
-  node.args.y = reinterpret_cast<float*>(pointer(node.y));
-  node.args.y_stride = values_[node.y].columns;
-}
-
-void Graph::bind(EmbedNode& node, const StepView& step) const {
-  node.args.ids = node.by_position ? step.positions : step.token_ids;
-  node.args.num_rows = step.num_tokens;
-}
-
-void Graph::bind(NormNode& node, const StepView& step) const {
-  node.args.num_rows = num_rows(node.x, step);
-}
-
-void Graph::bind(QuantizeNode& node, const StepView& step) const {
-  node.args.num_rows = num_rows(node.x, step);
-}
-
-void Graph::bind(LinearNode& node, const StepView& step) const {
-  node.args.num_rows = num_rows(node.x, step);
-  if (!node.feeds_sample) return;
-  const int64_t num_marked = cpu::mark_argmax_rows(step, wants_argmax_.get());
-  node.args.argmax.is_wanted = num_marked > 0 ? wants_argmax_.get() : nullptr;
-  std::fill_n(argmax_candidates_.get(), step.num_logit_rows, 0);
-}
-
-void Graph::bind(ActivationNode& node, const StepView& step) const {
-  node.args.num_rows = num_rows(node.x, step);
-}
-
-void Graph::bind(GatherNode& node, const StepView& step) const {
-  node.args.rows = step.logit_token_rows;
-  node.args.num_rows = step.num_logit_rows;
+void Graph::bind(Node& node, const StepView& step) const {
+  std::visit(
+      [&](auto& n) {
+        if constexpr (requires { n.args.step; }) n.args.step = &step;
+        if constexpr (requires { n.y, n.args.num_rows; }) n.args.num_rows = num_rows(n.y, step);
+      },
+      node);
+  if (auto* embed = std::get_if<EmbedNode>(&node)) {
+    embed->args.ids = embed->by_position ? step.positions : step.token_ids;
+  } else if (auto* gather = std::get_if<GatherNode>(&node)) {
+    gather->args.rows = step.logit_token_rows;
+  } else if (auto* linear = std::get_if<LinearNode>(&node);
+             linear != nullptr && linear->feeds_sample) {
+    const int64_t num_marked = cpu::mark_argmax_rows(step, wants_argmax_.get());
+    linear->args.argmax.is_wanted = num_marked > 0 ? wants_argmax_.get() : nullptr;
+    std::fill_n(argmax_candidates_.get(), step.num_logit_rows, 0);
+  }
 }
 
 // The node's chunks for this step.
 int64_t Graph::start_node(int32_t node_id, const StepView& step, int32_t num_threads) {
+  bind(nodes_[node_id], step);
   return std::visit(
-      [&](auto& node) {
-        bind(node, step);
-        return kernel(node).num_chunks(node.args, num_threads);
-      },
+      [&](const auto& n) { return (kernels_.*n.kKernel).num_chunks(n.args, num_threads); },
       nodes_[node_id]);
 }
 
 void Graph::run_chunk(int32_t node_id, int64_t chunk, int32_t num_threads,
                       cpu::Scratch& scratch) const {
-  std::visit([&](const auto& node) { kernel(node).run(node.args, chunk, num_threads, scratch); },
+  std::visit([&](const auto& n) { (kernels_.*n.kKernel).run(n.args, chunk, num_threads, scratch); },
              nodes_[node_id]);
 }
 

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -97,50 +98,73 @@ class Graph {
   void run(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch);
 
  private:
+  // A node's kernel, its arguments and the values that those of the same names point to.
   struct EmbedNode {
+    static constexpr const char* kName = "embed";
+    static constexpr auto kKernel = &cpu::Kernels::embed;
     cpu::EmbedArgs args;
     ValueId y;
     bool by_position = false;
   };
   struct NormNode {
+    static constexpr const char* kName = "norm";
+    static constexpr auto kKernel = &cpu::Kernels::norm;
     cpu::NormArgs args;
     ValueId x, y;
   };
   struct QuantizeNode {
+    static constexpr const char* kName = "quantize_rows";
+    static constexpr auto kKernel = &cpu::Kernels::quantize_rows;
     cpu::QuantizeRowsArgs args;
     ValueId x, y;
   };
   struct LinearNode {
+    static constexpr const char* kName = "linear";
+    static constexpr auto kKernel = &cpu::Kernels::linear;
     cpu::LinearArgs args;
     ValueId x, y;
     bool feeds_sample = false;
   };
   struct ActivationNode {
+    static constexpr const char* kName = "activation";
+    static constexpr auto kKernel = &cpu::Kernels::activation;
     cpu::ActivationArgs args;
     ValueId x, y;
   };
   struct LoraAddNode {
+    static constexpr const char* kName = "lora_add";
+    static constexpr auto kKernel = &cpu::Kernels::lora_add;
     cpu::LoraAddArgs args;
     ValueId x, y;
   };
   struct RopeCacheNode {
+    static constexpr const char* kName = "rope_cache_write";
+    static constexpr auto kKernel = &cpu::Kernels::rope_cache_write;
     cpu::RopeCacheArgs args;
     ValueId qkv, q;
   };
   struct AttentionNode {
+    static constexpr const char* kName = "attention";
+    static constexpr auto kKernel = &cpu::Kernels::attention;
     cpu::AttentionArgs args;
     ValueId q, y;
   };
   struct GatherNode {
+    static constexpr const char* kName = "gather_rows";
+    static constexpr auto kKernel = &cpu::Kernels::gather_rows;
     cpu::GatherRowsArgs args;
     ValueId x, y;
   };
   struct SampleNode {
+    static constexpr const char* kName = "sample";
+    static constexpr auto kKernel = &cpu::Kernels::sample;
     cpu::SampleArgs args;
     ValueId logits;
     bool follows_linear = false;
   };
   struct BlockCopyNode {
+    static constexpr const char* kName = "block_copy";
+    static constexpr auto kKernel = &cpu::Kernels::block_copy;
     cpu::BlockCopyArgs args;
   };
   using Node =
@@ -167,43 +191,10 @@ class Graph {
   uint8_t* pointer(ValueId id) const;
   int64_t num_rows(ValueId id, const StepView& step) const;
 
-  // Fill in what is fixed after finish(): pointers to values.
-  void link(EmbedNode& node) const;
-  void link(NormNode& node) const;
-  void link(QuantizeNode& node) const;
-  void link(LinearNode& node) const;
-  void link(RopeCacheNode& node) const;
-  void link(AttentionNode& node) const;
-  void link(GatherNode& node) const;
-  void link(SampleNode& node) const;
-  void link(BlockCopyNode&) const {}
-  void link(ActivationNode& node) const;
-  void link(LoraAddNode& node) const;
-
-  // Fill in what a step decides: row counts, the step itself.
-  void bind(EmbedNode& node, const StepView& step) const;
-  void bind(NormNode& node, const StepView& step) const;
-  void bind(QuantizeNode& node, const StepView& step) const;
-  void bind(LinearNode& node, const StepView& step) const;
-  void bind(RopeCacheNode& node, const StepView& step) const { node.args.step = &step; }
-  void bind(AttentionNode& node, const StepView& step) const { node.args.step = &step; }
-  void bind(GatherNode& node, const StepView& step) const;
-  void bind(SampleNode& node, const StepView& step) const { node.args.step = &step; }
-  void bind(BlockCopyNode& node, const StepView& step) const { node.args.step = &step; }
-  void bind(ActivationNode& node, const StepView& step) const;
-  void bind(LoraAddNode& node, const StepView& step) const { node.args.step = &step; }
-
-  const auto& kernel(const EmbedNode&) const { return kernels_.embed; }
-  const auto& kernel(const NormNode&) const { return kernels_.norm; }
-  const auto& kernel(const QuantizeNode&) const { return kernels_.quantize_rows; }
-  const auto& kernel(const LinearNode&) const { return kernels_.linear; }
-  const auto& kernel(const RopeCacheNode&) const { return kernels_.rope_cache_write; }
-  const auto& kernel(const AttentionNode&) const { return kernels_.attention; }
-  const auto& kernel(const GatherNode&) const { return kernels_.gather_rows; }
-  const auto& kernel(const SampleNode&) const { return kernels_.sample; }
-  const auto& kernel(const BlockCopyNode&) const { return kernels_.block_copy; }
-  const auto& kernel(const ActivationNode&) const { return kernels_.activation; }
-  const auto& kernel(const LoraAddNode&) const { return kernels_.lora_add; }
+  // Fills in what is fixed after finish(): pointers to values, by their fields' names.
+  void link(Node& node) const;
+  // Fills in what a step decides: row counts, the step itself.
+  void bind(Node& node, const StepView& step) const;
 
   GraphConfig config_;
   const cpu::Kernels& kernels_;
@@ -212,6 +203,7 @@ class Graph {
   std::vector<Value> values_;
   std::vector<ValueId> outputs_;
   const LoraTable* adapters_ = nullptr;
+  std::optional<KvCacheView> cache_;
   AlignedMemory arena_;
   AlignedMemory attention_workspace_;
   std::unique_ptr<uint64_t[]> argmax_candidates_;  // of logit rows

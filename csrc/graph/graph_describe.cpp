@@ -6,9 +6,6 @@
 namespace lmi {
 
 std::vector<std::string> Graph::describe() const {
-  static constexpr const char* kNames[] = {
-      "embed",       "norm",   "quantize_rows", "linear",     "rope_cache_write", "attention",
-      "gather_rows", "sample", "block_copy",    "activation", "lora_add"};
   std::vector<std::string> lines;
   const auto operand = [this](ValueId id) {
     const Value& value = values_[id];
@@ -20,9 +17,9 @@ std::vector<std::string> Graph::describe() const {
   };
   for (const Node& node : nodes_) {
     std::ostringstream line;
-    line << kNames[node.index()];
     std::visit(
         [&](const auto& n) {
+          line << n.kName;
           if constexpr (requires { n.x; }) line << ' ' << operand(n.x);
           if constexpr (requires { n.qkv; }) line << ' ' << operand(n.qkv);
           if constexpr (requires {

@@ -198,6 +198,7 @@ ValueId Graph::rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args) {
   const ValueId q =
       add_value("q", config_.act_dtype, static_cast<int64_t>(args.num_q_heads) * cache.head_dim,
                 RowSymbol::kTokens);
+  if (!cache_) cache_ = cache;
   add_node(RopeCacheNode{args, qkv, q}, {qkv, q});
   return q;
 }

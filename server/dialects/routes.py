@@ -126,9 +126,14 @@ class GenerationHandler:
             async with self._read(request, call) as call:
                 return await self._answer(request, call)
 
+    async def plan(self, request: web.Request, call: Call, *, beside: bytes = b"") -> Plan:
+        """What a call asks for; ``beside``: JSON that is decoded with its body."""
+        parse = ParseCall(self._parse, call)
+        return await decoded(parse, call.body, self._service.backend, beside=beside)
+
     async def _answer(self, request: web.Request, call: Call) -> web.StreamResponse:
         service = self._service
-        plan = await decoded(ParseCall(self._parse, call), call.body, service.backend)
+        plan = await self.plan(request, call)
         if service.options.strict_requests:
             ignored = request[IGNORED]
             refuse_ignored(ignored)

@@ -62,6 +62,8 @@ class ServerOptions:
     model_version: str | None = None
     max_request_bytes: int = 64 * 1024 * 1024
     """Longest body (max_request_size)."""
+    response_store_bytes: int = 64 * 1024 * 1024
+    """Of stored responses, the newest that fit (response_store_size); 0: none are stored."""
     max_in_flight: int = 1032
     """Requests inside the server at once; one more is refused with 503."""
     receive_timeout_s: float = 30.0

@@ -118,6 +118,7 @@ def server_options(server: ServerConfig) -> ServerOptions:
         wait_for_models=server.wait_model_loading,
         allow_multi_status=server.allow_multi_status,
         max_request_bytes=server.max_request_size_bytes,
+        response_store_bytes=server.response_store_bytes,
         receive_timeout_s=server.receive_timeout_s,
         drain_timeout_s=server.drain_timeout_s,
         log_format=server.log_format,

@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 
 from lmi_core.errors import LmiError
 from lmi_server.dialects.endpoint import Endpoint
+from lmi_server.dialects.openai.responses_store import ResponseStore
 from lmi_server.dialects.routes import Service
 from lmi_server.http.admission import Admission
 from lmi_server.http.error_rates import ErrorRates
@@ -62,6 +63,7 @@ class ModelRegistry:
         self.options = options
         self.metrics = metrics
         self.registrar = registrar
+        self.responses = ResponseStore(options.response_store_bytes)
         self.error_rates = ErrorRates(options.error_rates)
         self.sole: ServedModel | None = None
         """The one model, ready and of the start, of a server that has no other."""

@@ -25,7 +25,13 @@ TEMPLATE = ChatTemplate({"default": "{{ messages | length }}"})
 DIALECTS = ("lmi", "openai", "anthropic", "tgi")
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH")
 REGISTER = "/models"
-VARIABLES = {"model": "model", "version": "1", "adapter": "a", "name": "model"}
+VARIABLES = {
+    "model": "model",
+    "version": "1",
+    "adapter": "a",
+    "name": "model",
+    "response": "resp_1",
+}
 
 
 def paths(dialect: str) -> dict[str, set[str]]:

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 LIMIT_S = 0.05
+_SHARES_CORES = "PYTEST_XDIST_WORKER" in os.environ or "CI" in os.environ
+ALLOWANCE = 3 if _SHARES_CORES else 1
+"""Caches and virtual processors that others use, too, make the same work take longer."""
 _INTERVAL_S = 0.005
 _RUN_DELAY = Path("/proc/thread-self/schedstat")
 
@@ -71,7 +76,7 @@ class Watchdog:
     def check(self) -> None:
         """AssertionError with the stack of what took too long."""
         for what, hold in (("one turn of the loop", self.turn), ("one call's lock", self.lock)):
-            assert hold.seconds <= LIMIT_S, (
+            assert hold.seconds <= ALLOWANCE * LIMIT_S, (
                 f"{what} took {hold.seconds * 1000:.0f} ms of processor time, at most "
                 f"{LIMIT_S * 1000:.0f} are allowed:\n{hold.stack}"
             )
@@ -115,6 +120,9 @@ def _stack_of(thread_id: int) -> str:
     return "" if frame is None else "".join(traceback.format_stack(frame, limit=16)[-16:])
 
 
+shares_process: ContextVar[bool] = ContextVar("shares_process", default=False)
+"""Whether something beside the server works in its process, whose holds aren't the server's."""
+
 longest: dict[str, Hold] = {"turn": Hold(), "lock": Hold()}
 """Of all loops that were watched; ``stack`` says which test it was."""
 
@@ -130,6 +138,8 @@ def watched(name: str = "") -> Iterator[Watchdog]:
     finally:
         watchdog.stop()
         gc.unfreeze()
-        longest["turn"].note(watchdog.turn.seconds, name)
-        longest["lock"].note(watchdog.lock.seconds, name)
-    watchdog.check()
+        if not shares_process.get():
+            longest["turn"].note(watchdog.turn.seconds, name)
+            longest["lock"].note(watchdog.lock.seconds, name)
+    if not shares_process.get():
+        watchdog.check()

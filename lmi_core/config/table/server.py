@@ -229,6 +229,17 @@ OPTIONS = (
         "SAGEMAKER_MAX_PAYLOAD_IN_MB",
     ),
     _server(
+        "response_store_size",
+        Bytes(),
+        "Memory for responses of /v1/responses that are stored, to be gone on from or asked for "
+        "again: the newest that fit, in bytes; 0 stores none.",
+        honoured(
+            "response_store_bytes",
+            test="tests/server/dialects/openai/test_responses_store.py::test_the_store_is_bounded",
+        ),
+        67108864,
+    ),
+    _server(
         "max_archive_size",
         Bytes(),
         "Longest archive of a model that is fetched, and most bytes that it may unpack to.",

@@ -44,6 +44,7 @@ class ServerConfig:
     statuses: Mapping[str, int] = field(default_factory=dict)
     """HTTP statuses of LMI's failures by the option that sets them, where they are set."""
     max_request_size_bytes: int = 64 << 20
+    response_store_bytes: int = 64 << 20
     max_archive_bytes: int = 64 << 30
     receive_timeout_s: float = 30.0
     drain_timeout_s: int = 30
@@ -82,7 +83,7 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
     limit = server.get("option.payload_limit") or server.get("max_request_size")
     archive = server.get("max_archive_size")
     drain = server.get("option.graceful_termination_timeout")
-    timeout = server.get("request_timeout")
+    timeout, stored = server.get("request_timeout"), server.get("response_store_size")
     return ServerConfig(
         scheme=inference.scheme,
         host=inference.host,
@@ -102,6 +103,7 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         statuses=_statuses(server),
         error_rates=_error_rates(server),
         max_request_size_bytes=limit if isinstance(limit, int) else 64 << 20,
+        response_store_bytes=stored if isinstance(stored, int) else 64 << 20,
         max_archive_bytes=archive if isinstance(archive, int) else 64 << 30,
         receive_timeout_s=timeout if isinstance(timeout, float) else 30.0,
         drain_timeout_s=drain if isinstance(drain, int) else 90 if tgi else 30,

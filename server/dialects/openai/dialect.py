@@ -14,6 +14,7 @@ from lmi_server.dialects.openai.chat_schema import ChatBody
 from lmi_server.dialects.openai.completion_schema import CompletionBody, infill_of
 from lmi_server.dialects.openai.errors import ModelNotFound, openai_error
 from lmi_server.dialects.openai.openai import OpenAIProtocol
+from lmi_server.dialects.openai.responses import responses_routes
 from lmi_server.dialects.openai.token_routes import DetokenizeBody, TokenHandler, TokenizeBody
 from lmi_server.dialects.routes import GenerationHandler, Handler, Route, Service, metrics_route
 from lmi_server.dialects.table import Dialect, ErrorForm
@@ -90,6 +91,7 @@ def openai_dialect(service: Service) -> Dialect:
     routes = (
         post("/v1/chat/completions", chat.handle, "chat (OpenAI)", ChatBody),
         post("/v1/completions", completion.handle, "complete a text (OpenAI)", CompletionBody),
+        *responses_routes(service, protocol),
         get("/v1/models", models.list_models, "models (OpenAI)", *_JSON),
         get("/v1/models/{model:.+}", models.describe, "one model (OpenAI)", *_JSON),
         *lora_routes(service),

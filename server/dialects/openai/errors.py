@@ -24,6 +24,17 @@ class ModelNotFound(UserError):
         super().__init__(f"The model {name[:200]!r} does not exist; {served}", field="model")
 
 
+class PreviousResponseNotFound(UserError):
+    """A response to go on from that isn't stored."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"Previous response with id {name[:80]!r} not found: it was not stored, was deleted, "
+            "or gave way to newer ones (response_store_size); send the whole input",
+            field="previous_response_id",
+        )
+
+
 def openai_error(error: Exception) -> Reply:
     """The response to a call that failed before its body started."""
     status, headers, close = _status(error), {}, False
@@ -50,6 +61,8 @@ def _code(error: Exception, status: int) -> str | None:
     match error:
         case ModelNotFound():
             return "model_not_found"
+        case PreviousResponseNotFound():
+            return "previous_response_not_found"
         case ContextLengthError():
             return "context_length_exceeded"
     return _CODES.get(status)

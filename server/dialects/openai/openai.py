@@ -52,7 +52,7 @@ from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 
 Decode = Callable[[Sequence[int]], str]
 
-_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class OpenAIProtocol(Protocol):
@@ -165,7 +165,7 @@ def _plan(
 ) -> Plan:
     if body.stream_options is not None and not body.stream:
         raise UserError("stream_options needs stream: true", field="stream_options")
-    headers = _STREAM_HEADERS if renderer.streams else {}
+    headers = STREAM_HEADERS if renderer.streams else {}
     unknown = unknown_fields(call.body, body.__struct_fields__)
     report_unknown(call.request_id, unknown, "fields")
     return Plan(

@@ -24,6 +24,7 @@ from lmi_server.http.route_page import dialects
 from tests.engine.fake_runner import FakeRunner
 from tests.server.dialects.tgi.test_tgi_http import serving as serving_engine
 from tests.server.harness import Served, serving
+from tests.server.watchdog import shares_process
 
 APIS = ("lmi", "tgi", "openai")
 DOCUMENTS = {api: document(DialectTable(dialects(), api)) for api in APIS}
@@ -97,6 +98,7 @@ class Background:
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         served: Served
+        shares_process.set(True)  # with what makes the requests
         async with serving_engine(FakeRunner(), api=self._api, chat_template=TEMPLATE) as served:
             self.port = served.port
             self._started.set()

@@ -1,0 +1,251 @@
+"""OpenAI's ``/v1/responses``: chats under other names, and responses that are stored.
+
+A request is translated into a chat, so that tools, reasoning, grammars and templates are those of
+``/v1/chat/completions``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import UserError
+from lmi_core.text.chat import ChatTemplate
+from lmi_server.dialects.base import Call, Plan
+from lmi_server.dialects.openai.chat_schema import (
+    chat_request,
+    chat_sampling_params,
+    form_of,
+    tools_of,
+)
+from lmi_server.dialects.openai.errors import PreviousResponseNotFound
+from lmi_server.dialects.openai.openai import STREAM_HEADERS, OpenAIProtocol, check_content_type
+from lmi_server.dialects.openai.responses_input import messages_of
+from lmi_server.dialects.openai.responses_output import (
+    Response,
+    ResponseEventsRenderer,
+    ResponseRenderer,
+)
+from lmi_server.dialects.openai.responses_schema import ResponsesBody, chat_of, decode_responses
+from lmi_server.dialects.openai.responses_store import ResponseStore, Stored
+from lmi_server.dialects.routes import GenerationHandler, Route, Service
+from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.http.tenants import TENANT
+
+_PREVIOUS = re.compile(rb'"previous_response_id"\s*:\s*"(resp_[0-9a-f]{32})"')
+_MAX_PREVIOUS = 4
+"""A body has one; what looks like it may be in what it holds."""
+_FIELDS = {
+    "messages": "input",
+    "response_format": "text.format",
+    "guided_grammar": "tools",
+    "max_tokens": "max_output_tokens",
+}
+"""Fields of chats, and what they are called here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesCall(Call):
+    """A call with the stored responses that it may name."""
+
+    previous: Mapping[str, Stored] = field(default_factory=dict)
+
+
+def responses_routes(service: Service, chats: OpenAIProtocol) -> tuple[Route, ...]:
+    options, store = service.options, service.models.responses
+    protocol = ResponsesProtocol(
+        chats, options.model_name, options.chat_template, stores=store.is_on
+    )
+    create = ResponsesHandler(service, protocol, store)
+    stored = StoredHandler(store)
+    path, json_only = "/v1/responses/{response}", ("application/json",)
+    return (
+        Route(
+            "POST",
+            "/v1/responses",
+            create.handle,
+            "respond (OpenAI)",
+            bodies=(ResponsesBody,),
+            answers=(*json_only, "text/event-stream"),
+        ),
+        Route("GET", path, stored.get, "a stored response", is_server_wide=True, answers=json_only),
+        Route(
+            "DELETE",
+            path,
+            stored.delete,
+            "forget a stored response",
+            is_server_wide=True,
+            answers=json_only,
+        ),
+    )
+
+
+class ResponsesProtocol:
+    """Parses calls; holds configuration only."""
+
+    def __init__(
+        self,
+        chats: OpenAIProtocol,
+        model_name: str,
+        template: ChatTemplate | None,
+        *,
+        stores: bool,
+    ) -> None:
+        self._chats = chats
+        self._model_name = model_name
+        self._template = template
+        self._stores = stores
+
+    def parse(self, call: Call) -> Plan:
+        """UserError names the field at fault."""
+        try:
+            return self._plan(call)
+        except UserError as error:
+            error.field = _FIELDS.get(error.field or "", error.field)
+            raise
+
+    def _plan(self, call: Call) -> Plan:
+        check_content_type(call.content_type)
+        asked = decode_responses(call.body)
+        stores = self._stores if asked.store is None else asked.store
+        if stores and not self._stores:
+            raise UserError(
+                "store is true, but responses aren't stored here (response_store_size is 0); send "
+                "store: false",
+                field="store",
+            )
+        adapter = self._chats.adapter_named(asked.model)
+        chat, messages, customs = chat_of(asked, self._previous(call, asked))
+        tools = tools_of(chat, self._template)
+        prompt = self._chats.render_chat(chat)
+        assert self._template is not None
+        form = form_of(chat, self._template, tools, prompt)
+        params = _named(chat_sampling_params(chat, form))
+        head = _head(asked, asked.model or self._model_name, stores)
+        response = Response(head, form, frozenset(customs.formats), customs.sole)
+        response.messages = json.dumps(messages).encode() if stores else None
+        kind = ResponseEventsRenderer if asked.stream else ResponseRenderer
+        unknown = unknown_fields(call.body, asked.__struct_fields__)
+        report_unknown(call.request_id, unknown, "fields")
+        return Plan(
+            requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
+            renderer=kind(response),
+            prompt_field="input",
+            headers=STREAM_HEADERS if asked.stream else {},
+        )
+
+    def _previous(self, call: Call, asked: ResponsesBody) -> list[dict[str, Any]]:
+        """The conversation that is gone on with."""
+        name = asked.previous_response_id
+        if name is None:
+            return []
+        if not self._stores:
+            raise UserError(
+                "previous_response_id needs stored responses, but none are stored here "
+                "(response_store_size is 0); send the whole input",
+                field="previous_response_id",
+            )
+        stored = call.previous.get(name) if isinstance(call, ResponsesCall) else None
+        if stored is None:
+            raise PreviousResponseNotFound(name)
+        messages: list[dict[str, Any]] = msgspec.json.decode(stored.messages)
+        output = msgspec.json.decode(stored.response)["output"]
+        said = [item for item in output if "call" not in item["type"] or _is_whole(item)]
+        return messages_of(said, messages) if said else messages
+
+
+class ResponsesHandler(GenerationHandler):
+    """Brings calls and the store together: parsing may happen in another process."""
+
+    def __init__(self, service: Service, protocol: ResponsesProtocol, store: ResponseStore) -> None:
+        super().__init__(service, protocol.parse)
+        self._store = store
+
+    async def plan(self, request: web.Request, call: Call, *, beside: bytes = b"") -> Plan:
+        tenant = request.get(TENANT)
+        names = {
+            match[1].decode() for match in islice(_PREVIOUS.finditer(call.body), _MAX_PREVIOUS)
+        }
+        found = {name: self._store.find(tenant, name) for name in names}
+        given = {each.name: getattr(call, each.name) for each in fields(call)}
+        previous = {name: stored for name, stored in found.items() if stored is not None}
+        beside = b"".join(stored.messages for stored in previous.values())
+        plan = await super().plan(request, ResponsesCall(**given, previous=previous), beside=beside)
+        assert isinstance(plan.renderer, ResponseRenderer)
+        response = plan.renderer.response
+        if response.messages is not None:
+            response.keep = partial(self._keep, tenant, response.messages)
+        return plan
+
+    def _keep(self, tenant: Hashable, messages: bytes, response: Mapping[str, Any]) -> bool:
+        body = json.dumps(response, ensure_ascii=False).encode("utf-8", "replace")
+        return self._store.put(tenant, str(response["id"]), Stored(body, messages))
+
+
+class StoredHandler:
+    """What was answered before, for the tenant that asked for it."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    async def get(self, request: web.Request) -> web.Response:
+        if request.query.get("stream", "false") != "false":
+            raise UserError("a stored response isn't streamed; leave stream out", field="stream")
+        stored = self._store.get(request.get(TENANT), request.match_info["response"])
+        return web.Response(body=stored.response, content_type="application/json")
+
+    async def delete(self, request: web.Request) -> web.Response:
+        name = request.match_info["response"]
+        self._store.delete(request.get(TENANT), name)
+        return web.json_response({"id": name, "object": "response", "deleted": True})
+
+
+def _is_whole(item: Mapping[str, Any]) -> bool:
+    return bool(item["status"] == "completed")
+
+
+def _named(params: SamplingParams) -> SamplingParams:
+    """With a grammar that errors name as the body does."""
+    grammar = params.grammar
+    if grammar is None or grammar.field not in _FIELDS:
+        return params
+    return replace(params, grammar=replace(grammar, field=_FIELDS[grammar.field]))
+
+
+def _head(asked: ResponsesBody, model: str, stores: bool) -> dict[str, Any]:
+    """What a response says of its request."""
+    reasoning, text = asked.reasoning or {}, asked.text or {}
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        "background": False,
+        "error": None,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "max_tool_calls": asked.max_tool_calls,
+        "metadata": asked.metadata or {},
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "previous_response_id": asked.previous_response_id,
+        "reasoning": {"effort": reasoning.get("effort"), "summary": None},
+        "store": stores,
+        "temperature": 1.0 if asked.temperature is None else asked.temperature,
+        "text": {"format": text.get("format") or {"type": "text"}},
+        "tool_choice": asked.tool_choice or "auto",
+        "tools": asked.tools or [],
+        "top_p": 1.0 if asked.top_p is None else asked.top_p,
+        "truncation": "disabled",
+        "user": asked.user,
+    }

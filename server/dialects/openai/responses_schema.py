@@ -1,0 +1,163 @@
+"""The body of OpenAI's responses, and the chat that it is.
+
+Field names are those of the Responses API. What changes nothing here is taken and ignored: labels,
+``include`` but for what isn't there, ``max_tool_calls`` (of tools that OpenAI runs itself),
+``text.verbosity``, ``reasoning.summary``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from lmi_core.errors import UserError
+from lmi_server.dialects.decode import decode_json
+from lmi_server.dialects.openai.chat_schema import ChatBody
+from lmi_server.dialects.openai.responses_input import messages_of
+from lmi_server.dialects.openai.responses_tools import CustomTools, custom_tools, tool_of
+from lmi_server.dialects.openai.schema import check_range
+
+_REFUSED = ("background", "conversation", "prompt", "top_logprobs", "context_management")
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_PLAIN = {"type": "text"}
+_INCLUDED = "reasoning.encrypted_content"
+
+
+class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for a response; null counts as absent, what isn't named here is ignored."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    include: list[str] | None = None
+    truncation: str | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+
+    # Parsed so that they can be refused: their mechanism isn't there.
+    background: bool | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+    top_logprobs: int | None = None
+    context_management: list[dict[str, Any]] | None = None
+
+
+_BODY = msgspec.json.Decoder(ResponsesBody)
+
+
+def decode_responses(body: bytes) -> ResponsesBody:
+    """Decode and check; UserError names the field at fault."""
+    asked = decode_json(_BODY, body)
+    for name in _REFUSED:
+        if getattr(asked, name):
+            raise UserError(f"{name} is not available here; leave {name} out", field=name)
+    for name in asked.include or ():
+        if name != _INCLUDED:
+            raise UserError(
+                f"include has {name[:60]!r}; {_INCLUDED} alone is taken", field="include"
+            )
+    if asked.truncation not in (None, "disabled"):
+        raise UserError(
+            f"truncation must be disabled, got {asked.truncation[:40]!r}; leave items out instead",
+            field="truncation",
+        )
+    check_range("max_output_tokens", asked.max_output_tokens, 1, None)
+    check_range("temperature", asked.temperature, 0.0, 2.0)
+    check_range("top_p", asked.top_p, 0.0, 1.0)
+    return asked
+
+
+def chat_of(
+    asked: ResponsesBody, previous: list[dict[str, Any]]
+) -> tuple[ChatBody, list[dict[str, Any]], CustomTools]:
+    """The same request as a chat after the messages of a ``previous`` one; the messages that a next
+    one goes on from, which have no instructions; and which tools aren't functions.
+
+    UserError names the field at fault.
+    """
+    customs = custom_tools(asked.tools or [])
+    tools = [tool_of(f"tools[{index}]", tool) for index, tool in enumerate(asked.tools or ())]
+    response_format = _format(asked.text)
+    if tools and response_format not in (None, _PLAIN) and asked.tool_choice != "none":
+        raise UserError(
+            "text.format excludes tools; leave one of them out, or send tool_choice: none",
+            field="text.format",
+        )
+    messages = messages_of(asked.input, previous)
+    choice, grammar = customs.choice(asked.tool_choice)
+    told = [asked.instructions] if asked.instructions else []
+    if grammar is not None:
+        told.append(customs.told(grammar))
+        customs = CustomTools(customs.formats, sole=grammar)
+    chat = ChatBody(
+        model=asked.model,
+        messages=_with_system(told, messages),
+        tools=None if grammar is not None else tools,
+        tool_choice=choice,
+        parallel_tool_calls=asked.parallel_tool_calls,
+        max_tokens=asked.max_output_tokens,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        stream=asked.stream,
+        response_format=response_format,
+        guided_grammar=None if grammar is None else customs.grammar_text(grammar),
+        chat_template_kwargs=_thinking(asked.reasoning),
+    )
+    return chat, messages, customs
+
+
+def _with_system(told: list[str], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One system message at most comes first: many templates know no more."""
+    count = 0
+    while count < len(messages) and messages[count]["role"] == "system":
+        told = [*told, messages[count]["content"]]
+        count += 1
+    system = [{"role": "system", "content": "\n\n".join(told)}] if told else []
+    return [*system, *messages[count:]]
+
+
+def _thinking(reasoning: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Templates know the effort, or a switch by one of two names."""
+    effort = (reasoning or {}).get("effort")
+    if effort is None:
+        return None
+    if effort not in _EFFORTS:
+        raise UserError(
+            f"reasoning.effort must be {', '.join(_EFFORTS)}, got {str(effort)[:40]!r}",
+            field="reasoning.effort",
+        )
+    if effort == "none":
+        return {"enable_thinking": False, "thinking": False}
+    return {"reasoning_effort": effort}
+
+
+def _format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """``text.format`` as chats write it."""
+    given = (text or {}).get("format")
+    if given is None:
+        return None
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind in ("text", "json_object"):
+        return {"type": kind}
+    if kind != "json_schema" or not isinstance(given.get("schema"), Mapping):
+        raise UserError(
+            'text.format must be {"type": "text" or "json_object"} or {"type": "json_schema", '
+            '"name": ..., "schema": {...}}',
+            field="text.format",
+        )
+    return {"type": kind, "json_schema": {"name": given.get("name"), "schema": given["schema"]}}
