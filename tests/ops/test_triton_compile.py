@@ -73,7 +73,7 @@ QUANTIZED = {
 }
 FEW_ROWS = {"BLOCK_ROWS": 16, "BLOCK_PANELS": 2}
 RESULTS: dict[str, Any] = {"ELEMENT": "bf16", "CODES": ""}
-CODED_ROW = {**RESULTS, "IS_SILU": True, "BLOCK": 16384}
+CODED_ROW = {**RESULTS, "ACTIVATION": "silu", "BLOCK": 16384}
 PARTITION = {"BLOCK_GROUP": 4, "QUERY_TILE": 16, "PARTITION_KEYS": 256}
 LINEAR = {
     "HAS_BIAS": True,
@@ -89,8 +89,10 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("norm", "_rms_norm_kernel", {"HAS_ADDEND": False, **RESULTS, "BLOCK": 4096}),
     ("norm", "_rms_norm_kernel", {"HAS_ADDEND": True, **RESULTS, "CODES": "int8", "BLOCK": 4096}),
     ("norm", "_rms_norm_kernel", {"HAS_ADDEND": True, **RESULTS, "CODES": "fp8", "BLOCK": 4096}),
-    ("activation", "_gated_activation_kernel", {"IS_SILU": True, **RESULTS, "BLOCK": 1024}),
-    ("activation", "_gated_activation_kernel", {"IS_SILU": False, **RESULTS, "BLOCK": 1024}),
+    *(
+        ("activation", "_gated_activation_kernel", {"ACTIVATION": name, **RESULTS, "BLOCK": 1024})
+        for name in ("silu", "gelu_tanh", "gelu", "relu", "relu2")
+    ),
     ("activation", "_gated_activation_kernel", {**CODED_ROW, "CODES": "int8"}),
     ("activation", "_gated_activation_kernel", {**CODED_ROW, "CODES": "outliers"}),
     ("activation", "_gated_activation_kernel", {**CODED_ROW, "CODES": "fp8"}),

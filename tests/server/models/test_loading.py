@@ -19,6 +19,7 @@ from lmi_core.demo import MODEL_DIR
 from lmi_server.dialects.lmi.lmi import LmiOptions
 from lmi_server.http.logging import setup_logging
 from lmi_server.http.options import Listening, ServerOptions
+from lmi_server.http.tenants import TenantLimits
 from lmi_server.models.loading import server_options
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import Served, eventually, serving
@@ -28,7 +29,12 @@ CHANGED: dict[str, tuple[Any, str, Any]] = {
     "host": ("::1", "host", "::1"),
     "port": (9999, "port", 9999),
     "api": ("tgi", "api", "tgi"),
-    "api_key": ("k", "api_keys", ("k",)),
+    "api_keys": (("k",), "api_keys", ("k",)),
+    "max_tenant_requests": (3, "tenant_limits", TenantLimits(max_requests=3)),
+    "max_tenant_tokens_per_minute": (9, "tenant_limits", TenantLimits(tokens_per_minute=9)),
+    "share_prefix_cache": (True, "shares_prefix_cache", True),
+    "ui": (True, "ui", True),
+    "strict_requests": (True, "strict_requests", True),
     "cors_origins": (("https://a",), "cors_origins", ("https://a",)),
     "cors_methods": ("PUT", "cors_methods", "PUT"),
     "cors_headers": ("x-a", "cors_headers", "x-a"),
@@ -64,6 +70,8 @@ ELSEWHERE = {
     "max_top_n_tokens": "a model's options",
     "max_client_batch_size": "a model's options",
     "allow_custom_code": "registration",
+    "max_archive_bytes": "registration",
+    "metric_aliases": "the metrics",
     "model_store": "registration",
     "model_url_pattern": "registration",
     "values": "explain",
