@@ -10,7 +10,7 @@ from typing import Any
 from lmi_core.models.rope_config import rope_spec, scaled_max_positions
 from lmi_core.models.spec import Activation, AttentionSpec, DecoderSpec, NormSpec, RopeSpec
 from lmi_core.models.weight_names import WeightNames
-from lmi_core.weights.hf_config import HfConfig
+from lmi_core.weights.hf_config import HfConfig, UnsupportedSettingError
 from lmi_core.weights.safetensors_file import TensorInfo
 
 _log = logging.getLogger(__name__)
@@ -118,7 +118,8 @@ def decoder_spec(
     ``changes``: fields of the spec."""
     name = config.get("hidden_act") or activation
     if name not in _ACTIVATIONS:
-        raise config.error("hidden_act", f"is {name!r}; supported: {', '.join(_ACTIVATIONS)}")
+        error = config.error("hidden_act", f"is {name!r}; supported: {', '.join(_ACTIVATIONS)}")
+        raise UnsupportedSettingError(str(error), field=error.field)
     positions = config.integer("max_position_embeddings", max_positions)
     if attention.slopes or "num_positions" in changes:
         ropes = (NO_ROPE,) * config.num_layers

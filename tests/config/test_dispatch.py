@@ -162,6 +162,11 @@ def test_other_architectures_and_tasks_need_transformers(model_dir, explained):
     [
         ({"architectures": ["OlmoForCausalLM"], "clip_qkv": 8.0}, "clip_qkv is 8.0"),
         (
+            {"architectures": ["PhiForCausalLM"], "num_attention_heads": 2, "hidden_size": 64}
+            | {"num_hidden_layers": 2, "hidden_act": "quick_gelu"},
+            "hidden_act is 'quick_gelu'",
+        ),
+        (
             {"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True},
             "scale_attn_by_inverse_layer_idx is True",
         ),

@@ -202,6 +202,9 @@ def test_tensors_saved_without_the_head_lack_the_prefix(tmp_path: Path) -> None:
         ("codegen", {"tie_word_embeddings": True}),
         ("gpt2", {"scale_attn_weights": False}),
         ("gpt_bigcode", {"scale_attn_weights": False}),
+        ("gemma", {"attention_bias": True}),
+        ("gemma2", {"attention_bias": True}),
+        ("gemma3", {"attention_bias": True}),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 7, "layer_types": None}),
     ],
 )

@@ -12,7 +12,10 @@ from lmi_core.weights.hf_config import HfConfig
 def read_spec(config: HfConfig) -> DecoderSpec:
     # Early files say gelu and mean its approximation, which the models were trained with.
     values = {key: value for key, value in config.values.items() if key != "hidden_act"}
-    attention = attention_spec(config, head_dim=default_head_dim(config, 256))
+    bias = config.boolean("attention_bias")
+    attention = attention_spec(
+        config, head_dim=default_head_dim(config, 256), qkv_bias=bias, output_bias=bias
+    )
     return decoder_spec(
         replace(config, values=values),
         "gemma",

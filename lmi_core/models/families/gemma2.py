@@ -24,10 +24,13 @@ NAMES = WeightNames(
 
 def read_spec(config: HfConfig) -> DecoderSpec:
     local = local_layers(config, 2)
+    bias = config.boolean("attention_bias")
     attention = attention_spec(
         config,
         num_kv_heads=config.integer("num_key_value_heads", 4),
         head_dim=default_head_dim(config, 256),
+        qkv_bias=bias,
+        output_bias=bias,
         windows=local_windows(config, local, 4096),
         scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
         soft_cap=config.optional_number("attn_logit_softcapping", 50.0),

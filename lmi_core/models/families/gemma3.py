@@ -21,10 +21,13 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     if config.get("use_bidirectional_attention"):
         raise config.error("use_bidirectional_attention", "is true, but text is generated causally")
     local = local_layers(config, config.integer("sliding_window_pattern", 6))
+    bias = config.boolean("attention_bias")
     attention = attention_spec(
         config,
         num_kv_heads=config.integer("num_key_value_heads", 4),
         head_dim=default_head_dim(config, 256),
+        qkv_bias=bias,
+        output_bias=bias,
         windows=local_windows(config, local, 4096),
         scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
         soft_cap=config.optional_number("attn_logit_softcapping", 0.0),
