@@ -8,7 +8,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -36,7 +37,9 @@ _BOOT = (
 _HEAD_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
 _MAX_LINE_BYTES = 1 << 13
+_MAX_LINES_PER_TURN = 100
 _END_TIMEOUT_S = 5.0
+_OUTPUT_TIMEOUT_S = 0.5
 
 
 class CustomCodeProcess:
@@ -187,22 +190,46 @@ class CustomCodeProcess:
         await _exit_of(self._process)
         # Those that it has forked hold its socket and its output open.
         self._kill_group()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_OUTPUT_TIMEOUT_S):
+                await self._process.wait()
+        # A daemon that it has started, in a session of its own, holds the output open as long as it
+        # lives, and ``wait`` would wait for that.
+        self._process._transport.close()  # type: ignore[attr-defined]
         await self._process.wait()
         on_exit()
 
     async def _forward(self, stream: asyncio.StreamReader | None, level: int, name: str) -> None:
-        """Log what the code prints, line by line."""
         assert stream is not None
         prefix = f"W-{self._process.pid}-{self._config.model_name}-{name}"
-        rest = b""
-        while data := await stream.read(_READ_BYTES):
-            *lines, rest = (rest + data).split(b"\n")
-            if len(rest) > _MAX_LINE_BYTES:
-                lines, rest = [*lines, rest], b""
-            for line in lines:
-                _log_line(level, prefix, line)
-        if rest:
-            _log_line(level, prefix, rest)
+        await log_output(stream, level, prefix, lambda: self.has_ended)
+
+
+async def log_output(
+    stream: asyncio.StreamReader, level: int, prefix: str, has_ended: Callable[[], bool]
+) -> None:
+    """Log what code prints, line by line, in a quarter of the loop's time at most: code that prints
+    faster waits for its pipe. What it has left when it ends is logged without pauses."""
+    async for lines in _batches(stream):
+        start = time.perf_counter()
+        for line in lines:
+            _log_line(level, prefix, line)
+        if len(lines) == _MAX_LINES_PER_TURN:
+            used_s = time.perf_counter() - start
+            await asyncio.sleep(0 if has_ended() else 3 * used_s)
+
+
+async def _batches(stream: asyncio.StreamReader) -> AsyncGenerator[list[bytes], None]:
+    """A stream's lines, as many at once as the loop has time for; those too long are cut."""
+    rest = b""
+    while data := await stream.read(_READ_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        if len(rest) > _MAX_LINE_BYTES:
+            lines, rest = [*lines, rest], b""
+        for first in range(0, len(lines), _MAX_LINES_PER_TURN):
+            yield lines[first : first + _MAX_LINES_PER_TURN]
+    if rest:
+        yield [rest]
 
 
 async def _spawn(config: CustomCodeConfig, descriptor: int) -> asyncio.subprocess.Process:

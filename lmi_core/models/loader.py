@@ -223,7 +223,7 @@ def _load_weights(
 ) -> DecoderWeights:
     names = spec.names
     if spec.tied_head:
-        head = reader.tied_head(names.embedding, head_format)
+        head = reader.tied_head(names.embedding, names.head, head_format)
     else:
         head = reader.linear([names.head], format=head_format)
     projections = [

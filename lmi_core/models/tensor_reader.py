@@ -96,12 +96,13 @@ class TensorReader:
     def has(self, name: str) -> bool:
         return name in self._tensors
 
-    def tied_head(self, name: str, format: PackFormat) -> Linear:
-        """The embedding packed as the output head; its source pages go, the mapping stays."""
+    def tied_head(self, name: str, head: str, format: PackFormat) -> Linear:
+        """The embedding packed as the output head, which may have a bias of its own; its source
+        pages go, the mapping stays."""
         weight = self._backend.pack([self._view(name)], names=[name], format=format, gated=False)
         tensor = self._tensors[name]
         self._file(tensor.path).drop(tensor.offset, tensor.num_bytes)
-        return Linear(weight)
+        return Linear(weight, self.vector(f"{head}.bias") if self._has_bias(head) else None)
 
     def vector(self, name: str) -> FloatArray:
         """A float32 copy."""

@@ -52,14 +52,17 @@ async def rendered(render: Callable[[], bytes], num_items: int) -> bytes:
     return render() if num_items <= _MANY_RENDERED else await asyncio.to_thread(render)
 
 
-async def decoded(decode: Callable[[bytes], T], body: bytes, backend: Any) -> T:
+async def decoded(
+    decode: Callable[[bytes], T], body: bytes, backend: Any, *, beside: bytes = b""
+) -> T:
     """``decode(body)``, in a child for a large body or a chat template that costs much: ``decode``
     must be something that can be pickled.
 
-    In the child ``backend`` is a ``StandIn``. Raises what ``decode`` raises, and UserError when it
-    takes too much time or memory, or makes too much of the body.
+    ``beside``: what ``decode`` has to decode besides the body. In the child ``backend`` is a
+    ``StandIn``. Raises what ``decode`` raises, and UserError when it takes too much time or memory,
+    or makes too much of the body.
     """
-    if not is_large(body):
+    if not (is_large(body) or is_large(beside)):
         try:
             with metered():
                 return decode(body)
@@ -68,7 +71,9 @@ async def decoded(decode: Callable[[bytes], T], body: bytes, backend: Any) -> T:
     limits = Limits(
         what=f"reading a body of {len(body)} bytes, with its chat template if it is a chat,",
         processor_s=_PROCESSOR_S,
-        memory_bytes=min((1 << 30) + _BYTES_PER_BYTE * len(body), _MAX_MEMORY_BYTES),
+        memory_bytes=min(
+            (1 << 30) + _BYTES_PER_BYTE * (len(body) + len(beside)), _MAX_MEMORY_BYTES
+        ),
         result_bytes=_MAX_RESULT_BYTES,
     )
     answer: tuple[T, list[str]] = await shared_pool().run(

@@ -126,9 +126,10 @@ class GenerationHandler:
             async with self._read(request, call) as call:
                 return await self._answer(request, call)
 
-    async def plan(self, request: web.Request, call: Call) -> Plan:
-        """What a call asks for."""
-        return await decoded(ParseCall(self._parse, call), call.body, self._service.backend)
+    async def plan(self, request: web.Request, call: Call, *, beside: bytes = b"") -> Plan:
+        """What a call asks for; ``beside``: JSON that is decoded with its body."""
+        parse = ParseCall(self._parse, call)
+        return await decoded(parse, call.body, self._service.backend, beside=beside)
 
     async def _answer(self, request: web.Request, call: Call) -> web.StreamResponse:
         service = self._service

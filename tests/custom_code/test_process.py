@@ -8,11 +8,13 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from lmi_core.custom_code import process
 from lmi_core.custom_code.errors import FailureKind, HandlerError
 from lmi_core.custom_code.pool import CustomCodePool
 from lmi_core.errors import InsufficientMemoryError, ModelError
@@ -325,3 +327,53 @@ def test_secrets_of_the_server_are_not_inherited(
     caplog.set_level("INFO")
     asyncio.run(run())
     assert "its code doesn't get SERVING_ADMIN_KEY (option.handler_environment)" in caplog.text
+
+
+DAEMON = """
+import os, subprocess
+from djl_python import Output
+def handle(inputs):
+    if inputs.get_as_string() == "daemon":
+        child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        open(os.path.join(os.path.dirname(__file__), "daemon"), "w").write(str(child.pid))
+        os._exit(3)
+    return Output().add("alive")
+"""
+
+
+def test_a_daemon_that_holds_the_output_does_not_hold_the_restart(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path, DAEMON) as pool:
+            with pytest.raises(HandlerError, match="exit status 3"):
+                await ask(pool, "daemon")
+            async with asyncio.timeout(30):
+                assert (await ask(pool, "hello")).body == b"alive"
+
+    try:
+        asyncio.run(run())
+    finally:
+        os.kill(int((tmp_path / "daemon").read_text()), 9)
+
+
+def test_a_flood_of_lines_leaves_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = 0
+    logged: list[int] = []
+    monkeypatch.setattr(process, "_log_line", lambda *line: logged.append(turn))
+
+    async def run() -> None:
+        async def count() -> None:
+            nonlocal turn
+            while True:
+                turn += 1
+                await asyncio.sleep(0)
+
+        counter = asyncio.create_task(count())
+        stream = asyncio.StreamReader()
+        stream.feed_data(b"\n" * 5000 + b"end")
+        stream.feed_eof()
+        await process.log_output(stream, 20, "x", lambda: True)
+        counter.cancel()
+
+    asyncio.run(run())
+    assert len(logged) == 5001
+    assert max(Counter(logged).values()) <= 100

@@ -4,6 +4,7 @@ in any batch, quantised and with adapters."""
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from safetensors.numpy import load_file, save_file
 
 from lmi_core.models.loader import load_model
 from tests.adapters import test_lora_parity as lora
-from tests.checkpoints import EOS_ID, FAMILIES, SHAPE, cached_checkpoint, draw_weights
+from tests.checkpoints import (
+    EOS_ID,
+    FAMILIES,
+    SHAPE,
+    cached_checkpoint,
+    draw_weights,
+    make_checkpoint,
+)
 from tests.lora_adapters import adapter_tensors, write_adapter
 from tests.models.forward import EagerForward, Forward, NativeForward, TorchForward, all_logits
 from tests.models.test_parity import oracle_logits, oracle_model, rms
@@ -184,3 +192,41 @@ def test_tensors_saved_without_the_head_lack_the_prefix(tmp_path: Path) -> None:
     save_file(bare, tmp_path / "model.safetensors")
     whole, found = load_model(path), load_model(tmp_path)
     np.testing.assert_array_equal(whole.weights.embedding, found.weights.embedding)
+
+
+@pytest.mark.parametrize(
+    ("variant", "settings"),
+    [
+        ("phi", {"tie_word_embeddings": True}),
+        ("gptj", {"tie_word_embeddings": True}),
+        ("codegen", {"tie_word_embeddings": True}),
+        ("gpt2", {"scale_attn_weights": False}),
+        ("gpt_bigcode", {"scale_attn_weights": False}),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 7, "layer_types": None}),
+    ],
+)
+def test_settings_that_few_checkpoints_have(
+    variant: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    path = make_checkpoint(tmp_path, variant, tokenizer=False, **settings)
+    written = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(written | settings))
+    inputs = [list(range(4, 60)), [7, 300, 200]]
+    oracle = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+    exact = np.concatenate(oracle_logits(oracle, inputs))
+    logits = all_logits(NativeForward(load_model(path), MAX_MODEL_LEN, "fp32"), inputs, max_chunk=9)
+    assert np.abs(np.concatenate(logits) - exact).max() <= 1e-4 * exact.std()
+
+
+def test_contexts_end_where_queries_would_be_scaled(tmp_path: Path) -> None:
+    """Ministral 3's factor is 1 before the positions that it was trained on first end."""
+    path = make_checkpoint(tmp_path, "mistral", tokenizer=False)
+    config = json.loads((path / "config.json").read_text())
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
+    rope |= {"original_max_position_embeddings": 128}
+    for beta, most in ((None, 512), (0.1, 128)):
+        config["rope_parameters"] = rope | ({"llama_4_scaling_beta": beta} if beta else {})
+        (path / "config.json").write_text(json.dumps(config))
+        assert load_model(path).spec.max_positions == most

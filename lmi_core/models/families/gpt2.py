@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmi_core.models.family import Family, attention_spec, decoder_spec, norm_spec
+from lmi_core.models.family import Family, attention_spec, decoder_spec, default_head_dim, norm_spec
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.weights.hf_config import HfConfig
@@ -33,11 +33,22 @@ NAMES = WeightNames(
 )
 
 
+def score_scale(config: HfConfig) -> float:
+    """What scores are multiplied with: nothing where ``scale_attn_weights`` is false."""
+    scales = config.boolean("scale_attn_weights", True)
+    return default_head_dim(config) ** -0.5 if scales else 1.0
+
+
 def read_spec(config: HfConfig) -> DecoderSpec:
-    config.require("scale_attn_weights", True)
     config.require("scale_attn_by_inverse_layer_idx", False)
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
-    attention = attention_spec(config, num_kv_heads=heads, qkv_bias=True, output_bias=True)
+    attention = attention_spec(
+        config,
+        num_kv_heads=heads,
+        scale=score_scale(config),
+        qkv_bias=True,
+        output_bias=True,
+    )
     return decoder_spec(
         config,
         "gpt2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lmi_core.models.families.gpt2 import KEYS, NAMES
+from lmi_core.models.families.gpt2 import KEYS, NAMES, score_scale
 from lmi_core.models.family import Family, attention_spec, decoder_spec, norm_spec
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import QkvLayout
@@ -15,7 +15,13 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     multi_query = config.boolean("multi_query", True)
     heads = 1 if multi_query else config.integer("num_attention_heads")
     layout: QkvLayout = "blocks" if multi_query else "grouped"
-    attention = attention_spec(config, num_kv_heads=heads, qkv_bias=True, output_bias=True)
+    attention = attention_spec(
+        config,
+        num_kv_heads=heads,
+        scale=score_scale(config),
+        qkv_bias=True,
+        output_bias=True,
+    )
     return decoder_spec(
         config,
         "gpt_bigcode",

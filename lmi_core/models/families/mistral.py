@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
+
 from lmi_core.models.family import Family, attention_spec, decoder_spec
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.weights.hf_config import HfConfig
+
+_log = logging.getLogger(__name__)
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
@@ -14,7 +19,14 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         num_kv_heads=config.integer("num_key_value_heads", 8),
         windows=(window,) * config.num_layers,
     )
-    return decoder_spec(config, "mistral", attention, max_positions=131072)
+    spec = decoder_spec(config, "mistral", attention, max_positions=131072)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    first = spec.ropes[0].original_max_positions
+    if rope.get("llama_4_scaling_beta") and spec.max_positions > first:
+        # Ministral 3 multiplies queries from there on by 1 + beta log(1 + position // first).
+        _log.warning("llama_4_scaling_beta is not supported: contexts end at %d, before it", first)
+        spec = replace(spec, max_positions=first)
+    return spec
 
 
 FAMILY = Family(name="mistral", read_spec=read_spec)

@@ -172,7 +172,7 @@ class ResponsesHandler(GenerationHandler):
         super().__init__(service, protocol.parse)
         self._store = store
 
-    async def plan(self, request: web.Request, call: Call) -> Plan:
+    async def plan(self, request: web.Request, call: Call, *, beside: bytes = b"") -> Plan:
         tenant = request.get(TENANT)
         names = {
             match[1].decode() for match in islice(_PREVIOUS.finditer(call.body), _MAX_PREVIOUS)
@@ -180,7 +180,8 @@ class ResponsesHandler(GenerationHandler):
         found = {name: self._store.find(tenant, name) for name in names}
         given = {each.name: getattr(call, each.name) for each in fields(call)}
         previous = {name: stored for name, stored in found.items() if stored is not None}
-        plan = await super().plan(request, ResponsesCall(**given, previous=previous))
+        beside = b"".join(stored.messages for stored in previous.values())
+        plan = await super().plan(request, ResponsesCall(**given, previous=previous), beside=beside)
         assert isinstance(plan.renderer, ResponseRenderer)
         response = plan.renderer.response
         if response.messages is not None:

@@ -48,20 +48,22 @@ def test_a_response_is_gone_on_from() -> None:
 
 
 def test_a_streamed_one_too_and_after_a_large_body() -> None:
-    """A large body is decoded in another process, which has no store."""
+    """What is large is decoded in another process, which has no store: the body, and then the
+    conversation that a small one goes on with. (The server's loop is watched.)"""
 
     async def run() -> None:
         engine = FakeEngine(max_model_len=1 << 20)
         async with serving(engine, chat_template=TEMPLATE) as served:
-            items = [{"role": "user", "content": "x"}] * 9000
+            items = [{"role": "user", "content": "x"}] * 30_000
             answer = await served.post({**BODY, "stream": True, "input": items}, "/v1/responses")
             last = json.loads(answer.body.split(b"\n\n")[-2].partition(b"data: ")[2])
             first = last["response"]
-            again = await respond(served, previous_response_id=first["id"], input=items)
+            more = await respond(served, previous_response_id=first["id"], input=items)
+            again = await respond(served, previous_response_id=more["id"])
             assert again["status"] == "incomplete"
-            prompt = served.engine.requests[1].prompt or ""
-            assert prompt.count("user:x|") == 18000
-            assert prompt.count("assistant: a fox|") == 1
+            prompt = served.engine.requests[2].prompt or ""
+            assert prompt.count("user:x|") == 60_000
+            assert prompt.endswith("assistant: a fox|user:Hi there|A:")
 
     asyncio.run(run())
 
