@@ -129,8 +129,10 @@ async def _measure(args: argparse.Namespace, words: Sequence[str], default_model
         if args.kind == "serve":
             return await _serve(args, {name: engine_target(engine)}, facts)
         shape = ModelShape.read(opened.config.model)
-        # Smaller weights stay in the processor's caches, and have no roof.
-        dtype = dtype_of(info) if info.weight_bytes >= _LEAST_WEIGHT_BYTES else ""
+        dtype = dtype_of(info)
+        if info.weight_bytes < _LEAST_WEIGHT_BYTES:
+            dtype = ""
+            facts["roof"] = "none: weights under 128 MiB may stay in the processor's caches"
         offline = OfflineBench(shape, dtype, engine, log)
         await offline.generate(64, 4, seed=0)
         if args.kind == "prefill":

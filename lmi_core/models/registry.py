@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from lmi_core.errors import ModelError
+from lmi_core.weights.hf_config import HfConfig, UnsupportedSettingError
 
 if TYPE_CHECKING:
     from lmi_core.models.family import Family
@@ -52,6 +53,19 @@ MODULES = {
 
 def supported_architectures() -> tuple[str, ...]:
     return tuple(MODULES)
+
+
+def unsupported_setting(config: HfConfig) -> str | None:
+    """What config.json sets that the family of its architecture doesn't have here. Faults of the
+    file itself are the loader's to tell."""
+    try:
+        family = family_of(config.architecture)
+        family.read_spec(family.text_config(config))
+    except UnsupportedSettingError as error:
+        return str(error).removeprefix(f"{config.path}: ")
+    except Exception:
+        return None
+    return None
 
 
 def family_of(architecture: str) -> Family:

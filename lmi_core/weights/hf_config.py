@@ -19,6 +19,10 @@ _MAX_LAYERS = 10_000
 """So that a slip of the keyboard is an error, not a list of names that fills the memory."""
 
 
+class UnsupportedSettingError(ModelError):
+    """A setting that is right, and that our own engine doesn't have."""
+
+
 @dataclass(frozen=True, slots=True)
 class HfConfig:
     """A checkpoint's configuration with checked access; every fault is a ``ModelError``."""
@@ -82,7 +86,8 @@ class HfConfig:
         """Raise unless a setting that changes the model is absent, or as models here have it."""
         value = self.get(key, wanted)
         if value != wanted:
-            raise self.error(key, f"is {value!r}; only {wanted!r} is supported")
+            error = self.error(key, f"is {value!r}; only {wanted!r} is supported")
+            raise UnsupportedSettingError(str(error), field=error.field)
 
     def optional_number(self, key: str, default: float) -> float:
         """As ``number``, but null is 0; so may ``default`` be, which stands for an absent key."""

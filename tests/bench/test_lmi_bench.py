@@ -121,6 +121,7 @@ def test_offline_figures_as_a_table_and_as_files(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert "| decode batch 2 (tokens/s) |" in result.stdout
+    assert "roof: none: weights under 128 MiB" in result.stdout
     ((name, figures),) = json.loads((tmp_path / "f.json").read_text())["figures"].items()
     assert (name, len(figures[0]["runs"])) == ("model", 2)
     assert (tmp_path / "f.html").read_text().startswith("<!doctype html>")

@@ -157,6 +157,23 @@ def test_other_architectures_and_tasks_need_transformers(model_dir, explained):
     assert model_of(explained(task)).backend == "transformers"
 
 
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"architectures": ["OlmoForCausalLM"], "clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        (
+            {"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx is True",
+        ),
+    ],
+)
+def test_settings_that_our_engine_lacks_need_transformers(model_dir, explained, config, named):
+    report = explained(model_dir("", config=config), "--prefer-native")
+    assert model_of(report).backend == "transformers"
+    assert named in str(report.errors[0])
+    assert "--prefer-native" not in str(report.errors[0])
+
+
 def test_a_handler_takes_over_unless_an_entry_point_is_given(model_dir, explained):
     name = model_dir("", config=LLAMA, model__py="def handle(inputs): ...")
     report = explained(name)

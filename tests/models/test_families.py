@@ -230,3 +230,12 @@ def test_contexts_end_where_queries_would_be_scaled(tmp_path: Path) -> None:
         config["rope_parameters"] = rope | ({"llama_4_scaling_beta": beta} if beta else {})
         (path / "config.json").write_text(json.dumps(config))
         assert load_model(path).spec.max_positions == most
+
+
+@pytest.mark.parametrize(("model_type", "window"), [("mistral", 4096), ("ministral3", 0)])
+def test_windows_of_files_that_name_none(model_type: str, window: int, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "mistral", tokenizer=False)
+    config = json.loads((path / "config.json").read_text())
+    del config["sliding_window"]
+    (path / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
+    assert set(load_model(path).spec.attention.windows) == {window}

@@ -29,6 +29,8 @@ class ModelFiles:
     is_encoder_decoder: bool = False
     is_diffusion: bool = False
     is_library: bool = False
+    unsupported: str | None = None
+    """A setting of a native architecture that the lmi engine doesn't have."""
     requirements: Path | None = None
     known: bool = False
 
@@ -64,9 +66,16 @@ def read_model_files(directory: Path | None, problems: Problems) -> ModelFiles:
         is_encoder_decoder=facts.get("is_encoder_decoder") is True,
         is_diffusion=is_file(directory / "model_index.json"),
         is_library=config is None and is_file(directory / "adapter_config.json"),
+        unsupported=_unsupported(directory / "config.json", facts),
         requirements=requirements if is_file(requirements) else None,
         known=config is not None,
     )
+
+
+def _unsupported(path: Path, facts: dict[str, object]) -> str | None:
+    from lmi_core.models.registry import unsupported_setting
+
+    return unsupported_setting(HfConfig(path, facts))
 
 
 def _read_config(path: Path, problems: Problems) -> dict[str, object] | None:

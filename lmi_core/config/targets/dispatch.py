@@ -84,6 +84,8 @@ def _wanted(written: WrittenFor, values: Values, files: ModelFiles, host: Host) 
     if files.architecture is not None and files.architecture not in native_architectures():
         reason = f"the lmi engine has no description of {files.architecture}"
         return Decision("transformers", reason)
+    if files.unsupported is not None:
+        return Decision("transformers", f"the lmi engine doesn't have this: {files.unsupported}")
     return Decision("lmi", _native_reason(written, files))
 
 
@@ -103,7 +105,7 @@ def _native_reason(written: WrittenFor, files: ModelFiles) -> str:
 def _can_be_native(values: Values, files: ModelFiles) -> bool:
     task = values.get("option.task")
     known = files.architecture is None or files.architecture in native_architectures()
-    return known and (task is None or task in TEXT_TASKS)
+    return known and files.unsupported is None and (task is None or task in TEXT_TASKS)
 
 
 def _require(

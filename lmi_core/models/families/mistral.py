@@ -13,7 +13,8 @@ _log = logging.getLogger(__name__)
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    window = config.optional_integer("sliding_window", 4096) or 0
+    default = None if config.values.get("model_type") == "ministral3" else 4096
+    window = config.optional_integer("sliding_window", default) or 0
     attention = attention_spec(
         config,
         num_kv_heads=config.integer("num_key_value_heads", 8),
