@@ -9,7 +9,7 @@ from lmi_core.config.sources.environment import AMBIGUOUS, read_environment
 from lmi_core.config.sources.merge import merge
 from lmi_core.config.sources.origin import Rank
 from lmi_core.config.sources.properties import parse_properties
-from lmi_core.config.table import OPTIONS, SYNONYMS
+from lmi_core.config.table import BY_FLAG, OPTIONS, SYNONYMS
 from lmi_core.config.table.value_type import (
     Bool,
     Bytes,
@@ -51,7 +51,8 @@ def values_of(option):
         Text: [f"text{n}" for n in range(9)],
     }
     if isinstance(kind, Items):
-        return made[Text] if isinstance(kind.item, Text) else [str(n) for n in range(1, 9)]
+        made[Items] = made[Text] if isinstance(kind.item, Text) else [str(n) for n in range(1, 9)]
+        return list(kind.item.choices) if isinstance(kind.item, Choice) else made[Items]
     return made[type(kind)]
 
 
@@ -61,8 +62,9 @@ def flag_of(option):
         return None if option.flag.switch else option.flag.name
     if option.key in OWN_FLAGS:
         return OWN_FLAGS[option.key]
+    flag = "--" + option.name.replace("_", "-")
     is_model_key = option.scope == "model" and option.key.startswith("option.")
-    return "--" + option.name.replace("_", "-") if is_model_key else None
+    return flag if is_model_key and flag not in BY_FLAG else None
 
 
 def sources_of(option):
