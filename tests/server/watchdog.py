@@ -8,12 +8,12 @@ it without being ready to run, and at most the processor time that some thread s
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import os
-import sys
+import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -116,8 +116,12 @@ def _processor_times() -> dict[int, float]:
 
 
 def _stack_of(thread_id: int) -> str:
-    frame = sys._current_frames().get(thread_id)
-    return "" if frame is None else "".join(traceback.format_stack(frame, limit=16)[-16:])
+    """Read without making frame objects, which a thread that runs on may not survive."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        stacks = file.read().decode(errors="replace").split("\n\n")
+    return next((stack for stack in stacks if f"0x{thread_id:016x}" in stack), "")
 
 
 shares_process: ContextVar[bool] = ContextVar("shares_process", default=False)
