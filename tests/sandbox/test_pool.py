@@ -72,6 +72,19 @@ def test_a_child_serves_many_calls_and_ends_when_idle() -> None:
     run(test, idle_s=0.2)
 
 
+def test_children_of_a_large_process_are_kept() -> None:
+    """A process's peak is told to those that it starts, but isn't theirs."""
+    ballast = bytearray(1 << 30)
+    ballast[:: 1 << 12] = bytes([1]) * (1 << 18)
+
+    async def test(pool: SandboxPool) -> None:
+        pids = {await pool.run(work.pid, limits=LIMITS) for _ in range(2)}
+        assert len(pids) == 1
+
+    run(test)
+    assert len(ballast) == 1 << 30
+
+
 def test_one_that_was_large_gives_its_memory_back() -> None:
     async def test(pool: SandboxPool) -> None:
         limits = Limits(what="the work", memory_bytes=2 << 30)
