@@ -125,8 +125,9 @@ __global__ void __launch_bounds__(kThreads) linear_quantized_kernel(const LmiLin
     const Sum sum =
         sum_of_warps<kWarps>(partials, kRows, sum_offset(row, index % kOutputs), Sum{0});
     const float scale = weight_scale_of<Codes>(args, panel, lane);
+    const int count = num_outliers<Codes>(args, row);
     args.y[int64_t{row} * args.num_outputs + output] =
-        finish_sum(args, total_of<Codes>(args, sum, row, panel, lane), scale, row, output);
+        finish_sum(args, total_of<Codes>(args, sum, row, count, panel, lane), scale, row, output);
   }
 }
 

@@ -83,9 +83,11 @@ class QuantizedBlock {
     float* target = args_.y + int64_t{row} * args_.num_outputs;
     const int output = panel_output(panel, lane, args_.num_outputs, args_.is_gated != 0);
     if (output < 0) return;
+    const int count = num_outliers<Codes>(args_, row);
     const auto finished = [&](int tile, int own) {
       const float scale = weight_scale_of<Codes>(args_, panel, lane + tile);
-      const float total = total_of<Codes>(args_, sums_.at(m, tile, i), row, panel, lane + tile);
+      const float total =
+          total_of<Codes>(args_, sums_.at(m, tile, i), row, count, panel, lane + tile);
       return finish_sum(args_, total, scale, row, own);
     };
     if (args_.num_outputs % (kColumnTiles << (args_.is_gated != 0)) == 0) {

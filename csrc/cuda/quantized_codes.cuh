@@ -117,16 +117,22 @@ __device__ float weight_scale_of(const LmiLinearQuantized& args, int panel, int 
   }
 }
 
-// A row's sum with what its outliers' high digits add. int8 only.
+// Of a row, whose list is read once for all its outputs. int8 only.
+template <typename Codes>
+__device__ int num_outliers(const LmiLinearQuantized& args, int row) {
+  if (!std::is_same_v<Codes, Int8> || args.outliers == nullptr) return 0;
+  return args.outliers[int64_t{row} * args.outlier_stride];
+}
+
+// A row's sum with what its ``count`` outliers' high digits add.
 template <typename Codes>
 __device__ float total_of(const LmiLinearQuantized& args, typename Codes::Sum sum, int row,
-                          int panel, int lane) {
+                          int count, int panel, int lane) {
   float total = static_cast<float>(sum);
   if constexpr (std::is_same_v<Codes, Int8>) {
-    if (args.outliers == nullptr) return total;
+    if (count == 0) return total;
     const int32_t* list = args.outliers + int64_t{row} * args.outlier_stride;
     const uint8_t* weights = panel_at<Codes>(args, panel) + lane * 4;
-    const int count = list[0];
     int32_t high_sum = 0;
     for (int i = 1; i <= count; ++i) {
       const int column = list[i] >> 8;
