@@ -25,6 +25,27 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
     "relu2": "relu2",
 }
+_OTHER_ACTIVATIONS = frozenset(
+    [
+        "gelu_10",
+        "gelu_accurate",
+        "gelu_python",
+        "gelu_python_tanh",
+        "hardswish",
+        "laplace",
+        "leaky_relu",
+        "linear",
+        "mish",
+        "prelu",
+        "quick_gelu",
+        "relu6",
+        "sigmoid",
+        "sqrtsoftplus",
+        "tanh",
+        "xielu",
+    ]
+)
+"""Those that Transformers has besides."""
 NO_ROPE = RopeSpec(rotary_dim=2, kind="none")
 _LANGUAGE_MODEL = "language_model."
 """In names of a multimodal model's tensors that are its language model's."""
@@ -119,7 +140,9 @@ def decoder_spec(
     name = config.get("hidden_act") or activation
     if name not in _ACTIVATIONS:
         error = config.error("hidden_act", f"is {name!r}; supported: {', '.join(_ACTIVATIONS)}")
-        raise UnsupportedSettingError(str(error), field=error.field)
+        if name in _OTHER_ACTIVATIONS:
+            raise UnsupportedSettingError(str(error), field=error.field)
+        raise error
     positions = config.integer("max_position_embeddings", max_positions)
     if attention.slopes or "num_positions" in changes:
         ropes = (NO_ROPE,) * config.num_layers
