@@ -69,7 +69,7 @@ def _native() -> list[Finding]:
         from lmi_core import _native as native
     except ImportError as error:
         text = f"the extension can't be loaded ({error}); build it with: pip install -e ."
-        return [Finding("native engine", text, is_problem=True)]
+        return [Finding("lmi engine", text, is_problem=True)]
     info = native.cpu_info()
     levels = native.instruction_sets()
     others = ", ".join(levels[:-1])

@@ -96,7 +96,7 @@ BACKENDS = {
     for backend in (
         Backend(
             "lmi",
-            "native engine",
+            "lmi engine",
             _FRONT
             | {
                 "batch.chunked_prefill",
