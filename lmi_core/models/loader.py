@@ -10,13 +10,16 @@ from typing import Literal
 
 import numpy as np
 
-from lmi_core.models.family import text_tensors
+from lmi_core.errors import ModelError
+from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
 from lmi_core.models.linears import LayerLinear, layer_linears, rotate_half_order
+from lmi_core.models.pooling import PoolingSpec
+from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import RopeOverride
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.tensor_check import check_tensors
+from lmi_core.models.tensor_check import check_tensors, without_heads
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.models.weights import (
@@ -25,10 +28,12 @@ from lmi_core.models.weights import (
     Linear,
     Norm,
     WeightBackend,
+    answer_matrix,
     bias_name,
     expected_shapes,
     qk_norm_tensors,
 )
+from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.checkpoint import read_checkpoint
 from lmi_core.weights.formats import FloatArray, PackFormat, Quantization, WeightFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
@@ -54,6 +59,9 @@ class LoadedModel:
     """What the layers' matrices are; fp8 also where the checkpoint had them so."""
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    pooling: PoolingSpec | None = None
+    """What its prompts are pooled to; None: it generates."""
+    head: PoolingHead | None = None
     kv_scales: tuple[LayerScales, ...] = ()
     """For an fp8 KV cache, of each layer; empty: the checkpoint has none."""
 
@@ -69,6 +77,7 @@ class ModelPlan:
     quantized: StoredLayers
     quantize: Quantization | None
     """What matrices are quantised to while they are loaded."""
+    pooling: PoolingSpec | None
 
 
 def plan_model(
@@ -76,6 +85,7 @@ def plan_model(
     *,
     quantize: Quantization | CheckpointMethod | None = None,
     rope: RopeOverride | None = None,
+    task: str = "auto",
 ) -> ModelPlan:
     """Read and check all but the weights of the model in ``path``; arguments and errors are those
     of ``load_model``."""
@@ -86,7 +96,7 @@ def plan_model(
     config = family.text_config(config)
     if rope is not None:
         config = rope.apply(config)
-    spec = family.read_spec(config)
+    spec, pooling = spec_and_pooling(family, config, task)
     for token_id in config.eos_token_ids:
         if token_id >= spec.vocab_size:
             raise config.error(
@@ -100,7 +110,9 @@ def plan_model(
     tables = (names.embedding, names.positions)
     matrices = {name: shape for name, shape in shapes.items() if name not in tables}
     quantized = StoredLayers(layout, matrices, tensors)
-    check_tensors(path, spec, tensors, quantized)
+    check_tensors(path, spec, without_heads(tensors, spec), quantized)
+    if pooling is not None and pooling.answers is not None:
+        shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     return ModelPlan(
         config=config,
         spec=spec,
@@ -108,6 +120,7 @@ def plan_model(
         tensors=tensors,
         quantized=quantized,
         quantize=made,
+        pooling=pooling,
     )
 
 
@@ -120,6 +133,7 @@ def load_model(
     backend: WeightBackend | None = None,
     progress: Progress | None = None,
     takes_adapters: bool = False,
+    task: str = "auto",
 ) -> LoadedModel:
     """Read, check and pack the model in directory ``path``.
 
@@ -129,10 +143,10 @@ def load_model(
     and everything else as it is; ``quantize`` may name its method, and nothing else.
     ``rope``: instead of the checkpoint's rotary settings. ``backend``: None: native.
     ``takes_adapters``: gate and up aren't packed for an activation in the linear itself, which LoRA
-    adapters must come before.
+    adapters must come before. ``task``: of ``EngineConfig``.
     Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape.
     """
-    plan = plan_model(path, quantize=quantize, rope=rope)
+    plan = plan_model(path, quantize=quantize, rope=rope, task=task)
     config, spec, made = plan.config, plan.spec, plan.quantize
     names = spec.names
     tensors, quantized, shapes = plan.tensors, plan.quantized, plan.shapes
@@ -150,6 +164,7 @@ def load_model(
     )
     head_format: PackFormat = weight_format if made is None else "int8"
     weights = _load_weights(reader, spec, head_format, fuses_gate=not takes_adapters)
+    head = None if plan.pooling is None else _load_head(reader, path, spec, plan.pooling)
     _warn(reader, weight_format)
     model = LoadedModel(
         path=path,
@@ -159,6 +174,8 @@ def load_model(
         quantize=made or reader.kept_format,
         eos_token_ids=config.eos_token_ids,
         bos_token_id=config.bos_token_id,
+        pooling=plan.pooling,
+        head=head,
         kv_scales=read_kv_scales(path, spec, names, scale_names, reader.vector),
     )
     reader.check_files()
@@ -222,7 +239,10 @@ def _load_weights(
     reader: TensorReader, spec: DecoderSpec, head_format: PackFormat, *, fuses_gate: bool
 ) -> DecoderWeights:
     names = spec.names
-    if spec.tied_head:
+    head: Linear | None = None
+    if not spec.has_head:
+        pass
+    elif spec.tied_head:
         head = reader.tied_head(names.embedding, names.head, head_format)
     else:
         head = reader.linear([names.head], format=head_format)
@@ -242,6 +262,42 @@ def _load_weights(
         final_norm=_load_norm(reader, spec, "", names.final_norm, spec.logit_scale),
         head=head,
     )
+
+
+def _load_head(
+    reader: TensorReader, path: Path, spec: DecoderSpec, pooling: PoolingSpec
+) -> PoolingHead:
+    """What is behind the pooling. Raises ModelError."""
+    layers = [
+        Dense(
+            reader.vector(f"{layer.name}.weight"),
+            reader.vector(f"{layer.name}.bias") if layer.bias else None,
+            layer.activation,
+            reader.vector(layer.norm) if layer.norm else None,
+            spec.norm.eps,
+        )
+        for layer in spec.head_layers
+    ]
+    layers += [read_dense(directory) for directory in pooling.dense]
+    if pooling.answers is not None:
+        layers.append(_answer_layer(reader, path, spec, pooling.answers))
+    return PoolingHead(pooling, tuple(layers), spec.hidden_size)
+
+
+def _answer_layer(
+    reader: TensorReader, path: Path, spec: DecoderSpec, answers: tuple[str, str]
+) -> Dense:
+    """What the logit of the second answer is above that of the first."""
+    tokenizer = Tokenizer.load(path)
+    ids = [tokenizer.token_id(answer) for answer in answers]
+    tokenizer.close()
+    if None in ids:
+        raise ModelError(
+            f"{path}/tokenizer.json lacks one of the tokens {answers}, by which pairs are scored",
+            field="tokenizer.json",
+        )
+    no, yes = reader.rows(answer_matrix(spec), [i for i in ids if i is not None])
+    return Dense((yes - no)[None], None)
 
 
 def _load_layer(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lmi_core.ops.graph import LoraTable
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.settings.lora_config import LoraConfig
+    from lmi_core.weights.formats import FloatArray
     from lmi_core.weights.packed_model import PackedModel
 
 log = logging.getLogger(__name__)
@@ -165,6 +166,7 @@ class CpuRunner:
             vocab_size=spec.vocab_size,
             max_positions=spec.max_positions,
             max_num_tokens=DEFAULT_BATCHED_TOKENS,
+            pools=model.pooling is not None,
         )
         attention = spec.attention
         block_bytes = _native.KvCache.block_bytes(
@@ -206,9 +208,11 @@ class CpuRunner:
             self.adapters = _lora_store(config, config.lora, model)
         table = None if self.adapters is None else self.adapters.table
         recorded = Graph(model.dtype)
-        record(model, recorded, self.cache, sizes.max_model_len, table)
-        lower(recorded, self.graph)
+        result = record(model, recorded, self.cache, sizes.max_model_len, table)
+        self._result = lower(recorded, self.graph)[result]
         self.graph.finish()
+        if model.head is not None:
+            self.head = model.head
 
         self._worker: _native.Worker | None = SharedWorker.acquire(
             config.num_threads or _native.num_physical_cores()
@@ -234,7 +238,8 @@ class CpuRunner:
             dtype=model.dtype,
             quantize=model.quantize or "",
             kv_dtype=kv_dtype,
-            runs_ahead=True,
+            runs_ahead=model.pooling is None,
+            pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
         self._packed = packed
@@ -262,6 +267,9 @@ class CpuRunner:
         assert self._worker is not None, "submit after close"
         self._worker.submit(self.graph, step, self.completion_fd)
         self._last_step = step
+
+    def pooled_rows(self, step: _native.Step) -> FloatArray:
+        return self.graph.read(self._result, step.num_logit_rows)
 
     def submit_ahead(self, step: _native.Step, logit_rows: list[int]) -> None:
         step.follow(self._last_step, logit_rows)
@@ -316,6 +324,7 @@ def _load(config: EngineConfig, progress: Progress | None) -> tuple[CpuRunner, L
         backend=NativeWeights(config.instruction_set, num_threads, packed, config.activations),
         progress=None if progress is None else partial(progress, "weights"),
         takes_adapters=config.lora is not None,
+        task=config.task,
     )
     check_max_model_len(config, model.spec)
     return CpuRunner(config, model, packed), model

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
-from lmi_core.models.family import text_tensors
+from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.registry import family_of
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import expected_shapes
@@ -59,7 +59,7 @@ def estimate(config: EngineConfig, claimed_bytes: int = 0) -> Estimate:
     cache that can't be had."""
     hf_config = read_hf_config(config.model)
     family = family_of(hf_config.architecture)
-    spec = family.read_spec(family.text_config(hf_config))
+    spec, pooling = spec_and_pooling(family, family.text_config(hf_config), config.task)
     names = spec.names
     tensors = text_tensors(read_checkpoint(config.model), names)
     stored_bytes = sum(file.stat().st_size for file in config.model.glob("*.safetensors"))
@@ -72,7 +72,8 @@ def estimate(config: EngineConfig, claimed_bytes: int = 0) -> Estimate:
         shapes = expected_shapes(spec)
         embedding = math.prod(shapes.pop(names.embedding))
         head_name = f"{names.head}.weight"
-        head = embedding if spec.tied_head else math.prod(shapes.pop(head_name))
+        head = embedding if spec.tied_head else math.prod(shapes.pop(head_name, (0,)))
+        head = 0 if pooling is not None else head
         matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
         vectors = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 1)
         copied = 0 if dtype == stored else embedding * _BYTES[dtype]
@@ -152,12 +153,14 @@ def free_address_bytes() -> int | None:
 
 def _workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
     """A row has its residual, its widest linear's input and output, and q, k and v; logits are
-    fp32 of the whole vocabulary."""
+    fp32 of the whole vocabulary, what is pooled of the hidden size."""
     sizes = StepSizes.of(
         config,
         vocab_size=spec.vocab_size,
         max_positions=spec.max_positions,
         max_num_tokens=DEFAULT_BATCHED_TOKENS,
+        pools=not spec.has_head,
     )
+    result_columns = spec.vocab_size if spec.has_head else spec.hidden_size
     row_bytes = 4 * (2 * spec.hidden_size + 2 * spec.intermediate_size)
-    return sizes.max_num_tokens * row_bytes + sizes.max_logit_rows * spec.vocab_size * 4
+    return sizes.max_num_tokens * row_bytes + sizes.max_logit_rows * result_columns * 4
