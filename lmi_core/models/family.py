@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lmi_core.models.pooling import PoolingSpec, read_pooling, task_of
+from lmi_core.errors import UserError
+from lmi_core.models.pooling import PURPOSES, PoolingSpec, read_pooling, task_of
 from lmi_core.models.pooling_head import HeadLayer
 from lmi_core.models.rope_config import rope_spec, scaled_max_positions
 from lmi_core.models.spec import Activation, AttentionSpec, DecoderSpec, NormSpec, RopeSpec
 from lmi_core.models.weight_names import WeightNames
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.hf_config import HfConfig, UnsupportedSettingError
 from lmi_core.weights.safetensors_file import TensorInfo
 
@@ -92,14 +94,21 @@ class Family:
 
 
 def spec_and_pooling(
-    family: Family, config: HfConfig, task: str = "auto"
+    family: Family, config: HfConfig, asked: EngineConfig
 ) -> tuple[DecoderSpec, PoolingSpec | None]:
-    """What ``config``, the text's part of a config.json, and the files beside it say of a model;
-    ``task``: of ``EngineConfig``. Raises UserError for a task that isn't the model's."""
+    """What ``config``, the text's part of a config.json, and the files beside it say of a model.
+    Raises UserError for a task that isn't the model's."""
     spec = family.read_spec(config)
-    task = task_of(config.path.parent, config.architecture, task)
+    task = task_of(config.path.parent, config.architecture, asked.task)
     pooling = read_pooling(config, task, is_causal=spec.is_causal)
-    return spec if pooling is None else family.pooled(spec, config, pooling), pooling
+    if pooling is None:
+        return spec, None
+    if asked.device != "cpu":
+        raise UserError(
+            f"{config.architecture} is served for {PURPOSES[task]}, which only device=cpu computes",
+            field="device",
+        )
+    return family.pooled(spec, config, pooling), replace(pooling, normalizes=asked.normalize)
 
 
 def text_tensors(tensors: Mapping[str, TensorInfo], names: WeightNames) -> dict[str, TensorInfo]:

@@ -94,7 +94,7 @@ def plan_model(asked: EngineConfig) -> ModelPlan:
     made = quantization_at_load(checkpoint, asked.quantize)
     family = family_of(checkpoint.config.architecture)
     config = override_rope(family.text_config(checkpoint.config), asked)
-    spec, pooling = spec_and_pooling(family, config, asked.task)
+    spec, pooling = spec_and_pooling(family, config, asked)
     for token_id in config.eos_token_ids:
         if token_id >= spec.vocab_size:
             raise config.error(

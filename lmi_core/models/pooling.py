@@ -17,6 +17,13 @@ Task = Literal["generate", "embed", "rerank"]
 PooledRows = Literal["last", "first", "all"]
 """Whose hidden states make the vector: the last token's, the first one's (CLS), or all (mean)."""
 
+PURPOSES: Mapping[Task, str] = {
+    "generate": "text",
+    "embed": "embeddings",
+    "rerank": "scores of pairs of texts",
+}
+"""Tasks in words: what is served."""
+_GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 CLASSIFIER = "ForSequenceClassification"
 _ROWS: Mapping[str, PooledRows] = {
     "pooling_mode_cls_token": "first",
@@ -53,7 +60,7 @@ def task_of(directory: Path, architecture: str, asked: str = "auto") -> Task:
         return asked  # type: ignore[return-value]
     if architecture.endswith(CLASSIFIER):
         return "rerank"
-    if _modules(directory) or not architecture.endswith(("CausalLM", "HeadModel", "Generation")):
+    if (directory / "modules.json").is_file() or not architecture.endswith(_GENERATES):
         return "embed"
     return "generate"
 
@@ -63,7 +70,13 @@ def read_pooling(config: HfConfig, task: Task, *, is_causal: bool) -> PoolingSpe
     that can't be read, UnsupportedSettingError for a pooling that isn't here."""
     directory = config.path.parent
     if task == "generate":
-        return None
+        if config.architecture.endswith(_GENERATES):
+            return None
+        raise UserError(
+            f"{config.path}: {config.architecture} has no output of tokens, so it can't generate "
+            f"text: leave the task out, and it is served for what it has",
+            field="task",
+        )
     settings = _object(directory / "config_sentence_transformers.json")
     limits = _object(directory / "sentence_bert_config.json")
     if task == "rerank":

@@ -42,6 +42,8 @@ class EngineConfig:
     task: Task = "auto"
     """What requests get: tokens, an embedding, or a pair's score; auto: what the checkpoint's
     architecture and files say it is for."""
+    normalize: bool = True
+    """Whether embeddings have length 1, where a request doesn't say."""
     device: Device = "cpu"
     """cpu: the lmi engine; cuda: the first GPU; torch-cpu: as cuda, without one (tests)."""
     dtype: DType = "auto"

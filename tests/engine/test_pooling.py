@@ -122,6 +122,14 @@ async def test_prompts_of_the_model_are_put_before_texts(tmp_path: Path) -> None
 
 
 @in_a_loop
+async def test_normalising_is_an_option() -> None:
+    async with engine_of(decoder("qwen3"), normalize=False) as engine:
+        np.testing.assert_array_equal(await engine.embed([5]), await engine.embed([5], RAW))
+        unit = await engine.embed([5], PoolingParams(normalize=True))
+        assert np.linalg.norm(unit) == pytest.approx(1, abs=1e-6)
+
+
+@in_a_loop
 async def test_dimensions_are_cut_before_the_length_is_one() -> None:
     async with engine_of(decoder("qwen3")) as engine:
         whole = await engine.embed([5, 6, 7], RAW)
@@ -158,6 +166,10 @@ async def test_a_model_gives_what_it_is_for() -> None:
             await engine.score("a fox", "a heron")
         with pytest.raises(UserError, match="empty"):
             await engine.embed("")
+    with pytest.raises(UserError, match="can't generate text"):
+        await engine_of(decoder("qwen3"), task="generate").start()
+    with pytest.raises(UserError, match="served for embeddings, which only device=cpu computes"):
+        await engine_of(decoder("qwen3"), device="torch-cpu").start()
     async with engine_of(cached_checkpoint("qwen3")) as engine:
         with pytest.raises(UserError, match="generates text"):
             await engine.embed("a fox")
