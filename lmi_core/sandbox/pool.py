@@ -120,7 +120,9 @@ class SandboxPool:
 
     def _next(self) -> _Call | None:
         with self._lock:
-            num_running = Counter(one.client for one in self._running if one.client is not None)
+            num_running: Counter[str | None] = Counter(
+                one.client for one in self._running if one.client is not None
+            )
             num_large = sum(one.is_large for one in self._running)
             most = max(1, self._num_children - 1)
             may_run = [
