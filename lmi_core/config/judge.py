@@ -136,20 +136,12 @@ def _check_native(
 ) -> None:
     from lmi_core.adapters.adapter import check_adapter_fits
     from lmi_core.models.loader import plan_model
-    from lmi_core.models.rope_config import RopeOverride
-    from lmi_core.runners.cpu.cpu_runner import cache_dtype, check_max_model_len, check_sizes
-    from lmi_core.runners.cpu.memory_needs import check_memory
+    from lmi_core.runners.cpu.cpu_runner import plan_cpu_model
     from lmi_core.text.tokenizer import Tokenizer
 
     config = model.engine_config(directory, _whole_adapters(model, server, environ))
-    if config.device == "cpu":
-        check_sizes(config)
-        cache_dtype(config, "fp32")
-    plan = plan_model(directory, quantize=config.quantize, rope=RopeOverride.of(config))
+    plan = plan_cpu_model(config) if config.device == "cpu" else plan_model(config)
     plan.quantized.check()
-    if config.device == "cpu":
-        check_memory(config)
-    check_max_model_len(config, plan.spec)
     if config.lora is not None:
         for _, path in config.lora.adapters:
             check_adapter_fits(path, plan.spec, max_rank=config.lora.max_rank)

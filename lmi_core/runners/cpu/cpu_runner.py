@@ -15,11 +15,11 @@ from lmi_core.errors import InsufficientMemoryError, UserError
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.runners.step_memory import StepMemory, StepSizes
+from lmi_core.settings.limits import BLOCK_MULTIPLE, is_block_size, needs_gpu
 
 if TYPE_CHECKING:
     from lmi_core.adapters.store import LoraStore
-    from lmi_core.models.loader import LoadedModel
-    from lmi_core.models.spec import DecoderSpec
+    from lmi_core.models.loader import LoadedModel, ModelPlan
     from lmi_core.ops.graph import LoraTable
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.settings.lora_config import LoraConfig
@@ -286,39 +286,33 @@ def load_cpu_runner(
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
-    from lmi_core.runners.cpu.memory_needs import check_memory, memory_errors
-
-    if config.quantize == "fp8":
-        raise UserError(
-            "quantize=fp8 needs device=cuda; set quantize=int8, which takes as little memory",
-            field="quantize",
-        )
-    check_sizes(config)
-    cache_dtype(config, "fp32")
-    check_memory(config, HOST_MEMORY.total_bytes)
-    with memory_errors():
-        return _load(config, progress)
-
-
-def _load(config: EngineConfig, progress: Progress | None) -> tuple[CpuRunner, LoadedModel]:
-    from lmi_core.models.loader import load_model
-    from lmi_core.models.rope_config import RopeOverride
+    from lmi_core.models.loader import load_weights
     from lmi_core.ops.cpu import NativeWeights
+    from lmi_core.runners.cpu.memory_needs import memory_errors
     from lmi_core.weights.packed_model import open_packed_model
 
-    num_threads = config.num_threads or _native.num_physical_cores()
-    packed = open_packed_model(config, num_threads)
-    model = load_model(
-        config.model,
-        config.dtype,
-        quantize=config.quantize,
-        rope=RopeOverride.of(config),
-        backend=NativeWeights(config.instruction_set, num_threads, packed, config.activations),
-        progress=None if progress is None else partial(progress, "weights"),
-        takes_adapters=config.lora is not None,
-    )
-    check_max_model_len(config, model.spec)
-    return CpuRunner(config, model, packed), model
+    plan = plan_cpu_model(config, HOST_MEMORY.total_bytes)
+    with memory_errors():
+        num_threads = config.num_threads or _native.num_physical_cores()
+        packed = open_packed_model(config, plan.checkpoint, num_threads)
+        weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
+        on_weights = None if progress is None else partial(progress, "weights")
+        model = load_weights(config, plan, weights, on_weights)
+        return CpuRunner(config, model, packed), model
+
+
+def plan_cpu_model(config: EngineConfig, claimed_bytes: int = 0) -> ModelPlan:
+    """What will be loaded, as far as settings and headers tell whether it can be: what explains,
+    serves and manages models asks here. ``claimed_bytes``: what other engines have of the memory.
+    Raises as ``load_cpu_runner``."""
+    from lmi_core.models.loader import plan_model
+    from lmi_core.runners.cpu.memory_needs import check_memory
+
+    check_sizes(config)
+    cache_dtype(config, "fp32")
+    plan = plan_model(config)
+    check_memory(config, plan, claimed_bytes)
+    return plan
 
 
 def _lora_store(config: EngineConfig, lora: LoraConfig, model: LoadedModel) -> LoraStore:
@@ -332,12 +326,19 @@ def _lora_store(config: EngineConfig, lora: LoraConfig, model: LoadedModel) -> L
 
 
 def check_sizes(config: EngineConfig) -> None:
-    """Raise UserError for a size that the native code can't count or hold."""
+    """Raise UserError for weights that the CPU hasn't, and for a size that the native code can't
+    count or hold."""
+    if needs_gpu(config.quantize):
+        raise UserError(
+            f"quantize={config.quantize} needs device=cuda; set quantize=int8, which takes as "
+            "little memory",
+            field="quantize",
+        )
     for name, value, low, high in (
         ("num_threads", config.num_threads, 1, 1024),
         ("max_num_seqs", config.max_num_seqs, 1, 16384),
         ("max_num_batched_tokens", config.max_num_batched_tokens, 1, 131072),
-        ("block_size", config.block_size, 16, 4096),
+        ("block_size", config.block_size, BLOCK_MULTIPLE, 4096),
         ("kv_cache_bytes", config.kv_cache_bytes, 1, _native.cpu_info()["memory_limit_bytes"]),
     ):
         if value is not None and not low <= value <= high:
@@ -348,9 +349,10 @@ def check_sizes(config: EngineConfig) -> None:
             f"instruction_set is {config.instruction_set!r}; allowed here are {', '.join(levels)}",
             field="instruction_set",
         )
-    if config.block_size % 16:
+    if not is_block_size(config.block_size):
         raise UserError(
-            f"block_size is {config.block_size}, but must be a multiple of 16", field="block_size"
+            f"block_size is {config.block_size}, but must be a multiple of {BLOCK_MULTIPLE}",
+            field="block_size",
         )
 
 
@@ -362,18 +364,9 @@ def cache_dtype(
     if asked == "auto":
         return model_dtype
     if asked == "fp8_e4m3fn" or asked == "fp8_e5m2":
+        assert needs_gpu(asked)
         raise UserError(
             f"kv_dtype={asked} needs a GPU: write int8 or bf16, or set device=cuda",
             field="kv_dtype",
         )
     return asked
-
-
-def check_max_model_len(config: EngineConfig, spec: DecoderSpec) -> None:
-    """Raise UserError if more is asked for than the model has positions."""
-    limit = spec.max_positions
-    if config.max_model_len is not None and config.max_model_len > limit:
-        raise UserError(
-            f"max_model_len={config.max_model_len} is longer than the model's {limit} positions",
-            field="max_model_len",
-        )

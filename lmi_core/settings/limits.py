@@ -1,0 +1,34 @@
+"""Rules on settings that several parts ask about, each in its own words or all in these."""
+
+from __future__ import annotations
+
+from lmi_core.errors import UserError
+
+BLOCK_MULTIPLE = 16
+"""Of tokens in a KV block: what attention kernels read at once."""
+
+
+def is_block_size(num_tokens: int) -> bool:
+    return num_tokens % BLOCK_MULTIPLE == 0
+
+
+def needs_gpu(format: object) -> bool:
+    """Whether weights or a KV cache of this format are what the CPU's kernels don't have."""
+    return str(format).startswith("fp8")
+
+
+def is_too_long(max_model_len: int | None, num_positions: int | None) -> bool:
+    """Whether more tokens are asked for than a model has positions; None: nothing is, or nobody
+    knows."""
+    if max_model_len is None or num_positions is None:
+        return False
+    return max_model_len > num_positions
+
+
+def check_max_model_len(max_model_len: int | None, num_positions: int | None) -> None:
+    """Raise UserError if it is too long."""
+    if is_too_long(max_model_len, num_positions):
+        raise UserError(
+            f"max_model_len={max_model_len} is longer than the model's {num_positions} positions",
+            field="max_model_len",
+        )
