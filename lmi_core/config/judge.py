@@ -13,7 +13,6 @@ from lmi_core.config.artefacts.hub import find_in_cache, hub_cache
 from lmi_core.config.artefacts.local import check_adapter
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.problem import Problem, Problems
-from lmi_core.config.targets.engine_settings import runs_in_engine
 from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, UserError
@@ -105,7 +104,7 @@ def _check_code(model: ModelConfig) -> None:
 
 
 def _check_device(model: ModelConfig, host: Host) -> None:
-    device = model.settings.get("device", "cpu") if runs_in_engine(model.backend) else "cpu"
+    device = "cpu" if model.engine is None else model.engine.config.device
     if device != "cpu" and importlib.util.find_spec("torch") is None:
         raise MissingExtraError(f"device={device}", "cuda")
     if device == "cuda" and host.num_gpus == 0:

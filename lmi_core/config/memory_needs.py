@@ -37,7 +37,7 @@ def memory_needs(model: ModelConfig, directory: Path | None) -> Needs:
     them; None where that isn't known before it is loaded."""
     if model.backend != "lmi" or directory is None or not any(directory.glob("*.safetensors")):
         return None
-    if model.settings.get("device", "cpu") != "cpu":
+    if model.engine is None or model.engine.config.device != "cpu":
         return None
     try:
         return _needs(model, directory)

@@ -6,15 +6,8 @@ from lmi_core.errors import UserError
 
 BLOCK_MULTIPLE = 16
 """Of tokens in a KV block: what attention kernels read at once."""
-
-
-def is_block_size(num_tokens: int) -> bool:
-    return num_tokens % BLOCK_MULTIPLE == 0
-
-
-def needs_gpu(format: object) -> bool:
-    """Whether weights or a KV cache of this format are what the CPU's kernels don't have."""
-    return str(format).startswith("fp8")
+GPU_FORMATS = frozenset(["fp8", "fp8_e4m3", "fp8_e4m3fn", "fp8_e5m2"])
+"""Of weights and KV caches: those that the CPU's kernels don't have."""
 
 
 def is_too_long(max_model_len: int | None, num_positions: int | None) -> bool:

@@ -83,6 +83,7 @@ async def decoded(
         PickleBuffer(body),
         model,
         limits=limits,
+        num_bytes=len(body) + len(beside),
         known=model,
         stand_in=_stand_in(model),
     )

@@ -16,9 +16,8 @@ from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.cpu_runner import (
     DEFAULT_BATCHED_TOKENS,
     cache_dtype,
-    plan_kv_cache,
 )
-from lmi_core.runners.step_memory import StepSizes
+from lmi_core.runners.step_memory import StepSizes, plan_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
 

@@ -15,7 +15,7 @@ from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.quantized.checkpoint import can_be_quantized
 
 if TYPE_CHECKING:
-    from lmi_core.runners.cpu.cpu_runner import MemoryPlan
+    from lmi_core.runners.step_memory import MemoryPlan
     from lmi_core.settings.engine_config import EngineConfig
 
 _log = logging.getLogger(__name__)
