@@ -73,7 +73,7 @@ int32_t StepBuffer::add(const int32_t* token_ids, int32_t num_tokens, int32_t st
             " of ", capacity.max_tokens, " tokens, ", num_tokens, " more don't fit");
   LMI_CHECK(view_.num_seqs < capacity.max_seqs, "step already has ", capacity.max_seqs,
             " sequences");
-  const int32_t new_logit_rows = logits == LogitRows::kNone   ? 0
+  const int32_t new_logit_rows = logits == LogitRows::kNone  ? 0
                                  : logits == LogitRows::kAll ? num_tokens
                                                              : 1;
   LMI_CHECK(view_.num_logit_rows + new_logit_rows <= capacity.max_logit_rows, "step has ",
