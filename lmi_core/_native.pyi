@@ -165,13 +165,15 @@ class Step:
         sampling_row: int,
         logits: Literal["none", "first", "last", "all"],
         adapter: int = -1,
+        num_first: int = -1,
     ) -> int:
         """Append a sequence's tokens at positions start, start+1, ...; returns the index of its first
         logit row, or -1. Positions, slots and kv length follow from ``start`` and the block table.
         "last": the last token's row is sampled with ``sampling_row`` (the sampled token's position is
         start + len). "all": every row also reports the log-probability of the token that follows it in
         this call's ``token_ids``, see ``set_target``; only the last is sampled, and only if
-        ``sampling_row`` >= 0. ``adapter``: the slot of a LoRA adapter, or -1."""
+        ``sampling_row`` >= 0. ``adapter``: the slot of a LoRA adapter, or -1. ``num_first``: the tokens
+        up to the second text of a pair, or -1."""
     def set_target(self, logit_row: int, token_id: int) -> None:
         """Report the log-probability (and top-n) of ``token_id`` for this row (prompt logprobs)."""
     def add_copy(self, src_block: int, dst_block: int) -> None:
@@ -386,6 +388,8 @@ class Graph:
         """Rows of ``table`` [vocab, hidden] (fp32, or bf16 as uint16; kept alive) by token id -> fp32 [T, hidden]."""
     def add_positions(self, x: Handle, table: npt.NDArray[np.generic], offset: int) -> Handle:
         """Rows of ``table`` by position + ``offset`` added to fp32 [T, n] in place."""
+    def add_token_types(self, x: Handle, table: npt.NDArray[np.generic]) -> Handle:
+        """The same by token type."""
     def norm(
         self,
         x: Handle,
@@ -470,8 +474,11 @@ class Graph:
         window: int = 0,
         soft_cap: float = 0.0,
         slopes: npt.NDArray[np.float32] | None = None,
+        sees_later: bool = False,
+        relative: npt.NDArray[np.float32] | None = None,
     ) -> Handle:
-        """Causal paged attention, act [T, hq d] -> act [T, hq d]. window: keys seen counting the query's own; 0 = all."""
+        """Causal paged attention, act [T, hq d] -> act [T, hq d]. window: keys seen counting the query's own; 0 = all.
+        sees_later: all keys of sequences that are in the step as a whole. relative: see ``ops.attention``."""
     def gather_logit_rows(self, x: Handle) -> Handle:
         """[T, n] -> [L, n]: the rows whose logits are wanted."""
     def sample(self, logits: Handle) -> None:

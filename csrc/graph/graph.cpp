@@ -126,7 +126,7 @@ void Graph::bind(Node& node, const StepView& step) const {
       },
       node);
   if (auto* embed = std::get_if<EmbedNode>(&node)) {
-    embed->args.ids = embed->by_position ? step.positions : step.token_ids;
+    embed->args.ids = step.*embed->ids;
   } else if (auto* gather = std::get_if<GatherNode>(&node)) {
     gather->args.rows = step.logit_token_rows;
   } else if (auto* linear = std::get_if<LinearNode>(&node);

@@ -162,7 +162,9 @@ class Scheduler:
             wanted: LogitRows = "last" if end == len(token_ids) else "none"
             if sequence.row_sum is not None:
                 wanted = sequence.row_sum.wanted(start, wanted)
-            sequence.logit_row = step.add(token_ids[start:end], start, row, row, wanted, slot)
+            sequence.logit_row = step.add(
+                token_ids[start:end], start, row, row, wanted, slot, sequence.num_first
+            )
         if sequence.matcher is not None and end == len(token_ids):
             sampled_row = step.num_logit_rows - 1
             self._masked.append((sequence, sampled_row, step.add_mask(sampled_row)))

@@ -54,6 +54,7 @@ NO_ROPE = RopeSpec(rotary_dim=2, kind="none")
 _LANGUAGE_MODEL = "language_model."
 """In names of a multimodal model's tensors that are its language model's."""
 _OLD_NAMES = {"embed_out.weight": "lm_head.weight"}
+_OLD_NORMS = {".gamma": ".weight", ".beta": ".bias"}
 _NOT_LANGUAGE = ("vision_tower.", "multi_modal_projector.")
 
 
@@ -108,7 +109,16 @@ def spec_and_pooling(
             f"{config.architecture} is served for {PURPOSES[task]}, which only device=cpu computes",
             field="device",
         )
-    return family.pooled(spec, config, pooling), replace(pooling, normalizes=asked.normalize)
+    if not spec.is_causal and asked.kv_dtype == "int8":
+        raise UserError(
+            f"kv_dtype is int8, but {config.architecture} keeps no keys and values beyond a step: "
+            "leave it out",
+            field="kv_dtype",
+        )
+    pooling = replace(
+        pooling, normalizes=asked.normalize, tells_pairs_apart=spec.num_token_types > 1
+    )
+    return family.pooled(spec, config, pooling), pooling
 
 
 def text_tensors(tensors: Mapping[str, TensorInfo], names: WeightNames) -> dict[str, TensorInfo]:
@@ -121,6 +131,8 @@ def text_tensors(tensors: Mapping[str, TensorInfo], names: WeightNames) -> dict[
         if name.removeprefix("model.").startswith(_NOT_LANGUAGE):
             continue
         ours = _OLD_NAMES.get(name, name.replace(_LANGUAGE_MODEL, "", 1))
+        for old, new in _OLD_NORMS.items():
+            ours = ours.removesuffix(old) + new if ours.endswith(old) else ours
         if adds_prefix and not ours.startswith((prefix, names.head)):
             ours = prefix + ours
         kept[ours] = tensor if ours == name else replace(tensor, name=ours)

@@ -21,6 +21,13 @@ def add_positions(x: Handle, table: npt.NDArray[np.generic], *, offset: int = 0)
     return x
 
 
+def add_token_types(x: Handle, table: npt.NDArray[np.generic]) -> Handle:
+    """x + the row of ``table`` of each token's type: fp32 [T, n], in place. Types are 1 for the
+    second text of a pair, else 0."""
+    x.graph.add("add_token_types", x, {"x": x}, table=table)
+    return x
+
+
 def gather_logit_rows(x: Handle) -> Handle:
     """fp32 [T, n] -> fp32 [L, n]: the rows whose logits are wanted."""
     y = x.graph.value("gathered", "fp32", x.columns, "L")
