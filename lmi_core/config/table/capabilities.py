@@ -49,7 +49,6 @@ CAPABILITIES = {
     "weights.fbgemm_fp8": "fp8 checkpoints of FBGEMM",
     "weights.fp8": "fp8 checkpoints",
     "weights.gptq": "GPTQ checkpoints",
-    "weights.pickle": "weights in PyTorch's pickle format",
 }
 """Every capability that the option table names, in words."""
 

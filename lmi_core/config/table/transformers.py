@@ -70,7 +70,9 @@ ACTIONS: Mapping[str, Action] = {
         "give a checkpoint that is quantised, or leave it out",
         by_value={"awq": _CHECKPOINT, "gptq": _CHECKPOINT},
     ),
-    "option.load_format": no_effect("weights are read from safetensors"),
+    "option.load_format": no_effect(
+        "safetensors are read, and pytorch_model.bin where there are none"
+    ),
     "option.enforce_eager": mapped(None, "models always run eagerly"),
     "option.enable_prefix_caching": _NO_SHARING,
     "option.enable_kv_cache_reuse": _NO_SHARING,
