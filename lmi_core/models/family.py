@@ -7,9 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lmi_core.errors import UserError
+from lmi_core.models.pooling import PURPOSES, PoolingSpec, read_pooling, task_of
+from lmi_core.models.pooling_head import HeadLayer
 from lmi_core.models.rope_config import rope_spec, scaled_max_positions
 from lmi_core.models.spec import Activation, AttentionSpec, DecoderSpec, NormSpec, RopeSpec
 from lmi_core.models.weight_names import WeightNames
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.hf_config import HfConfig, UnsupportedSettingError
 from lmi_core.weights.safetensors_file import TensorInfo
 
@@ -57,6 +61,11 @@ _WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
 _NOT_LANGUAGE = ("vision_tower.", "multi_modal_projector.")
 
 
+def last_token_classifier(spec: DecoderSpec, config: HfConfig) -> tuple[HeadLayer, ...]:
+    """That of decoders."""
+    return (HeadLayer("score", 1, spec.hidden_size, bias=False),)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """A model family as data: how its config.json reads, and what its tensors are called."""
@@ -66,12 +75,44 @@ class Family:
     keys: Mapping[str, str] = field(default_factory=dict)
     """What its config.json calls keys that others call otherwise."""
 
+    classifier: Callable[[DecoderSpec, HfConfig], tuple[HeadLayer, ...]] = last_token_classifier
+    """The layers that score what is pooled, where the checkpoint is a classifier."""
+
+    def pooled(self, spec: DecoderSpec, config: HfConfig, pooling: PoolingSpec) -> DecoderSpec:
+        """As ``spec``, of a model that pools."""
+        is_classifier = pooling.task == "rerank" and pooling.answers is None
+        return replace(
+            spec,
+            has_head=False,
+            head_layers=self.classifier(spec, config) if is_classifier else (),
+            logit_scale=1.0,
+            max_positions=min(spec.max_positions, pooling.max_tokens or spec.max_positions),
+        )
+
     def text_config(self, config: HfConfig) -> HfConfig:
         """What ``read_spec`` reads: of a multimodal model, its language model's part."""
         values, text = config.values, config.values.get("text_config")
         if isinstance(text, dict):
             values = {**values, **text, "architectures": values.get("architectures")}
         return replace(config, values=values, keys=self.keys)
+
+
+def spec_and_pooling(
+    family: Family, config: HfConfig, asked: EngineConfig
+) -> tuple[DecoderSpec, PoolingSpec | None]:
+    """What ``config``, the text's part of a config.json, and the files beside it say of a model.
+    Raises UserError for a task that isn't the model's."""
+    spec = family.read_spec(config)
+    task = task_of(config.path.parent, config.architecture, asked.task)
+    pooling = read_pooling(config, task, is_causal=spec.is_causal)
+    if pooling is None:
+        return spec, None
+    if asked.device != "cpu":
+        raise UserError(
+            f"{config.architecture} is served for {PURPOSES[task]}, which only device=cpu computes",
+            field="device",
+        )
+    return family.pooled(spec, config, pooling), replace(pooling, normalizes=asked.normalize)
 
 
 def text_tensors(tensors: Mapping[str, TensorInfo], names: WeightNames) -> dict[str, TensorInfo]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from lmi_core.config.paths import is_dir, is_file
 from lmi_core.config.problem import Problems
 from lmi_core.errors import ModelError
+from lmi_core.models.pooling import Task, task_of
 from lmi_core.weights.checkpoint import weight_files
 from lmi_core.weights.hf_config import HfConfig
 from lmi_core.weights.quantized.methods import is_in_fp8
@@ -27,6 +28,8 @@ class ModelFiles:
     model_type: str | None = None
     max_position_embeddings: int | None = None
     quantization: QuantizationSettings | None = None
+    task: Task = "generate"
+    """What the model is for, unless it is asked for something else."""
     is_encoder_decoder: bool = False
     is_diffusion: bool = False
     is_library: bool = False
@@ -61,8 +64,10 @@ def read_model_files(directory: Path | None, problems: Problems) -> ModelFiles:
     config = _read_config(directory / "config.json", problems)
     facts = config or {}
     architectures = facts.get("architectures")
+    architecture = _first_text(architectures)
     return ModelFiles(
-        architecture=_first_text(architectures),
+        architecture=architecture,
+        task="generate" if architecture is None else task_of(directory, architecture),
         model_type=_text(facts.get("model_type")),
         max_position_embeddings=_max_positions(facts),
         quantization=_quantization(directory, facts, problems),

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 
-from lmi_core.config.table.common import LONG_DTYPES
+from lmi_core.config.table.common import LONG_DTYPES, TEXT_TASKS
 from lmi_core.config.table.option import (
     Action,
     Option,
     Outcome,
     honoured,
     mapped,
+    needs,
     no_effect,
     refused,
 )
@@ -26,6 +27,7 @@ _TOKENS = honoured("max_num_batched_tokens", test=f"{_TESTS}::test_sizes_of_step
 _ROWS = honoured("max_num_seqs", test=f"{_TESTS}::test_sizes_of_steps")
 
 ACTIONS: Mapping[str, Action] = {
+    "option.task": needs("task.other", idle=TEXT_TASKS),
     "option.model_id": honoured("model", test=f"{_TESTS}::test_lengths"),
     "option.dtype": honoured(
         "torch_dtype",
