@@ -26,7 +26,7 @@ _TOKENS = honoured("max_num_batched_tokens", test=f"{_TESTS}::test_sizes_of_step
 _ROWS = honoured("max_num_seqs", test=f"{_TESTS}::test_sizes_of_steps")
 
 ACTIONS: Mapping[str, Action] = {
-    "option.model_id": honoured("model", test=f"{_TESTS}::test_lengths"),
+    "option.model_id": honoured("model", test=f"{_TESTS}::test_the_model_may_be_elsewhere"),
     "option.dtype": honoured(
         "torch_dtype",
         convert=LONG_DTYPES,
