@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from aiohttp import web
 
@@ -24,6 +24,8 @@ from lmi_server.models.backend import AdapterHost, Backend
 
 if TYPE_CHECKING:
     from lmi_server.models.model_registry import ModelRegistry
+
+T = TypeVar("T")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -92,6 +94,23 @@ def management_route(method: str, path: str, handler: Handler, purpose: str) -> 
     )
 
 
+async def read_body(
+    service: Service,
+    request: web.Request,
+    decode: Callable[[bytes], T],
+    body: bytes,
+    *,
+    beside: bytes = b"",
+) -> T:
+    """What ``decode`` makes of a body; fields that nobody knows are noted, and refused by a server
+    that is strict. Arguments and errors are those of ``decoded``."""
+    request[IGNORED] = ignored = collect_ignored()
+    value = await decoded(decode, body, service.backend, beside=beside)
+    if service.options.strict_requests:
+        refuse_ignored(ignored)
+    return value
+
+
 class GenerationHandler:
     """Admit, read, parse, run, answer: what every route that generates does."""
 
@@ -112,7 +131,6 @@ class GenerationHandler:
         with service.admission.enter():
             service.loop_lag.wake()
             meter = request[METER]
-            request[IGNORED] = collect_ignored()
             call = Call(
                 # Clients may reuse their ids at the same time; the engine's must be unique.
                 request_id=f"{meter.request_id}-{next(self._call_numbers)}",
@@ -129,14 +147,11 @@ class GenerationHandler:
     async def plan(self, request: web.Request, call: Call, *, beside: bytes = b"") -> Plan:
         """What a call asks for; ``beside``: JSON that is decoded with its body."""
         parse = ParseCall(self._parse, call)
-        return await decoded(parse, call.body, self._service.backend, beside=beside)
+        return await read_body(self._service, request, parse, call.body, beside=beside)
 
     async def _answer(self, request: web.Request, call: Call) -> web.StreamResponse:
         service = self._service
         plan = await self.plan(request, call)
-        if service.options.strict_requests:
-            ignored = request[IGNORED]
-            refuse_ignored(ignored)
         try:
             return await respond(
                 request,

@@ -7,6 +7,7 @@ from aiohttp import web
 from lmi_server.dialects.anthropic.errors import anthropic_error
 from lmi_server.dialects.anthropic.output import Message, MessageEventsRenderer, MessageRenderer
 from lmi_server.dialects.anthropic.schema import (
+    WITHIN,
     CountBody,
     MessagesBody,
     chat_of,
@@ -14,7 +15,6 @@ from lmi_server.dialects.anthropic.schema import (
     decode_messages,
 )
 from lmi_server.dialects.base import Call, Plan, Renderer, no_adapters
-from lmi_server.dialects.large_bodies import decoded
 from lmi_server.dialects.openai.chat_schema import (
     chat_request,
     chat_sampling_params,
@@ -22,9 +22,9 @@ from lmi_server.dialects.openai.chat_schema import (
     tools_of,
 )
 from lmi_server.dialects.openai.openai import OpenAIProtocol, check_content_type
-from lmi_server.dialects.routes import GenerationHandler, Route, Service
+from lmi_server.dialects.routes import GenerationHandler, Route, Service, read_body
 from lmi_server.dialects.table import Dialect, ErrorForm
-from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.dialects.unknown_fields import log_ignored, report_unknown, unknown_fields
 
 _JSON = ("application/json",)
 _ERRORS = ErrorForm(
@@ -115,7 +115,7 @@ class MessagesHandler:
         message = Message(f"msg_{call.request_id}", body.model or self._model_name, form)
         kind = MessageEventsRenderer if body.stream else MessageRenderer
         renderer: Renderer = kind(message)
-        unknown = unknown_fields(call.body, body.__struct_fields__)
+        unknown = unknown_fields(call.body, body.__struct_fields__, WITHIN)
         report_unknown(call.request_id, unknown, "fields")
         return Plan(
             requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
@@ -129,7 +129,7 @@ class MessagesHandler:
         with service.admission.enter():
             check_content_type(request.headers.get("Content-Type", ""))
             body = await service.admission.read_body(request)
-            prompt = await decoded(self._counted, body, service.backend)
+            prompt = await read_body(service, request, self._counted, body)
             ids = await service.backend.encode(prompt, add_special_tokens=False)
         return web.json_response({"input_tokens": len(ids)})
 
@@ -137,4 +137,5 @@ class MessagesHandler:
         """The prompt whose tokens are to be counted."""
         body = decode_count(data)
         self._chats.adapter_named(body.model)
+        log_ignored("a request's", unknown_fields(data, body.__struct_fields__, WITHIN))
         return self._chats.render_chat(chat_of(body))

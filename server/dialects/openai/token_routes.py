@@ -10,10 +10,12 @@ import msgspec
 from aiohttp import web
 
 from lmi_server.dialects.decode import decode_json
-from lmi_server.dialects.large_bodies import decoded, rendered
+from lmi_server.dialects.large_bodies import rendered
 from lmi_server.dialects.openai.chat_schema import ChatBody, decode_chat
 from lmi_server.dialects.openai.openai import OpenAIProtocol, check_content_type
-from lmi_server.dialects.routes import Service
+from lmi_server.dialects.openai.schema import WITHIN
+from lmi_server.dialects.routes import Service, read_body
+from lmi_server.dialects.unknown_fields import log_ignored, unknown_fields
 from lmi_server.models.backend import Backend
 
 
@@ -58,17 +60,26 @@ def _text(protocol: OpenAIProtocol, body: bytes) -> _Text:
     if kind.messages is not None:
         chat: ChatBody = decode_chat(body)
         protocol.adapter_named(chat.model)
+        known: type = ChatBody
         text, special = protocol.render_chat(chat), bool(chat.add_special_tokens)
     else:
         plain = decode_json(_TEXT, body)
         protocol.adapter_named(plain.model)
+        known = TokenizeBody
         text, special = plain.prompt, plain.add_special_tokens
+    _log_unknown(body, known)
     return _Text(text, special, kind.return_token_strs)
+
+
+def _log_unknown(body: bytes, kind: type) -> None:
+    known = (*kind.__struct_fields__, "return_token_strs")  # type: ignore[attr-defined]
+    log_ignored("a request's", unknown_fields(body, known, WITHIN))
 
 
 def _decoded_text(protocol: OpenAIProtocol, body: bytes) -> str:
     decoded_body = decode_json(_TOKENS, body)
     protocol.adapter_named(decoded_body.model)
+    _log_unknown(body, DetokenizeBody)
     return protocol.decode(decoded_body.tokens)
 
 
@@ -92,7 +103,7 @@ class TokenHandler:
         with self._service.admission.enter():
             body = await self._read(request)
             backend = self._service.backend
-            asked = await decoded(partial(_text, self._protocol), body, backend)
+            asked = await read_body(self._service, request, partial(_text, self._protocol), body)
             ids = list(await backend.encode(asked.text, add_special_tokens=asked.special))
             answer = partial(_answer, backend, ids, shows_strings=asked.shows_strings)
             data = await rendered(answer, len(ids))
@@ -100,8 +111,8 @@ class TokenHandler:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         with self._service.admission.enter():
-            body, backend = await self._read(request), self._service.backend
-            text = await decoded(partial(_decoded_text, self._protocol), body, backend)
+            decode = partial(_decoded_text, self._protocol)
+            text = await read_body(self._service, request, decode, await self._read(request))
         return web.json_response({"prompt": text})
 
     async def information(self, request: web.Request) -> web.Response:

@@ -21,8 +21,8 @@ from aiohttp import web
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.errors import CapacityError, LmiError
 from lmi_server.dialects.base import HttpError, Plan, Renderer
-from lmi_server.dialects.large_bodies import decoded, rendered
-from lmi_server.dialects.routes import IGNORED, METER, Handler, Route, Service
+from lmi_server.dialects.large_bodies import rendered
+from lmi_server.dialects.routes import METER, Handler, Route, Service, read_body
 from lmi_server.dialects.table import Dialect, ErrorForm
 from lmi_server.dialects.tgi import errors as tgi_errors
 from lmi_server.dialects.tgi.metrics import RequestRecord, TgiMetrics
@@ -38,7 +38,6 @@ from lmi_server.dialects.tgi.tokens import chat_tokens, token_array
 from lmi_server.dialects.tgi.tool_run import ToolRun
 from lmi_server.dialects.tgi.v1 import TgiV1
 from lmi_server.dialects.tgi.v1_schema import ChatBody, CompletionBody
-from lmi_server.dialects.unknown_fields import collect_ignored, refuse_ignored
 from lmi_server.http.metrics import CONTENT_TYPE, RequestMeter
 from lmi_server.http.openapi import openapi_route
 from lmi_server.http.streaming import respond
@@ -250,11 +249,8 @@ class GenerateHandler:
             tgi.service.loop_lag.wake()
             tgi.metrics.begin()
             body = await tgi.read_json(request)
-            request[IGNORED] = ignored = collect_ignored()
             try:
-                job = await decoded(self._decode, body, tgi.service.backend)
-                if tgi.service.options.strict_requests:
-                    refuse_ignored(ignored)
+                job = await read_body(tgi.service, request, self._decode, body)
             except LmiError as error:
                 tgi.metrics.fail(error)
                 raise
@@ -337,18 +333,18 @@ class TokenHandler:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         with self._tgi.service.admission.enter():
-            backend = self._tgi.service.backend
-            text = await decoded(_inputs, await self._tgi.read_json(request), backend)
-            spans = await backend.tokenizer.spans(text)
+            service = self._tgi.service
+            text = await read_body(service, request, _inputs, await self._tgi.read_json(request))
+            spans = await service.backend.tokenizer.spans(text)
             body = await rendered(partial(token_array, text, spans), len(spans))
         return web.Response(body=body, content_type="application/json")
 
     async def chat_tokenize(self, request: web.Request) -> web.Response:
         with self._tgi.service.admission.enter():
-            backend = self._tgi.service.backend
-            read = await self._tgi.read_json(request)
-            text = await decoded(self._v1.chat_text, read, backend)
-            spans = await backend.tokenizer.spans(text, add_special_tokens=False)
+            service = self._tgi.service
+            body = await self._tgi.read_json(request)
+            text = await read_body(service, request, self._v1.chat_text, body)
+            spans = await service.backend.tokenizer.spans(text, add_special_tokens=False)
             body = await rendered(partial(chat_tokens, text, spans), len(spans))
         return web.Response(body=body, content_type="application/json")
 
