@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from aiohttp import web
 
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.decode import decode_json
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 
 IGNORED_HEADER = "x-lmi-ignored-parameters"
 """Names what was ignored of a request."""
+IGNORED = web.RequestKey("ignored", list[str])
+"""Fields of the request that nobody here knows."""
 _ignored: ContextVar[list[str]] = ContextVar("ignored")
 
 _LABELS = frozenset(

@@ -9,8 +9,10 @@ from lmi_core.config.resolve import resolve
 from lmi_core.config.targets.launch import prepare
 from lmi_core.errors import EngineError
 from lmi_server.http.answer_deadline import AnswerLimits
+from lmi_server.http.metrics import Metrics
+from lmi_server.models.loaded_model import Shared
 from lmi_server.models.loading import build_options, recipe_of
-from lmi_server.models.model import Host, ServedModel
+from lmi_server.models.model import ServedModel
 from tests.checkpoints import cached_checkpoint
 from tests.config.cases import CPU, NO_CACHE
 from tests.server.configured import configured, deployment_of
@@ -73,8 +75,8 @@ def test_loading_has_a_limit():
         deployment = deployment_of("model_loading_timeout=1", "modelName=m")
         recipe = recipe_of(deployment.models[0], deployment.server, NO_CACHE)
         recipe = replace(recipe, open=never)
-        host = Host(lambda label: None, None, None, None)
-        model = ServedModel(recipe, host, loaded_at_startup=True)
+        shared = Shared(Metrics(), None, None)
+        model = ServedModel(recipe, shared, loaded_at_startup=True)
         with pytest.raises(EngineError, match=r"model m was not loaded within 1 s \(option"):
             await model.load()
         assert model.status == "FAILED"
