@@ -163,7 +163,7 @@ class Step:
         start: int,
         table_row: int,
         sampling_row: int,
-        logits: Literal["none", "last", "all"],
+        logits: Literal["none", "first", "last", "all"],
         adapter: int = -1,
     ) -> int:
         """Append a sequence's tokens at positions start, start+1, ...; returns the index of its first

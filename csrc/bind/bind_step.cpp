@@ -170,8 +170,9 @@ void bind_sampling_table(py::module_& m) {
 
 LogitRows parse_logit_rows(const std::string& name) {
   if (name == "none") return LogitRows::kNone;
+  if (name == "first") return LogitRows::kFirst;
   if (name == "last") return LogitRows::kLast;
-  LMI_CHECK(name == "all", "logits '", name, "'; known are none, last, all");
+  LMI_CHECK(name == "all", "logits '", name, "'; known are none, first, last, all");
   return LogitRows::kAll;
 }
 

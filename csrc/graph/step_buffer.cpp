@@ -73,9 +73,9 @@ int32_t StepBuffer::add(const int32_t* token_ids, int32_t num_tokens, int32_t st
             " of ", capacity.max_tokens, " tokens, ", num_tokens, " more don't fit");
   LMI_CHECK(view_.num_seqs < capacity.max_seqs, "step already has ", capacity.max_seqs,
             " sequences");
-  const int32_t new_logit_rows = logits == LogitRows::kNone   ? 0
-                                 : logits == LogitRows::kLast ? 1
-                                                              : num_tokens;
+  const int32_t new_logit_rows = logits == LogitRows::kNone  ? 0
+                                 : logits == LogitRows::kAll ? num_tokens
+                                                             : 1;
   LMI_CHECK(view_.num_logit_rows + new_logit_rows <= capacity.max_logit_rows, "step has ",
             view_.num_logit_rows, " of ", capacity.max_logit_rows, " logit rows, ", new_logit_rows,
             " more don't fit");
@@ -109,7 +109,8 @@ int32_t StepBuffer::add(const int32_t* token_ids, int32_t num_tokens, int32_t st
       view_.target_ids[row] = token_ids[i + 1];
     }
   }
-  add_logit_row(first_row + num_tokens - 1, sampling_row, end);
+  const int32_t sampled = logits == LogitRows::kFirst ? 0 : num_tokens - 1;
+  add_logit_row(first_row + sampled, sampling_row, start + sampled + 1);
   return first_logit_row;
 }
 

@@ -13,7 +13,7 @@
 
 namespace lmi {
 
-enum class LogitRows : uint8_t { kNone, kLast, kAll };
+enum class LogitRows : uint8_t { kNone, kFirst, kLast, kAll };
 
 // Times are CLOCK_MONOTONIC nanoseconds.
 struct StepTimes {
@@ -33,7 +33,8 @@ class StepBuffer {
 
   // Appends a sequence's tokens at positions start, start + 1, ...; returns the first logit row or
   // -1. kLast samples after the last token with sampling_row; kAll also reports, for every other
-  // row, the log-probability of the token that follows. adapter_slot: -1: none.
+  // row, the log-probability of the token that follows; kFirst is the first token's. adapter_slot:
+  // -1: none.
   int32_t add(const int32_t* token_ids, int32_t num_tokens, int32_t start, int32_t table_row,
               int32_t sampling_row, LogitRows logits, int32_t adapter_slot = -1);
   void set_target(int32_t logit_row, int32_t token_id);

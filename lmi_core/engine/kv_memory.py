@@ -34,7 +34,10 @@ class KvMemory:
         self._tables = runner.block_tables
         self._sampling = runner.sampling
         self._shares_blocks = runner.info.shares_blocks
-        self._enable_prefix_caching = enable_prefix_caching and runner.info.shares_blocks
+        pooling = runner.info.pooling
+        has_enough = pooling is None or (pooling.rows == "last" and pooling.is_causal)
+        self._enable_prefix_caching = enable_prefix_caching and self._shares_blocks and has_enough
+        """Other rows than the last aren't in blocks: who pools them computes the whole prompt."""
         self._guaranteed_no_evict = guaranteed_no_evict
         self._num_rows = runner.info.max_num_seqs
         self._vocab_size = runner.info.vocab_size

@@ -17,7 +17,7 @@ from lmi_core.engine.scheduler import Commit, Scheduler
 from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
 from lmi_core.errors import EngineError
-from lmi_core.runners.runner import AheadRunner, Runner
+from lmi_core.runners.runner import AheadRunner, PoolingRunner, Runner
 from lmi_core.structured.mask_threads import MaskThreads
 
 if TYPE_CHECKING:
@@ -215,7 +215,10 @@ class StepLoop:
             self._fail(plan, step.error, is_final=step.is_final)
             return None
         self._num_failures_in_a_row = 0
-        commit = self._scheduler.commit(plan, step)
+        rows = None
+        if self._runner.info.pooling is not None:
+            rows = cast(PoolingRunner, self._runner).pooled_rows(step)
+        commit = self._scheduler.commit(plan, step, rows)
         self._fail_requests(commit.failures, "taking over the request's step failed")
         if self._check_integrity:
             self._scheduler.check_integrity()

@@ -12,8 +12,10 @@ from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.policy import Plan, Policy, Queues
 from lmi_core.engine.sequence import Sequence, SequenceState
+from lmi_core.models.pooling_head import LogitRows
 from lmi_core.structured.mask_threads import MissingMask
 from lmi_core.structured.matcher import Mask
+from lmi_core.weights.formats import FloatArray
 
 if TYPE_CHECKING:
     from lmi_core._native import Step
@@ -45,6 +47,8 @@ class Commit:
 
     outputs: list[Output] = field(default_factory=list)
     prompt_chunks: list[PromptChunk] = field(default_factory=list)
+    pooled: list[Sequence] = field(default_factory=list)
+    """Sequences of which everything that is pooled is there."""
     failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
     """Sequences that the commit itself failed for; all choices of their requests are finished."""
 
@@ -154,10 +158,11 @@ class Scheduler:
             if end < sequence.num_prompt:
                 step.set_target(logit_row + end - start - 1, token_ids[end])
             sequence.logit_row = logit_row
-        elif end == len(token_ids):
-            sequence.logit_row = step.add(token_ids[start:end], start, row, row, "last", slot)
         else:
-            sequence.logit_row = step.add(token_ids[start:end], start, row, row, "none", slot)
+            wanted: LogitRows = "last" if end == len(token_ids) else "none"
+            if sequence.row_sum is not None:
+                wanted = sequence.row_sum.wanted(start, wanted)
+            sequence.logit_row = step.add(token_ids[start:end], start, row, row, wanted, slot)
         if sequence.matcher is not None and end == len(token_ids):
             sampled_row = step.num_logit_rows - 1
             self._masked.append((sequence, sampled_row, step.add_mask(sampled_row)))
@@ -172,28 +177,51 @@ class Scheduler:
             if sequence.matcher is not None
         ]
 
-    def commit(self, plan: Plan, step: Step) -> Commit:
-        """Take over a completed step: append tokens, publish blocks, release what ended."""
+    def commit(self, plan: Plan, step: Step, rows: FloatArray | None = None) -> Commit:
+        """Take over a completed step: append tokens, publish blocks, release what ended. ``rows``:
+        what a model that pools has given for logit rows."""
         commit = Commit()
         sampled = step.sampled()
         for sequence in plan.sequences:
             try:
-                self._commit_one(sequence, sampled, commit)
+                if rows is None:
+                    self._commit_one(sequence, sampled, commit)
+                else:
+                    self._commit_pooled(sequence, rows, commit)
             except Exception as error:  # one request's fault must not end the others
                 commit.failures.append((sequence, error))
                 self.finish_all(sequence.request.sequences)
         return commit
 
-    def _commit_one(self, sequence: Sequence, sampled: list[int], commit: Commit) -> None:
-        num_tokens, logit_row = sequence.num_scheduled, sequence.logit_row
+    def _commit_pooled(self, sequence: Sequence, rows: FloatArray, commit: Commit) -> None:
+        logit_row, num_tokens = sequence.logit_row, sequence.num_scheduled
+        end = self._step_over(sequence)
+        if sequence.is_ending:
+            self._release(sequence)
+            return
+        assert sequence.row_sum is not None
+        if logit_row >= 0:
+            sequence.row_sum.add(rows[logit_row:], num_tokens)
+        if end == sequence.num_prompt:
+            self.finish(sequence)
+            commit.pooled.append(sequence)
+
+    def _step_over(self, sequence: Sequence) -> int:
+        """Note that the sequence's part of a step is computed; returns how many tokens are."""
+        num_tokens = sequence.num_scheduled
         sequence.step_over()
-        start = sequence.num_computed
-        sequence.num_computed = end = start + num_tokens
+        sequence.num_computed = end = sequence.num_computed + num_tokens
         # A sequence that ended may have gone on by a token that nobody knows.
         if end - sequence.num_published * self._block_size >= self._block_size and end <= len(
             sequence.token_ids
         ):
             self.memory.publish(sequence)
+        return end
+
+    def _commit_one(self, sequence: Sequence, sampled: list[int], commit: Commit) -> None:
+        num_tokens, logit_row = sequence.num_scheduled, sequence.logit_row
+        start = sequence.num_computed
+        end = self._step_over(sequence)
         if sequence.is_ending:
             if not sequence.num_scheduled:
                 self._release(sequence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from lmi_core.models.pooling_head import RowSum
 from lmi_core.structured.matcher import Matcher
 from lmi_core.text.detokenizer import Detokenizer
 from lmi_core.text.stop import StopMatcher
@@ -50,6 +51,7 @@ class Sequence:
         "num_scheduled",
         "request",
         "row",
+        "row_sum",
         "state",
         "stop_matcher",
         "token_ids",
@@ -87,6 +89,8 @@ class Sequence:
         across preemptions."""
         self.error: Exception | None = None
         """Why no token could be sampled, if it is known."""
+        self.row_sum: RowSum | None = None
+        """What is pooled so far; None: tokens are wanted."""
         self.needs_observe = request.needs_observe
         self.detokenizer = detokenizer
         self.stop_matcher = stop_matcher

@@ -13,6 +13,7 @@ from lmi_core.settings.lora_config import LoraConfig
 DType = Literal["auto", "bf16", "fp32"]
 Activations = Literal["auto", "int8", "bf16"]
 KvDType = Literal["auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2"]
+Task = Literal["auto", "generate", "embed", "rerank"]
 Device = Literal["cpu", "cuda", "torch-cpu"]
 Quantization = Literal["int8", "int4", "fp8", "awq", "gptq", "compressed-tensors"]
 
@@ -38,6 +39,11 @@ class EngineConfig:
     model: Path
     """Directory with config.json, *.safetensors and tokenizer.json."""
     served_model_name: str = "model"
+    task: Task = "auto"
+    """What requests get: tokens, an embedding, or a pair's score; auto: what the checkpoint's
+    architecture and files say it is for."""
+    normalize: bool = True
+    """Whether embeddings have length 1, where a request doesn't say."""
     device: Device = "cpu"
     """cpu: the lmi engine; cuda: the first GPU; torch-cpu: as cuda, without one (tests)."""
     dtype: DType = "auto"

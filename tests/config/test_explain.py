@@ -247,3 +247,18 @@ def test_explaining_imports_no_heavy_package():
     heavy, _, count = done.stdout.strip().rpartition(" ")
     assert heavy == "[]"
     assert int(count) < 170
+
+
+@pytest.mark.parametrize(
+    ("properties", "text"),
+    [
+        ("", "pytorch_model.bin: tensors are read where they lie, without torch"),
+        ("option.rolling_batch=vllm", "pytorch_model.bin: left to the library"),
+    ],
+)
+def test_weights_that_are_torchs_are_mentioned(model_dir, properties, text) -> None:  # type: ignore[no-untyped-def]
+    name = model_dir(properties, config={"architectures": ["LlamaForCausalLM"]})
+    (Path(name) / "pytorch_model.bin").write_bytes(b"")
+    out = io.StringIO()
+    main([name], environ={}, host=Host(packages=frozenset({"vllm"})), out=out)
+    assert f"  weights  {text}" in out.getvalue()

@@ -20,7 +20,9 @@ PATTERNS = (
     "*.model",
     "*.tiktoken",
 )
-"""Files that are fetched: no pickled weights and no Python code."""
+"""Files that are fetched: no Python code, and pickled weights only where there are no others."""
+PICKLED = ("pytorch_model*.bin",)
+"""Fetched beside them for a model that has no safetensors; only tensors are read of them."""
 CODE = ("*.py",)
 """Fetched beside them for a model whose own code is trusted."""
 
@@ -93,7 +95,10 @@ def fetch_from_hub(
         raise _offline(model_id, revision, cache)
     try:
         patterns = [*PATTERNS, *(CODE if with_code else ())]
-        return _download(model_id, revision, cache, environ, patterns)
+        directory = _download(model_id, revision, cache, environ, patterns)
+        if not any(directory.glob("*.safetensors")) and check is check_model:
+            directory = _download(model_id, revision, cache, environ, [*patterns, *PICKLED])
+        return directory
     except MissingExtraError:
         if found is None:
             raise

@@ -51,6 +51,20 @@ LONG_DTYPES = {
 }
 
 TEXT_TASKS = ("text-generation", "generate", "auto", "conversational")
+TASKS = {
+    **dict.fromkeys(TEXT_TASKS, "generate"),
+    "auto": "auto",
+    **dict.fromkeys(("text_embedding", "text-embedding", "embedding", "embed"), "embed"),
+    **dict.fromkeys(("feature-extraction", "sentence-similarity"), "embed"),
+    **dict.fromkeys(("rerank", "reranking", "text-ranking", "score"), "rerank"),
+}
+"""What our engine calls the tasks that it has."""
+_POOLED = honoured(
+    "task",
+    capability="task.pooling",
+    convert=TASKS,
+    test="tests/engine/test_pooling.py::test_a_model_gives_what_it_is_for",
+)
 
 ROLLING_BATCHES = (
     "auto",
@@ -529,7 +543,15 @@ OPTIONS = (
         systems=("accelerate", "deepspeed", "neuronx", "vllm", "common"),
         env=("HF_TASK",),
         actions={
-            "lmi": mapped("task", capability="task.other", idle=TEXT_TASKS),
+            "lmi": mapped(
+                "task",
+                capability="task.other",
+                by_value={
+                    name: _POOLED if task in ("embed", "rerank") else mapped("task", convert=TASKS)
+                    for name, task in TASKS.items()
+                },
+            ),
+            "vllm": needs("task.other", idle=TEXT_TASKS),
         },
     ),
 )

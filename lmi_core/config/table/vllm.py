@@ -339,7 +339,7 @@ OPTIONS = (
         "normalize",
         Bool(),
         "Normalise embeddings.",
-        no_effect("the lmi engine generates text; it has no embeddings"),
+        honoured("normalize", test="tests/engine/test_pooling.py::test_normalising_is_an_option"),
         True,
         vllm=no_effect("models that generate text have no embeddings"),
     ),

@@ -153,6 +153,21 @@ def test_a_model_is_downloaded_once_without_its_code(hub, tmp_path):
     assert fetch(source, offline, environ={}) == directory
 
 
+def test_pickled_weights_are_fetched_where_there_are_no_others(hub, tmp_path):
+    server, environ = hub
+    (server.directory / "model.safetensors").unlink()
+    torch = pytest.importorskip("torch")
+    torch.save({"a": torch.ones(2)}, server.directory / "pytorch_model.bin")
+    torch.save({}, server.directory / "optimizer.bin")
+    config = ServerConfig(values={}, hub_cache=tmp_path / "cache")
+    directory = fetch(ModelSource("hub", "org/m"), config, environ=environ)
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "config.json",
+        "pytorch_model.bin",
+        "tokenizer.json",
+    ]
+
+
 def test_an_interrupted_download_is_continued(hub, tmp_path):
     """What arrived whole is kept, by its version; what didn't is fetched again."""
     server, environ = hub
