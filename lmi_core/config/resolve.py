@@ -15,6 +15,7 @@ from lmi_core.config.artefacts.custom_code import check_downloaded
 from lmi_core.config.artefacts.entry_point import check_formatter, find_handler
 from lmi_core.config.artefacts.model_files import ModelFiles, read_model_files
 from lmi_core.config.artefacts.model_source import find_source
+from lmi_core.config.artefacts.own_adapter import find_own_adapter
 from lmi_core.config.artefacts.own_files import refuse_others_files
 from lmi_core.config.artefacts.unpack import Limits
 from lmi_core.config.checks import Subject, check
@@ -253,6 +254,10 @@ class _Examination:
         rewrite(values, self.problems)
         source = find_source(values, listed, self.problems)
         directory = cached_directory(source, self.server, self.environ) or listed.directory
+        own_adapter = find_own_adapter(source, directory, self.problems)
+        if own_adapter is not None:
+            source = own_adapter.base
+            directory = cached_directory(source, self.server, self.environ)
         files = read_model_files(directory, self.problems)
         refuse_others_files(values, listed, directory)
         handler = find_handler(values, listed.directory, self.problems)
@@ -286,7 +291,13 @@ class _Examination:
         elif decision.backend in ("trtllm", "neuron"):
             ignore_stored_quantisation(values, files)
         lora = lora_settings(
-            values, decision.backend, written.system, listed.directory, directory, self.problems
+            values,
+            decision.backend,
+            written.system,
+            listed.directory,
+            directory,
+            self.problems,
+            own_adapter,
         )
         speculation = None
         if decision.backend == "lmi":

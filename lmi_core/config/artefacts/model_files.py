@@ -32,7 +32,6 @@ class ModelFiles:
     """What the model is for, unless it is asked for something else."""
     is_encoder_decoder: bool = False
     is_diffusion: bool = False
-    is_library: bool = False
     unsupported: str | None = None
     """A setting of a native architecture that the lmi engine doesn't have."""
     pickled: str = ""
@@ -73,7 +72,6 @@ def read_model_files(directory: Path | None, problems: Problems) -> ModelFiles:
         quantization=_quantization(directory, facts, problems),
         is_encoder_decoder=facts.get("is_encoder_decoder") is True,
         is_diffusion=is_file(directory / "model_index.json"),
-        is_library=config is None and is_file(directory / "adapter_config.json"),
         unsupported=_unsupported(directory / "config.json", facts),
         pickled=_pickled(directory),
         requirements=requirements if is_file(requirements) else None,

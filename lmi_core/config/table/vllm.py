@@ -214,7 +214,7 @@ OPTIONS = (
         honoured(
             None,
             "prompts are always chunked",
-            test="tests/models/test_parity.py::test_chunked_prefill_over_a_window",
+            test="tests/config/test_honoured_limits.py::test_tokens_of_a_step",
             capability="batch.chunked_prefill",
             by_value={False: no_effect("prompts are always chunked; tokens are the same")},
         ),
