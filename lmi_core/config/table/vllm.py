@@ -256,8 +256,11 @@ OPTIONS = (
         "speculative_config",
         Json(),
         "Speculative decoding as the library's JSON.",
-        needs(
-            "speculation.draft_model", "greedy tokens are the same without", tuning=True, idle=()
+        mapped(
+            "speculation",
+            "by n-gram; prompt_lookup_min finds places in texts, prompt_lookup_max ranks them",
+            capability="speculation.ngram",
+            tuning=True,
         ),
         trtllm="speculative_config",
     ),
