@@ -157,6 +157,7 @@ class CpuRunner:
             quantize=model.quantize or "",
             kv_dtype=kv_dtype,
             runs_ahead=model.pooling is None,
+            verifies_drafts=model.pooling is None,
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
