@@ -59,7 +59,9 @@ from lmi_core.config.targets.library_settings import (
 from lmi_core.config.targets.lora_settings import LoraSettings, lora_settings
 from lmi_core.config.targets.placement import placement_for
 from lmi_core.config.targets.server_config import ServerConfig, server_config
+from lmi_core.config.targets.speculation_settings import speculation_settings
 from lmi_core.config.tgi_checks import check_tgi, check_tgi_server
+from lmi_core.settings.speculation_config import SpeculationConfig
 
 _NAMES = frozenset({"option.model_id", "option.revision", "option.modelName"})
 """Keys that say which model a server started with."""
@@ -297,6 +299,9 @@ class _Examination:
             self.problems,
             own_adapter,
         )
+        speculation = None
+        if decision.backend == "lmi":
+            speculation = speculation_settings(values, self.problems)
         rows = model_rows(values, decision.backend, written.system, self.problems)
         rows += () if lora is None else lora.rows(directory)
         if files.requirements is not None and handler is None:
@@ -304,7 +309,7 @@ class _Examination:
             if decision.backend != "lmi":
                 why = "what the model's code needs must be installed beside the server"
             self.problems.warn(str(files.requirements), f"is not installed: {why}")
-        model = self._config(listed, values, source, files, written, decision, lora)
+        model = self._config(listed, values, source, files, written, decision, lora, speculation)
         code = model.custom_code
         return model, rows + withheld_rows(() if code is None else code.withheld)
 
@@ -347,12 +352,15 @@ class _Examination:
         written: WrittenFor,
         decision: Decision,
         lora: LoraSettings | None,
+        speculation: SpeculationConfig | None,
     ) -> ModelConfig:
         engine = library = custom_code = None
         backend, system = decision.backend, written.system
         name = str(values.get("option.modelName") or listed.entry.name)
         if runs_in_engine(backend):
-            engine = engine_settings(values, backend, name, system, self.problems)
+            engine = engine_settings(
+                values, backend, name, system, self.problems, speculation=speculation
+            )
         if engine is not None:
             check_engine(engine, backend, values, files, self.problems)
         placement = placement_for(

@@ -23,6 +23,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.speculation import speculation_of
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
 from lmi_core.engine.stream import EventStream
 from lmi_core.errors import CapacityError, ConfigError, EngineError, UserError
@@ -77,9 +78,10 @@ class EngineCore:
             guaranteed_no_evict=keeps_all,
             waiting_steps=config.waiting_steps,
         )
-        self._scheduler = Scheduler(queues, self._memory, policy)
-        self._requests = OpenRequests()
         self._totals = EngineTotals()
+        speculation = speculation_of(config.speculation, runner.info, self._memory, self._totals)
+        self._scheduler = Scheduler(queues, self._memory, policy, speculation)
+        self._requests = OpenRequests()
         self._pools = runner.info.pooling is not None
         self._head = cast(PoolingRunner, runner).head if self._pools else None
         self._delivery = Delivery(
@@ -94,6 +96,7 @@ class EngineCore:
             observer,
             overlap=config.overlap,
             check_integrity=check_integrity,
+            costs=None if speculation is None else speculation.costs,
         )
         self._grammars = grammars
         self._num_encoding = 0

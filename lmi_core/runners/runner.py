@@ -49,6 +49,9 @@ class RunnerInfo:
     well have a step each; None: there is no such number."""
     runs_ahead: bool = False
     """Whether the runner is an ``AheadRunner``."""
+    verifies_drafts: bool = False
+    """Whether several rows of a sequence can be sampled in one step, and all but some leading ones
+    be forgotten."""
     pooling: PoolingSpec | None = None
     """What prompts are pooled to, by a ``PoolingRunner``; None: the model generates."""
     has_adapters: bool = False
@@ -93,7 +96,7 @@ class AheadRunner(Runner, Protocol):
 
     def submit_ahead(self, step: Step, logit_rows: list[int]) -> None:
         """As ``submit``, of a step whose token ids are what these rows of the last step sampled, or
-        any where that step failed or a row sampled none."""
+        any where that step failed or a row sampled none; -1: the id in the step."""
         ...
 
 

@@ -113,6 +113,7 @@ BACKENDS = {
                 "quant.fp8",
                 "quant.int4",
                 "quant.int8",
+                "speculation.ngram",
                 "task.pooling",
                 "weights.awq",
                 "weights.compressed-tensors",

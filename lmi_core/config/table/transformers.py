@@ -28,7 +28,7 @@ _ROWS = honoured("max_num_seqs", test=f"{_TESTS}::test_sizes_of_steps")
 
 ACTIONS: Mapping[str, Action] = {
     "option.task": needs("task.other", idle=TEXT_TASKS),
-    "option.model_id": honoured("model", test=f"{_TESTS}::test_lengths"),
+    "option.model_id": honoured("model", test=f"{_TESTS}::test_the_model_may_be_elsewhere"),
     "option.dtype": honoured(
         "torch_dtype",
         convert=LONG_DTYPES,

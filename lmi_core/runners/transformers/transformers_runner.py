@@ -15,7 +15,7 @@ from lmi_core import _native
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.kernels.torch_ops import sample
 from lmi_core.runners.runner import RunnerInfo
-from lmi_core.runners.step_memory import StepMemory, StepSizes, plan_kv_cache
+from lmi_core.runners.step_memory import StepMemory, StepSizes, size_kv_cache
 from lmi_core.runners.transformers.causal_model import CausalModel, load_causal_model
 from lmi_core.runners.transformers.encoder_decoder import (
     EncoderDecoderCaches,
@@ -56,7 +56,7 @@ class TransformersRunner:
         self._model = model
         self._caches = _caches(model, config)
         token_bytes = _warm_up(model)
-        memory = plan_kv_cache(
+        memory = size_kv_cache(
             config,
             block_bytes=token_bytes * config.block_size,
             max_model_len=max_model_len,
