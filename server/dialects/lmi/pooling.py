@@ -8,7 +8,7 @@ import msgspec
 from lmi_core.engine.pooling_params import PoolingParams
 from lmi_core.errors import UserError
 from lmi_core.models.pooling import PoolingSpec
-from lmi_server.dialects.base import Call, Plan
+from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.decode import decode_json
 from lmi_server.dialects.pooling import (
     Inputs,
@@ -56,12 +56,12 @@ def pooling_of(model: LoadedModel) -> PoolingSpec | None:
     return model.generates.info.runner.pooling
 
 
-def parse_embedding(call: Call) -> Plan:
+def parse_embedding(call: Call) -> ParsedCall:
     body = decode_json(_EMBEDDING, call.body)
     inputs = inputs_of(body.inputs, "inputs")
     unknown = unknown_fields(call.body, body.__struct_fields__)
     single = isinstance(body.inputs, str) or isinstance(body.inputs[0], int)
-    return Plan(
+    return ParsedCall(
         requests=embedding_requests(call.request_id, inputs, PoolingParams()),
         renderer=VectorListRenderer(len(inputs), single=single),
         prompt_field="inputs",
@@ -69,7 +69,7 @@ def parse_embedding(call: Call) -> Plan:
     )
 
 
-def parse_pairs(call: Call) -> Plan:
+def parse_pairs(call: Call) -> ParsedCall:
     body = decode_json(_PAIRS, call.body)
     single = False
     if isinstance(body, list):
@@ -81,7 +81,7 @@ def parse_pairs(call: Call) -> Plan:
     else:
         pairs, single = [body.pair], True
     check_number(len(pairs), "texts")
-    return Plan(
+    return ParsedCall(
         requests=pair_requests(call.request_id, pairs, PoolingParams()),
         renderer=VectorListRenderer(len(pairs), single=single),
         prompt_field="texts",

@@ -12,7 +12,7 @@ from aiohttp import web
 from lmi_core.engine.pooling_params import PoolingParams
 from lmi_core.errors import UserError
 from lmi_core.weights.formats import FloatArray
-from lmi_server.dialects.base import Call, Plan
+from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.decode import decode_json
 from lmi_server.dialects.generation import generate
 from lmi_server.dialects.openai.openai import check_content_type, openai_protocol
@@ -76,7 +76,7 @@ class PoolingProtocol:
         self._model_name = model_name
         self._adapter_named = adapter_named
 
-    def parse_embeddings(self, call: Call) -> Plan:
+    def parse_embeddings(self, call: Call) -> ParsedCall:
         check_content_type(call.content_type)
         body = decode_json(_EMBEDDINGS, call.body)
         adapter = self._adapter_named(body.model)
@@ -87,7 +87,7 @@ class PoolingProtocol:
             prompt_name=body.prompt_name,
             truncate="right" if body.truncate_prompt_tokens else "",
         )
-        return Plan(
+        return ParsedCall(
             requests=embedding_requests(call.request_id, inputs, params, adapter),
             renderer=_EmbeddingsRenderer(
                 len(inputs), body.model or self._model_name, body.encoding_format
@@ -96,7 +96,7 @@ class PoolingProtocol:
             headers=_unknown(call, body),
         )
 
-    def parse_rerank(self, call: Call) -> Plan:
+    def parse_rerank(self, call: Call) -> ParsedCall:
         check_content_type(call.content_type)
         body = decode_json(_RERANK, call.body)
         adapter = self._adapter_named(body.model)
@@ -106,7 +106,7 @@ class PoolingProtocol:
             raise UserError(f"top_n is {body.top_n}, but must be at least 1", field="top_n")
         params = PoolingParams(truncate="right" if body.truncate_prompt_tokens else "")
         pairs = [(body.query, document) for document in documents]
-        return Plan(
+        return ParsedCall(
             requests=pair_requests(call.request_id, pairs, params, adapter),
             renderer=_RerankRenderer(call.request_id, body, documents, self._model_name),
             prompt_field="documents",

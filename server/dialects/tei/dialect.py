@@ -10,7 +10,7 @@ from aiohttp import web
 
 from lmi_core.engine.pooling_params import PoolingParams
 from lmi_core.errors import CapacityError, UserError
-from lmi_server.dialects.base import Call, HttpError, Plan, Reply
+from lmi_server.dialects.base import Call, HttpError, ParsedCall, Reply
 from lmi_server.dialects.decode import decode_json
 from lmi_server.dialects.generation import generate
 from lmi_server.dialects.pooling import (
@@ -98,7 +98,7 @@ def _truncate(body: _Truncation) -> Literal["", "left", "right"]:
     return "left" if body.truncation_direction in ("Left", "left") else "right"
 
 
-def parse_embed(call: Call) -> Plan:
+def parse_embed(call: Call) -> ParsedCall:
     body = _decoded(_EMBED, call)
     inputs = inputs_of(body.inputs, "inputs")
     params = PoolingParams(
@@ -107,7 +107,7 @@ def parse_embed(call: Call) -> Plan:
         dimensions=body.dimensions,
         truncate=_truncate(body),
     )
-    return Plan(
+    return ParsedCall(
         requests=embedding_requests(call.request_id, inputs, params),
         renderer=VectorListRenderer(len(inputs)),
         prompt_field="inputs",
@@ -115,12 +115,12 @@ def parse_embed(call: Call) -> Plan:
     )
 
 
-def parse_rank(call: Call) -> Plan:
+def parse_rank(call: Call) -> ParsedCall:
     body = _decoded(_RANK, call)
     check_number(len(body.texts), "texts")
     params = PoolingParams(raw_score=body.raw_scores, truncate=_truncate(body))
     pairs = [(body.query, text) for text in body.texts]
-    return Plan(
+    return ParsedCall(
         requests=pair_requests(call.request_id, pairs, params),
         renderer=_RankRenderer(body),
         prompt_field="texts",
