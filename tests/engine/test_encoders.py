@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from lmi_core import _native
 from lmi_core.errors import ContextLengthError, UserError
 from lmi_core.text.tokenizer import FramedText, Tokenizer
 from lmi_core.weights.formats import FloatArray
@@ -42,6 +43,18 @@ async def test_means_are_those_of_transformers(name: str) -> None:
             wanted = hidden_states(encoder(name), ids).mean(0)
             vector = await engine.embed(ids, RAW)
             assert np.abs(vector - wanted).max() <= 1e-4 * wanted.std(), len(ids)
+
+
+@pytest.mark.parametrize("level", _native.instruction_sets())
+@pytest.mark.parametrize("name", ["mpnet", "modernbert"])
+@in_a_loop
+async def test_every_instruction_set(name: str, level: str) -> None:
+    for dtype, most in (("fp32", 1e-4), ("bf16", 0.2)):
+        async with engine_of(encoder(name), instruction_set=level, dtype=dtype) as engine:
+            for ids in inputs((17, 300)):
+                wanted = hidden_states(encoder(name), ids).mean(0)
+                vector = await engine.embed(ids, RAW)
+                assert np.abs(vector - wanted).max() <= most * wanted.std()
 
 
 @pytest.mark.parametrize("name", ENCODERS)
