@@ -23,6 +23,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.speculation import speculation_of
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
 from lmi_core.engine.stream import EventStream
 from lmi_core.errors import CapacityError, ConfigError, EngineError, UserError
@@ -63,22 +64,24 @@ class EngineCore:
         self.adapters = adapters
         self._eos_ids = frozenset(eos_token_ids)
         self.tokenizer = tokenizer
+        keeps_all = config.guaranteed_no_evict or not runner.info.continues_prompts
         self._memory = KvMemory(
             runner,
             enable_prefix_caching=config.enable_prefix_caching,
-            guaranteed_no_evict=config.guaranteed_no_evict,
+            guaranteed_no_evict=keeps_all,
         )
         queues = Queues()
         policy = PagedPolicy(
             runner.info,
             queues,
             self._memory,
-            guaranteed_no_evict=config.guaranteed_no_evict,
+            guaranteed_no_evict=keeps_all,
             waiting_steps=config.waiting_steps,
         )
-        self._scheduler = Scheduler(queues, self._memory, policy)
-        self._requests = OpenRequests()
         self._totals = EngineTotals()
+        speculation = speculation_of(config.speculation, runner.info, self._memory, self._totals)
+        self._scheduler = Scheduler(queues, self._memory, policy, speculation)
+        self._requests = OpenRequests()
         self._pools = runner.info.pooling is not None
         self._head = cast(PoolingRunner, runner).head if self._pools else None
         self._delivery = Delivery(
@@ -93,6 +96,7 @@ class EngineCore:
             observer,
             overlap=config.overlap,
             check_integrity=check_integrity,
+            costs=None if speculation is None else speculation.costs,
         )
         self._grammars = grammars
         self._num_encoding = 0
@@ -325,6 +329,12 @@ class EngineCore:
             raise UserError(f"priority must be an int, got {request.priority!r:.80}")
         info = self._runner.info
         request.params.validate(vocab_size=info.vocab_size, max_logprobs=info.max_logprobs)
+        if request.params.prompt_logprobs is not None and not info.continues_prompts:
+            raise UserError(
+                "the model's encoder reads the prompt, whose tokens have no log-probabilities: "
+                "leave them out",
+                field="prompt_logprobs",
+            )
         self._check_id(request.request_id)
 
     def _check_task(self, request: GenerationRequest) -> None:

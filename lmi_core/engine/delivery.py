@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lmi_core.engine.active_request import ActiveRequest
+from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
-from lmi_core.engine.scheduler import Commit, Output, PromptChunk, Scheduler
+from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.shown_text import shown_text
 from lmi_core.engine.stats import EngineObserver, EngineTotals
@@ -54,7 +55,7 @@ class Delivery:
         open_requests = self._requests
         for output in commit.outputs:
             request = output[0].request
-            if request.request_id not in open_requests:
+            if request.request_id not in open_requests or output[0].is_delivered:
                 continue
             touched[request] = None
             try:
@@ -164,7 +165,7 @@ class Delivery:
             event.top = self._top(step, output.logit_row, num_top)
         request.stream.put(event)
         if reason is not None:
-            self._end_choice(sequence, reason)
+            self._end_choice(sequence, reason, num_generated)
 
     def _put_pooled(self, sequence: Sequence, now_s: float) -> None:
         request = sequence.request
@@ -190,10 +191,12 @@ class Delivery:
                 pooled=pooled,
             )
         )
-        self._end_choice(sequence, FinishReason.STOP)
+        self._end_choice(sequence, FinishReason.STOP, 0)
 
-    def _end_choice(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _end_choice(self, sequence: Sequence, reason: FinishReason, num_generated: int) -> None:
         request = sequence.request
+        # A text can end before the last one of several tokens that a step brought.
+        del sequence.token_ids[sequence.num_prompt + num_generated :]
         self._scheduler.finish(sequence)
         sequence.is_delivered = True
         request.num_open -= 1

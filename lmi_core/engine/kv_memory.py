@@ -91,6 +91,27 @@ class KvMemory:
         self._num_promised -= 1
         return True
 
+    def draft_room(self, sequence: Sequence, num_tokens: int, num_spare_blocks: int) -> int:
+        """Take blocks for so many tokens behind the last one, as long as that leaves
+        ``num_spare_blocks`` available; returns for how many there is room."""
+        end = len(sequence.token_ids) + num_tokens
+        while end > len(sequence.block_ids) * self.block_size:
+            if self.pool.num_available <= num_spare_blocks or not self.extend(sequence):
+                break
+        num_slots = len(sequence.block_ids) * self.block_size
+        return min(num_tokens, num_slots - len(sequence.token_ids))
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Free the blocks that hold nothing but tokens which weren't accepted."""
+        num_needed = -(-sequence.num_computed // self.block_size)
+        extra = sequence.block_ids[num_needed:]
+        if not extra:
+            return
+        del sequence.block_ids[num_needed:]
+        self._tables.set(sequence.row, sequence.block_ids)
+        self.pool.free(extra)
+        self._num_promised += len(extra)
+
     def publish(self, sequence: Sequence) -> None:
         """Make the full blocks that a completed step wrote hit-able."""
         num_full = sequence.num_computed // self.block_size

@@ -32,6 +32,7 @@ class Sequence:
         "block_ids",
         "choice",
         "detokenizer",
+        "drafts",
         "end_ids",
         "error",
         "has_eos",
@@ -109,6 +110,9 @@ class Sequence:
         """Tokens in the step being planned or in flight; 0 when it has no part in it."""
         self.logit_row = -1
         """First logit row in that step."""
+        self.drafts: list[int] = []
+        """What that step computes behind the last token, to be kept as far as it is what is
+        sampled; -1: it can't be."""
         self.num_ahead = 0
         """Tokens, 1 or 0, in a step submitted behind that one, before its results are known."""
         self.ahead_row = -1
@@ -127,6 +131,7 @@ class Sequence:
         """The step in flight completed: what lies in the one behind is now in flight."""
         self.num_scheduled, self.num_ahead = self.num_ahead, 0
         self.logit_row = self.ahead_row
+        self.drafts = []
 
     @property
     def can_run_ahead(self) -> bool:

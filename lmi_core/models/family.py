@@ -54,6 +54,10 @@ NO_ROPE = RopeSpec(rotary_dim=2, kind="none")
 _LANGUAGE_MODEL = "language_model."
 """In names of a multimodal model's tensors that are its language model's."""
 _OLD_NAMES = {"embed_out.weight": "lm_head.weight"}
+_OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}
+"""Of norms' tensors, in checkpoints that were once TensorFlow's."""
+_WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
+"""What training in parallel, torch.compile and PEFT put before every name."""
 _NOT_LANGUAGE = ("vision_tower.", "multi_modal_projector.")
 
 
@@ -113,7 +117,9 @@ def spec_and_pooling(
 
 def text_tensors(tensors: Mapping[str, TensorInfo], names: WeightNames) -> dict[str, TensorInfo]:
     """A checkpoint's tensors by the names that ``names`` are of: a multimodal model's without those
-    of its other parts, and those of a file that was saved without its head with their prefix."""
+    of its other parts, those of a file that was saved without its head with their prefix, and older
+    names as today's."""
+    tensors = _renamed(tensors)
     prefix = names.embedding.partition(".")[0] + "."
     adds_prefix = names.embedding.removeprefix(prefix) in tensors
     kept = {}
@@ -131,6 +137,18 @@ def text_tensors(tensors: Mapping[str, TensorInfo], names: WeightNames) -> dict[
             len(tensors) - len(kept),
         )
     return kept
+
+
+def _renamed(tensors: Mapping[str, TensorInfo]) -> Mapping[str, TensorInfo]:
+    """Without wrappers that every name has, and with today's endings."""
+    wrapper = next((w for w in _WRAPPERS if tensors and all(n.startswith(w) for n in tensors)), "")
+    renamed = {}
+    for name, tensor in tensors.items():
+        ours = name.removeprefix(wrapper)
+        for old, new in _OLD_ENDINGS.items():
+            ours = ours.removesuffix(old) + new if ours.endswith(old) else ours
+        renamed[ours] = tensor if ours == name else replace(tensor, name=ours)
+    return renamed if not wrapper else _renamed(renamed)
 
 
 def attention_spec(

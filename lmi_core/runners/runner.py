@@ -41,11 +41,17 @@ class RunnerInfo:
     """Which implementation runs which op; empty: the CPU engine's own run all."""
     shares_blocks: bool = True
     """Whether sequences can have blocks in common; False: each computes its whole prompt."""
+    continues_prompts: bool = True
+    """Whether outputs go on in the prompt's place; False: an encoder reads it. Then its tokens have
+    no log-probabilities, and what was generated can't be computed again as part of it."""
     num_saturating_tokens: int | None = None
     """From how many rows on the cost of a step is proportional to them, so that prompts could as
     well have a step each; None: there is no such number."""
     runs_ahead: bool = False
     """Whether the runner is an ``AheadRunner``."""
+    verifies_drafts: bool = False
+    """Whether several rows of a sequence can be sampled in one step, and all but some leading ones
+    be forgotten."""
     pooling: PoolingSpec | None = None
     """What prompts are pooled to, by a ``PoolingRunner``; None: the model generates."""
     has_adapters: bool = False
@@ -90,7 +96,7 @@ class AheadRunner(Runner, Protocol):
 
     def submit_ahead(self, step: Step, logit_rows: list[int]) -> None:
         """As ``submit``, of a step whose token ids are what these rows of the last step sampled, or
-        any where that step failed or a row sampled none."""
+        any where that step failed or a row sampled none; -1: the id in the step."""
         ...
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from lmi_core.errors import UserError
 from lmi_core.settings.field_checks import check_fields
 from lmi_core.settings.lora_config import LoraConfig
+from lmi_core.settings.speculation_config import SpeculationConfig
 
 DType = Literal["auto", "bf16", "fp32"]
 Activations = Literal["auto", "int8", "bf16"]
@@ -86,6 +87,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     guaranteed_no_evict: bool = False
     """Admit a sequence only when its whole possible length fits, so that none is preempted."""
+    speculation: SpeculationConfig | None = None
+    """Draft tokens; None: every step brings a sequence one token."""
     waiting_steps: int = 0
     """Steps after an admission in which nobody else is admitted, as long as anything runs."""
     gpu_memory_utilization: float = 0.9

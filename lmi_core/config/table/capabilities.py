@@ -50,7 +50,6 @@ CAPABILITIES = {
     "weights.fbgemm_fp8": "fp8 checkpoints of FBGEMM",
     "weights.fp8": "fp8 checkpoints",
     "weights.gptq": "GPTQ checkpoints",
-    "weights.pickle": "weights in PyTorch's pickle format",
 }
 """Every capability that the option table names, in words."""
 
@@ -114,6 +113,7 @@ BACKENDS = {
                 "quant.fp8",
                 "quant.int4",
                 "quant.int8",
+                "speculation.ngram",
                 "task.pooling",
                 "weights.awq",
                 "weights.compressed-tensors",

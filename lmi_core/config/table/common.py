@@ -13,7 +13,8 @@ from lmi_core.config.table.option import (
 from lmi_core.config.table.value_type import Bool, Choice, Int, Items, Text
 
 _COMMON = ("common",)
-_PIPELINE = "tests/server/dialects/lmi/test_pipelines.py::test_answers_without_a_rolling_batch"
+_PIPELINES = "tests/server/dialects/lmi/test_pipelines.py"
+_PIPELINE = f"{_PIPELINES}::test_answers_without_a_rolling_batch"
 _CHOICE = mapped(None, "takes part in the choice of the backend")
 _INT8 = needs("quant.int8", "leave it out to serve the model in bf16", setting="quantize")
 
@@ -30,16 +31,12 @@ DTYPES = {
 }
 """Written dtype to the one the CPU engine computes in; fp16 has no fast CPU path."""
 
-_AUTO = honoured(
-    "dtype", test="tests/models/test_loader.py::test_auto_dtype_follows_the_checkpoint"
-)
-_FP32 = honoured(
-    "dtype", convert=DTYPES, test="tests/models/test_parity.py::test_fp32_logits_and_greedy_tokens"
-)
+_AUTO = honoured("dtype", test="tests/config/test_honoured.py::test_data_types")
+_FP32 = honoured("dtype", convert=DTYPES, test="tests/config/test_honoured.py::test_data_types")
 _BF16 = honoured(
     "dtype",
     convert=DTYPES,
-    test="tests/models/test_parity.py::test_bf16_error_is_close_to_that_of_transformers",
+    test="tests/config/test_honoured.py::test_data_types",
 )
 
 LONG_DTYPES = {
@@ -117,7 +114,7 @@ OPTIONS = (
         actions={
             "lmi": honoured(
                 "model",
-                test="tests/config/artefacts/test_local.py::test_a_whole_model_is_returned_as_it_is",
+                test="tests/cli/test_options.py::test_name_log_and_size",
             ),
             "vllm": mapped("model"),
             "trtllm": mapped("model"),
@@ -401,7 +398,7 @@ OPTIONS = (
                 None,
                 "beside option.rolling_batch=disable, as LMI streams without a rolling batch; else "
                 "a request asks for a stream",
-                test=_PIPELINE,
+                test=f"{_PIPELINES}::test_streams_without_a_rolling_batch",
                 idle=("false",),
                 by_value={
                     "false": no_effect("continuous batching streams whenever a request asks")
