@@ -31,6 +31,8 @@ class CausalModel:
         self._model = model
         self.device = device
         self._takes = frozenset(inspect.signature(model.forward).parameters)
+        self.quantize = ""
+        """What bitsandbytes has made of its linear layers."""
         name = next((name for name in _CACHE_NAMES if name in self._takes), None)
         if name is None:
             raise ModelError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
         library: Any = importlib.import_module("transformers")
     except ImportError:
         raise MissingExtraError("serving a model with Transformers", "transformers") from None
+    from lmi_core.adapters.text_models import check_bitsandbytes
     from lmi_core.runners.device.device_runner import find_device
     from lmi_core.weights.hf_config import read_json_object
 
@@ -37,6 +39,10 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
         arguments["attn_implementation"] = config.attn_implementation
     if config.device_map is not None:
         arguments["device_map"] = config.device_map
+    if config.bitsandbytes is not None:
+        check_bitsandbytes()
+        arguments["quantization_config"] = _bitsandbytes(library, config.bitsandbytes)
+        arguments.setdefault("device_map", {"": device})
     try:
         model = loader.from_pretrained(
             str(config.model),
@@ -47,10 +53,11 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
     except Exception as error:  # the library raises every kind
         raise _load_error(config.model, error) from error
     model.eval()
-    if config.device_map is None:
+    if "device_map" not in arguments:
         model.to(device)
     kind = EncoderDecoderModel if has_encoder else CausalModel
     causal = kind(model, model.device if config.device_map else device)
+    causal.quantize = config.bitsandbytes or ""
     if causal.max_positions is None and config.max_model_len is None:
         _log.warning(
             "config.json doesn't say how long a sequence may be; option.max_model_len raises or "
@@ -58,6 +65,14 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
             DEFAULT_LENGTH,
         )
     return causal
+
+
+def _bitsandbytes(library: Any, format: str) -> Any:
+    """4-bit weights are multiplied in the model's own data type."""
+    warnings.filterwarnings("ignore", message="MatMul8bitLt: inputs will be cast")
+    if format == "int8":
+        return library.BitsAndBytesConfig(load_in_8bit=True)
+    return library.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=format)
 
 
 def _load_error(path: Path, error: Exception) -> ModelError:

@@ -79,6 +79,7 @@ class TransformersRunner:
             kv_cache_bytes=memory.num_blocks * memory.block_bytes,
             num_threads=config.num_threads or torch.get_num_threads(),
             dtype=model.dtype,
+            quantize=model.quantize,
             kv_dtype=model.dtype,
             device=str(model.device),
             kernels="Transformers",
