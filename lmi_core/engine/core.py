@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from lmi_core.engine.active_request import ActiveRequest, OpenRequests
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.loop import StepLoop
@@ -22,7 +21,7 @@ from lmi_core.engine.pooling_params import PoolingParams, framed_text
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
-from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.sequence import ActiveRequest, OpenRequests, Sequence
 from lmi_core.engine.speculation import speculation_of
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
 from lmi_core.engine.stream import EventStream
@@ -64,17 +63,18 @@ class EngineCore:
         self.adapters = adapters
         self._eos_ids = frozenset(eos_token_ids)
         self.tokenizer = tokenizer
+        keeps_all = config.guaranteed_no_evict or not runner.info.continues_prompts
         self._memory = KvMemory(
             runner,
             enable_prefix_caching=config.enable_prefix_caching,
-            guaranteed_no_evict=config.guaranteed_no_evict,
+            guaranteed_no_evict=keeps_all,
         )
         queues = Queues()
         policy = PagedPolicy(
             runner.info,
             queues,
             self._memory,
-            guaranteed_no_evict=config.guaranteed_no_evict,
+            guaranteed_no_evict=keeps_all,
             waiting_steps=config.waiting_steps,
         )
         self._totals = EngineTotals()
@@ -328,6 +328,12 @@ class EngineCore:
             raise UserError(f"priority must be an int, got {request.priority!r:.80}")
         info = self._runner.info
         request.params.validate(vocab_size=info.vocab_size, max_logprobs=info.max_logprobs)
+        if request.params.prompt_logprobs is not None and not info.continues_prompts:
+            raise UserError(
+                "the model's encoder reads the prompt, whose tokens have no log-probabilities: "
+                "leave them out",
+                field="prompt_logprobs",
+            )
         self._check_id(request.request_id)
 
     def _check_task(self, request: GenerationRequest) -> None:

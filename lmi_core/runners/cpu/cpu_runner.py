@@ -7,18 +7,17 @@ import os
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 from lmi_core import _native
-from lmi_core.errors import UserError
+from lmi_core.runners.cpu.sizes import DEFAULT_BATCHED_TOKENS, cache_dtype, check_sizes
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
-from lmi_core.runners.step_memory import StepMemory, StepSizes, plan_kv_cache
-from lmi_core.settings.limits import BLOCK_MULTIPLE, GPU_FORMATS
+from lmi_core.runners.step_memory import StepMemory, StepSizes, size_kv_cache
 
 if TYPE_CHECKING:
     from lmi_core.adapters.store import LoraStore
-    from lmi_core.models.loader import LoadedModel, ModelPlan
+    from lmi_core.models.loader import FoundModel, LoadedModel
     from lmi_core.ops.graph import LoraTable
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.settings.lora_config import LoraConfig
@@ -29,7 +28,6 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 
-DEFAULT_BATCHED_TOKENS = 2048
 SATURATING_TOKENS = 128
 """Linears of 64 rows reach 93 to 97 % of what those of thousands do."""
 
@@ -94,7 +92,7 @@ class CpuRunner:
             head_dim=attention.head_dim,
             dtype=kv_dtype,
         )
-        self.memory = plan_kv_cache(
+        self.memory = size_kv_cache(
             config,
             block_bytes=block_bytes,
             max_model_len=sizes.max_model_len,
@@ -218,28 +216,28 @@ def load_cpu_runner(
     from lmi_core.runners.cpu.memory_needs import memory_errors
     from lmi_core.weights.packed_model import open_packed_model
 
-    plan = plan_cpu_model(config, HOST_MEMORY.total_bytes)
+    found = find_cpu_model(config, HOST_MEMORY.total_bytes)
     with memory_errors():
         num_threads = config.num_threads or _native.num_physical_cores()
-        packed = open_packed_model(config, plan.checkpoint, num_threads)
+        packed = open_packed_model(config, found.checkpoint, num_threads)
         weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
         on_weights = None if progress is None else partial(progress, "weights")
-        model = load_weights(config, plan, weights, on_weights)
+        model = load_weights(config, found, weights, on_weights)
         return CpuRunner(config, model, packed), model
 
 
-def plan_cpu_model(config: EngineConfig, claimed_bytes: int = 0) -> ModelPlan:
+def find_cpu_model(config: EngineConfig, claimed_bytes: int = 0) -> FoundModel:
     """What will be loaded, as far as settings and headers tell whether it can be: what explains,
     serves and manages models asks here. ``claimed_bytes``: what other engines have of the memory.
     Raises as ``load_cpu_runner``."""
-    from lmi_core.models.loader import plan_model
+    from lmi_core.models.loader import find_model
     from lmi_core.runners.cpu.memory_needs import check_memory
 
     check_sizes(config)
     cache_dtype(config, "fp32")
-    plan = plan_model(config)
-    check_memory(config, plan, claimed_bytes)
-    return plan
+    found = find_model(config)
+    check_memory(config, found, claimed_bytes)
+    return found
 
 
 def _lora_store(config: EngineConfig, lora: LoraConfig, model: LoadedModel) -> LoraStore:
@@ -250,49 +248,3 @@ def _lora_store(config: EngineConfig, lora: LoraConfig, model: LoadedModel) -> L
     table = cast("LoraTable", _native.LoraTable(linear_shapes(model.spec), dtype=model.dtype))
     backend = NativeWeights(config.instruction_set, num_threads=1)
     return LoraStore(model, backend, table, max_rank=lora.max_rank)
-
-
-def check_sizes(config: EngineConfig) -> None:
-    """Raise UserError for weights that the CPU hasn't, and for a size that the native code can't
-    count or hold."""
-    if config.quantize in GPU_FORMATS:
-        raise UserError(
-            f"quantize={config.quantize} needs device=cuda; set quantize=int8, which takes as "
-            "little memory",
-            field="quantize",
-        )
-    for name, value, low, high in (
-        ("num_threads", config.num_threads, 1, 1024),
-        ("max_num_seqs", config.max_num_seqs, 1, 16384),
-        ("max_num_batched_tokens", config.max_num_batched_tokens, 1, 131072),
-        ("block_size", config.block_size, BLOCK_MULTIPLE, 4096),
-        ("kv_cache_bytes", config.kv_cache_bytes, 1, _native.cpu_info()["memory_limit_bytes"]),
-    ):
-        if value is not None and not low <= value <= high:
-            raise UserError(f"{name} is {value}; allowed are {low} to {high}", field=name)
-    levels = _native.instruction_sets()
-    if config.instruction_set and config.instruction_set not in levels:
-        raise UserError(
-            f"instruction_set is {config.instruction_set!r}; allowed here are {', '.join(levels)}",
-            field="instruction_set",
-        )
-    if config.block_size % BLOCK_MULTIPLE:
-        raise UserError(
-            f"block_size is {config.block_size}, but must be a multiple of {BLOCK_MULTIPLE}",
-            field="block_size",
-        )
-
-
-def cache_dtype(
-    config: EngineConfig, model_dtype: Literal["fp32", "bf16"]
-) -> Literal["fp32", "bf16", "int8"]:
-    """The KV cache's. Raises UserError for one that the native kernels don't have."""
-    asked = config.kv_dtype
-    if asked == "auto":
-        return model_dtype
-    if asked == "fp8_e4m3fn" or asked == "fp8_e5m2":
-        raise UserError(
-            f"kv_dtype={asked} needs a GPU: write int8 or bf16, or set device=cuda",
-            field="kv_dtype",
-        )
-    return asked
