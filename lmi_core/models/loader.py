@@ -18,7 +18,7 @@ from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import override_rope
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.tensor_check import check_tensors, without_heads
+from lmi_core.models.tensor_check import check_quantized, check_tensors, without_heads
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weights import (
     DecoderWeights,
@@ -110,7 +110,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
     tables = (names.embedding, names.positions)
     matrices = {name: shape for name, shape in shapes.items() if name not in tables}
     quantized = StoredLayers(layout, matrices, tensors)
-    _check_quantized(checkpoint, quantized)
+    check_quantized(checkpoint, quantized)
     check_tensors(asked.model, spec, without_heads(tensors, spec), quantized)
     if pooling is not None and pooling.answers is not None:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
@@ -125,20 +125,6 @@ def find_model(asked: EngineConfig) -> FoundModel:
         quantize=made,
         pooling=pooling,
         notes=(*spec.notes, *_notes(spec, asked.max_model_len, checkpoint, tensors)),
-    )
-
-
-def _check_quantized(checkpoint: Checkpoint, quantized: StoredLayers) -> None:
-    """Raise ModelError where the settings name a quantisation that no matrix has."""
-    settings = checkpoint.quantization
-    if settings is None or quantized:
-        return
-    if any(tensor.dtype == FP8_DTYPE for tensor in checkpoint.tensors.values()):
-        return
-    raise settings.error(
-        "quant_method",
-        f"is {settings.method[:40]!r}, but no matrix is stored so: fetch the quantised files, or "
-        "remove the quantisation's settings to serve these weights as they are",
     )
 
 
