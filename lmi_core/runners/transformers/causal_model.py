@@ -6,6 +6,7 @@ import importlib
 import inspect
 import logging
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from lmi_core.settings.limits import check_max_model_len
 if TYPE_CHECKING:
     import torch
 
+    from lmi_core.runners.transformers.peft_adapters import PeftAdapters
     from lmi_core.settings.transformers_config import TransformersConfig
 
 _log = logging.getLogger(__name__)
@@ -38,6 +40,10 @@ class CausalModel:
         self._model = model
         self.device = device
         self._takes = frozenset(inspect.signature(model.forward).parameters)
+        self.adapters: PeftAdapters | None = None
+        """None: there are none, and none can be loaded."""
+        self.adapter_names: Mapping[int, str] = {}
+        """By row, of the step that runs."""
         self.quantize = ""
         """What bitsandbytes has made of its linear layers."""
         name = next((name for name in _CACHE_NAMES if name in self._takes), None)
@@ -75,6 +81,11 @@ class CausalModel:
                 inputs[key] = value
         output = self._model(input_ids=token_ids, **inputs)
         return output.logits[:, -num_logits:], getattr(output, self.cache_name)
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Say whose tokens the next call has: ``rows`` in the order of its batch."""
+        if self.adapters is not None:
+            self.adapters.use(rows, self.adapter_names)
 
     def token_bytes(self) -> int:
         """What the cache holds for a token; it runs one."""
@@ -155,6 +166,7 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
     from lmi_core.adapters.text_models import check_bitsandbytes
     from lmi_core.runners.device.device_runner import find_device
     from lmi_core.runners.transformers.encoder_decoder import EncoderDecoderModel
+    from lmi_core.runners.transformers.peft_adapters import PeftAdapters
     from lmi_core.weights.hf_config import read_json_object
 
     has_encoder = read_json_object(config.model / "config.json").get("is_encoder_decoder") is True
@@ -184,6 +196,8 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
         model.to(device)
     kind = EncoderDecoderModel if has_encoder else CausalModel
     causal = kind(model, model.device if config.device_map else device)
+    if config.lora is not None:
+        causal.adapters = PeftAdapters(model, max_rank=config.lora.max_rank)
     causal.quantize = config.bitsandbytes or ""
     if causal.max_positions is None and config.max_model_len is None:
         _log.warning(
