@@ -125,11 +125,11 @@ def join_pairs(path: Path) -> None:
     """Let the tokenizer put special tokens around texts, and tell those of a pair apart."""
     file = path / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
-    first, end = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("<s>", "</s>"))
+    first, end = ({"SpecialToken": {"id": name, "type_id": 0}} for name in names)
     a, b = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
-    last = {"SpecialToken": {"id": "</s>", "type_id": 1}}
+    last = {"SpecialToken": {"id": names[1], "type_id": 1}}
     special = {
-        name: {"id": name, "ids": [i], "tokens": [name]} for i, name in enumerate(("<s>", "</s>"))
+        name: {"id": name, "ids": [i], "tokens": [name]} for i, name in enumerate(names, start=2)
     }
     tokenizer["post_processor"] = {
         "type": "TemplateProcessing",
