@@ -17,6 +17,7 @@ from lmi_core import _native
 from lmi_core.errors import ContextLengthError, UserError
 from lmi_core.text.tokenizer import FramedText, Tokenizer
 from lmi_core.weights.formats import FloatArray
+from tests.checkpoints import SPECIAL_TOKENS
 from tests.engine.test_pooling import RAW, engine_of, in_a_loop, inputs
 from tests.pooled_checkpoints import ENCODERS, encoder, write_modules
 
@@ -125,6 +126,7 @@ def join_pairs(path: Path) -> None:
     """Let the tokenizer put special tokens around texts, and tell those of a pair apart."""
     file = path / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
+    names = SPECIAL_TOKENS[2:]  # neither of which is padding's
     first, end = ({"SpecialToken": {"id": name, "type_id": 0}} for name in names)
     a, b = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
     last = {"SpecialToken": {"id": names[1], "type_id": 1}}
