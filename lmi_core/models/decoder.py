@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lmi_core import ops
+from lmi_core.models.experts import add_experts
 from lmi_core.models.linears import LayerLinear
 from lmi_core.models.loader import LoadedModel
 from lmi_core.models.lora_linears import linear_id
@@ -154,6 +155,10 @@ class Decoder:
         return qkv
 
     def _mlp(self, x: Handle, h: Handle, layer: LayerWeights, layer_id: int) -> Handle:
+        if layer.experts is not None:
+            x = add_experts(x, h, layer, self.spec)
+        if layer.gate_up is None or layer.down is None:
+            return x
         h = self._gate_up(h, layer.gate_up, layer_id)
         return self._add(x, h, layer.down, layer.mlp_post_norm, layer_id, LayerLinear.DOWN)
 

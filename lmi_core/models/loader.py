@@ -10,6 +10,8 @@ from typing import Literal
 
 import numpy as np
 
+from lmi_core.models.expert_tensors import with_layout
+from lmi_core.models.experts import load_experts
 from lmi_core.models.family import text_tensors
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
 from lmi_core.models.linears import LayerLinear, layer_linears, rotate_half_order
@@ -96,6 +98,7 @@ def plan_model(
     tensors = text_tensors(read_checkpoint(path), names)
     if "text_config" in config.values:
         spec = replace(spec, tied_head=f"{names.head}.weight" not in tensors)
+    spec = with_layout(spec, tensors)
     shapes = expected_shapes(spec)
     tables = (names.embedding, names.positions)
     matrices = {name: shape for name, shape in shapes.items() if name not in tables}
@@ -250,8 +253,10 @@ def _load_layer(
     names, attention = spec.names, spec.attention
     prefix = names.layer.format(layer=layer_id)
 
-    def linear(linear: LayerLinear, *, gated: bool = False) -> Linear:
-        source = sources[linear]
+    def linear(linear: LayerLinear, *, gated: bool = False) -> Linear | None:
+        source = sources.get(linear)
+        if source is None:
+            return None
         return reader.linear(
             [prefix + name for name, _ in source.modules],
             gated=gated,
@@ -259,17 +264,23 @@ def _load_layer(
             transposed=names.transposed,
         )
 
-    sources = layer_linears(spec)
+    sources = layer_linears(spec, layer_id)
+    qkv, output = linear(LayerLinear.QKV), linear(LayerLinear.ATTENTION_OUTPUT)
+    assert qkv is not None
+    assert output is not None
+    experts, shared = load_experts(reader, spec, layer_id)
     return LayerWeights(
         attention_norm=_load_norm(reader, spec, prefix, names.attention_norm),
-        qkv=linear(LayerLinear.QKV),
+        qkv=qkv,
         q_norm=_load_qk_norm(reader, spec, prefix, names.q_norm, attention.num_q_heads),
         k_norm=_load_qk_norm(reader, spec, prefix, names.k_norm, attention.num_kv_heads),
-        attention_output=linear(LayerLinear.ATTENTION_OUTPUT),
+        attention_output=output,
         attention_post_norm=_load_norm(reader, spec, prefix, names.attention_post_norm),
         mlp_norm=_load_norm(reader, spec, prefix, names.mlp_norm),
         gate_up=linear(LayerLinear.GATE_UP, gated=fuses_gate and spec.gated),
         down=linear(LayerLinear.DOWN),
+        experts=experts,
+        shared_expert=shared,
         mlp_post_norm=_load_norm(reader, spec, prefix, names.mlp_post_norm),
     )
 

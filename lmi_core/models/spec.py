@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lmi_core.models.weight_names import WeightNames
+from lmi_core.models.weight_names import ExpertLayout, ExpertNames, WeightNames
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 QkNorm = Literal["", "head", "row", "layer", "layers"]
 """Of queries and keys before rotation: none; RMS of every head, by one weight; RMS of all heads
 together; LayerNorm of every head, by one weight and bias, or by a weight for each."""
+Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "none"]
 
 
@@ -71,6 +72,38 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertSpec:
+    """The mixtures of experts that layers have instead of an MLP, or beside a shared one; routing
+    as ``ops.route`` says. Experts are gated."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    sparse: tuple[bool, ...]
+    """Which layers have one; others have the MLP."""
+    scoring: Scoring = "softmax"
+    normalizes: bool = False
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    threshold: float = 0.0
+    choice_bias: bool = False
+    """A bias of each expert for the choice alone."""
+    router_bias: bool = False
+    bias: bool = False
+    """Of experts' matrices."""
+    shared_size: int = 0
+    """Inner size of the shared expert, which every token takes; 0: none."""
+    gates_shared: bool = False
+    """Its output is multiplied by a sigmoid."""
+    activation: Activation | None = None
+    """None: the MLP's."""
+    layout: ExpertLayout = "each"
+    names: ExpertNames = field(default_factory=ExpertNames)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NormSpec:
     """Norms of layers, and the last one."""
 
@@ -117,6 +150,7 @@ class DecoderSpec:
     logit_soft_cap: float = 0.0
     max_positions: int
     """Longest context the model is made for, rope scaling included."""
+    experts: ExpertSpec | None = None
     names: WeightNames = field(default_factory=WeightNames)
 
     @property

@@ -40,6 +40,9 @@ def check_tensors(
     known |= {*scales, *quantized.spare_biases, *quantized.ignored}
     if spec.tied_head:
         known.add(f"{names.head}.weight")
+    further = range(spec.num_layers, spec.num_layers + names.ignored_layers)
+    prefixes = tuple(names.layer.format(layer=layer_id) for layer_id in further)
+    known |= {name for name in tensors if name.startswith(prefixes)}
     problems += _unexpected(names, tensors, known)
     if problems:
         what = f"don't fit config.json ({spec.architecture}, {spec.num_layers} layers)"

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from lmi_core.models.expert_tensors import expert_shapes
 from lmi_core.models.linears import layer_linears
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.ops.graph import LinearWeight
@@ -50,6 +51,16 @@ class WeightBackend(Protocol):
         format: PackFormat,
         gated: bool,
     ) -> LinearWeight: ...
+    def pack_experts(
+        self,
+        experts: Sequence[Sequence[Matrix]],
+        *,
+        names: Sequence[str] = (),
+        format: PackFormat,
+        gated: bool,
+    ) -> LinearWeight:
+        """Matrices of one shape, each of its own parts."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +88,21 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture: linears of all its experts, and what chooses among them."""
+
+    router: Linear
+    choice_bias: FloatArray | None
+    gate_up: Linear
+    down: Linear
+
+    @property
+    def num_bytes(self) -> int:
+        bias = 0 if self.choice_bias is None else self.choice_bias.nbytes
+        return bias + sum(x.num_bytes for x in (self.router, self.gate_up, self.down))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """One layer's weights, fused as the step graph uses them; of norms, those there are."""
 
@@ -89,20 +115,26 @@ class LayerWeights:
     attention_output: Linear
     attention_post_norm: Norm | None = None
     mlp_norm: Norm | None
-    gate_up: Linear
-    """Gate and up; up alone where nothing is gated."""
-    down: Linear
+    gate_up: Linear | None
+    """Gate and up; up alone where nothing is gated. None: the layer has experts alone."""
+    down: Linear | None
+    experts: Experts | None = None
+    shared_expert: Experts | None = None
+    """The one expert of a mixture, which every token takes."""
     mlp_post_norm: Norm | None = None
 
     @property
     def num_bytes(self) -> int:
-        linears = (self.qkv, self.attention_output, self.gate_up, self.down)
+        linears = (
+            *(self.qkv, self.attention_output, self.gate_up, self.down),
+            *(self.experts, self.shared_expert),
+        )
         norms = (
             *(self.attention_norm, self.attention_post_norm, self.q_norm, self.k_norm),
             *(self.mlp_norm, self.mlp_post_norm),
         )
         num_norm_bytes = sum(norm.num_bytes for norm in norms if norm is not None)
-        return sum(linear.num_bytes for linear in linears) + num_norm_bytes
+        return sum(linear.num_bytes for linear in linears if linear is not None) + num_norm_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,9 +187,11 @@ def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         shapes[f"{names.head}.weight"] = (spec.vocab_size, columns)
     if spec.head_bias:
         shapes[f"{names.head}.bias"] = (spec.vocab_size,)
-    layer = _layer_shapes(spec)
     for layer_id in range(spec.num_layers):
         prefix = names.layer.format(layer=layer_id)
+        layer = _layer_shapes(spec, layer_id)
+        if spec.experts is not None and spec.experts.sparse[layer_id]:
+            layer |= expert_shapes(spec.experts, spec.hidden_size)
         shapes |= {prefix + name: shape for name, shape in layer.items()}
     return shapes
 
@@ -172,14 +206,14 @@ def _norm_shapes(spec: DecoderSpec, *names: str) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _layer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(spec: DecoderSpec, layer_id: int) -> dict[str, tuple[int, ...]]:
     names = spec.names
     shapes = _norm_shapes(
         spec,
         *(names.attention_norm, names.attention_post_norm),
         *(names.mlp_norm, names.mlp_post_norm),
     )
-    for source in layer_linears(spec).values():
+    for source in layer_linears(spec, layer_id).values():
         for name, num_outputs in source.modules:
             shape = num_outputs, source.num_inputs
             shapes[f"{name}.weight"] = shape[::-1] if names.transposed else shape

@@ -148,6 +148,7 @@ def layer_modules(path: Path) -> set[str]:
         name.split(".")[-2]
         for name, tensor in load_file(path / "model.safetensors").items()
         if ".0." in name and name.endswith(".weight") and tensor.ndim == 2 and "norm" not in name
+        if not any(part in name for part in ("expert", "gate.weight", "router"))
     }
 
 

@@ -160,4 +160,7 @@ def _workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
         max_num_tokens=DEFAULT_BATCHED_TOKENS,
     )
     row_bytes = 4 * (2 * spec.hidden_size + 2 * spec.intermediate_size)
+    if spec.experts is not None:
+        # Each of a row's experts has an input and an output of its own.
+        row_bytes += 8 * spec.experts.top_k * (spec.hidden_size + spec.experts.intermediate_size)
     return sizes.max_num_tokens * row_bytes + sizes.max_logit_rows * spec.vocab_size * 4
