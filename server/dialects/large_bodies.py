@@ -7,9 +7,8 @@ nanosecond a byte. What comes back is bounded, so that the lock is never held fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from pickle import PickleBuffer
 from typing import Any, TypeVar
 
@@ -21,6 +20,8 @@ from lmi_core.text.metered_template import CostlyTemplateError, metered
 from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
 from lmi_server.dialects.base import Call, Plan
 from lmi_server.dialects.unknown_fields import collect_ignored, note_ignored
+from lmi_server.models.backend import Generates, Tokenizes
+from lmi_server.models.loaded_model import LoadedModel
 
 T = TypeVar("T")
 
@@ -53,12 +54,12 @@ async def rendered(render: Callable[[], bytes], num_items: int) -> bytes:
 
 
 async def decoded(
-    decode: Callable[[bytes], T], body: bytes, backend: Any, *, beside: bytes = b""
+    decode: Callable[[bytes], T], body: bytes, model: LoadedModel, *, beside: bytes = b""
 ) -> T:
     """``decode(body)``, in a child for a large body or a chat template that costs much: ``decode``
     must be something that can be pickled.
 
-    ``beside``: what ``decode`` has to decode besides the body. In the child ``backend`` is a
+    ``beside``: what ``decode`` has to decode besides the body. In the child ``model`` is a
     ``StandIn``. Raises what ``decode`` raises, and UserError when it takes too much time or memory,
     or makes too much of the body.
     """
@@ -80,10 +81,11 @@ async def decoded(
         _decode_in_child,
         decode,
         PickleBuffer(body),
-        backend,
+        model,
         limits=limits,
-        known=backend,
-        stand_in=_stand_in(backend),
+        num_bytes=len(body) + len(beside),
+        known=model,
+        stand_in=_stand_in(model),
     )
     value, ignored = answer
     note_ignored(ignored)
@@ -108,11 +110,11 @@ class ParseCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn:
-    """What decoding needs of a backend, in the child."""
+    """What decoding needs of a model, in the child."""
 
     known_tokenizer: Tokenizer | None
     known_info: EngineInfo | None
-    adapters: Mapping[str, Path]
+    adapters: tuple[str, ...]
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -125,6 +127,9 @@ class StandIn:
         info = self.known_info
         return self.tokenizer.num_tokens if info is None else info.runner.vocab_size
 
+    def adapter_names(self) -> tuple[str, ...]:
+        return self.adapters
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """As the engine does."""
         wrong = next((i for i in token_ids if not 0 <= i < self.vocab_size), None)
@@ -136,21 +141,15 @@ class StandIn:
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
-def _stand_in(backend: Any) -> StandIn:
-    tokenizer, info = (_of(backend, name) for name in ("tokenizer", "info"))
+def _stand_in(model: LoadedModel) -> StandIn:
+    """A model that answers by code of its own has neither."""
+    backend = model.backend
+    tokenizer = backend.tokenizer if isinstance(backend, Tokenizes) else None
     return StandIn(
         known_tokenizer=tokenizer if isinstance(tokenizer, Tokenizer) else None,
-        known_info=info if isinstance(info, EngineInfo) else None,
-        adapters=dict(_of(backend, "adapters") or {}),
+        known_info=backend.info if isinstance(backend, Generates) else None,
+        adapters=tuple(model.adapter_names()),
     )
-
-
-def _of(backend: Any, name: str) -> Any:
-    """A backend that generates by code of its own refuses these."""
-    try:
-        return getattr(backend, name, None)
-    except (UserError, EngineError):
-        return None
 
 
 def _decode_in_child(

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from contextvars import ContextVar
 
 import msgspec
+from aiohttp import web
 
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.decode import decode_json
@@ -16,6 +17,8 @@ log = logging.getLogger(__name__)
 
 IGNORED_HEADER = "x-lmi-ignored-parameters"
 """Names what was ignored of a request."""
+IGNORED = web.RequestKey("ignored", list[str])
+"""Fields of the request that nobody here knows."""
 _ignored: ContextVar[list[str]] = ContextVar("ignored")
 
 _LABELS = frozenset(

@@ -20,7 +20,7 @@ from lmi_server.http.answer_deadline import AnswerDeadline, AnswerLimits
 from lmi_server.http.metrics import RequestMeter
 from lmi_server.http.pushed_batches import PushedBatches
 from lmi_server.http.tenants import salted
-from lmi_server.models.backend import Generator, Publisher
+from lmi_server.models.backend import Generates, Publisher
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ NumberedEvents = list[tuple[int, Sequence[TokenEvent]]]
 
 async def respond(
     request: web.Request,
-    backend: Generator,
+    backend: Generates,
     plan: Plan,
     meter: RequestMeter,
     *,
@@ -103,7 +103,7 @@ def _failed(plan: Plan, meter: RequestMeter, error: EngineError) -> web.Response
 
 
 async def _truncated(
-    backend: Generator, request: GenerationRequest, num_tokens: int | None
+    backend: Generates, request: GenerationRequest, num_tokens: int | None
 ) -> GenerationRequest:
     if num_tokens is None:
         return request
@@ -119,7 +119,7 @@ async def _truncated(
 
 
 async def _collect(
-    backend: Generator, request: GenerationRequest, index: int, plan: Plan, meter: RequestMeter
+    backend: Generates, request: GenerationRequest, index: int, plan: Plan, meter: RequestMeter
 ) -> None:
     async with aclosing(backend.generate_batches(request)) as batches:
         async for events in batches:
@@ -128,7 +128,7 @@ async def _collect(
 
 
 async def _collect_all(
-    backend: Generator, requests: list[GenerationRequest], plan: Plan, meter: RequestMeter
+    backend: Generates, requests: list[GenerationRequest], plan: Plan, meter: RequestMeter
 ) -> None:
     """All prompts of one call at once; the first failure ends the others."""
     try:
@@ -161,7 +161,7 @@ def _feed_all(renderer: Renderer, meter: RequestMeter, numbered: NumberedEvents)
 
 
 async def _merged(
-    backend: Generator, requests: list[GenerationRequest]
+    backend: Generates, requests: list[GenerationRequest]
 ) -> AsyncGenerator[NumberedEvents, None]:
     """The events of several requests, all that are ready at once; the first failure ends all."""
     ready: NumberedEvents = []

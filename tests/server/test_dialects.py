@@ -10,7 +10,7 @@ import pytest
 
 from lmi_core.errors import UserError
 from lmi_server.dialects.base import Reply
-from lmi_server.dialects.routes import Route
+from lmi_server.dialects.routes import ServerRoute
 from lmi_server.dialects.table import Dialect, DialectTable, ErrorForm
 from lmi_server.http.route_page import PAGE, route_page
 from tests.server.harness import serving
@@ -19,13 +19,13 @@ BODY = {"inputs": "He is", "parameters": {"max_new_tokens": 2}}
 
 
 def dialect(name: str, *paths: str) -> Dialect:
-    async def handler(request: Any) -> Any:
+    async def answer(request: Any, models: Any) -> Any:
         raise AssertionError
 
     return Dialect(
         name=name,
-        routes=tuple(Route("GET", path, handler, name) for path in paths),
-        error=lambda error: Reply(status=500, body=name.encode()),
+        routes=tuple(ServerRoute("GET", path, answer, name) for path in paths),
+        error=lambda error, options: Reply(status=500, body=name.encode()),
         errors=ErrorForm(schema={}, statuses={}),
     )
 

@@ -7,6 +7,7 @@ a warning; those whose mechanism isn't there are refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import UserError
@@ -42,6 +43,7 @@ from lmi_server.dialects.openai.completion_schema import (
     completion_requests,
     completion_sampling_params,
     decode_completion,
+    infill_of,
     prompts_of,
     with_suffix,
 )
@@ -49,6 +51,7 @@ from lmi_server.dialects.openai.errors import ModelNotFound, error_body, openai_
 from lmi_server.dialects.openai.output import Answer
 from lmi_server.dialects.openai.schema import OpenAIBody
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.models.loaded_model import LoadedModel
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -154,6 +157,16 @@ class OpenAIProtocol(Protocol):
             extras=body.extras,
             has_prompt_logprobs=not body.stream,
         )
+
+
+def openai_protocol(model: LoadedModel) -> OpenAIProtocol:
+    return OpenAIProtocol(
+        model.options.model_name,
+        model.options.chat_template,
+        decode=model.decode,
+        infill=partial(infill_of, model),
+        adapters=model.adapter_names,
+    )
 
 
 def _plan(

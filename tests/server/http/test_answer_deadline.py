@@ -8,8 +8,10 @@ from lmi_core.config.resolve import resolve
 from lmi_core.config.targets.launch import prepare
 from lmi_core.errors import EngineError
 from lmi_server.http.answer_deadline import AnswerLimits
+from lmi_server.http.metrics import Metrics
+from lmi_server.models.loaded_model import Shared
 from lmi_server.models.loading import build_options, recipe_of
-from lmi_server.models.model import Host, Recipe, ServedModel
+from lmi_server.models.model import Recipe, ServedModel
 from tests.checkpoints import cached_checkpoint
 from tests.config.cases import CPU, NO_CACHE
 from tests.server.fake_engine import FakeEngine
@@ -69,8 +71,8 @@ def test_loading_has_a_limit():
 
     async def run():
         recipe = Recipe(name="m", version=None, open=never, loading_timeout_s=0.05)
-        host = Host(lambda label: None, None, None, None)
-        model = ServedModel(recipe, host, loaded_at_startup=True)
+        shared = Shared(Metrics(), None, None)
+        model = ServedModel(recipe, shared, loaded_at_startup=True)
         with pytest.raises(EngineError, match=r"model m was not loaded within 0\.05 s \(option"):
             await model.load()
         assert model.status == "FAILED"

@@ -204,7 +204,7 @@ def test_ping_names_every_model_and_fails_with_one() -> None:
             assert (await served.ask("GET", "/health")).status == 200
             model = models.find("b")
             assert model is not None
-            broken: Any = model.backend
+            broken: Any = model.answering().backend
             broken.healthy = False
             answer = await served.ask("GET", "/ping")
             assert (answer.status, json.loads(answer.body)["b"]) == (500, {"status": "FAILED"})

@@ -1,0 +1,79 @@
+"""Admit, read, parse, run, answer: what every route that generates does."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+
+from aiohttp import web
+
+from lmi_core.errors import UserError
+from lmi_server.dialects.base import Call, HttpError, Plan
+from lmi_server.dialects.large_bodies import ParseCall, decoded
+from lmi_server.dialects.unknown_fields import IGNORED, collect_ignored, refuse_ignored
+from lmi_server.http.metrics import METER
+from lmi_server.http.properties import request_properties
+from lmi_server.http.streaming import respond
+from lmi_server.models.loaded_model import LoadedModel
+
+Parse = Callable[[Call], Plan]
+Read = Callable[[web.Request, Call], AbstractAsyncContextManager[Call]]
+"""Makes another call of one, for as long as the block lasts."""
+
+
+async def generate(
+    request: web.Request, model: LoadedModel, parse: Parse, read: Read | None = None
+) -> web.StreamResponse:
+    """The answer to a call that ``parse`` understands, of a body that ``read`` may change."""
+    return await generate_planned(request, model, partial(planned, model, parse), read)
+
+
+async def planned(model: LoadedModel, parse: Parse, call: Call, *, beside: bytes = b"") -> Plan:
+    """What a call asks for; ``beside``: JSON that is decoded with its body."""
+    return await decoded(ParseCall(parse, call), call.body, model, beside=beside)
+
+
+async def generate_planned(
+    request: web.Request,
+    model: LoadedModel,
+    plan: Callable[[Call], Awaitable[Plan]],
+    read: Read | None = None,
+) -> web.StreamResponse:
+    """As ``generate``, with what plans a call instead of what parses it."""
+    if not model.backend.healthy:
+        raise HttpError(503, "WlmException", f"Model is not ready: {model.options.model_name}")
+    with model.admission.enter():
+        model.shared.loop_lag.wake()
+        request[IGNORED] = collect_ignored()
+        call = Call(
+            request_id=f"{request[METER].request_id}-{next(model.call_numbers)}",
+            body=await model.admission.read_body(request),
+            content_type=request.headers.get("Content-Type", ""),
+            headers=request_properties(request.headers),
+            query=request.query,
+        )
+        if read is None:
+            return await _run(request, model, await plan(call))
+        async with read(request, call) as call:
+            return await _run(request, model, await plan(call))
+
+
+async def _run(request: web.Request, model: LoadedModel, plan: Plan) -> web.StreamResponse:
+    options = model.options
+    if options.strict_requests:
+        ignored = request[IGNORED]
+        refuse_ignored(ignored)
+    try:
+        return await respond(
+            request,
+            model.generates,
+            plan,
+            request[METER],
+            send_timeout_s=options.send_timeout_s,
+            limits=options.limits,
+        )
+    except UserError as error:
+        if error.field == "prompt":
+            error.field = plan.prompt_field
+        raise
