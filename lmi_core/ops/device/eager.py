@@ -77,6 +77,8 @@ class EagerGraph:
         self._caches: list[PagedCache] = []
         samples = [node.operands["logits"] for node in graph.nodes if node.op == "sample"]
         self._logits = samples[0] if samples else None
+        self.reads_counts = any(node.op == "grouped_linear" for node in graph.nodes)
+        """Whether the host waits within a step, for how many rows experts have."""
         self._quantized = graph.quantized_rows()
         self._unpacked_bytes = 0
         constants = DeviceConstants(device)

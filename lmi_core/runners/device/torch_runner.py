@@ -167,6 +167,9 @@ class TorchRunner:
         self, config: EngineConfig, sizes: StepSizes, scratch_block: int
     ) -> DecodeGraphs | None:
         capture = make_capture(config, self.device, self._graph.kernels.chosen)
+        if capture is not None and self._graph.reads_counts:
+            _log.warning("decode steps run op by op: the host counts the rows of experts")
+            return None
         if capture is None:
             return None
         return DecodeGraphs(
