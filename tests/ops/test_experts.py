@@ -40,13 +40,15 @@ def run_native(
     handle = lower(graph, target)[result]
     target.output(handle)
     target.finish()
+    tables = _native.BlockTables(1, 64)
+    tables.set(0, list(range(64)))
     step = _native.Step(
         **sizes,
         max_logprobs=0,
         max_copies=0,
         block_size=16,
-        block_tables=_native.BlockTables(1, 64),
-        sampling=_native.SamplingTable(1, 8),
+        block_tables=tables,
+        sampling=_native.SamplingTable(1, 700),
     )
     step.add(ids, 0, 0, -1, "none", -1)
     _native.Worker(2).run(target, step)
