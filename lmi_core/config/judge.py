@@ -16,6 +16,7 @@ from lmi_core.config.problem import Problem, Problems
 from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, UserError
+from lmi_core.weights.checkpoint import weight_files
 
 _Check = Callable[[], None]
 """Raises UserError for what can't be served."""
@@ -87,8 +88,9 @@ def _whole_directory(
         cache = server.hub_cache or hub_cache(environ)
         return find_in_cache(source.location, source.revision, cache)
     directory = cached_directory(source, server, environ)
-    has_config = directory is not None and (directory / "config.json").is_file()
-    return directory if has_config and any(directory.glob("*.safetensors")) else None  # type: ignore[union-attr]
+    if directory is None or not (directory / "config.json").is_file():
+        return None
+    return directory if weight_files(directory) else None
 
 
 def _check_code(model: ModelConfig) -> None:

@@ -9,15 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
+from lmi_core.errors import ModelError
 from lmi_core.models.expert_tensors import with_layout
 from lmi_core.models.experts import load_experts
-from lmi_core.models.family import text_tensors
+from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
 from lmi_core.models.linears import LayerLinear, layer_linears, rotate_half_order
+from lmi_core.models.pooling import PoolingSpec
+from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import override_rope
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.tensor_check import check_tensors
+from lmi_core.models.tensor_check import check_tensors, without_heads
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weights import (
     DecoderWeights,
@@ -25,6 +28,7 @@ from lmi_core.models.weights import (
     Linear,
     Norm,
     WeightBackend,
+    answer_matrix,
     bias_name,
     expected_shapes,
     qk_norm_tensors,
@@ -33,6 +37,7 @@ from lmi_core.settings.engine_config import DType, EngineConfig
 from lmi_core.settings.engine_config import Quantization as Quantize
 from lmi_core.settings.limits import check_max_model_len
 from lmi_core.settings.lora_config import LoraConfig
+from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.formats import FloatArray, PackFormat, Quantization, WeightFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
@@ -57,6 +62,9 @@ class LoadedModel:
     """What the layers' matrices are; fp8 also where the checkpoint had them so."""
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    pooling: PoolingSpec | None = None
+    """What its prompts are pooled to; None: it generates."""
+    head: PoolingHead | None = None
     kv_scales: tuple[LayerScales, ...] = ()
     """For an fp8 KV cache, of each layer; empty: the checkpoint has none."""
 
@@ -74,20 +82,21 @@ class ModelPlan:
     quantized: StoredLayers
     quantize: Quantization | None
     """What matrices are quantised to while they are loaded."""
+    pooling: PoolingSpec | None
 
 
 def plan_model(asked: EngineConfig) -> ModelPlan:
     """Read and check all but the weights of the model of ``asked``.
 
     Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape, and
-    UserError for a length that the model doesn't have.
+    UserError for a length or a task that the model doesn't have.
     """
     checkpoint = Checkpoint(asked.model)
     layout = layout_of(checkpoint.quantization)
     made = quantization_at_load(checkpoint, asked.quantize)
     family = family_of(checkpoint.config.architecture)
     config = override_rope(family.text_config(checkpoint.config), asked)
-    spec = family.read_spec(config)
+    spec, pooling = spec_and_pooling(family, config, asked)
     for token_id in config.eos_token_ids:
         if token_id >= spec.vocab_size:
             raise config.error(
@@ -102,7 +111,9 @@ def plan_model(asked: EngineConfig) -> ModelPlan:
     tables = (names.embedding, names.positions)
     matrices = {name: shape for name, shape in shapes.items() if name not in tables}
     quantized = StoredLayers(layout, matrices, tensors)
-    check_tensors(asked.model, spec, tensors, quantized)
+    check_tensors(asked.model, spec, without_heads(tensors, spec), quantized)
+    if pooling is not None and pooling.answers is not None:
+        shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     check_max_model_len(asked.max_model_len, spec.max_positions)
     return ModelPlan(
         checkpoint=checkpoint,
@@ -112,6 +123,7 @@ def plan_model(asked: EngineConfig) -> ModelPlan:
         tensors=tensors,
         quantized=quantized,
         quantize=made,
+        pooling=pooling,
     )
 
 
@@ -162,6 +174,7 @@ def load_weights(
     )
     head_format: PackFormat = weight_format if made is None else "int8"
     weights = _load_weights(reader, spec, head_format, fuses_gate=asked.lora is None)
+    head = None if plan.pooling is None else _load_head(reader, asked.model, spec, plan.pooling)
     _warn(reader, weight_format)
     model = LoadedModel(
         path=asked.model,
@@ -171,6 +184,8 @@ def load_weights(
         quantize=made or reader.kept_format,
         eos_token_ids=config.eos_token_ids,
         bos_token_id=config.bos_token_id,
+        pooling=plan.pooling,
+        head=head,
         kv_scales=read_kv_scales(asked.model, spec, names, scale_names, reader.vector),
     )
     reader.check_files()
@@ -235,7 +250,10 @@ def _load_weights(
     reader: TensorReader, spec: DecoderSpec, head_format: PackFormat, *, fuses_gate: bool
 ) -> DecoderWeights:
     names = spec.names
-    if spec.tied_head:
+    head: Linear | None = None
+    if not spec.has_head:
+        pass
+    elif spec.tied_head:
         head = reader.tied_head(names.embedding, names.head, head_format)
     else:
         head = reader.linear([names.head], format=head_format)
@@ -255,6 +273,42 @@ def _load_weights(
         final_norm=_load_norm(reader, spec, "", names.final_norm, spec.logit_scale),
         head=head,
     )
+
+
+def _load_head(
+    reader: TensorReader, path: Path, spec: DecoderSpec, pooling: PoolingSpec
+) -> PoolingHead:
+    """What is behind the pooling. Raises ModelError."""
+    layers = [
+        Dense(
+            reader.vector(f"{layer.name}.weight"),
+            reader.vector(f"{layer.name}.bias") if layer.bias else None,
+            layer.activation,
+            reader.vector(layer.norm) if layer.norm else None,
+            spec.norm.eps,
+        )
+        for layer in spec.head_layers
+    ]
+    layers += [read_dense(directory) for directory in pooling.dense]
+    if pooling.answers is not None:
+        layers.append(_answer_layer(reader, path, spec, pooling.answers))
+    return PoolingHead(pooling, tuple(layers), spec.hidden_size)
+
+
+def _answer_layer(
+    reader: TensorReader, path: Path, spec: DecoderSpec, answers: tuple[str, str]
+) -> Dense:
+    """What the logit of the second answer is above that of the first."""
+    tokenizer = Tokenizer.load(path)
+    ids = [tokenizer.token_id(answer) for answer in answers]
+    tokenizer.close()
+    if None in ids:
+        raise ModelError(
+            f"{path}/tokenizer.json lacks one of the tokens {answers}, by which pairs are scored",
+            field="tokenizer.json",
+        )
+    no, yes = reader.rows(answer_matrix(spec), [i for i in ids if i is not None])
+    return Dense((yes - no)[None], None)
 
 
 def _load_layer(

@@ -136,6 +136,10 @@ class TensorReader:
         self._release([name])
         return values
 
+    def rows(self, name: str, row_ids: Sequence[int]) -> FloatArray:
+        """A float32 copy of some rows."""
+        return to_float32(self._view(name)[list(row_ids)], self._tensors[name].dtype)
+
     def table(self, name: str) -> npt.NDArray[np.generic]:
         """The tensor as stored, mapped; fp16, which no kernel reads, as a float32 copy."""
         view = self._view(name)

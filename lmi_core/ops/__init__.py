@@ -9,7 +9,7 @@ from lmi_core.ops.experts import grouped_linear, route
 from lmi_core.ops.graph import Graph, Handle, KvCache, LinearWeight, LoraTable
 from lmi_core.ops.linear import activation, gated_activation, linear, lora_add, soft_cap
 from lmi_core.ops.norm import norm, norm_heads, rms_norm
-from lmi_core.ops.sampling import sample
+from lmi_core.ops.sampling import output, sample
 
 __all__ = [
     "Graph",
@@ -28,6 +28,7 @@ __all__ = [
     "lora_add",
     "norm",
     "norm_heads",
+    "output",
     "rms_norm",
     "rope_cache_write",
     "route",

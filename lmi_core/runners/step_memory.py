@@ -32,15 +32,23 @@ class StepSizes:
 
     @classmethod
     def of(
-        cls, config: EngineConfig, *, vocab_size: int, max_positions: int, max_num_tokens: int
+        cls,
+        config: EngineConfig,
+        *,
+        vocab_size: int,
+        max_positions: int,
+        max_num_tokens: int,
+        pools: bool = False,
     ) -> StepSizes:
-        """``max_num_tokens``: of a step, where ``config`` says nothing."""
+        """``max_num_tokens``: of a step, where ``config`` says nothing. ``pools``: every row may be
+        wanted."""
         max_model_len = config.max_model_len or max_positions
+        max_num_tokens = config.max_num_batched_tokens or max_num_tokens
         return cls(
             vocab_size=vocab_size,
             max_model_len=max_model_len,
-            max_num_tokens=config.max_num_batched_tokens or max_num_tokens,
-            max_logit_rows=max(MAX_LOGIT_ROWS, config.max_num_seqs),
+            max_num_tokens=max_num_tokens,
+            max_logit_rows=max(MAX_LOGIT_ROWS, config.max_num_seqs, max_num_tokens * pools),
             max_blocks_per_seq=-(-max_model_len // config.block_size),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -16,6 +17,8 @@ from lmi_server.http.metrics import METER
 from lmi_server.http.properties import request_properties
 from lmi_server.http.streaming import respond
 from lmi_server.models.loaded_model import LoadedModel
+
+T = TypeVar("T")
 
 Parse = Callable[[Call], Plan]
 Read = Callable[[web.Request, Call], AbstractAsyncContextManager[Call]]
@@ -32,6 +35,18 @@ async def generate(
 async def planned(model: LoadedModel, parse: Parse, call: Call, *, beside: bytes = b"") -> Plan:
     """What a call asks for; ``beside``: JSON that is decoded with its body."""
     return await decoded(ParseCall(parse, call), call.body, model, beside=beside)
+
+
+async def read_known(
+    request: web.Request, model: LoadedModel, decode: Callable[[bytes], T], body: bytes
+) -> T:
+    """What ``decode`` makes of a body; fields that nobody knows are reported, or refused by a
+    server that is strict."""
+    request[IGNORED] = ignored = collect_ignored()
+    value = await decoded(decode, body, model)
+    if model.options.strict_requests:
+        refuse_ignored(ignored)
+    return value
 
 
 async def generate_planned(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lmi_core.ops.graph import LoraTable
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.settings.lora_config import LoraConfig
+    from lmi_core.weights.formats import FloatArray
     from lmi_core.weights.packed_model import PackedModel
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class CpuRunner:
             vocab_size=spec.vocab_size,
             max_positions=spec.max_positions,
             max_num_tokens=DEFAULT_BATCHED_TOKENS,
+            pools=model.pooling is not None,
         )
         attention = spec.attention
         block_bytes = _native.KvCache.block_bytes(
@@ -124,9 +126,11 @@ class CpuRunner:
             self.adapters = _lora_store(config, config.lora, model)
         table = None if self.adapters is None else self.adapters.table
         recorded = Graph(model.dtype)
-        record(model, recorded, self.cache, sizes.max_model_len, table)
-        lower(recorded, self.graph)
+        result = record(model, recorded, self.cache, sizes.max_model_len, table)
+        self._result = lower(recorded, self.graph)[result]
         self.graph.finish()
+        if model.head is not None:
+            self.head = model.head
 
         self._worker: _native.Worker | None = SharedWorker.acquire(
             config.num_threads or _native.num_physical_cores()
@@ -152,7 +156,9 @@ class CpuRunner:
             dtype=model.dtype,
             quantize=model.quantize or "",
             kv_dtype=kv_dtype,
-            runs_ahead=True,
+            runs_ahead=model.pooling is None,
+            verifies_drafts=model.pooling is None,
+            pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
         self._packed = packed
@@ -180,6 +186,9 @@ class CpuRunner:
         assert self._worker is not None, "submit after close"
         self._worker.submit(self.graph, step, self.completion_fd)
         self._last_step = step
+
+    def pooled_rows(self, step: _native.Step) -> FloatArray:
+        return self.graph.read(self._result, step.num_logit_rows)
 
     def submit_ahead(self, step: _native.Step, logit_rows: list[int]) -> None:
         step.follow(self._last_step, logit_rows)

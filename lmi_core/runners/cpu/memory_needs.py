@@ -60,7 +60,8 @@ def estimate(config: EngineConfig, plan: ModelPlan, claimed_bytes: int = 0) -> E
         shapes = dict(plan.shapes)
         embedding = math.prod(shapes.pop(names.embedding))
         head_name = f"{names.head}.weight"
-        head = embedding if spec.tied_head else math.prod(shapes.pop(head_name))
+        head = embedding if spec.tied_head else math.prod(shapes.pop(head_name, (0,)))
+        head = head if spec.has_head else 0
         matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
         vectors = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 1)
         copied = 0 if dtype == stored else embedding * _BYTES[dtype]
@@ -140,15 +141,17 @@ def free_address_bytes() -> int | None:
 
 def _workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
     """A row has its residual, its widest linear's input and output, and q, k and v; logits are
-    fp32 of the whole vocabulary."""
+    fp32 of the whole vocabulary, what is pooled of the hidden size."""
     sizes = StepSizes.of(
         config,
         vocab_size=spec.vocab_size,
         max_positions=spec.max_positions,
         max_num_tokens=DEFAULT_BATCHED_TOKENS,
+        pools=not spec.has_head,
     )
+    result_columns = spec.vocab_size if spec.has_head else spec.hidden_size
     row_bytes = 4 * (2 * spec.hidden_size + 2 * spec.intermediate_size)
     if spec.experts is not None:
         # Each of a row's experts has an input and an output of its own.
         row_bytes += 8 * spec.experts.top_k * (spec.hidden_size + spec.experts.intermediate_size)
-    return sizes.max_num_tokens * row_bytes + sizes.max_logit_rows * spec.vocab_size * 4
+    return sizes.max_num_tokens * row_bytes + sizes.max_logit_rows * result_columns * 4

@@ -94,4 +94,5 @@ class DeviceCache:
             device=config.device,
             kernels=select.describe(chosen),
             runs_ahead=True,
+            verifies_drafts=True,
         )

@@ -275,7 +275,8 @@ class TorchRunner:
         count = len(logit_rows)
         sampled = self._sampled[:count]
         if logit_rows != list(range(count)):
-            sampled = self._sampled[torch.tensor(logit_rows).to(self.device, non_blocking=True)]
+            rows = torch.tensor(logit_rows).to(self.device, non_blocking=True)
+            sampled = torch.where(rows < 0, token_ids[:count], self._sampled[rows.clamp(min=0)])
         token_ids[:count].copy_(sampled.clamp(min=0))
 
 

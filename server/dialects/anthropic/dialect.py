@@ -7,6 +7,7 @@ from aiohttp import web
 from lmi_server.dialects.anthropic.errors import anthropic_error
 from lmi_server.dialects.anthropic.output import Message, MessageEventsRenderer, MessageRenderer
 from lmi_server.dialects.anthropic.schema import (
+    WITHIN,
     CountBody,
     MessagesBody,
     chat_of,
@@ -14,8 +15,7 @@ from lmi_server.dialects.anthropic.schema import (
     decode_messages,
 )
 from lmi_server.dialects.base import Call, Plan, Renderer
-from lmi_server.dialects.generation import generate
-from lmi_server.dialects.large_bodies import decoded
+from lmi_server.dialects.generation import generate, read_known
 from lmi_server.dialects.openai.chat_schema import (
     chat_request,
     chat_sampling_params,
@@ -25,7 +25,7 @@ from lmi_server.dialects.openai.chat_schema import (
 from lmi_server.dialects.openai.openai import check_content_type, openai_protocol
 from lmi_server.dialects.routes import ModelRoute
 from lmi_server.dialects.table import Dialect, ErrorForm
-from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.dialects.unknown_fields import log_ignored, report_unknown, unknown_fields
 from lmi_server.models.loaded_model import LoadedModel
 
 _JSON = ("application/json",)
@@ -78,7 +78,7 @@ class MessagesProtocol:
         message = Message(f"msg_{call.request_id}", body.model or self._model_name, form)
         kind = MessageEventsRenderer if body.stream else MessageRenderer
         renderer: Renderer = kind(message)
-        unknown = unknown_fields(call.body, body.__struct_fields__)
+        unknown = unknown_fields(call.body, body.__struct_fields__, WITHIN)
         report_unknown(call.request_id, unknown, "fields")
         return Plan(
             requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
@@ -91,6 +91,7 @@ class MessagesProtocol:
         """The prompt whose tokens are to be counted."""
         body = decode_count(data)
         self._chats.adapter_named(body.model)
+        log_ignored("a request's", unknown_fields(data, body.__struct_fields__, WITHIN))
         return self._chats.render_chat(chat_of(body))
 
 
@@ -102,7 +103,7 @@ async def count(request: web.Request, model: LoadedModel) -> web.Response:
     with model.admission.enter():
         check_content_type(request.headers.get("Content-Type", ""))
         body = await model.admission.read_body(request)
-        prompt = await decoded(model.of(MessagesProtocol).counted, body, model)
+        prompt = await read_known(request, model, model.of(MessagesProtocol).counted, body)
         ids = await model.tokenizes.encode(prompt, add_special_tokens=False)
     return web.json_response({"input_tokens": len(ids)})
 

@@ -23,6 +23,7 @@ from lmi_server.dialects.openai.chat_schema import (
 )
 from lmi_server.dialects.openai.chat_tools import AnswerForm
 from lmi_server.dialects.openai.output import Answer
+from lmi_server.dialects.openai.schema import WITHIN
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 
 
@@ -76,7 +77,7 @@ class LmiChats:
         else:
             renderer = chat_renderer(chat, answer_id, params.n, release)
         request = chat_request(call.request_id, chat, prompt, params, adapter)
-        unknown = unknown_fields(call.body, (*chat.__struct_fields__, "adapters"))
+        unknown = unknown_fields(call.body, (*chat.__struct_fields__, "adapters"), WITHIN)
         headers = report_unknown(call.request_id, unknown, "fields")
         return Plan(
             requests=(request,),

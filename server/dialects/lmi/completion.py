@@ -27,6 +27,7 @@ from lmi_server.dialects.openai.completion_schema import (
     with_suffix,
 )
 from lmi_server.dialects.openai.output import Answer
+from lmi_server.dialects.openai.schema import WITHIN
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 
 
@@ -69,7 +70,7 @@ def parse_completion(
         renderer = kind(answer, echo)
     else:
         renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
-    unknown = unknown_fields(call.body, (*body.__struct_fields__, "adapters"))
+    unknown = unknown_fields(call.body, (*body.__struct_fields__, "adapters"), WITHIN)
     return Plan(
         requests=completion_requests(call.request_id, body, whole, params, adapter),
         renderer=renderer,

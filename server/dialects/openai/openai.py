@@ -49,7 +49,7 @@ from lmi_server.dialects.openai.completion_schema import (
 )
 from lmi_server.dialects.openai.errors import ModelNotFound, error_body, openai_error
 from lmi_server.dialects.openai.output import Answer
-from lmi_server.dialects.openai.schema import OpenAIBody
+from lmi_server.dialects.openai.schema import WITHIN, OpenAIBody
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 from lmi_server.models.loaded_model import LoadedModel
 
@@ -179,7 +179,7 @@ def _plan(
     if body.stream_options is not None and not body.stream:
         raise UserError("stream_options needs stream: true", field="stream_options")
     headers = STREAM_HEADERS if renderer.streams else {}
-    unknown = unknown_fields(call.body, body.__struct_fields__)
+    unknown = unknown_fields(call.body, body.__struct_fields__, WITHIN)
     report_unknown(call.request_id, unknown, "fields")
     return Plan(
         requests=requests,

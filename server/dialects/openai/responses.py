@@ -43,7 +43,12 @@ from lmi_server.dialects.openai.responses_output import (
     ResponseEventsRenderer,
     ResponseRenderer,
 )
-from lmi_server.dialects.openai.responses_schema import ResponsesBody, chat_of, decode_responses
+from lmi_server.dialects.openai.responses_schema import (
+    WITHIN,
+    ResponsesBody,
+    chat_of,
+    decode_responses,
+)
 from lmi_server.dialects.openai.responses_store import ResponseStore, Stored
 from lmi_server.dialects.routes import ModelRoute, ServerRoute
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
@@ -115,7 +120,7 @@ class ResponsesProtocol:
         response = Response(head, form, frozenset(customs.formats), customs.sole)
         response.messages = json.dumps(messages).encode() if stores else None
         kind = ResponseEventsRenderer if asked.stream else ResponseRenderer
-        unknown = unknown_fields(call.body, asked.__struct_fields__)
+        unknown = unknown_fields(call.body, asked.__struct_fields__, WITHIN)
         report_unknown(call.request_id, unknown, "fields")
         return Plan(
             requests=(chat_request(call.request_id, chat, prompt, params, adapter),),

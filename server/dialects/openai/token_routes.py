@@ -10,14 +10,17 @@ import msgspec
 from aiohttp import web
 
 from lmi_server.dialects.decode import decode_json
-from lmi_server.dialects.large_bodies import decoded, rendered
+from lmi_server.dialects.generation import read_known
+from lmi_server.dialects.large_bodies import rendered
 from lmi_server.dialects.openai.chat_schema import ChatBody, decode_chat
 from lmi_server.dialects.openai.openai import (
     OpenAIProtocol,
     check_content_type,
     openai_protocol,
 )
+from lmi_server.dialects.openai.schema import WITHIN
 from lmi_server.dialects.routes import ModelRoute
+from lmi_server.dialects.unknown_fields import log_ignored, unknown_fields
 from lmi_server.models.loaded_model import LoadedModel
 
 
@@ -62,17 +65,26 @@ def _text(protocol: OpenAIProtocol, body: bytes) -> _Text:
     if kind.messages is not None:
         chat: ChatBody = decode_chat(body)
         protocol.adapter_named(chat.model)
+        known: type = ChatBody
         text, special = protocol.render_chat(chat), bool(chat.add_special_tokens)
     else:
         plain = decode_json(_TEXT, body)
         protocol.adapter_named(plain.model)
+        known = TokenizeBody
         text, special = plain.prompt, plain.add_special_tokens
+    _log_unknown(body, known)
     return _Text(text, special, kind.return_token_strs)
+
+
+def _log_unknown(body: bytes, kind: type) -> None:
+    known = (*kind.__struct_fields__, "return_token_strs")  # type: ignore[attr-defined]
+    log_ignored("a request's", unknown_fields(body, known, WITHIN))
 
 
 def _decoded_text(protocol: OpenAIProtocol, body: bytes) -> str:
     decoded_body = decode_json(_TOKENS, body)
     protocol.adapter_named(decoded_body.model)
+    _log_unknown(body, DetokenizeBody)
     return protocol.decode(decoded_body.tokens)
 
 
@@ -90,7 +102,8 @@ def _answer(model: LoadedModel, ids: list[int], *, shows_strings: bool) -> bytes
 async def tokenize(request: web.Request, model: LoadedModel) -> web.Response:
     with model.admission.enter():
         body = await _read(request, model)
-        asked = await decoded(partial(_text, model.of(openai_protocol)), body, model)
+        decode = partial(_text, model.of(openai_protocol))
+        asked = await read_known(request, model, decode, body)
         special = asked.special
         ids = list(await model.tokenizes.encode(asked.text, add_special_tokens=special))
         answer = partial(_answer, model, ids, shows_strings=asked.shows_strings)
@@ -101,7 +114,8 @@ async def tokenize(request: web.Request, model: LoadedModel) -> web.Response:
 async def detokenize(request: web.Request, model: LoadedModel) -> web.Response:
     with model.admission.enter():
         body = await _read(request, model)
-        text = await decoded(partial(_decoded_text, model.of(openai_protocol)), body, model)
+        decode = partial(_decoded_text, model.of(openai_protocol))
+        text = await read_known(request, model, decode, body)
     return web.json_response({"prompt": text})
 
 

@@ -20,7 +20,8 @@ from aiohttp import web
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.errors import CapacityError, LmiError
 from lmi_server.dialects.base import HttpError, Plan, Renderer
-from lmi_server.dialects.large_bodies import decoded, rendered
+from lmi_server.dialects.generation import read_known
+from lmi_server.dialects.large_bodies import rendered
 from lmi_server.dialects.routes import ModelAnswer, ModelRoute, ServerRoute
 from lmi_server.dialects.table import Dialect, ErrorForm
 from lmi_server.dialects.tgi import errors as tgi_errors
@@ -37,7 +38,6 @@ from lmi_server.dialects.tgi.tokens import chat_tokens, token_array
 from lmi_server.dialects.tgi.tool_run import ToolRun
 from lmi_server.dialects.tgi.v1 import TgiV1
 from lmi_server.dialects.tgi.v1_schema import ChatBody, CompletionBody
-from lmi_server.dialects.unknown_fields import IGNORED, collect_ignored, refuse_ignored
 from lmi_server.http.metrics import CONTENT_TYPE, METER, RequestMeter
 from lmi_server.http.openapi import openapi_route
 from lmi_server.http.streaming import respond
@@ -115,11 +115,8 @@ async def generate(
         model.shared.loop_lag.wake()
         tgi.metrics.begin()
         body = await _read_json(request, model)
-        request[IGNORED] = ignored = collect_ignored()
         try:
-            job = await decoded(decode, body, model)
-            if model.options.strict_requests:
-                refuse_ignored(ignored)
+            job = await read_known(request, model, decode, body)
         except LmiError as error:
             tgi.metrics.fail(error)
             raise
@@ -287,7 +284,7 @@ async def list_models(request: web.Request, model: LoadedModel) -> web.Response:
 
 async def tokenize(request: web.Request, model: LoadedModel) -> web.Response:
     with model.admission.enter():
-        text = await decoded(_inputs, await _read_json(request, model), model)
+        text = await read_known(request, model, _inputs, await _read_json(request, model))
         spans = await model.tokenizer.spans(text)
         body = await rendered(partial(token_array, text, spans), len(spans))
     return web.Response(body=body, content_type="application/json")
@@ -296,7 +293,7 @@ async def tokenize(request: web.Request, model: LoadedModel) -> web.Response:
 async def chat_tokenize(request: web.Request, model: LoadedModel) -> web.Response:
     with model.admission.enter():
         read = await _read_json(request, model)
-        text = await decoded(model.of(TgiService).v1.chat_text, read, model)
+        text = await read_known(request, model, model.of(TgiService).v1.chat_text, read)
         spans = await model.tokenizer.spans(text, add_special_tokens=False)
         body = await rendered(partial(chat_tokens, text, spans), len(spans))
     return web.Response(body=body, content_type="application/json")

@@ -92,6 +92,19 @@ def test_sizes_of_steps(configured, properties):
     assert (sizes.num_seqs, sizes.num_tokens) == (2, 16)
 
 
+def test_the_model_may_be_elsewhere(tmp_path):
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "serving.properties").write_text(f"option.model_id={checkpoint('gpt2')}\n")
+    model = resolve((str(directory),), {}, HOST).models[0]
+
+    async def main():
+        async with Engine(model.engine_config()) as engine:
+            assert len(await ids_of(engine)) == 6
+
+    run(main())
+
+
 @pytest.mark.parametrize("key", ["max_model_len", "max_tokens", "n_positions", "max_total_tokens"])
 def test_lengths(configured, key):
     async def main():

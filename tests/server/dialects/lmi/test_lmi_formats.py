@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,14 +14,19 @@ from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_server.dialects.base import Call, HttpError, Plan
 from lmi_server.dialects.lmi.lmi import LmiOptions, LmiProtocol
 from lmi_server.dialects.unknown_fields import IGNORED_HEADER
+from tests.server.configured import options_of
 from tests.server.fake_engine import FakeEngine
 
 
 def plan_of(
-    body: dict[str, Any] | bytes, content_type: str = "application/json", **options
+    body: dict[str, Any] | bytes,
+    content_type: str = "application/json",
+    settings: tuple[str, ...] = (),
+    **options,
 ) -> Plan:
+    """What an option of the protocol, or a key of the configuration, makes of a body."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    protocol = LmiProtocol("model", LmiOptions(**options))
+    protocol = LmiProtocol("model", replace(options_of(*settings).lmi, **options))
     return protocol.parse(Call(request_id="r", body=raw, content_type=content_type))
 
 
@@ -159,12 +165,14 @@ def test_sse() -> None:
 
 
 def test_tgi_compat() -> None:
-    assert bytes_of(parameters(max_new_tokens=1), tgi_compat=True) == (
+    assert bytes_of(parameters(max_new_tokens=1), settings=("tgi_compat=true",)) == (
         b'[{"generated_text": " a", "details": {"finish_reason": "length", "generated_tokens": 1, '
         b'"inputs": "He is", "tokens": '
         b'[{"id": 0, "text": " a", "logprob": -0.5, "special": false}]}}]'
     )
-    assert bytes_of({**parameters(max_new_tokens=1), "stream": True}, tgi_compat=True) == (
+    assert bytes_of(
+        {**parameters(max_new_tokens=1), "stream": True}, settings=("tgi_compat=true",)
+    ) == (
         b'data: {"token": {"id": 0, "text": " a", "logprob": -0.5, "special": false}, '
         b'"generated_text": " a", "details": {"finish_reason": "length", "generated_tokens": 1, '
         b'"inputs": "He is"}}\n\n'
@@ -187,7 +195,8 @@ def test_formatter_choice(
     stream: bool, asked: str | None, configured: str | None, content_type: str
 ) -> None:
     body = {**parameters(output_formatter=asked), "stream": stream}
-    assert plan_of(body, output_formatter=configured).renderer.content_type == content_type
+    settings = () if configured is None else (f"output_formatter={configured}",)
+    assert plan_of(body, settings=settings).renderer.content_type == content_type
 
 
 def test_error_in_mid_stream() -> None:

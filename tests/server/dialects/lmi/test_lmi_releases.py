@@ -15,6 +15,7 @@ from lmi_server.dialects.base import Call, Plan
 from lmi_server.dialects.lmi.lmi import LmiOptions, LmiProtocol
 from lmi_server.dialects.lmi.release import Release
 from lmi_server.dialects.unknown_fields import IGNORED_HEADER
+from tests.server.configured import options_of
 from tests.server.dialects.lmi.test_lmi_formats import render
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import Answer, serving
@@ -25,7 +26,8 @@ RELEASES = ("0.24", "0.25", "0.26", "0.27", "0.28", "0.29")
 
 
 def plan_of(release: str, body: dict[str, Any], **options: Any) -> Plan:
-    protocol = LmiProtocol("m", LmiOptions(release=Release.parse(release), **options), TEMPLATE)
+    chosen = replace(options_of(f"lmi_compat={release}").lmi, **options)
+    protocol = LmiProtocol("m", chosen, TEMPLATE)
     call = Call(request_id="r", body=json.dumps(body).encode(), content_type="application/json")
     plan = protocol.parse(call)
     if hasattr(plan.renderer, "_created"):

@@ -255,6 +255,10 @@ def test_configured_parsers() -> None:
     template = template_of("--tool-call-parser", "pythonic", "--reasoning-parser", "granite")
     assert template.tool_form is form_named("pythonic")
     assert template.reasoning is REASONING["granite"]
+    thinks = "chat_template={{ messages }}{{ '<think>' }}{{ '</think>' }}"
+    for value, is_split in (("true", True), ("false", False)):
+        template = template_of("-o", thinks, "-o", f"enable_reasoning={value}")
+        assert (template.reasoning is not None) is is_split
     for flag in ("--tool-call-parser", "--reasoning-parser"):
         with pytest.raises(ConfigError, match=r"mistral.*or leave it out"):
             template_of(flag, "nonsense")

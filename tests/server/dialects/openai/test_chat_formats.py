@@ -11,6 +11,7 @@ from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.base import Call, Plan
 from lmi_server.dialects.lmi.lmi import LmiProtocol
+from lmi_server.dialects.openai.chat_schema import decode_chat, template_arguments
 from tests.server.dialects.lmi.test_lmi_formats import render
 from tests.server.fake_engine import FakeEngine
 
@@ -147,3 +148,20 @@ def test_bad_bodies(body: dict[str, Any], words: str) -> None:
 def test_error_in_mid_stream() -> None:
     lines = render(plan_of(stream=True), FakeEngine(fail_after=1)).splitlines()
     assert lines[-1] == b'{"code":424,"error":"step 7 failed: no such kernel"}'
+
+
+@pytest.mark.parametrize(
+    ("effort", "variables"),
+    [
+        ("low", {"reasoning_effort": "low"}),
+        ("none", {"enable_thinking": False, "thinking": False}),
+        (None, {}),
+    ],
+)
+def test_templates_get_the_reasoning_effort(effort: str | None, variables: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": effort}
+    given = template_arguments(decode_chat(json.dumps(body).encode()))
+    names = ("reasoning_effort", "enable_thinking", "thinking")
+    assert {name: given[name] for name in names if name in given} == variables
+    with pytest.raises(UserError, match="reasoning_effort must be none, minimal"):
+        template_arguments(decode_chat(json.dumps({**body, "reasoning_effort": "most"}).encode()))
