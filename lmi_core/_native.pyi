@@ -475,6 +475,15 @@ class Graph:
     ) -> Handle:
         """act [T or E, k] -> act [E, n], of the last route's experts. ``residual``: fp32 [T, n], to which experts' outputs
         times weights are added in place in ascending order; returned."""
+    def head_linear(
+        self,
+        x: Handle,
+        weight: LinearWeight,
+        *,
+        num_heads: int,
+        out_dtype: Literal["fp32", "act"] = "fp32",
+    ) -> Handle:
+        """Each head's columns times its own matrix: act [R, heads k] -> [R, heads n]."""
     def rope_cache_write(
         self,
         qkv: Handle,
@@ -487,6 +496,7 @@ class Graph:
         q_norm: npt.NDArray[np.float32] | None = None,
         k_norm: npt.NDArray[np.float32] | None = None,
         norm_eps: float = 0.0,
+        latent: Handle | None = None,
     ) -> Handle:
         """fp32 qkv [T, (hq + 2 hkv) d] -> rotated q, act [T, hq d]; K and V go to the cache. cos, sin: [max positions, rotary / 2],
         rotate-half form, rotary <= d."""

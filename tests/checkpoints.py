@@ -59,6 +59,17 @@ LONG_ROPE = {
     "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
 }
 
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+}
 FULL_LONG_ROPE = {
     **_rope("longrope", original_max_position_embeddings=256, factor=2.0),
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
@@ -210,6 +221,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
         | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7, "use_qk_norm": True}
         | {"attention_bias": True, "head_dim": 32, "first_k_dense_replace": 1},
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 24}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {"rope_parameters": {**YARN_ROPE, "truncate": False}},
+    ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {**LATENT, "q_lora_rank": None, "n_routed_experts": 8, "topk_method": "greedy"}
+        | {"routed_scaling_factor": 1.7, "attention_bias": True},
+    ),
+    "deepseek_v2_groups": (
+        "deepseek_v2",
+        {**LATENT, "n_routed_experts": 12, "topk_method": "group_limited_greedy"}
+        | {"n_group": 4, "topk_group": 2},
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {**LATENT, "n_routed_experts": 12, "n_group": 4, "topk_group": 2}
+        | {"rope_parameters": {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 0.8}},
     ),
 }
 

@@ -169,10 +169,23 @@ Handle grouped_linear(PyGraph& self, const Handle& x, const Handle& routes,
                                                id_of(self, *residual), args)};
 }
 
+Handle head_linear(PyGraph& self, const Handle& x, const py::object& weight_object,
+                   int64_t num_heads, const std::string& out_dtype) {
+  const auto& weight = weight_object.cast<const LinearWeight&>();
+  self.keep(weight_object);
+  LMI_CHECK(weight.packed().num_experts == num_heads, "matrices of ", weight.packed().num_experts,
+            " heads, not ", num_heads);
+  cpu::LinearArgs args;
+  args.weight = weight.packed();
+  args.y_dtype = out_dtype == "act" ? self.graph.config().act_dtype : DType::kF32;
+  return {&self, self.graph.head_linear(id_of(self, x), args)};
+}
+
 Handle rope_cache_write(PyGraph& self, const Handle& qkv, const py::object& cache_object,
                         int32_t layer, int32_t num_q_heads, const FloatArray& cos,
                         const FloatArray& sin, const std::optional<FloatArray>& q_norm,
-                        const std::optional<FloatArray>& k_norm, float norm_eps) {
+                        const std::optional<FloatArray>& k_norm, float norm_eps,
+                        const Handle* latent) {
   const KvCacheView& cache = cache_object.cast<const KvCache&>().view();
   LMI_CHECK(cos.ndim() == 2 && sin.ndim() == 2 && cos.size() == sin.size(),
             "cos and sin are [positions, rotary / 2]");
@@ -190,13 +203,15 @@ Handle rope_cache_write(PyGraph& self, const Handle& qkv, const py::object& cach
                                               .rotary_dim = static_cast<int32_t>(2 * cos.shape(1)),
                                               .q_norm = floats(q_norm, cache.head_dim, "q_norm"),
                                               .k_norm = floats(k_norm, cache.head_dim, "k_norm"),
-                                              .norm_eps = norm_eps})};
+                                              .norm_eps = norm_eps},
+                                             latent == nullptr ? -1 : id_of(self, *latent))};
 }
 
 Handle attention(PyGraph& self, const Handle& q, const py::object& cache_object, int32_t layer,
                  int32_t num_q_heads, float scale, int32_t window, float soft_cap,
-                 const std::optional<FloatArray>& slopes) {
+                 const std::optional<FloatArray>& slopes, const std::optional<FloatArray>& sinks) {
   self.keep(cache_object);
+  if (sinks) self.keep(*sinks);
   if (slopes) self.keep(*slopes);
   return {&self,
           self.graph.attention(id_of(self, q), {.num_q_heads = num_q_heads,
@@ -205,7 +220,8 @@ Handle attention(PyGraph& self, const Handle& q, const py::object& cache_object,
                                                 .scale = scale,
                                                 .window = window,
                                                 .soft_cap = soft_cap,
-                                                .slopes = floats(slopes, num_q_heads, "slopes")})};
+                                                .slopes = floats(slopes, num_q_heads, "slopes"),
+                                                .sinks = floats(sinks, num_q_heads, "sinks")})};
 }
 
 FloatArray read_value(const PyGraph& self, const Handle& x, int64_t num_rows) {
@@ -283,13 +299,16 @@ void bind_graph_class(py::module_& m) {
       .def("grouped_linear", &grouped_linear, py::arg("x"), py::arg("routes"), py::arg("weight"),
            py::kw_only(), py::arg("bias") = py::none(), py::arg("activation") = "",
            py::arg("residual") = py::none(), py::keep_alive<0, 1>())
+      .def("head_linear", &head_linear, py::arg("x"), py::arg("weight"), py::kw_only(),
+           py::arg("num_heads"), py::arg("out_dtype") = "fp32", py::keep_alive<0, 1>())
       .def("rope_cache_write", &rope_cache_write, py::arg("qkv"), py::arg("cache"),
            py::arg("layer"), py::kw_only(), py::arg("num_q_heads"), py::arg("cos"), py::arg("sin"),
            py::arg("q_norm") = py::none(), py::arg("k_norm") = py::none(),
-           py::arg("norm_eps") = 0.0f, py::keep_alive<0, 1>())
+           py::arg("norm_eps") = 0.0f, py::arg("latent") = py::none(), py::keep_alive<0, 1>())
       .def("attention", &attention, py::arg("q"), py::arg("cache"), py::arg("layer"), py::kw_only(),
            py::arg("num_q_heads"), py::arg("scale"), py::arg("window") = 0,
-           py::arg("soft_cap") = 0.0f, py::arg("slopes") = py::none(), py::keep_alive<0, 1>())
+           py::arg("soft_cap") = 0.0f, py::arg("slopes") = py::none(),
+           py::arg("sinks") = py::none(), py::keep_alive<0, 1>())
       .def(
           "gather_logit_rows",
           [](PyGraph& self, const Handle& x) {

@@ -217,9 +217,15 @@ struct GatherRowsArgs {
   int64_t num_rows = 0;
 };
 
+// Each head's columns times its own matrix of weight.num_experts: y, of all heads, has no bias,
+// activation or residual.
+struct HeadLinearArgs : LinearArgs {};
+
 // Normalise (optional, per head), rotate, write K and V to the cache, q to its own buffer.
 struct RopeCacheArgs {
   const float* qkv = nullptr;  // [T, (hq + 2 hkv) * d]: q heads, k heads, v heads
+  // [T, d] or null: the one k head, and, as it is, v head; qkv has q heads alone then.
+  const float* latent = nullptr;
   int32_t num_q_heads = 0;
   KvCacheView cache;
   int32_t layer = 0;
@@ -254,7 +260,8 @@ struct AttentionArgs {
   // [hq] or null: what is added to a head's scores per position, which is -1 for the key right
   // before the query (ALiBi, arXiv 2108.12409).
   const float* slopes = nullptr;
-  void* y = nullptr;  // [T, hq * d]
+  const float* sinks = nullptr;  // [hq] or null: a further score of each head, of no value
+  void* y = nullptr;             // [T, hq * d]
   DType y_dtype = DType::kF32;
   const StepView* step = nullptr;
   uint8_t* workspace = nullptr;  // shared, attention_workspace_bytes(), zero before the first step
@@ -314,6 +321,7 @@ struct Kernels {
   Kernel<RouteArgs> route;
   Kernel<GroupRowsArgs> group_rows;
   Kernel<GroupedLinearArgs> grouped_linear;
+  Kernel<HeadLinearArgs> head_linear;
   Kernel<RopeCacheArgs> rope_cache_write;
   Kernel<AttentionArgs> attention;
   Kernel<GatherRowsArgs> gather_rows;

@@ -134,6 +134,9 @@ void Graph::link(Node& node) const {
         if constexpr (requires { n.y, args.y_stride; }) args.y_stride = values_[n.y].columns;
         if constexpr (requires { n.qkv; }) set(args.qkv, n.qkv);
         if constexpr (requires { n.q; }) set(args.q, n.q);
+        if constexpr (requires { n.latent; }) {
+          if (n.latent >= 0) set(args.latent, n.latent);
+        }
         if constexpr (requires { n.logits; }) set(args.logits, n.logits);
         if constexpr (requires { args.experts; }) args.experts = expert_rows_;
         if constexpr (requires { args.workspace; }) args.workspace = attention_workspace_.data();

@@ -84,7 +84,9 @@ class Graph {
   ValueId grouped_linear(ValueId x, ValueId routes, cpu::LinearArgs args);
   ValueId grouped_linear_add(ValueId x, ValueId routes, ValueId residual,
                              cpu::LinearArgs args);  // in place
-  ValueId rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args);
+  ValueId head_linear(ValueId x, cpu::LinearArgs args);
+  // latent: -1, or the one key and value head, without which qkv is.
+  ValueId rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args, ValueId latent = -1);
   ValueId attention(ValueId q, cpu::AttentionArgs args);
   ValueId gather_logit_rows(ValueId x);
   void sample(ValueId logits);
@@ -163,11 +165,18 @@ class Graph {
     cpu::GroupedLinearArgs args;
     ValueId x, y;
   };
+  struct HeadLinearNode {
+    static constexpr const char* kName = "head_linear";
+    static constexpr auto kKernel = &cpu::Kernels::head_linear;
+    cpu::HeadLinearArgs args;
+    ValueId x, y;
+  };
   struct RopeCacheNode {
     static constexpr const char* kName = "rope_cache_write";
     static constexpr auto kKernel = &cpu::Kernels::rope_cache_write;
     cpu::RopeCacheArgs args;
     ValueId qkv, q;
+    ValueId latent = -1;
   };
   struct AttentionNode {
     static constexpr const char* kName = "attention";
@@ -193,9 +202,10 @@ class Graph {
     static constexpr auto kKernel = &cpu::Kernels::block_copy;
     cpu::BlockCopyArgs args;
   };
-  using Node = std::variant<EmbedNode, NormNode, QuantizeNode, LinearNode, RopeCacheNode,
-                            AttentionNode, GatherNode, SampleNode, BlockCopyNode, ActivationNode,
-                            LoraAddNode, RouteNode, GroupRowsNode, GroupedLinearNode>;
+  using Node =
+      std::variant<EmbedNode, NormNode, QuantizeNode, LinearNode, RopeCacheNode, AttentionNode,
+                   GatherNode, SampleNode, BlockCopyNode, ActivationNode, LoraAddNode, RouteNode,
+                   GroupRowsNode, GroupedLinearNode, HeadLinearNode>;
 
   ValueId add_value(std::string name, DType dtype, int64_t columns, RowSymbol rows);
   void add_node(Node node, std::initializer_list<ValueId> operands);

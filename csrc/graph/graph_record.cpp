@@ -251,13 +251,30 @@ ValueId Graph::grouped_linear_add(ValueId x, ValueId routes, ValueId residual,
   return residual;
 }
 
-ValueId Graph::rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args) {
+ValueId Graph::head_linear(ValueId x, cpu::LinearArgs args) {
+  check_recording();
+  const cpu::PackedLinear& weight = args.weight;
+  LMI_CHECK(!weight.is_quantized() && !weight.gated, "heads' matrices aren't quantised or gated");
+  check_operand(x, weight.dtype, weight.num_experts * weight.num_inputs, "head_linear");
+  args.x_dtype = config_.act_dtype;
+  const ValueId y = add_value("head_linear", args.y_dtype, weight.num_experts * weight.num_outputs,
+                              value(x).rows);
+  add_node(HeadLinearNode{{args}, x, y}, {x, y});
+  return y;
+}
+
+ValueId Graph::rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args, ValueId latent) {
   check_recording();
   const KvCacheView& cache = args.cache;
   LMI_CHECK(value(qkv).rows == RowSymbol::kTokens, "rope_cache_write takes token rows");
+  const int32_t num_rest = latent >= 0 ? 0 : 2 * cache.num_kv_heads;
   check_operand(qkv, DType::kF32,
-                static_cast<int64_t>(args.num_q_heads + 2 * cache.num_kv_heads) * cache.head_dim,
+                static_cast<int64_t>(args.num_q_heads + num_rest) * cache.head_dim,
                 "rope_cache_write");
+  if (latent >= 0) {
+    check_operand(latent, DType::kF32, cache.head_dim, "rope_cache_write's latent");
+    LMI_CHECK(cache.num_kv_heads == 1, "a latent is one head, of ", cache.num_kv_heads);
+  }
   LMI_CHECK(args.num_q_heads % cache.num_kv_heads == 0, args.num_q_heads, " query heads over ",
             cache.num_kv_heads, " KV heads");
   LMI_CHECK(args.layer >= 0 && args.layer < cache.num_layers, "layer ", args.layer);
@@ -268,7 +285,8 @@ ValueId Graph::rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args) {
       add_value("q", config_.act_dtype, static_cast<int64_t>(args.num_q_heads) * cache.head_dim,
                 RowSymbol::kTokens);
   if (!cache_) cache_ = cache;
-  add_node(RopeCacheNode{args, qkv, q}, {qkv, q});
+  add_node(RopeCacheNode{args, qkv, q, latent}, {qkv, q});
+  if (latent >= 0) values_[latent].last_node = static_cast<int32_t>(nodes_.size()) - 1;
   return q;
 }
 

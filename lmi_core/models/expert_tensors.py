@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
+
 from lmi_core.models.spec import DecoderSpec, ExpertSpec
+from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.matrix import Matrix, dense
+from lmi_core.weights.mxfp4 import MXFP4_BLOCK, decode_mxfp4
 from lmi_core.weights.safetensors_file import TensorInfo
 
 
@@ -18,9 +23,9 @@ def expert_shapes(experts: ExpertSpec, hidden: int) -> dict[str, tuple[int, ...]
         shapes[f"{names.router}.bias"] = (count,)
     if experts.choice_bias:
         shapes[names.choice_bias] = (count,)
-    if experts.layout == "merged":
-        shapes[names.merged_gate_up] = (count, 2 * inner, hidden)
-        shapes[names.merged_down] = (count, hidden, inner)
+    if experts.layout != "each":
+        shapes |= _merged_shapes(names.merged_gate_up, experts, 2 * inner, hidden)
+        shapes |= _merged_shapes(names.merged_down, experts, hidden, inner)
     else:
         for name in gate_up_names(experts):
             shapes[name] = (inner, hidden)
@@ -34,11 +39,26 @@ def expert_shapes(experts: ExpertSpec, hidden: int) -> dict[str, tuple[int, ...]
     return shapes
 
 
+def _merged_shapes(
+    name: str, experts: ExpertSpec, num_outputs: int, num_inputs: int
+) -> dict[str, tuple[int, ...]]:
+    count, shapes = experts.num_experts, {}
+    if experts.layout == "mxfp4":
+        num_blocks = -(-num_inputs // MXFP4_BLOCK)
+        shapes[f"{name}_blocks"] = (count, num_outputs, num_blocks, MXFP4_BLOCK // 2)
+        shapes[f"{name}_scales"] = (count, num_outputs, num_blocks)
+    elif experts.layout == "interleaved":
+        shapes[name] = (count, num_inputs, num_outputs)
+    else:
+        shapes[name] = (count, num_outputs, num_inputs)
+    return shapes | ({f"{name}_bias": (count, num_outputs)} if experts.bias else {})
+
+
 def gate_up_names(experts: ExpertSpec) -> list[str]:
     """Of the tensors with gates and ups."""
     names = experts.names
-    if experts.layout == "merged":
-        return [names.merged_gate_up]
+    if experts.layout != "each":
+        return _merged_names(names.merged_gate_up, experts)
     return [
         f"{name.format(expert=expert)}.weight"
         for expert in range(experts.num_experts)
@@ -48,15 +68,28 @@ def gate_up_names(experts: ExpertSpec) -> list[str]:
 
 def down_names(experts: ExpertSpec) -> list[str]:
     names = experts.names
-    if experts.layout == "merged":
-        return [names.merged_down]
+    if experts.layout != "each":
+        return _merged_names(names.merged_down, experts)
     return [f"{names.down.format(expert=i)}.weight" for i in range(experts.num_experts)]
+
+
+def _merged_names(name: str, experts: ExpertSpec) -> list[str]:
+    return [f"{name}_blocks", f"{name}_scales"] if experts.layout == "mxfp4" else [name]
 
 
 def expert_parts(experts: ExpertSpec, matrices: list[Matrix], num_parts: int) -> list[list[Matrix]]:
     """Each expert's parts of ``gate_up_names``' or ``down_names``' tensors."""
-    if experts.layout == "merged":
-        return [[matrix] for matrix in dense(matrices)[0]]
+    if experts.layout != "each":
+        merged = dense(matrices)
+        if experts.layout == "merged":
+            return [[matrix] for matrix in merged[0]]
+        rows: Iterable[npt.NDArray[np.generic]] = (matrix.T for matrix in merged[0])
+        if experts.layout == "mxfp4":
+            rows = (decode_mxfp4(*expert) for expert in zip(*merged, strict=True))
+        return [
+            [np.ascontiguousarray(matrix[first::num_parts]) for first in range(num_parts)]
+            for matrix in rows
+        ]
     return [matrices[i : i + num_parts] for i in range(0, len(matrices), num_parts)]
 
 
@@ -66,12 +99,21 @@ def with_layout(spec: DecoderSpec, tensors: Mapping[str, TensorInfo]) -> Decoder
     if experts is None or True not in experts.sparse:
         return spec
     prefix = spec.names.layer.format(layer=experts.sparse.index(True))
-    if prefix + experts.names.merged_gate_up not in tensors:
-        return spec
-    return replace(spec, experts=replace(experts, layout="merged"))
+    merged = prefix + experts.names.merged_gate_up
+    layout = experts.layout
+    if merged in tensors and layout == "each":
+        layout = "merged"
+    elif f"{merged}_blocks" in tensors:
+        layout = "mxfp4"
+    return replace(spec, experts=replace(experts, layout=layout))
 
 
 def idle_params(experts: ExpertSpec, hidden: int) -> int:
     """Weights of the experts that a row doesn't take, of all layers."""
     num_idle = sum(experts.sparse) * (experts.num_experts - experts.top_k)
     return num_idle * 3 * hidden * experts.intermediate_size
+
+
+def bias_order(experts: ExpertSpec, bias: FloatArray) -> FloatArray:
+    """Of gates, then ups, of every expert, from biases [experts, 2 inner] in turns."""
+    return np.ascontiguousarray(bias.reshape(experts.num_experts, -1, 2).swapaxes(1, 2)).ravel()

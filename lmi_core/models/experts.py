@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from lmi_core import ops
-from lmi_core.models.expert_tensors import down_names, expert_parts, gate_up_names
+from lmi_core.models.expert_tensors import bias_order, down_names, expert_parts, gate_up_names
 from lmi_core.models.spec import DecoderSpec, ExpertSpec
 from lmi_core.models.tensor_reader import TensorReader
 from lmi_core.models.weights import Experts, LayerWeights, Linear
@@ -25,7 +25,11 @@ def load_experts(
     def packed(tensors: list[str], num_parts: int) -> Linear:
         split = partial(expert_parts, experts, num_parts=num_parts)
         weight = reader.experts([prefix + name for name in tensors], split, gated=num_parts == 2)
-        return Linear(weight)
+        if not experts.bias:
+            return Linear(weight)
+        merged = names.merged_gate_up if num_parts == 2 else names.merged_down
+        bias = reader.vector(f"{prefix}{merged}_bias")
+        return Linear(weight, bias_order(experts, bias) if num_parts == 2 else bias.ravel())
 
     routed = Experts(
         router=reader.linear([prefix + names.router], format=reader.weight_format),

@@ -45,7 +45,8 @@ class LinearSource:
 
 
 def layer_linears(spec: DecoderSpec, layer_id: int) -> dict[LayerLinear, LinearSource]:
-    """Of a layer, without its experts, but for one that all tokens take unscaled: its MLP."""
+    """Of a layer, but for latent attention's and experts'. One that all tokens take unscaled is an
+    MLP."""
     attention, names = spec.attention, spec.names
     hidden = spec.hidden_size
     qkv: tuple[tuple[str, int], ...] = (
@@ -55,10 +56,13 @@ def layer_linears(spec: DecoderSpec, layer_id: int) -> dict[LayerLinear, LinearS
     )
     if names.qkv:
         qkv = ((names.qkv, attention.q_size + 2 * attention.kv_size),)
-    return {
-        LayerLinear.QKV: LinearSource(qkv, hidden, attention.qkv_bias, _qkv_rows(spec)),
+    linears = {}
+    if attention.latent is None:
+        rows = _qkv_rows(spec)
+        linears[LayerLinear.QKV] = LinearSource(qkv, hidden, attention.qkv_bias, rows)
+    return linears | {
         LayerLinear.ATTENTION_OUTPUT: LinearSource(
-            ((names.attention_output, hidden),), attention.q_size, attention.output_bias
+            ((names.attention_output, hidden),), attention.output_size, attention.output_bias
         ),
         **_mlp_linears(spec, layer_id),
     }

@@ -14,6 +14,7 @@ from lmi_core.models.expert_tensors import with_layout
 from lmi_core.models.experts import load_experts
 from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
+from lmi_core.models.latent_attention import load_latent
 from lmi_core.models.linears import LayerLinear, layer_linears, rotate_half_order
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
@@ -329,15 +330,16 @@ def _load_layer(
         )
 
     sources = layer_linears(spec, layer_id)
-    qkv, output = linear(LayerLinear.QKV), linear(LayerLinear.ATTENTION_OUTPUT)
-    assert qkv is not None
+    output = linear(LayerLinear.ATTENTION_OUTPUT)
     assert output is not None
     experts, shared = load_experts(reader, spec, layer_id)
     return LayerWeights(
         attention_norm=_load_norm(reader, spec, prefix, names.attention_norm),
-        qkv=qkv,
+        qkv=linear(LayerLinear.QKV),
+        latent=None if attention.latent is None else load_latent(reader, spec, prefix),
         q_norm=_load_qk_norm(reader, spec, prefix, names.q_norm, attention.num_q_heads),
         k_norm=_load_qk_norm(reader, spec, prefix, names.k_norm, attention.num_kv_heads),
+        sinks=reader.vector(prefix + names.sinks) if names.sinks else None,
         attention_output=output,
         attention_post_norm=_load_norm(reader, spec, prefix, names.attention_post_norm),
         mlp_norm=_load_norm(reader, spec, prefix, names.mlp_norm),

@@ -43,6 +43,21 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """Multi-head latent attention: keys and values of all heads are made of one latent."""
+
+    q_rank: int
+    """Of what queries are made of; 0: of the stream itself."""
+    kv_rank: int
+    nope_dim: int
+    """Dimensions of a head that aren't rotated."""
+    rope_dim: int
+    value_dim: int
+    bias: bool = False
+    """Of the linears to the latents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """Heads, scale and windows of all layers; query heads share KV heads in groups."""
 
@@ -62,10 +77,19 @@ class AttentionSpec:
     interleaved: bool = False
     """Neighbouring dimensions are rotated together: the checkpoint's order of a head's dimensions,
     which loading changes to that of the rotate-half form."""
+    latent: LatentSpec | None = None
+    """``head_dim`` and ``num_kv_heads`` are those of the latent space then: rotary part and latent,
+    and 1."""
 
     @property
     def q_size(self) -> int:
         return self.num_q_heads * self.head_dim
+
+    @property
+    def output_size(self) -> int:
+        """Of what the output's linear reads."""
+        head_dim = self.head_dim if self.latent is None else self.latent.value_dim
+        return self.num_q_heads * head_dim
 
     @property
     def kv_size(self) -> int:

@@ -119,6 +119,27 @@ class TensorReader:
             self._release(self._stored_as(name))
         return weight
 
+    def heads(
+        self, name: str, split: Callable[[FloatArray], Sequence[Sequence[FloatArray]]]
+    ) -> list[LinearWeight]:
+        """Several weights, each of a matrix for every head, made of a tensor; none is quantised."""
+        matrix = self._matrix(name)
+        if isinstance(matrix, np.ndarray):
+            floats = to_float32(matrix, self._tensors[name].dtype)
+        else:
+            floats = matrix.to_float32()
+        weights = [
+            self._backend.pack_experts(
+                [[head] for head in heads],
+                names=[f"{name} {i}"],
+                format=self.weight_format,
+                gated=False,
+            )
+            for i, heads in enumerate(split(floats))
+        ]
+        self._release(self._stored_as(name))
+        return weights
+
     def has(self, name: str) -> bool:
         return name in self._tensors
 

@@ -10,9 +10,11 @@ QkvLayout = Literal["blocks", "grouped", "codegen"]
 queries, key and value; or CodeGen's four shards of queries, values and keys."""
 
 
-ExpertLayout = Literal["each", "merged"]
+ExpertLayout = Literal["each", "merged", "interleaved", "mxfp4"]
 """How a checkpoint holds experts: a linear for each matrix of each of them; or all in one tensor
-[experts, 2 inner, hidden] of gate and up, and one [experts, hidden, inner] of down."""
+[experts, 2 inner, hidden] of gate and up, and one [experts, hidden, inner] of down; or those
+[experts, hidden, 2 inner] and [experts, inner, hidden], gate and up in turns; or the same, not
+transposed, as blocks of 32 floats of 4 bits, two in a byte, and their scales."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class WeightNames:
     final_norm: str = "model.norm.weight"
     head: str = "lm_head"
     layer: str = "model.layers.{layer}."
+    sinks: str = ""
+    """A score of each head that has no value."""
     attention_norm: str = "input_layernorm.weight"
     q: str = "self_attn.q_proj"
     k: str = "self_attn.k_proj"

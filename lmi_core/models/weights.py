@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lmi_core.models.expert_tensors import expert_shapes
 from lmi_core.models.linears import layer_linears
-from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.spec import DecoderSpec, LatentSpec
 from lmi_core.ops.graph import LinearWeight
 from lmi_core.weights.formats import FloatArray, PackFormat
 from lmi_core.weights.matrix import Matrix
@@ -88,6 +88,28 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """From the stream to queries and keys in the latent space, and from there to values."""
+
+    q_a: Linear | None
+    q_a_norm: FloatArray | None
+    q: Linear
+    kv_a: Linear
+    """To the rotary part and the latent."""
+    kv_a_norm: FloatArray
+    to_latent: LinearWeight
+    """Of all heads."""
+    from_latent: LinearWeight
+
+    @property
+    def num_bytes(self) -> int:
+        weights = (self.q_a, self.q, self.kv_a, self.to_latent, self.from_latent)
+        norms = (self.q_a_norm, self.kv_a_norm)
+        num_norm_bytes = sum(norm.nbytes for norm in norms if norm is not None)
+        return num_norm_bytes + sum(weight.num_bytes for weight in weights if weight is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture: linears of all its experts, and what chooses among them."""
 
@@ -107,11 +129,15 @@ class LayerWeights:
     """One layer's weights, fused as the step graph uses them; of norms, those there are."""
 
     attention_norm: Norm | None
-    qkv: Linear
+    qkv: Linear | None
     """Query, key and value heads, fused in this order."""
+    latent: LatentAttention | None = None
+    """Instead of ``qkv``."""
     q_norm: Norm | None
     """[head_dim], or [num_q_heads head_dim] where heads aren't normed alike; so is ``k_norm``."""
     k_norm: Norm | None
+    sinks: FloatArray | None = None
+    """[num_q_heads]"""
     attention_output: Linear
     attention_post_norm: Norm | None = None
     mlp_norm: Norm | None
@@ -127,7 +153,7 @@ class LayerWeights:
     def num_bytes(self) -> int:
         linears = (
             *(self.qkv, self.attention_output, self.gate_up, self.down),
-            *(self.experts, self.shared_expert),
+            *(self.latent, self.experts, self.shared_expert),
         )
         norms = (
             *(self.attention_norm, self.attention_post_norm, self.q_norm, self.k_norm),
@@ -227,7 +253,30 @@ def _layer_shapes(spec: DecoderSpec, layer_id: int) -> dict[str, tuple[int, ...]
             shapes[f"{name}.weight"] = shape[::-1] if names.transposed else shape
             if source.bias:
                 shapes[f"{name}.bias"] = (num_outputs,)
+    if names.sinks:
+        shapes[names.sinks] = (spec.attention.num_q_heads,)
+    if spec.attention.latent is not None:
+        shapes |= latent_shapes(spec.attention.latent, spec.hidden_size, spec.attention.num_q_heads)
     return shapes | qk_norm_shapes(spec)
+
+
+def latent_shapes(latent: LatentSpec, hidden: int, num_heads: int) -> dict[str, tuple[int, ...]]:
+    """Of a layer's tensors of latent attention, but for the output's."""
+    q_size = num_heads * (latent.nope_dim + latent.rope_dim)
+    kv_size = num_heads * (latent.nope_dim + latent.value_dim)
+    biased = {"kv_a_proj_with_mqa": latent.kv_rank + latent.rope_dim}
+    shapes: dict[str, tuple[int, ...]] = {"q_proj.weight": (q_size, hidden)}
+    if latent.q_rank:
+        biased["q_a_proj"] = latent.q_rank
+        shapes = {"q_a_layernorm.weight": (latent.q_rank,)}
+        shapes["q_b_proj.weight"] = (q_size, latent.q_rank)
+    shapes["kv_a_layernorm.weight"] = (latent.kv_rank,)
+    shapes["kv_b_proj.weight"] = (kv_size, latent.kv_rank)
+    for name, size in biased.items():
+        shapes[f"{name}.weight"] = (size, hidden)
+        if latent.bias:
+            shapes[f"{name}.bias"] = (size,)
+    return {f"self_attn.{name}": shape for name, shape in shapes.items()}
 
 
 def qk_norm_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:

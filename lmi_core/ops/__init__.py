@@ -7,7 +7,14 @@ from lmi_core.ops.attention import attention, rope_cache_write
 from lmi_core.ops.embedding import add_positions, embed, gather_logit_rows
 from lmi_core.ops.experts import grouped_linear, route
 from lmi_core.ops.graph import Graph, Handle, KvCache, LinearWeight, LoraTable
-from lmi_core.ops.linear import activation, gated_activation, linear, lora_add, soft_cap
+from lmi_core.ops.linear import (
+    activation,
+    gated_activation,
+    head_linear,
+    linear,
+    lora_add,
+    soft_cap,
+)
 from lmi_core.ops.norm import norm, norm_heads, rms_norm
 from lmi_core.ops.sampling import output, sample
 
@@ -24,6 +31,7 @@ __all__ = [
     "gated_activation",
     "gather_logit_rows",
     "grouped_linear",
+    "head_linear",
     "linear",
     "lora_add",
     "norm",

@@ -301,6 +301,18 @@ class TorchGraph:
 
         return compute
 
+    def _head_linear(
+        self, y: Handle, x: Handle, *, weight: LinearWeight, num_heads: int, out_dtype: str
+    ) -> _Compute:
+        heads = [cast(TorchLinearWeight, e).matrix.to(self._wide) for e in _experts_of(weight)]
+
+        def compute(run: _Run) -> Tensor:
+            columns = run.values[x].to(self._wide).chunk(num_heads, dim=1)
+            result = torch.cat([c @ m.t() for c, m in zip(columns, heads, strict=True)], dim=1)
+            return result.to(self._act) if out_dtype == "act" else result
+
+        return compute
+
     def _lora_add(
         self, result: Handle, x: Handle, y: Handle, *, table: AdapterTable, linear_id: int
     ) -> _Compute:
@@ -318,6 +330,7 @@ class TorchGraph:
         self,
         result: Handle,
         qkv: Handle,
+        latent: Handle | None = None,
         *,
         cache: TorchKvCache,
         layer: int,
@@ -334,7 +347,10 @@ class TorchGraph:
         norms = [None if weight is None else self._widen(weight) for weight in (q_norm, k_norm)]
 
         def compute(run: _Run) -> Tensor:
-            heads = run.values[qkv].view(len(run.step.token_ids), -1, head_dim)
+            rows = run.values[qkv]
+            if latent is not None:
+                rows = torch.cat((rows, run.values[latent], run.values[latent]), dim=1)
+            heads = rows.view(len(run.step.token_ids), -1, head_dim)
             q, k, v = torch.split(heads, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
             if norms[0] is not None:
                 q = _rms_norm(q, norms[0], norm_eps)
@@ -356,9 +372,11 @@ class TorchGraph:
         layer: int,
         num_q_heads: int,
         slopes: FloatArray | None = None,
+        sinks: FloatArray | None = None,
         **settings: Any,
     ) -> _Compute:
         slope = self._optional(slopes)
+        settings["sinks"] = self._optional(sinks)
 
         def compute(run: _Run) -> Tensor:
             queries = run.values[q].to(self._wide)
@@ -519,6 +537,7 @@ def _attend(
     window: int,
     soft_cap: float,
     slopes: Tensor | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """q [rows, hq, d] at ``positions`` over k, v [kv length, hkv, d] -> [rows, hq, d]."""
     num_groups = q.shape[1] // k.shape[1]
@@ -532,5 +551,9 @@ def _attend(
     hidden = distance < 0
     if window:
         hidden |= distance >= window
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    weights = scores.masked_fill(hidden, -torch.inf).exp()
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + sinks[:, None, None].exp()
+    weights = weights / total
     return torch.einsum("hqk,khd->qhd", weights, v)

@@ -292,6 +292,20 @@ class EagerGraph:
 
         return compute
 
+    def _head_linear(
+        self, y: Handle, x: Handle, *, weight: LinearWeight, num_heads: int, out_dtype: str
+    ) -> _Compute:
+        experts = weight.experts if isinstance(weight, ExpertMatrices) else (weight,)
+        heads = [self._multiply(head) for head in experts]
+        dtype = self._act if out_dtype == "act" else torch.float32
+
+        def compute(replay: Replay) -> Tensor:
+            columns = replay[x].chunk(num_heads, dim=1)
+            parts = [head(part, None) for head, part in zip(heads, columns, strict=True)]
+            return torch.cat(parts, dim=1).to(dtype)
+
+        return compute
+
     def _lora_add(
         self, result: Handle, x: Handle, y: Handle, *, table: AdapterTable, linear_id: int
     ) -> _Compute:
@@ -305,15 +319,25 @@ class EagerGraph:
         return add
 
     def _rope_cache_write(
-        self, q: Handle, qkv: Handle, *, cache: PagedCache, layer: int, **settings: object
+        self,
+        q: Handle,
+        qkv: Handle,
+        latent: Handle | None = None,
+        *,
+        cache: PagedCache,
+        layer: int,
+        **settings: object,
     ) -> _Compute:
         store = self._cache(cache)
 
         def compute(replay: Replay) -> Tensor:
             keys, values, scales = store.layers[layer]
             step = replay.step
+            rows = replay[qkv]
+            if latent is not None:
+                rows = torch.cat((rows, replay[latent], replay[latent]), dim=1)
             result: Tensor = self.kernels.rope_cache_write(
-                *(replay[qkv], keys, values, step.positions, step.slots),
+                *(rows, keys, values, step.positions, step.slots),
                 out_dtype=self._act,
                 scales=scales,
                 **settings,

@@ -88,7 +88,7 @@ class TorchRunner:
                 cache_dtype=KV_DTYPES[cache.dtype],
             )
             prefer_flash(chosen, device, shape)
-        if model.spec.attention.slopes:
+        if model.spec.attention.slopes or model.spec.names.sinks:
             chosen = select.for_slopes(chosen)
         if config.deterministic:
             _log.info("deterministic: %s", select.describe(chosen))
