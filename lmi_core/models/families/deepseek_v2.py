@@ -1,37 +1,15 @@
-"""DeepSeek-V2: latent attention; mixtures of experts from the best groups, beside shared ones; the
-first layers are dense."""
+"""DeepSeek-V2: latent attention; mixtures of experts from the best groups, beside shared ones."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from lmi_core.models.family import Family, attention_spec, decoder_spec, expert_spec
 from lmi_core.models.rope_config import rope_spec, yarn_score_scale
-from lmi_core.models.spec import AttentionSpec, DecoderSpec, ExpertSpec, LatentSpec
+from lmi_core.models.spec import DecoderSpec, ExpertSpec, LatentSpec
 from lmi_core.weights.hf_config import HfConfig
 
 KEYS = {"num_experts": "n_routed_experts"}
-
-
-def latent_attention(config: HfConfig) -> AttentionSpec:
-    bias = config.boolean("attention_bias")
-    latent = LatentSpec(
-        q_rank=config.optional_integer("q_lora_rank") or 0,
-        kv_rank=config.integer("kv_lora_rank", 512),
-        nope_dim=config.integer("qk_nope_head_dim", 128),
-        rope_dim=config.integer("qk_rope_head_dim", 64),
-        value_dim=config.integer("v_head_dim", 128),
-        bias=bias,
-    )
-    return attention_spec(
-        config,
-        num_kv_heads=1,
-        head_dim=latent.rope_dim + latent.kv_rank,
-        scale=(latent.nope_dim + latent.rope_dim) ** -0.5,
-        output_bias=bias,
-        latent=latent,
-    )
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
@@ -53,12 +31,26 @@ def read_spec(config: HfConfig) -> DecoderSpec:
 
 
 def deepseek(config: HfConfig, family: str, experts: ExpertSpec, **changes: Any) -> DecoderSpec:
-    """The rest, which is alike; ``changes``: of ``decoder_spec``."""
-    attention = latent_attention(config)
-    assert attention.latent is not None
+    """With latent attention; ``changes``: of ``decoder_spec``."""
+    bias = config.boolean("attention_bias")
+    latent = LatentSpec(
+        q_rank=config.optional_integer("q_lora_rank") or 0,
+        kv_rank=config.integer("kv_lora_rank", 512),
+        nope_dim=config.integer("qk_nope_head_dim", 128),
+        rope_dim=config.integer("qk_rope_head_dim", 64),
+        value_dim=config.integer("v_head_dim", 128),
+        bias=bias,
+    )
     positions = config.integer("max_position_embeddings", changes["max_positions"])
-    rope = rope_spec(config, attention.latent.rope_dim, positions)
-    attention = replace(attention, scale=attention.scale * yarn_score_scale(config, rope))
+    rope = rope_spec(config, latent.rope_dim, positions)
+    attention = attention_spec(
+        config,
+        num_kv_heads=1,
+        head_dim=latent.rope_dim + latent.kv_rank,
+        scale=(latent.nope_dim + latent.rope_dim) ** -0.5 * yarn_score_scale(config, rope),
+        output_bias=bias,
+        latent=latent,
+    )
     ropes = (rope,) * config.num_layers
     return decoder_spec(config, family, attention, ropes=ropes, experts=experts, **changes)
 
