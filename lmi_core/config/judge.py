@@ -136,17 +136,17 @@ def _check_native(
     model: ModelConfig, directory: Path, server: ServerConfig, environ: Mapping[str, str]
 ) -> None:
     from lmi_core.adapters.adapter import check_adapter_fits
-    from lmi_core.models.loader import plan_model
-    from lmi_core.runners.cpu.cpu_runner import plan_cpu_model
+    from lmi_core.models.loader import find_model
+    from lmi_core.runners.cpu.cpu_runner import find_cpu_model
     from lmi_core.text.tokenizer import Tokenizer
 
     config = model.engine_config(directory, _whole_adapters(model, server, environ))
-    plan = plan_cpu_model(config) if config.device == "cpu" else plan_model(config)
-    plan.quantized.check()
+    found = find_cpu_model(config) if config.device == "cpu" else find_model(config)
+    found.quantized.check()
     if config.lora is not None:
         for _, path in config.lora.adapters:
-            check_adapter_fits(path, plan.spec, max_rank=config.lora.max_rank)
-    Tokenizer.load(directory, vocab_size=plan.spec.vocab_size).close()
+            check_adapter_fits(path, found.spec, max_rank=config.lora.max_rank)
+    Tokenizer.load(directory, vocab_size=found.spec.vocab_size).close()
 
 
 def _whole_adapters(
@@ -172,10 +172,14 @@ def _check_tokenizer(model: ModelConfig, directory: Path) -> None:
 
 
 def _check_transformers(model: ModelConfig, directory: Path) -> None:
-    from lmi_core.adapters.text_models import objection_to
+    from lmi_core.adapters.text_models import check_bitsandbytes, objection_to
+    from lmi_core.settings.transformers_config import TransformersConfig
     from lmi_core.weights.hf_config import read_json_object
 
     config = read_json_object(directory / "config.json")
+    engine = None if model.engine is None else model.engine.config
+    if isinstance(engine, TransformersConfig) and engine.bitsandbytes is not None:
+        check_bitsandbytes()
     reason = objection_to(config, trust_remote_code=model.trust_remote_code)
     if reason is not None:
         raise UserError(f"{directory}: {reason}", field="option.trust_remote_code")

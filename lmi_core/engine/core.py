@@ -64,17 +64,18 @@ class EngineCore:
         self.adapters = adapters
         self._eos_ids = frozenset(eos_token_ids)
         self.tokenizer = tokenizer
+        keeps_all = config.guaranteed_no_evict or not runner.info.continues_prompts
         self._memory = KvMemory(
             runner,
             enable_prefix_caching=config.enable_prefix_caching,
-            guaranteed_no_evict=config.guaranteed_no_evict,
+            guaranteed_no_evict=keeps_all,
         )
         queues = Queues()
         policy = PagedPolicy(
             runner.info,
             queues,
             self._memory,
-            guaranteed_no_evict=config.guaranteed_no_evict,
+            guaranteed_no_evict=keeps_all,
             waiting_steps=config.waiting_steps,
         )
         self._totals = EngineTotals()
@@ -328,6 +329,12 @@ class EngineCore:
             raise UserError(f"priority must be an int, got {request.priority!r:.80}")
         info = self._runner.info
         request.params.validate(vocab_size=info.vocab_size, max_logprobs=info.max_logprobs)
+        if request.params.prompt_logprobs is not None and not info.continues_prompts:
+            raise UserError(
+                "the model's encoder reads the prompt, whose tokens have no log-probabilities: "
+                "leave them out",
+                field="prompt_logprobs",
+            )
         self._check_id(request.request_id)
 
     def _check_task(self, request: GenerationRequest) -> None:

@@ -71,7 +71,7 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelPlan:
+class FoundModel:
     """What a directory's headers and settings say of a model that can be loaded."""
 
     checkpoint: Checkpoint
@@ -86,7 +86,7 @@ class ModelPlan:
     pooling: PoolingSpec | None
 
 
-def plan_model(asked: EngineConfig) -> ModelPlan:
+def find_model(asked: EngineConfig) -> FoundModel:
     """Read and check all but the weights of the model of ``asked``.
 
     Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape, and
@@ -116,7 +116,7 @@ def plan_model(asked: EngineConfig) -> ModelPlan:
     if pooling is not None and pooling.answers is not None:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     check_max_model_len(asked.max_model_len, spec.max_positions)
-    return ModelPlan(
+    return FoundModel(
         checkpoint=checkpoint,
         config=config,
         spec=spec,
@@ -140,16 +140,16 @@ def load_model(
     """The model in directory ``path``, with an engine's defaults; ``backend``: None: the CPU's."""
     lora = LoraConfig() if takes_adapters else None
     config = EngineConfig(model=path, dtype=dtype, quantize=quantize, lora=lora)
-    return load_weights(config, plan_model(config), backend or _native_backend(), progress)
+    return load_weights(config, find_model(config), backend or _native_backend(), progress)
 
 
 def load_weights(
     asked: EngineConfig,
-    plan: ModelPlan,
+    found: FoundModel,
     backend: WeightBackend,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Read and pack the weights of the model that ``plan_model`` found for ``asked``.
+    """Read and pack the weights of the model that ``find_model`` found for ``asked``.
 
     What is quantised is the matrices of layers and head; the head stays int8 with int4, whose
     errors would go straight into the logits, and the embedding as it is. Layers that the checkpoint
@@ -158,10 +158,10 @@ def load_weights(
     itself, which adapters must come before.
     Raises ModelError for damage inside of tensors.
     """
-    config, spec, made = plan.config, plan.spec, plan.quantize
+    config, spec, made = found.config, found.spec, found.quantize
     names = spec.names
-    tensors, quantized, shapes = plan.tensors, plan.quantized, plan.shapes
-    weight_format = stored_format(plan) if asked.dtype == "auto" else asked.dtype
+    tensors, quantized, shapes = found.tensors, found.quantized, found.shapes
+    weight_format = stored_format(found) if asked.dtype == "auto" else asked.dtype
     if spec.rounds_embedding_scale and weight_format == "bf16":
         spec = replace(spec, embedding_scale=_to_bf16(spec.embedding_scale))
     scale_names = kv_scale_names(spec, names, tensors)
@@ -175,7 +175,7 @@ def load_weights(
     )
     head_format: PackFormat = weight_format if made is None else "int8"
     weights = _load_weights(reader, spec, head_format, fuses_gate=asked.lora is None)
-    head = None if plan.pooling is None else _load_head(reader, asked.model, spec, plan.pooling)
+    head = None if found.pooling is None else _load_head(reader, asked.model, spec, found.pooling)
     _warn(reader, weight_format)
     model = LoadedModel(
         path=asked.model,
@@ -185,7 +185,7 @@ def load_weights(
         quantize=made or reader.kept_format,
         eos_token_ids=config.eos_token_ids,
         bos_token_id=config.bos_token_id,
-        pooling=plan.pooling,
+        pooling=found.pooling,
         head=head,
         kv_scales=read_kv_scales(asked.model, spec, names, scale_names, reader.vector),
     )
@@ -236,9 +236,9 @@ def _native_backend() -> WeightBackend:
     return NativeWeights()
 
 
-def stored_format(plan: ModelPlan) -> WeightFormat:
+def stored_format(found: FoundModel) -> WeightFormat:
     """What weights and activations are where nobody says it: as the checkpoint, or bf16."""
-    return "fp32" if plan.tensors[plan.spec.names.embedding].dtype == "F32" else "bf16"
+    return "fp32" if found.tensors[found.spec.names.embedding].dtype == "F32" else "bf16"
 
 
 def _to_bf16(value: float) -> float:

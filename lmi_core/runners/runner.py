@@ -41,6 +41,9 @@ class RunnerInfo:
     """Which implementation runs which op; empty: the CPU engine's own run all."""
     shares_blocks: bool = True
     """Whether sequences can have blocks in common; False: each computes its whole prompt."""
+    continues_prompts: bool = True
+    """Whether outputs go on in the prompt's place; False: an encoder reads it. Then its tokens have
+    no log-probabilities, and what was generated can't be computed again as part of it."""
     num_saturating_tokens: int | None = None
     """From how many rows on the cost of a step is proportional to them, so that prompts could as
     well have a step each; None: there is no such number."""

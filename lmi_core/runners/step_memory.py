@@ -89,7 +89,7 @@ class StepMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
+class KvCacheSize:
     """The size of the block pool and why it has that size."""
 
     num_blocks: int
@@ -101,14 +101,14 @@ class MemoryPlan:
         return self.num_blocks * self.block_bytes
 
 
-def plan_kv_cache(
+def size_kv_cache(
     config: EngineConfig,
     *,
     block_bytes: int,
     max_model_len: int,
     spare: tuple[int, str] | None = None,
     claimed_bytes: int = 0,
-) -> MemoryPlan:
+) -> KvCacheSize:
     """Decide how many blocks the pool has. ``spare``: memory in bytes that is the pool's to fill,
     and what it is; None: a part of the machine's, for as many tokens as are likely wanted.
     ``claimed_bytes``: what other engines have taken of the machine's.
@@ -141,7 +141,7 @@ def plan_kv_cache(
             f" {shorter}kv_cache_bytes to at least {needed}",
             field="kv_cache_bytes",
         )
-    return MemoryPlan(num_blocks, block_bytes, reason)
+    return KvCacheSize(num_blocks, block_bytes, reason)
 
 
 def _default_budget(num_models: int, claimed_bytes: int) -> tuple[int, str]:

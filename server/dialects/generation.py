@@ -10,8 +10,8 @@ from typing import TypeVar
 from aiohttp import web
 
 from lmi_core.errors import UserError
-from lmi_server.dialects.base import Call, HttpError, Plan
-from lmi_server.dialects.large_bodies import ParseCall, decoded
+from lmi_server.dialects.base import Call, HttpError, ParsedCall
+from lmi_server.dialects.large_bodies import ParseBody, decoded
 from lmi_server.dialects.unknown_fields import IGNORED, collect_ignored, refuse_ignored
 from lmi_server.http.metrics import METER
 from lmi_server.http.properties import request_properties
@@ -20,7 +20,7 @@ from lmi_server.models.loaded_model import LoadedModel
 
 T = TypeVar("T")
 
-Parse = Callable[[Call], Plan]
+Parse = Callable[[Call], ParsedCall]
 Read = Callable[[web.Request, Call], AbstractAsyncContextManager[Call]]
 """Makes another call of one, for as long as the block lasts."""
 
@@ -29,12 +29,14 @@ async def generate(
     request: web.Request, model: LoadedModel, parse: Parse, read: Read | None = None
 ) -> web.StreamResponse:
     """The answer to a call that ``parse`` understands, of a body that ``read`` may change."""
-    return await generate_planned(request, model, partial(planned, model, parse), read)
+    return await generate_with(request, model, partial(parse_call, model, parse), read)
 
 
-async def planned(model: LoadedModel, parse: Parse, call: Call, *, beside: bytes = b"") -> Plan:
+async def parse_call(
+    model: LoadedModel, parse: Parse, call: Call, *, beside: bytes = b""
+) -> ParsedCall:
     """What a call asks for; ``beside``: JSON that is decoded with its body."""
-    return await decoded(ParseCall(parse, call), call.body, model, beside=beside)
+    return await decoded(ParseBody(parse, call), call.body, model, beside=beside)
 
 
 async def read_known(
@@ -49,13 +51,13 @@ async def read_known(
     return value
 
 
-async def generate_planned(
+async def generate_with(
     request: web.Request,
     model: LoadedModel,
-    plan: Callable[[Call], Awaitable[Plan]],
+    parse: Callable[[Call], Awaitable[ParsedCall]],
     read: Read | None = None,
 ) -> web.StreamResponse:
-    """As ``generate``, with what plans a call instead of what parses it."""
+    """As ``generate``, with a ``parse`` that may wait."""
     if not model.backend.healthy:
         raise HttpError(503, "WlmException", f"Model is not ready: {model.options.model_name}")
     with model.admission.enter():
@@ -69,12 +71,12 @@ async def generate_planned(
             query=request.query,
         )
         if read is None:
-            return await _run(request, model, await plan(call))
+            return await _run(request, model, await parse(call))
         async with read(request, call) as call:
-            return await _run(request, model, await plan(call))
+            return await _run(request, model, await parse(call))
 
 
-async def _run(request: web.Request, model: LoadedModel, plan: Plan) -> web.StreamResponse:
+async def _run(request: web.Request, model: LoadedModel, parsed: ParsedCall) -> web.StreamResponse:
     options = model.options
     if options.strict_requests:
         ignored = request[IGNORED]
@@ -83,12 +85,12 @@ async def _run(request: web.Request, model: LoadedModel, plan: Plan) -> web.Stre
         return await respond(
             request,
             model.generates,
-            plan,
+            parsed,
             request[METER],
             send_timeout_s=options.send_timeout_s,
             limits=options.limits,
         )
     except UserError as error:
         if error.field == "prompt":
-            error.field = plan.prompt_field
+            error.field = parsed.prompt_field
         raise

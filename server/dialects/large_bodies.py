@@ -18,7 +18,7 @@ from lmi_core.errors import EngineError, UserError
 from lmi_core.sandbox.pool import Limits, shared_pool
 from lmi_core.text.metered_template import CostlyTemplateError, metered
 from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
-from lmi_server.dialects.base import Call, Plan
+from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.unknown_fields import collect_ignored, note_ignored
 from lmi_server.models.backend import Generates, Tokenizes
 from lmi_server.models.loaded_model import LoadedModel
@@ -93,19 +93,19 @@ async def decoded(
 
 
 @dataclass(frozen=True, slots=True)
-class ParseCall:
+class ParseBody:
     """``parse`` of a call, as a function of its body."""
 
-    parse: Callable[[Call], Plan]
+    parse: Callable[[Call], ParsedCall]
     call: Call
 
-    def __call__(self, body: bytes) -> Plan:
+    def __call__(self, body: bytes) -> ParsedCall:
         return self.parse(replace(self.call, body=body))
 
     def __reduce__(self) -> tuple[Any, ...]:
         call = self.call
         query = {name: call.query[name] for name in call.query}  # of a kind that can't be pickled
-        return ParseCall, (self.parse, replace(call, body=b"", query=query))
+        return ParseBody, (self.parse, replace(call, body=b"", query=query))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ def _decode_in_child(
     """The result, and the names of the fields that were ignored."""
     ignored = collect_ignored()
     value: Any = decode(bytes(body))
-    if isinstance(value, Plan):
+    if isinstance(value, ParsedCall):
         try:
             value = _bounded(value, stand_in)
         except UserError as error:
@@ -168,10 +168,10 @@ def _decode_in_child(
     return value, ignored
 
 
-def _bounded(plan: Plan, stand_in: StandIn) -> Plan:
-    """The plan with long prompts as token ids; UserError when there are too many of them."""
+def _bounded(parsed: ParsedCall, stand_in: StandIn) -> ParsedCall:
+    """The call with long prompts as token ids; UserError when there are too many of them."""
     requests = tuple(
-        _tokenized(request, plan.truncate_prompt_tokens, stand_in) for request in plan.requests
+        _tokenized(request, parsed.truncate_prompt_tokens, stand_in) for request in parsed.requests
     )
     num_ids = sum(len(request.prompt_token_ids or ()) for request in requests)
     if num_ids > _MAX_TOKEN_IDS:
@@ -185,7 +185,7 @@ def _bounded(plan: Plan, stand_in: StandIn) -> Plan:
             request.params.validate(
                 vocab_size=info.runner.vocab_size, max_logprobs=info.runner.max_logprobs
             )
-    return replace(plan, requests=requests)
+    return replace(parsed, requests=requests)
 
 
 def _tokenized(
@@ -194,6 +194,8 @@ def _tokenized(
     info = stand_in.known_info
     max_tokens = None if info is None else info.max_prompt_tokens
     token_ids = request.prompt_token_ids
+    if request.pooling is not None:  # its texts are bounded, and may be cut
+        return request
     if request.prompt is not None:
         if len(request.prompt) <= _LONG_CHARS or stand_in.known_tokenizer is None:
             return request

@@ -121,7 +121,10 @@ def _quantization(
 
 
 def _max_positions(facts: dict[str, object]) -> int | None:
-    """Return the model's length limit, unless rotary scaling moves it; the loader knows then."""
+    """Return the model's length limit, unless rotary scaling moves it, which the loader knows then,
+    or positions are relative, as T5's."""
+    if "relative_attention_num_buckets" in facts:
+        return None
     scaling = facts.get("rope_scaling") or facts.get("rope_parameters")
     if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) != "default":
         return None

@@ -137,24 +137,21 @@ def _require(
 
 
 def _generates(wanted: Decision, values: Values, files: ModelFiles, problems: Problems) -> bool:
-    """Whether the model continues a text, as far as its files tell; else that is an error.
+    """Whether the model generates text, as far as its files tell; else that is an error.
 
     Names of architectures that come with their own code tell nothing.
     """
-    what = ""
-    if files.is_encoder_decoder:
-        what = "has an encoder beside its decoder"
-    elif not files.is_generative and values.get("option.trust_remote_code") is not True:
-        what = "doesn't generate text, by its name"
-    if what:
-        key = "option.model_id"
-        problems.error(
-            values.where(key),
-            f"{wanted.reason}, and {files.architecture} {what}: Transformers models are served "
-            "here if they continue a text (ForCausalLM, LMHeadModel)",
-            key,
-        )
-    return not what
+    if files.is_generative or values.get("option.trust_remote_code") is True:
+        return True
+    key = "option.model_id"
+    problems.error(
+        values.where(key),
+        f"{wanted.reason}, and {files.architecture} doesn't generate text, by its name: "
+        "Transformers models are served here if they do (ForCausalLM, LMHeadModel, "
+        "ForConditionalGeneration)",
+        key,
+    )
+    return False
 
 
 def _deciding_key(written: WrittenFor, values: Values) -> str | None:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
-from lmi_core.models.loader import ModelPlan, stored_format
+from lmi_core.models.loader import FoundModel, stored_format
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.cpu_runner import (
     DEFAULT_BATCHED_TOKENS,
     cache_dtype,
 )
-from lmi_core.runners.step_memory import StepSizes, plan_kv_cache
+from lmi_core.runners.step_memory import StepSizes, size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
@@ -49,18 +49,18 @@ class Estimate:
         )
 
 
-def estimate(config: EngineConfig, plan: ModelPlan, claimed_bytes: int = 0) -> Estimate:
+def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) -> Estimate:
     """What the CPU engine takes for a model whose files are here; ``claimed_bytes``: what other
     engines have. Raises InsufficientMemoryError for a KV cache that can't be had."""
-    spec, names = plan.spec, plan.spec.names
-    stored_bytes = plan.checkpoint.stored_bytes
-    stored = stored_format(plan)
+    spec, names = found.spec, found.spec.names
+    stored_bytes = found.checkpoint.stored_bytes
+    stored = stored_format(found)
     dtype = stored if config.dtype == "auto" else config.dtype
-    settings = plan.checkpoint.quantization
+    settings = found.checkpoint.quantization
     if settings is not None and settings.method != MXFP4:
         weight_bytes = stored_bytes
     else:
-        shapes = dict(plan.shapes)
+        shapes = dict(found.shapes)
         embedding = math.prod(shapes.pop(names.embedding))
         head_name = f"{names.head}.weight"
         head = embedding if spec.tied_head else math.prod(shapes.pop(head_name, (0,)))
@@ -73,7 +73,7 @@ def estimate(config: EngineConfig, plan: ModelPlan, claimed_bytes: int = 0) -> E
             matrices * _BYTES[config.quantize or dtype] + head * head_bytes + 4 * vectors + copied
         )
     attention = spec.attention
-    cache = plan_kv_cache(
+    cache = size_kv_cache(
         config,
         block_bytes=_native.KvCache.block_bytes(
             num_layers=spec.num_layers,
@@ -100,10 +100,10 @@ def _num_weights(name: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * (2 if name.endswith(MXFP4_ENDINGS[0]) else 1)
 
 
-def check_memory(config: EngineConfig, plan: ModelPlan, claimed_bytes: int = 0) -> None:
+def check_memory(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) -> None:
     """Raise InsufficientMemoryError, with the numbers, unless the model fits beside what other
     engines have taken: into the memory that the process may use, and its address space."""
-    needs = estimate(config, plan, claimed_bytes)
+    needs = estimate(config, found, claimed_bytes)
     limit = int(_native.cpu_info()["memory_limit_bytes"])
     if needs.total > limit - claimed_bytes:
         taken = f", of which other models have taken {megabytes(claimed_bytes)}"

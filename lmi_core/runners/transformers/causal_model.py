@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ class CausalModel:
         self._model = model
         self.device = device
         self._takes = frozenset(inspect.signature(model.forward).parameters)
+        self.quantize = ""
+        """What bitsandbytes has made of its linear layers."""
         name = next((name for name in _CACHE_NAMES if name in self._takes), None)
         if name is None:
             raise ModelError(
@@ -72,6 +75,14 @@ class CausalModel:
                 inputs[key] = value
         output = self._model(input_ids=token_ids, **inputs)
         return output.logits[:, -num_logits:], getattr(output, self.cache_name)
+
+    def token_bytes(self) -> int:
+        """What the cache holds for a token; it runs one."""
+        import torch
+
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        _, cache = self(ids, None, 1)
+        return sum(_num_bytes(layer) for layer in getattr(cache, "layers", ()))
 
     @property
     def vocab_size(self) -> int:
@@ -126,6 +137,11 @@ class CausalModel:
         return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
+def _num_bytes(layer: Any) -> int:
+    tensors = (getattr(layer, "keys", None), getattr(layer, "values", None))
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
 def load_causal_model(config: TransformersConfig) -> CausalModel:
     """Load the model's weights to the configured device.
 
@@ -136,8 +152,13 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
         library: Any = importlib.import_module("transformers")
     except ImportError:
         raise MissingExtraError("serving a model with Transformers", "transformers") from None
+    from lmi_core.adapters.text_models import check_bitsandbytes
     from lmi_core.runners.device.device_runner import find_device
+    from lmi_core.runners.transformers.encoder_decoder import EncoderDecoderModel
+    from lmi_core.weights.hf_config import read_json_object
 
+    has_encoder = read_json_object(config.model / "config.json").get("is_encoder_decoder") is True
+    loader = library.AutoModelForSeq2SeqLM if has_encoder else library.AutoModelForCausalLM
     library.utils.logging.disable_progress_bar()
     device = find_device(config)
     arguments: dict[str, Any] = {"dtype": config.torch_dtype}
@@ -145,8 +166,12 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
         arguments["attn_implementation"] = config.attn_implementation
     if config.device_map is not None:
         arguments["device_map"] = config.device_map
+    if config.bitsandbytes is not None:
+        check_bitsandbytes()
+        arguments["quantization_config"] = _bitsandbytes(library, config.bitsandbytes)
+        arguments.setdefault("device_map", {"": device})
     try:
-        model = library.AutoModelForCausalLM.from_pretrained(
+        model = loader.from_pretrained(
             str(config.model),
             trust_remote_code=config.trust_remote_code,
             local_files_only=True,
@@ -155,9 +180,11 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
     except Exception as error:  # the library raises every kind
         raise _load_error(config.model, error) from error
     model.eval()
-    if config.device_map is None:
+    if "device_map" not in arguments:
         model.to(device)
-    causal = CausalModel(model, model.device if config.device_map else device)
+    kind = EncoderDecoderModel if has_encoder else CausalModel
+    causal = kind(model, model.device if config.device_map else device)
+    causal.quantize = config.bitsandbytes or ""
     if causal.max_positions is None and config.max_model_len is None:
         _log.warning(
             "config.json doesn't say how long a sequence may be; option.max_model_len raises or "
@@ -165,6 +192,14 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
             _DEFAULT_LENGTH,
         )
     return causal
+
+
+def _bitsandbytes(library: Any, format: str) -> Any:
+    """4-bit weights are multiplied in the model's own data type."""
+    warnings.filterwarnings("ignore", message="MatMul8bitLt: inputs will be cast")
+    if format == "int8":
+        return library.BitsAndBytesConfig(load_in_8bit=True)
+    return library.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=format)
 
 
 def _load_error(path: Path, error: Exception) -> ModelError:

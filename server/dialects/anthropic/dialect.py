@@ -14,7 +14,7 @@ from lmi_server.dialects.anthropic.schema import (
     decode_count,
     decode_messages,
 )
-from lmi_server.dialects.base import Call, Plan, Renderer
+from lmi_server.dialects.base import Call, ParsedCall, Renderer
 from lmi_server.dialects.generation import generate, read_known
 from lmi_server.dialects.openai.chat_schema import (
     chat_request,
@@ -65,7 +65,7 @@ class MessagesProtocol:
         self._model_name = model.options.model_name
         self._chats = model.of(openai_protocol)
 
-    def parse(self, call: Call) -> Plan:
+    def parse(self, call: Call) -> ParsedCall:
         check_content_type(call.content_type)
         body = decode_messages(call.body)
         adapter = self._chats.adapter_named(body.model)
@@ -80,7 +80,7 @@ class MessagesProtocol:
         renderer: Renderer = kind(message)
         unknown = unknown_fields(call.body, body.__struct_fields__, WITHIN)
         report_unknown(call.request_id, unknown, "fields")
-        return Plan(
+        return ParsedCall(
             requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
             renderer=renderer,
             prompt_field="messages",

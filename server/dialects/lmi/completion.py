@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from lmi_core.errors import UserError
 from lmi_core.text.infill import InfillForm
-from lmi_server.dialects.base import Call, Plan, Renderer
+from lmi_server.dialects.base import Call, ParsedCall, Renderer
 from lmi_server.dialects.lmi.adapters import LmiAdapters
 from lmi_server.dialects.lmi.output import error_body
 from lmi_server.dialects.lmi.schema import LmiBody
@@ -37,7 +37,7 @@ def parse_completion(
     model_name: str,
     adapters: LmiAdapters,
     infill: Callable[[], InfillForm | None],
-) -> Plan:
+) -> ParsedCall:
     """``given``: the call's body, decoded as far as all of LMI's are. Raises UserError naming the
     field at fault."""
     body = decode_completion(call.body)
@@ -71,7 +71,7 @@ def parse_completion(
     else:
         renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
     unknown = unknown_fields(call.body, (*body.__struct_fields__, "adapters"), WITHIN)
-    return Plan(
+    return ParsedCall(
         requests=completion_requests(call.request_id, body, whole, params, adapter),
         renderer=renderer,
         truncate_prompt_tokens=body.truncate_prompt_tokens,

@@ -22,8 +22,8 @@ from aiohttp import web
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.dialects.base import Call, Plan
-from lmi_server.dialects.generation import generate_planned, planned
+from lmi_server.dialects.base import Call, ParsedCall
+from lmi_server.dialects.generation import generate_with, parse_call
 from lmi_server.dialects.openai.chat_schema import (
     chat_request,
     chat_sampling_params,
@@ -91,15 +91,15 @@ class ResponsesProtocol:
         self._template = template
         self._stores = stores
 
-    def parse(self, call: Call) -> Plan:
+    def parse(self, call: Call) -> ParsedCall:
         """UserError names the field at fault."""
         try:
-            return self._plan(call)
+            return self._parse(call)
         except UserError as error:
             error.field = _FIELDS.get(error.field or "", error.field)
             raise
 
-    def _plan(self, call: Call) -> Plan:
+    def _parse(self, call: Call) -> ParsedCall:
         check_content_type(call.content_type)
         asked = decode_responses(call.body)
         stores = self._stores if asked.store is None else asked.store
@@ -122,7 +122,7 @@ class ResponsesProtocol:
         kind = ResponseEventsRenderer if asked.stream else ResponseRenderer
         unknown = unknown_fields(call.body, asked.__struct_fields__, WITHIN)
         report_unknown(call.request_id, unknown, "fields")
-        return Plan(
+        return ParsedCall(
             requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
             renderer=kind(response),
             prompt_field="input",
@@ -160,10 +160,10 @@ def responses_protocol(model: LoadedModel) -> ResponsesProtocol:
 
 
 async def respond(request: web.Request, model: LoadedModel) -> web.StreamResponse:
-    return await generate_planned(request, model, partial(_planned, request, model))
+    return await generate_with(request, model, partial(_parsed, request, model))
 
 
-async def _planned(request: web.Request, model: LoadedModel, call: Call) -> Plan:
+async def _parsed(request: web.Request, model: LoadedModel, call: Call) -> ParsedCall:
     """Brings calls and the store together: parsing may happen in another process."""
     tenant, store = request.get(TENANT), model.shared.responses
     names = {match[1].decode() for match in islice(_PREVIOUS.finditer(call.body), _MAX_PREVIOUS)}
@@ -172,12 +172,14 @@ async def _planned(request: web.Request, model: LoadedModel, call: Call) -> Plan
     previous = {name: stored for name, stored in found.items() if stored is not None}
     beside = b"".join(stored.messages for stored in previous.values())
     parse = model.of(responses_protocol).parse
-    plan = await planned(model, parse, ResponsesCall(**given, previous=previous), beside=beside)
-    assert isinstance(plan.renderer, ResponseRenderer)
-    response = plan.renderer.response
+    parsed = await parse_call(
+        model, parse, ResponsesCall(**given, previous=previous), beside=beside
+    )
+    assert isinstance(parsed.renderer, ResponseRenderer)
+    response = parsed.renderer.response
     if response.messages is not None:
         response.keep = partial(_keep, store, tenant, response.messages)
-    return plan
+    return parsed
 
 
 def _keep(

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.errors import CapacityError, LmiError
-from lmi_server.dialects.base import HttpError, Plan, Renderer
+from lmi_server.dialects.base import HttpError, ParsedCall, Renderer
 from lmi_server.dialects.generation import read_known
 from lmi_server.dialects.large_bodies import rendered
 from lmi_server.dialects.routes import ModelAnswer, ModelRoute, ServerRoute
@@ -131,17 +131,17 @@ async def _run(request: web.Request, model: LoadedModel, job: Job) -> web.Stream
         with tgi.permits.take(protocol.num_sequences(job)):
             validation_started = meter.seconds
             request_id = f"{meter.request_id}-{next(model.call_numbers)}"
-            plan = await protocol.plan(job, request_id=request_id, started_s=meter.started)
+            parsed = await protocol.check(job, request_id=request_id, started_s=meter.started)
             backend = model.generates
             fallback = await protocol.fallback(job, request_id)
             if fallback is not None:
                 backend = ToolRun(backend, salted(request, fallback), job.on_text)
             validation_seconds = meter.seconds - validation_started
-            watched = WatchedRenderer(plan.renderer)
+            watched = WatchedRenderer(parsed.renderer)
             response = await respond(
                 request,
                 backend,
-                replace(plan, renderer=watched),
+                replace(parsed, renderer=watched),
                 meter,
                 send_timeout_s=model.options.send_timeout_s,
                 limits=model.options.limits,
@@ -160,7 +160,7 @@ async def _run(request: web.Request, model: LoadedModel, job: Job) -> web.Stream
     if watched.failure is not None:
         metrics.fail(watched.failure)
     else:
-        metrics.succeed(_record(plan, meter, validation_seconds), model.generates.info)
+        metrics.succeed(_record(parsed, meter, validation_seconds), model.generates.info)
     return response
 
 
@@ -189,8 +189,8 @@ class WatchedRenderer(Renderer):
         return self._renderer.error(error)
 
 
-def _record(plan: Plan, meter: RequestMeter, validation_seconds: float) -> RequestRecord:
-    limits = [request.params.max_new_tokens or 0 for request in plan.requests]
+def _record(parsed: ParsedCall, meter: RequestMeter, validation_seconds: float) -> RequestRecord:
+    limits = [request.params.max_new_tokens or 0 for request in parsed.requests]
     return RequestRecord(
         seconds=meter.seconds,
         validation_seconds=validation_seconds,

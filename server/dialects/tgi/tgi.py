@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.structured.grammar import Grammar
-from lmi_server.dialects.base import HttpError, Plan, Renderer
+from lmi_server.dialects.base import HttpError, ParsedCall, Renderer
 from lmi_server.dialects.tgi.events import (
     Answer,
     JsonRenderer,
@@ -153,7 +153,7 @@ class TgiProtocol:
             for generation in job.generations
         )
 
-    async def plan(self, job: Job, *, request_id: str, started_s: float) -> Plan:
+    async def check(self, job: Job, *, request_id: str, started_s: float) -> ParsedCall:
         """The remaining checks, and what to run; UserError names the parameter at fault.
 
         ``started_s``: when the call came, by ``time.perf_counter``.
@@ -169,12 +169,12 @@ class TgiProtocol:
             requests += _requests(
                 f"{request_id}-{len(answers)}", generation, prompt, answer, adapter
             )
-        return Plan(
+        return ParsedCall(
             requests=tuple(requests), renderer=job.render(answers), headers=self.headers(job)
         )
 
     async def fallback(self, job: Job, request_id: str) -> GenerationRequest | None:
-        """What to run when the model prefers no tool; checked as ``plan`` checks."""
+        """What to run when the model prefers no tool; checked as ``check`` does."""
         if job.fallback is None:
             return None
         prompt = await self._check(job.fallback)
