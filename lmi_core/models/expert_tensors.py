@@ -42,7 +42,8 @@ def expert_shapes(experts: ExpertSpec, hidden: int) -> dict[str, tuple[int, ...]
 def _merged_shapes(
     name: str, experts: ExpertSpec, num_outputs: int, num_inputs: int
 ) -> dict[str, tuple[int, ...]]:
-    count, shapes = experts.num_experts, {}
+    count = experts.num_experts
+    shapes: dict[str, tuple[int, ...]] = {}
     if experts.layout == "mxfp4":
         num_blocks = -(-num_inputs // MXFP4_BLOCK)
         shapes[f"{name}_blocks"] = (count, num_outputs, num_blocks, MXFP4_BLOCK // 2)
