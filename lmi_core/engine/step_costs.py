@@ -50,13 +50,6 @@ class StepCosts:
                 best, best_rate = count, rate
         return best
 
-    def least_chance(self, num_rows: int) -> float:
-        """From which on one more row pays, and a step that waits for the last one's tokens."""
-        if not self._seen:
-            return 0.0
-        points = self._points()
-        return (_seconds(points, num_rows + 1) + self.gap_s) / _seconds(points, num_rows) - 1.0
-
     def _points(self) -> list[tuple[int, float]]:
         oldest = self._num_steps - _MAX_AGE
         seen = self._seen.items()

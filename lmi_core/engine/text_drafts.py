@@ -28,7 +28,7 @@ class Draft(NamedTuple):
 class DraftSource(Protocol):
     """Guesses what sequences go on with. Called in the loop's thread, between two steps."""
 
-    def draft(self, sequence: Sequence, max_tokens: int) -> Draft:
+    def draft(self, sequence: Sequence, max_tokens: int) -> Draft | None:
         """What may follow the tokens of a sequence, at most so many."""
         ...
 
@@ -50,15 +50,19 @@ class TextDrafts:
         self._drafters: dict[Sequence, _native.Drafter] = {}
         self._histories: OrderedDict[bytes, _native.TokenIndex] = OrderedDict()
 
-    def draft(self, sequence: Sequence, max_tokens: int) -> Draft:
+    def draft(self, sequence: Sequence, max_tokens: int) -> Draft | None:
         if sequence.matcher is not None:
             forced = sequence.matcher.forced_tokens()[:max_tokens]
             if forced:
                 return Draft(forced, [1.0] * len(forced))
-        return Draft(*self._drafter(sequence).draft(max_tokens))
+        drafter = self._drafter(sequence)
+        if not drafter.follow(sequence.token_ids):
+            return None
+        return Draft(*drafter.draft(max_tokens))
 
     def next_chance(self, sequence: Sequence) -> float:
-        return self._drafter(sequence).next_chance
+        drafter = self._drafter(sequence)
+        return drafter.next_chance if drafter.follow(sequence.token_ids) else 0.0
 
     def end(self, sequence: Sequence) -> None:
         self._drafters.pop(sequence, None)
@@ -80,9 +84,6 @@ class TextDrafts:
                 history=self._history(sequence.request.prefix_seed),
             )
             drafter.start(sequence.token_ids[: sequence.num_prompt])
-        num_known = drafter.num_tokens
-        if num_known < len(sequence.token_ids):
-            drafter.extend(sequence.token_ids[num_known:])
         return drafter
 
     def _history(self, seed: bytes) -> _native.TokenIndex:

@@ -182,6 +182,8 @@ class DecoderSpec:
     max_positions: int
     """Longest context the model is made for, rope scaling included."""
     experts: ExpertSpec | None = None
+    notes: tuple[str, ...] = ()
+    """What of the model is served otherwise than config.json says, for people."""
     names: WeightNames = field(default_factory=WeightNames)
 
     @property

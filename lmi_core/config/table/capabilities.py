@@ -117,7 +117,6 @@ BACKENDS = {
                 "task.pooling",
                 "weights.awq",
                 "weights.compressed-tensors",
-                "weights.fbgemm_fp8",
                 "weights.fp8",
                 "weights.gptq",
             },
