@@ -56,7 +56,10 @@ def check_quantized(checkpoint: Checkpoint, quantized: StoredLayers) -> None:
     settings = checkpoint.quantization
     if settings is None or quantized:
         return
-    if any(tensor.dtype == FP8_DTYPE for tensor in checkpoint.tensors.values()):
+    tensors = checkpoint.tensors
+    if any(tensor.dtype == FP8_DTYPE for tensor in tensors.values()):
+        return
+    if any(name.endswith(MXFP4_ENDINGS[0]) for name in tensors):
         return
     raise settings.error(
         "quant_method",
