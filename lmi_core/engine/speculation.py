@@ -69,7 +69,8 @@ class Speculation:
         chances = [chance for chance, _ in order]
         num_base = plan.num_tokens
         num_tokens = len(plan.sequences)
-        count = self.costs.num_worthwhile(num_base, num_tokens, chances)
+        ahead = self._info.runs_ahead and not any(_needs_tokens(s) for s in plan.sequences)
+        count = self.costs.num_worthwhile(num_base, num_tokens, chances, ahead=ahead)
         depths = Counter(i for _, i in order[:count])
         others_run_ahead = len(offers) < len(plan.sequences) and self._info.runs_ahead
         for i, (sequence, draft) in enumerate(offers):
@@ -103,7 +104,9 @@ class Speculation:
         """Those of sequences in flight that needn't wait for their tokens to guess what follows."""
         chances = [self._source.next_chance(sequence) for sequence in sequences]
         order = sorted((c for c in chances if c > _LEAST_CHANCE), reverse=True)
-        count = self.costs.num_worthwhile(len(sequences), len(sequences), order) if order else 0
+        num_rows, count = len(sequences), 0
+        if order:
+            count = self.costs.num_worthwhile(num_rows, num_rows, order, ahead=True)
         if count == len(sequences):
             return []
         if not count:
@@ -135,6 +138,11 @@ def _num_logit_rows(plan: Plan) -> int:
     return sum(
         sequence.num_scheduled if sequence.is_scoring_prompt else 1 for sequence in plan.sequences
     )
+
+
+def _needs_tokens(sequence: Sequence) -> bool:
+    """Whether its steps wait for tokens anyway."""
+    return sequence.matcher is not None or sequence.needs_observe or not _decodes(sequence)
 
 
 def _decodes(sequence: Sequence) -> bool:
