@@ -131,6 +131,7 @@ BACKENDS = {
                 "dtype.bf16",
                 "dtype.fp32",
                 "handler.formatter",
+                "lora",
                 "scheduler.max_sparsity",
             },
             "transformers",
