@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol
 
-RowSymbol = Literal["T", "S", "L"]
+RowSymbol = Literal["T", "S", "L", "E"]
+"""Tokens, sequences, rows of logits, and experts of tokens."""
 NormKind = Literal["none", "rms", "layer"]
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu"]
 
 
 class LinearWeight(Protocol):
@@ -29,6 +30,26 @@ class LinearWeight(Protocol):
     def row_format(self) -> str | None:
         """How rows are quantised that are multiplied with it; None: they are not."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMatrices:
+    """Matrices of one shape, for devices that multiply expert by expert."""
+
+    experts: tuple[LinearWeight, ...]
+    row_format: str | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        return self.experts[0].num_outputs
+
+    @property
+    def num_inputs(self) -> int:
+        return self.experts[0].num_inputs
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(weight.num_bytes for weight in self.experts)
 
 
 class KvCache(Protocol):

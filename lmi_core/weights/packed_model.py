@@ -66,6 +66,7 @@ class PackedModel:
         format: Literal["fp32", "bf16", "int8", "int4"],
         gated: bool,
         group_size: int,
+        num_experts: int = 1,
         rounding: RowRounding,
     ) -> _native.LinearWeight | None:
         """A matrix as it was packed before; None if it must be packed (and then ``add``-ed)."""
@@ -79,6 +80,7 @@ class PackedModel:
                 format=format,
                 gated=gated,
                 group_size=group_size,
+                num_experts=num_experts,
                 rounding=rounding,
                 num_threads=self._num_threads,
             )

@@ -16,6 +16,7 @@ from lmi_core.weights.quantized.layout import Layout
 from lmi_core.weights.quantized.methods import (
     INTEGER_METHODS,
     METHODS,
+    MXFP4,
     CheckpointMethod,
     is_in_fp8,
     objection,
@@ -40,6 +41,8 @@ def layout_of(settings: QuantizationSettings | None) -> Layout | None:
         check_blocks(settings)
         return None
     method = settings.method
+    if method == MXFP4:
+        return None
     if method not in _LAYOUTS:
         raise settings.error(
             "quant_method",
