@@ -202,7 +202,7 @@ def as_json(report: Report, needs: Sequence[Needs] = ()) -> dict[str, object]:
                 "reason": model.reason,
                 "tensor_parallel_degree": model.placement.tensor_parallel_degree,
                 "num_copies": model.placement.num_copies,
-                "engine": dict(model.settings),
+                "engine": {} if model.engine is None else model.engine.shown(),
                 "memory": _memory_json(needs[i]) if needs else None,
                 "rows": [_row_json(row) for row in rows],
             }

@@ -13,7 +13,6 @@ from lmi_core.config.artefacts.hub import find_in_cache, hub_cache
 from lmi_core.config.artefacts.local import check_adapter
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.problem import Problem, Problems
-from lmi_core.config.targets.engine_settings import runs_in_engine
 from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, UserError
@@ -105,7 +104,7 @@ def _check_code(model: ModelConfig) -> None:
 
 
 def _check_device(model: ModelConfig, host: Host) -> None:
-    device = model.settings.get("device", "cpu") if runs_in_engine(model.backend) else "cpu"
+    device = "cpu" if model.engine is None else model.engine.config.device
     if device != "cpu" and importlib.util.find_spec("torch") is None:
         raise MissingExtraError(f"device={device}", "cuda")
     if device == "cuda" and host.num_gpus == 0:
@@ -136,20 +135,12 @@ def _check_native(
 ) -> None:
     from lmi_core.adapters.adapter import check_adapter_fits
     from lmi_core.models.loader import plan_model
-    from lmi_core.models.rope_config import RopeOverride
-    from lmi_core.runners.cpu.cpu_runner import cache_dtype, check_max_model_len, check_sizes
-    from lmi_core.runners.cpu.memory_needs import check_memory
+    from lmi_core.runners.cpu.cpu_runner import plan_cpu_model
     from lmi_core.text.tokenizer import Tokenizer
 
     config = model.engine_config(directory, _whole_adapters(model, server, environ))
-    if config.device == "cpu":
-        check_sizes(config)
-        cache_dtype(config, "fp32")
-    plan = plan_model(directory, quantize=config.quantize, rope=RopeOverride.of(config))
+    plan = plan_cpu_model(config) if config.device == "cpu" else plan_model(config)
     plan.quantized.check()
-    if config.device == "cpu":
-        check_memory(config)
-    check_max_model_len(config, plan.spec)
     if config.lora is not None:
         for _, path in config.lora.adapters:
             check_adapter_fits(path, plan.spec, max_rank=config.lora.max_rank)

@@ -37,7 +37,7 @@ def memory_needs(model: ModelConfig, directory: Path | None) -> Needs:
     them; None where that isn't known before it is loaded."""
     if model.backend != "lmi" or directory is None or not any(directory.glob("*.safetensors")):
         return None
-    if model.settings.get("device", "cpu") != "cpu":
+    if model.engine is None or model.engine.config.device != "cpu":
         return None
     try:
         return _needs(model, directory)
@@ -49,9 +49,11 @@ def memory_needs(model: ModelConfig, directory: Path | None) -> Needs:
 
 def _needs(model: ModelConfig, directory: Path) -> MemoryNeeds:
     from lmi_core import _native
+    from lmi_core.models.loader import plan_model
     from lmi_core.runners.cpu.memory_needs import estimate
 
-    needs = estimate(model.engine_config(directory))
+    config = model.engine_config(directory)
+    needs = estimate(config, plan_model(config))
     limit = int(_native.cpu_info()["memory_limit_bytes"])
     return MemoryNeeds(needs.weights, needs.kv_cache, limit, min(limit, free_bytes()))
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from lmi_core.config.artefacts.handler import Handler
 from lmi_core.config.artefacts.model_files import ModelFiles
 from lmi_core.config.paths import first_file
 from lmi_core.config.sources.merge import Value
-from lmi_core.config.targets.engine_settings import engine_config
-from lmi_core.config.targets.library_settings import library_config
+from lmi_core.config.targets.engine_settings import EngineSettings
 from lmi_core.config.targets.placement import Placement
 from lmi_core.settings.custom_code_config import CustomCodeConfig
 from lmi_core.settings.engine_config import EngineConfig
@@ -36,9 +35,9 @@ class ModelConfig:
     """One model as resolved: names, source, backend and its settings, with provenance.
 
     ``values`` maps each given key to its typed value, place and what it overrides;
-    ``settings`` are our engine's fields, also where Transformers computes the model,
-    ``custom_code_settings`` those of the model's own code,
-    ``library_settings`` those of another backend;
+    ``engine`` is the configuration of our engine, also where Transformers computes the model,
+    ``custom_code`` that of the model's own code, ``library`` that of another backend, all without
+    the places of files, which may not be here yet;
     ``lora`` is None where no LoRA adapters are served;
     ``passed_on`` are the unknown keys, as text.
     """
@@ -62,9 +61,9 @@ class ModelConfig:
     lmi_compat: str | None
     trust_remote_code: bool
     max_input_tokens: int | None
-    settings: Mapping[str, Any]
-    custom_code_settings: Mapping[str, Any]
-    library_settings: Mapping[str, object]
+    engine: EngineSettings | None
+    custom_code: CustomCodeConfig | None
+    library: LibraryConfig | None
     lora: LoraSettings | None
     passed_on: Mapping[str, str]
     values: Mapping[str, Value]
@@ -83,18 +82,25 @@ class ModelConfig:
             if self.source.kind != "local":
                 raise ValueError(f"{self.source.location} must be fetched before it is loaded")
             model = Path(self.source.location)
-        settings = dict(self.settings)
-        if self.lora is not None:
-            settings["lora"] = self.lora.config(model, adapters)
-        return engine_config(model, self.name, self.backend, settings)
+        assert self.engine is not None, "our engine drives it"
+        lora = None if self.lora is None else self.lora.config(model, adapters)
+        return replace(self.engine.config, model=model, lora=lora)
 
     def library_config(
         self, model: Path, adapters: Sequence[tuple[str, Path]] = ()
     ) -> LibraryConfig:
         """Return the configuration of another library's engine, for files in ``model``, with the
         adapters that ``lora`` names."""
-        lora = None if self.lora is None else self.lora.config(model, adapters)
-        return library_config(self.backend, model, self.name, self.library_settings, lora)
+        assert self.library is not None, "another library's engine serves it"
+        if self.lora is None:
+            return replace(self.library, model=model)
+        lora = self.lora.config(model, adapters)
+        arguments = {
+            **self.library.arguments,
+            "enable_lora": True,
+            "max_lora_rank": lora.max_rank,
+        }
+        return replace(self.library, model=model, arguments=arguments, lora=lora)
 
     def get(self, key: str) -> object:
         """Return the value given for ``key``, or None."""
@@ -108,13 +114,12 @@ class ModelConfig:
 
         ``packages`` is where its requirements are, ``model_id`` where its files are by now.
         """
-        if not self.custom_code_settings:
+        if self.custom_code is None:
             return None
-        settings = dict(self.custom_code_settings)
+        properties = self.custom_code.properties
         if model_id is not None:
-            settings["properties"] = {**settings["properties"], "model_id": model_id}
-        settings["model_name"] = self.name
-        return CustomCodeConfig(**settings, packages=packages)
+            properties = {**properties, "model_id": model_id}
+        return replace(self.custom_code, properties=properties, packages=packages)
 
     def file(self, key: str, files: Path) -> str | None:
         """Return the text given for ``key``, which names a file, or None; one that the model's own

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from lmi_core.config.artefacts.archives import Archives
 from lmi_core.config.artefacts.cache import cached_directory, download_root
@@ -295,7 +294,8 @@ class _Examination:
                 why = "what the model's code needs must be installed beside the server"
             self.problems.warn(str(files.requirements), f"is not installed: {why}")
         model = self._config(listed, values, source, files, written, decision, lora)
-        return model, rows + withheld_rows(model.custom_code_settings.get("withheld", ()))
+        code = model.custom_code
+        return model, rows + withheld_rows(() if code is None else code.withheld)
 
     def _again(self, listed: Listed) -> ModelConfig:
         self.problems = Problems()
@@ -337,40 +337,46 @@ class _Examination:
         decision: Decision,
         lora: LoraSettings | None,
     ) -> ModelConfig:
-        settings: dict[str, Any] = {}
-        backend = decision.backend
+        engine = library = custom_code = None
+        backend, system = decision.backend, written.system
+        name = str(values.get("option.modelName") or listed.entry.name)
         if runs_in_engine(backend):
-            settings = engine_settings(values, backend, written.system, self.problems)
-            check_engine(settings, backend, values, files, self.problems)
+            engine = engine_settings(values, backend, name, system, self.problems)
+        if engine is not None:
+            check_engine(engine, backend, values, files, self.problems)
         placement = placement_for(
             backend,
             values,
             self.host,
-            written.system,
+            system,
             mpi_mode=written.mpi_mode,
             problems=self.problems,
         )
-        adapter: dict[str, object] = {}
         if is_library(backend):
-            adapter = library_settings(values, backend, written.system, placement)
-        handler, own_settings = written.handler, {}
+            library = library_settings(values, backend, name, system, placement)
+        handler = written.handler
         if handler is not None and listed.directory is not None:
-            own_settings = custom_code_settings(
-                handler, values, listed.directory, self.host, self.problems
+            custom_code = custom_code_settings(
+                handler,
+                values,
+                listed.directory,
+                self.host,
+                self.problems,
+                name=name,
+                withheld=withheld(values, self.environ, tgi=self.tgi),
             )
-            own_settings["withheld"] = withheld(values, self.environ, tgi=self.tgi)
         formatter = values.get("option.output_formatter")
         if handler is not None and handler.output_formatter is not None:
             formatter = None
         max_input = values.get("option.max_input_tokens") or values.get("option.max_input_len")
         return ModelConfig(
-            name=str(values.get("option.modelName") or listed.entry.name),
+            name=name,
             version=listed.entry.version,
             source=source,
             directory=listed.directory,
             archive_url=listed.entry.url if listed.is_downloaded else None,
-            system=written.system,
-            backend=decision.backend,
+            system=system,
+            backend=backend,
             reason=decision.reason,
             entry_point=written.entry_point,
             handler=written.handler,
@@ -382,9 +388,9 @@ class _Examination:
             lmi_compat=str(release) if (release := values.get("option.lmi_compat")) else None,
             trust_remote_code=values.get("option.trust_remote_code") is True,
             max_input_tokens=max_input if isinstance(max_input, int) else None,
-            settings=MappingProxyType(settings),
-            custom_code_settings=MappingProxyType(own_settings),
-            library_settings=MappingProxyType(adapter),
+            engine=engine,
+            custom_code=custom_code,
+            library=library,
             lora=lora,
             passed_on=MappingProxyType({k: s.text for k, s in values.unknown.items()}),
             values=MappingProxyType(dict(values.known)),

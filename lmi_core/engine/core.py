@@ -28,8 +28,7 @@ from lmi_core.runners.runner import Runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.allowed_tokens import AllowedTokens
 from lmi_core.structured.compiler import GrammarCompiler
-from lmi_core.structured.library import load_library
-from lmi_core.structured.matcher import CompiledGrammar, GrammarLibrary
+from lmi_core.structured.matcher import CompiledGrammar
 from lmi_core.text.stop import StopMatcher, StopStrings, stop_strings
 from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
 
@@ -51,6 +50,7 @@ class EngineCore:
         eos_token_ids: tuple[int, ...],
         observer: EngineObserver,
         adapters: LoraSlots,
+        grammars: GrammarCompiler,
         *,
         check_integrity: bool = False,
     ) -> None:
@@ -89,7 +89,7 @@ class EngineCore:
             overlap=config.overlap,
             check_integrity=check_integrity,
         )
-        self._grammars = GrammarCompiler(self._grammar_library)
+        self._grammars = grammars
         self._num_encoding = 0
         self._num_encoding_sequences = 0
         self._started_s = time.monotonic()
@@ -278,13 +278,6 @@ class EngineCore:
         if allowed is None:
             return compiled
         return AllowedTokens(allowed, self._runner.info.vocab_size, compiled)
-
-    def _grammar_library(self) -> GrammarLibrary:
-        return load_library(
-            self.tokenizer,
-            vocab_size=self._runner.info.vocab_size,
-            eos_token_ids=sorted(self._eos_ids),
-        )
 
     def _check_accepting(self) -> None:
         if self.state is not LifeState.READY:

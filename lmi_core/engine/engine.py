@@ -28,6 +28,8 @@ from lmi_core.errors import EngineError, UserError
 from lmi_core.runners.load import load_runner, load_tokenizer
 from lmi_core.runners.runner import Runner
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.structured.compiler import GrammarCompiler
+from lmi_core.structured.library import load_library
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.hf_config import check_directory
 
@@ -283,13 +285,24 @@ class Engine(Completing):
 
     async def _load(self) -> None:
         self._loop = asyncio.get_running_loop()
-        if self._runner is None or self._tokenizer is None:
+        is_given = self._runner is not None
+        if not is_given:
             await asyncio.to_thread(self._load_model)
         assert self._runner is not None
         assert self._tokenizer is not None
         adapters = LoraSlots(self._runner)
         for name, path in () if self.config.lora is None else self.config.lora.adapters:
             await adapters.load(name, path)
+        grammars = GrammarCompiler(
+            partial(
+                load_library,
+                self._tokenizer,
+                vocab_size=self._runner.info.vocab_size,
+                eos_token_ids=sorted(set(self._eos_token_ids)),
+            )
+        )
+        if not is_given:
+            await asyncio.to_thread(grammars.prepare)
         self._core = EngineCore(
             self.config,
             self._runner,
@@ -297,6 +310,7 @@ class Engine(Completing):
             self._eos_token_ids,
             self._observer,
             adapters,
+            grammars,
             check_integrity=self._check_integrity,
         )
 

@@ -18,6 +18,7 @@ from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
 from lmi_core.errors import EngineError
 from lmi_core.runners.runner import AheadRunner, Runner
+from lmi_core.structured.mask_threads import MaskThreads
 
 if TYPE_CHECKING:
     from lmi_core._native import Step
@@ -71,6 +72,7 @@ class StepLoop:
         self._observer = observer
         self._overlap = overlap
         self._check_integrity = check_integrity
+        self._masks = MaskThreads()
         self._next_buffer = 0
         self._num_failures_in_a_row = 0
         self._is_stopping = False
@@ -105,6 +107,7 @@ class StepLoop:
     def detach(self) -> None:
         """Stop watching the runner, before it is closed. Idempotent."""
         asyncio.get_running_loop().remove_reader(self._runner.completion_fd)
+        self._masks.close()
 
     async def _run_plain(self) -> None:
         while await self._has_work():
@@ -165,7 +168,7 @@ class StepLoop:
             _log.exception("a step couldn't be submitted")
             self._fail(plan, str(error))
             return None
-        self._scheduler.fill_masks(step)
+        self._masks.fill(self._scheduler.missing_masks(step))
         return Submitted(plan, step, submitted_s, done)
 
     def _submit_ahead(self, submitted: Submitted) -> Submitted | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from lmi_core.engine.active_request import ActiveRequest
@@ -11,6 +12,7 @@ from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.policy import Plan, Policy, Queues
 from lmi_core.engine.sequence import Sequence, SequenceState
+from lmi_core.structured.mask_threads import MissingMask
 from lmi_core.structured.matcher import Mask
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._num_held = 0
         self._masked: list[tuple[Sequence, int, Mask]] = []
-        """What the grammars of the step being submitted must still fill, by logit row."""
+        """What the grammars of the step being submitted must still fill: logit rows, masks."""
 
     @property
     def num_running(self) -> int:
@@ -134,7 +136,7 @@ class Scheduler:
             sequence.num_ahead = 0
 
     def fill(self, plan: Plan, step: Step) -> None:
-        """Write the plan into a step buffer; masks are missing until ``fill_masks``."""
+        """Write the plan into a step buffer; masks are missing, see ``missing_masks``."""
         step.clear()
         self._masked = []
         for source, target in plan.copies:
@@ -160,21 +162,15 @@ class Scheduler:
             sampled_row = step.num_logit_rows - 1
             self._masked.append((sequence, sampled_row, step.add_mask(sampled_row)))
 
-    def fill_masks(self, step: Step) -> None:
-        """Fill the masks of a submitted step, for which its sampling waits. A grammar that fails
-        leaves its own row without a token."""
-        try:
-            for sequence, logit_row, mask in self._masked:
-                assert sequence.matcher is not None
-                try:
-                    sequence.matcher.fill_mask(mask)
-                except Exception as error:
-                    mask[:] = 0
-                    sequence.error = error
-                step.set_mask_ready(logit_row)
-        finally:
-            self._masked = []
-            step.set_masks_ready()
+    def missing_masks(self, step: Step) -> list[MissingMask]:
+        """The masks that the step which ``fill`` wrote waits for. A grammar that fails leaves its
+        own row without a token."""
+        masked, self._masked = self._masked, []
+        return [
+            MissingMask(sequence.matcher, mask, partial(_mask_ready, sequence, step, logit_row))
+            for sequence, logit_row, mask in masked
+            if sequence.matcher is not None
+        ]
 
     def commit(self, plan: Plan, step: Step) -> Commit:
         """Take over a completed step: append tokens, publish blocks, release what ended."""
@@ -317,3 +313,8 @@ class Scheduler:
             if sequence.state is SequenceState.HELD:
                 self._num_held -= 1
                 self.queues.wait(sequence)
+
+
+def _mask_ready(sequence: Sequence, step: Step, logit_row: int, error: Exception | None) -> None:
+    sequence.error = error
+    step.set_mask_ready(logit_row)

@@ -146,6 +146,7 @@ def decoder_spec(
     positions = config.integer("max_position_embeddings", max_positions)
     if attention.slopes or "num_positions" in changes:
         ropes = (NO_ROPE,) * config.num_layers
+    norm = changes.pop("norm", None) or norm_spec(config)
     if not ropes:
         rope = rope_spec(config, attention.head_dim, positions, partial_default=partial_rotary)
         ropes = (rope,) * config.num_layers
@@ -157,7 +158,7 @@ def decoder_spec(
         intermediate_size=changes.pop("intermediate_size", None)
         or config.integer("intermediate_size"),
         num_layers=config.num_layers,
-        norm=changes.pop("norm", None) or norm_spec(config),
+        norm=norm,
         activation=_ACTIVATIONS[name],
         attention=attention,
         ropes=ropes,

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -14,11 +13,10 @@ from lmi_core.models.family import text_tensors
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
 from lmi_core.models.linears import LayerLinear, layer_linears, rotate_half_order
 from lmi_core.models.registry import family_of
-from lmi_core.models.rope_config import RopeOverride
+from lmi_core.models.rope_config import override_rope
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.tensor_check import check_tensors
 from lmi_core.models.tensor_reader import Progress, TensorReader
-from lmi_core.models.weight_names import WeightNames
 from lmi_core.models.weights import (
     DecoderWeights,
     LayerWeights,
@@ -29,12 +27,15 @@ from lmi_core.models.weights import (
     expected_shapes,
     qk_norm_tensors,
 )
-from lmi_core.weights.checkpoint import read_checkpoint
+from lmi_core.settings.engine_config import DType, EngineConfig
+from lmi_core.settings.engine_config import Quantization as Quantize
+from lmi_core.settings.limits import check_max_model_len
+from lmi_core.settings.lora_config import LoraConfig
+from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.formats import FloatArray, PackFormat, Quantization, WeightFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
-from lmi_core.weights.hf_config import HfConfig, read_hf_config
-from lmi_core.weights.quantized.checkpoint import quantization_at_load, read_layout
-from lmi_core.weights.quantized.methods import CheckpointMethod
+from lmi_core.weights.hf_config import HfConfig
+from lmi_core.weights.quantized.checkpoint import layout_of, quantization_at_load
 from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
 
@@ -62,7 +63,9 @@ class LoadedModel:
 class ModelPlan:
     """What a directory's headers and settings say of a model that can be loaded."""
 
+    checkpoint: Checkpoint
     config: HfConfig
+    """Of the language model, with the rotary settings that were asked for."""
     spec: DecoderSpec
     shapes: Mapping[str, tuple[int, ...]]
     tensors: Mapping[str, TensorInfo]
@@ -71,21 +74,17 @@ class ModelPlan:
     """What matrices are quantised to while they are loaded."""
 
 
-def plan_model(
-    path: Path,
-    *,
-    quantize: Quantization | CheckpointMethod | None = None,
-    rope: RopeOverride | None = None,
-) -> ModelPlan:
-    """Read and check all but the weights of the model in ``path``; arguments and errors are those
-    of ``load_model``."""
-    config = read_hf_config(path)
-    layout = read_layout(config)
-    made = quantization_at_load(config, quantize)
-    family = family_of(config.architecture)
-    config = family.text_config(config)
-    if rope is not None:
-        config = rope.apply(config)
+def plan_model(asked: EngineConfig) -> ModelPlan:
+    """Read and check all but the weights of the model of ``asked``.
+
+    Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape, and
+    UserError for a length that the model doesn't have.
+    """
+    checkpoint = Checkpoint(asked.model)
+    layout = layout_of(checkpoint.quantization)
+    made = quantization_at_load(checkpoint, asked.quantize)
+    family = family_of(checkpoint.config.architecture)
+    config = override_rope(family.text_config(checkpoint.config), asked)
     spec = family.read_spec(config)
     for token_id in config.eos_token_ids:
         if token_id >= spec.vocab_size:
@@ -93,15 +92,17 @@ def plan_model(
                 "eos_token_id", f"{token_id} is beyond the vocabulary of {spec.vocab_size}"
             )
     names = spec.names
-    tensors = text_tensors(read_checkpoint(path), names)
+    tensors = text_tensors(checkpoint.tensors, names)
     if "text_config" in config.values:
         spec = replace(spec, tied_head=f"{names.head}.weight" not in tensors)
     shapes = expected_shapes(spec)
     tables = (names.embedding, names.positions)
     matrices = {name: shape for name, shape in shapes.items() if name not in tables}
     quantized = StoredLayers(layout, matrices, tensors)
-    check_tensors(path, spec, tensors, quantized)
+    check_tensors(asked.model, spec, tensors, quantized)
+    check_max_model_len(asked.max_model_len, spec.max_positions)
     return ModelPlan(
+        checkpoint=checkpoint,
         config=config,
         spec=spec,
         shapes=shapes,
@@ -113,53 +114,61 @@ def plan_model(
 
 def load_model(
     path: Path,
-    dtype: Literal["auto", "bf16", "fp32"] = "auto",
+    dtype: DType = "auto",
     *,
-    quantize: Quantization | CheckpointMethod | None = None,
-    rope: RopeOverride | None = None,
+    quantize: Quantize | None = None,
     backend: WeightBackend | None = None,
     progress: Progress | None = None,
     takes_adapters: bool = False,
 ) -> LoadedModel:
-    """Read, check and pack the model in directory ``path``.
+    """The model in directory ``path``, with an engine's defaults; ``backend``: None: the CPU's."""
+    lora = LoraConfig() if takes_adapters else None
+    config = EngineConfig(model=path, dtype=dtype, quantize=quantize, lora=lora)
+    return load_weights(config, plan_model(config), backend or _native_backend(), progress)
 
-    ``dtype`` auto: bf16 where the checkpoint is 16 bit, else fp32. ``quantize``: what the matrices
-    of layers and head become; the head stays int8 with int4, whose errors would go straight into
-    the logits, and the embedding as it is. Layers that the checkpoint has in integers are kept so,
-    and everything else as it is; ``quantize`` may name its method, and nothing else.
-    ``rope``: instead of the checkpoint's rotary settings. ``backend``: None: native.
-    ``takes_adapters``: gate and up aren't packed for an activation in the linear itself, which LoRA
-    adapters must come before.
-    Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape.
+
+def load_weights(
+    asked: EngineConfig,
+    plan: ModelPlan,
+    backend: WeightBackend,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Read and pack the weights of the model that ``plan_model`` found for ``asked``.
+
+    What is quantised is the matrices of layers and head; the head stays int8 with int4, whose
+    errors would go straight into the logits, and the embedding as it is. Layers that the checkpoint
+    has in integers are kept so, and everything else as it is.
+    Where there may be LoRA adapters, gate and up aren't packed for an activation in the linear
+    itself, which adapters must come before.
+    Raises ModelError for damage inside of tensors.
     """
-    plan = plan_model(path, quantize=quantize, rope=rope)
     config, spec, made = plan.config, plan.spec, plan.quantize
     names = spec.names
     tensors, quantized, shapes = plan.tensors, plan.quantized, plan.shapes
-    weight_format = _stored_format(tensors, names) if dtype == "auto" else dtype
+    weight_format = stored_format(plan) if asked.dtype == "auto" else asked.dtype
     if spec.rounds_embedding_scale and weight_format == "bf16":
         spec = replace(spec, embedding_scale=_to_bf16(spec.embedding_scale))
     scale_names = kv_scale_names(spec, names, tensors)
     reader = TensorReader(
         _needed([*shapes, *scale_names], tensors, quantized),
         quantized,
-        backend or _native_backend(),
+        backend,
         weight_format,
         made,
         progress,
     )
     head_format: PackFormat = weight_format if made is None else "int8"
-    weights = _load_weights(reader, spec, head_format, fuses_gate=not takes_adapters)
+    weights = _load_weights(reader, spec, head_format, fuses_gate=asked.lora is None)
     _warn(reader, weight_format)
     model = LoadedModel(
-        path=path,
+        path=asked.model,
         spec=spec,
         weights=weights,
         dtype=weight_format,
         quantize=made or reader.kept_format,
         eos_token_ids=config.eos_token_ids,
         bos_token_id=config.bos_token_id,
-        kv_scales=read_kv_scales(path, spec, names, scale_names, reader.vector),
+        kv_scales=read_kv_scales(asked.model, spec, names, scale_names, reader.vector),
     )
     reader.check_files()
     return model
@@ -208,8 +217,9 @@ def _native_backend() -> WeightBackend:
     return NativeWeights()
 
 
-def _stored_format(tensors: Mapping[str, TensorInfo], names: WeightNames) -> WeightFormat:
-    return "fp32" if tensors[names.embedding].dtype == "F32" else "bf16"
+def stored_format(plan: ModelPlan) -> WeightFormat:
+    """What weights and activations are where nobody says it: as the checkpoint, or bf16."""
+    return "fp32" if plan.tensors[plan.spec.names.embedding].dtype == "F32" else "bf16"
 
 
 def _to_bf16(value: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from lmi_core.models.spec import RopeKind, RopeSpec
@@ -18,37 +18,26 @@ _MAX_POSITIONS = 2**31 - 1
 """Positions are 32-bit numbers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeOverride:
-    """Rotary settings that replace the checkpoint's own; None leaves those.
+def override_rope(config: HfConfig, asked: EngineConfig) -> HfConfig:
+    """A checkpoint's configuration with the rotary settings of ``asked``; None leaves its own.
 
     As in text-generation-inference's launcher, a kind alone has the factor 1, and a factor alone
     is linear (TGI format reference, launcher options).
     """
-
-    kind: RopeKind | None = None
-    factor: float | None = None
-    theta: float | None = None
-
-    @classmethod
-    def of(cls, config: EngineConfig) -> RopeOverride:
-        return cls(kind=config.rope_scaling, factor=config.rope_factor, theta=config.rope_theta)
-
-    def apply(self, config: HfConfig) -> HfConfig:
-        """The configuration with its rotary settings replaced."""
-        if self == RopeOverride():
-            return config
-        _, values = _rope_values(config)
-        if self.kind is not None or self.factor is not None:
-            values = {
-                "rope_type": self.kind or "linear",
-                "factor": self.factor or 1.0,
-                "rope_theta": _theta(config, values),
-            }
-        if self.theta is not None:
-            values = {**values, "rope_theta": self.theta}
-        rest = {key: value for key, value in config.values.items() if key not in _KEYS}
-        return replace(config, values={**rest, _KEYS[0]: values})
+    kind, factor, theta = asked.rope_scaling, asked.rope_factor, asked.rope_theta
+    if kind is None and factor is None and theta is None:
+        return config
+    _, values = _rope_values(config)
+    if kind is not None or factor is not None:
+        values = {
+            "rope_type": kind or "linear",
+            "factor": factor or 1.0,
+            "rope_theta": _theta(config, values),
+        }
+    if theta is not None:
+        values = {**values, "rope_theta": theta}
+    rest = {key: value for key, value in config.values.items() if key not in _KEYS}
+    return replace(config, values={**rest, _KEYS[0]: values})
 
 
 def rope_spec(

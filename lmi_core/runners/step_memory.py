@@ -1,4 +1,4 @@
-"""What the loop and a runner share: the block pool, the tables and the step buffers."""
+"""What the loop and a runner share: the block pool and its size, the tables, the step buffers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
+from lmi_core.errors import InsufficientMemoryError
 
 if TYPE_CHECKING:
     from lmi_core.settings.engine_config import EngineConfig
@@ -15,6 +16,8 @@ NUM_STEPS = 3
 """Two are in flight while the results of the one before are delivered."""
 MAX_LOGIT_ROWS = 256
 """Rows whose logits one step computes; prompt log-probabilities go in chunks of at most this."""
+DEFAULT_CONTEXT_TOKENS = 4096
+"""The default pool has room for max_num_seqs sequences of this length (or the model's)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,3 +78,82 @@ class StepMemory:
         )
         pool = _native.BlockPool(num_blocks, config.block_size, os.urandom(16))
         return cls(pool, tables, sampling, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The size of the block pool and why it has that size."""
+
+    num_blocks: int
+    block_bytes: int
+    reason: str
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+
+def plan_kv_cache(
+    config: EngineConfig,
+    *,
+    block_bytes: int,
+    max_model_len: int,
+    spare: tuple[int, str] | None = None,
+    claimed_bytes: int = 0,
+) -> MemoryPlan:
+    """Decide how many blocks the pool has. ``spare``: memory in bytes that is the pool's to fill,
+    and what it is; None: a part of the machine's, for as many tokens as are likely wanted.
+    ``claimed_bytes``: what other engines have taken of the machine's.
+
+    Raises InsufficientMemoryError if the memory given can't hold one sequence of ``max_model_len``
+    tokens, or isn't there; the message names the values that would work.
+    """
+    blocks_per_seq = -(-max_model_len // config.block_size)
+    if config.kv_cache_bytes is not None:
+        budget, reason = config.kv_cache_bytes, "kv_cache_bytes"
+    elif spare is not None:
+        budget, reason = spare
+    else:
+        budget, reason = _default_budget(config.num_models, claimed_bytes)
+    if config.kv_cache_bytes is not None and spare is None:
+        _check_unclaimed(config.kv_cache_bytes, claimed_bytes)
+    num_blocks = budget // block_bytes
+    if config.kv_cache_bytes is None and spare is None:
+        tokens = min(max_model_len, DEFAULT_CONTEXT_TOKENS)
+        wanted = config.max_num_seqs * -(-tokens // config.block_size)
+        if wanted <= num_blocks:
+            num_blocks, reason = wanted, f"{config.max_num_seqs} sequences of {tokens} tokens"
+    if num_blocks < blocks_per_seq:
+        fitting = num_blocks * config.block_size
+        needed = blocks_per_seq * block_bytes
+        shorter = f"max_model_len to at most {fitting}, or " if fitting else ""
+        raise InsufficientMemoryError(
+            f"the KV cache of {budget / 2**20:.1f} MiB ({reason}) holds {fitting} tokens, but one"
+            f" sequence of max_model_len={max_model_len} needs {needed / 2**20:.1f} MiB: set"
+            f" {shorter}kv_cache_bytes to at least {needed}",
+            field="kv_cache_bytes",
+        )
+    return MemoryPlan(num_blocks, block_bytes, reason)
+
+
+def _default_budget(num_models: int, claimed_bytes: int) -> tuple[int, str]:
+    """A quarter of the memory limit, shared by models that are loaded together; a model that comes
+    later gets at most a quarter of what is left."""
+    limit: int = _native.cpu_info()["memory_limit_bytes"]
+    share, left = limit // 4 // num_models, max(0, limit - claimed_bytes) // 4
+    if left < share:
+        return left, "a quarter of the memory that no model has taken"
+    if num_models > 1:
+        return share, f"a quarter of the memory limit, shared by {num_models} models"
+    return share, "a quarter of the memory limit"
+
+
+def _check_unclaimed(kv_cache_bytes: int, claimed_bytes: int) -> None:
+    limit = _native.cpu_info()["memory_limit_bytes"]
+    if kv_cache_bytes > limit - claimed_bytes:
+        raise InsufficientMemoryError(
+            f"kv_cache_bytes={kv_cache_bytes} is more than is left: of {limit} bytes, weights and "
+            f"KV caches have taken {claimed_bytes}; set kv_cache_bytes to at most "
+            f"{max(0, limit - claimed_bytes)}, or unload a model",
+            field="kv_cache_bytes",
+        )

@@ -1,4 +1,8 @@
-"""A few children, started when there is work for them and ended when there is none for a while."""
+"""A few children, started when there is work for them and ended when there is none for a while.
+
+Clients share them: the next call is one of the client that has the fewest running, and neither one
+client nor large calls together may have all the children.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,11 @@ import asyncio
 import atexit
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,8 +25,13 @@ from lmi_core.sandbox.process import Ended, Process
 T = TypeVar("T")
 
 NUM_CHILDREN = 2
-_MAX_WAITING = 64
+_MAX_CALLS, _MAX_CALLS_OF_ONE = 64, 16
+_MAX_BYTES = 1 << 30
+_LARGE_BYTES = 8 << 20
 _IDLE_S = 60.0
+
+CLIENT: ContextVar[str | None] = ContextVar("client", default=None)
+"""Whose call it is; None: of nobody who would have a share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +56,13 @@ class SandboxPool:
 
     def __init__(self, num_children: int = NUM_CHILDREN, idle_s: float = _IDLE_S) -> None:
         self._threads = ThreadPoolExecutor(num_children, thread_name_prefix="lmi-sandbox")
+        self._num_children = num_children
         self._idle_s = idle_s
         self._lock = threading.Lock()
         self._idle: list[Process] = []
         self._timer: threading.Timer | None = None
-        self._num_waiting = 0
+        self._waiting: list[_Call] = []
+        self._running: list[_Call] = []
 
     @property
     def num_idle(self) -> int:
@@ -59,29 +73,72 @@ class SandboxPool:
         function: Callable[..., T],
         *arguments: Any,
         limits: Limits,
+        num_bytes: int = 0,
         known: Any = None,
         stand_in: Any = None,
     ) -> T:
         """The function's result, or what it raised. In the child ``stand_in`` is in the place of
         the object ``known``, wherever function and arguments, which are pickled, have it.
+        ``num_bytes``: about how large they are.
 
         Raises UserError when a limit is exceeded, CapacityError when too many calls wait.
         """
-        if self._num_waiting >= _MAX_WAITING:
-            raise CapacityError(
-                f"{self._num_waiting} large requests are being read, which is the limit; retry "
-                "later, or send smaller ones",
-                retry_after_s=5.0,
-            )
-        call = _Call(self, (function, arguments), limits, known, stand_in)
-        self._num_waiting += 1
+        call = _Call(self, (function, arguments), limits, num_bytes, known, stand_in)
+        with self._lock:
+            self._check_room(call)
+            self._waiting.append(call)
+        self._threads.submit(self._work)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, call.run)
+            result: T = await asyncio.wrap_future(call.outcome)
+            return result
         except asyncio.CancelledError:
             call.cancel()
             raise
-        finally:
-            self._num_waiting -= 1
+
+    def _check_room(self, call: _Call) -> None:
+        calls = [*self._waiting, *self._running]
+        num_own = 0 if call.client is None else sum(one.client == call.client for one in calls)
+        num_bytes = sum(one.num_bytes for one in calls)
+        if num_own >= _MAX_CALLS_OF_ONE:
+            reason = f"{num_own} large requests of this client are being read, which is its limit"
+        elif len(calls) >= _MAX_CALLS:
+            reason = f"{len(calls)} large requests are being read, which is the limit"
+        elif calls and num_bytes + call.num_bytes > _MAX_BYTES:
+            reason = f"large requests of {num_bytes >> 20} MiB are being read"
+        else:
+            return
+        raise CapacityError(f"{reason}; retry later, or send smaller ones", retry_after_s=5.0)
+
+    def _work(self) -> None:
+        """Run calls until there is none that may run now."""
+        while (call := self._next()) is not None:
+            try:
+                call.run()
+            finally:
+                with self._lock:
+                    self._running.remove(call)
+
+    def _next(self) -> _Call | None:
+        with self._lock:
+            num_running: Counter[str | None] = Counter(
+                one.client for one in self._running if one.client is not None
+            )
+            num_large = sum(one.is_large for one in self._running)
+            most = max(1, self._num_children - 1)
+            may_run = [
+                one
+                for one in self._waiting
+                if num_running[one.client] < most and not (one.is_large and num_large >= most)
+            ]
+            if not may_run:
+                return None
+            call = min(may_run, key=lambda one: num_running[one.client])  # of these, the first
+            self._waiting.remove(call)
+            self._running.append(call)
+            if self._waiting:
+                with suppress(RuntimeError):  # the interpreter ends
+                    self._threads.submit(self._work)
+            return call
 
     def take(self) -> Process:
         with self._lock:
@@ -114,8 +171,17 @@ class _Call:
     """One call, in a thread of the pool."""
 
     def __init__(
-        self, pool: SandboxPool, call: message.Call, limits: Limits, known: Any, stand_in: Any
+        self,
+        pool: SandboxPool,
+        call: message.Call,
+        limits: Limits,
+        num_bytes: int,
+        known: Any,
+        stand_in: Any,
     ) -> None:
+        self.client = CLIENT.get()
+        self.num_bytes = num_bytes
+        self.outcome: Future[Any] = Future()
         self._pool = pool
         self._call = call
         self._limits = limits
@@ -128,6 +194,10 @@ class _Call:
         self._process: Process | None = None
         self._is_cancelled = False
 
+    @property
+    def is_large(self) -> bool:
+        return self.num_bytes > _LARGE_BYTES
+
     def cancel(self) -> None:
         """Nobody waits for the result."""
         self._is_cancelled = True
@@ -135,7 +205,16 @@ class _Call:
         if process is not None:
             process.kill()
 
-    def run(self) -> Any:
+    def run(self) -> None:
+        """Set the outcome; does nothing for a call that was cancelled before."""
+        if not self.outcome.set_running_or_notify_cancel():
+            return
+        try:
+            self.outcome.set_result(self._result())
+        except BaseException as error:
+            self.outcome.set_exception(error)
+
+    def _result(self) -> Any:
         parts = message.encode(self._call, known=self._known)
         outcome, value, records = self._outcome(parts)
         for name, level, text in records:
@@ -151,6 +230,9 @@ class _Call:
             raise self._exceeded("too long for its client")
         process = self._process = self._pool.take()
         limits = self._limits
+        if self._is_cancelled:  # while the child was started
+            self._pool.give_back(process)
+            raise self._exceeded("too long for its client")
         try:
             answer = process.call(
                 self._head, parts, wall_s=limits.wall_s, max_bytes=limits.result_bytes

@@ -95,7 +95,7 @@ class GuidanceGrammar:
 
 
 class GuidanceMatcher:
-    """Implements ``Matcher``. Belongs to one thread."""
+    """Implements ``Matcher``."""
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self._matcher = matcher

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar, GrammarKind
 
-MAX_CHOICES = 2000
-"""The library keeps that many possibilities beside each other."""
+MAX_CHOICES = 1990
+"""The library keeps 2000 possibilities beside each other, some of which a grammar has anyway."""
 MAX_REPEATED = 40_000
 """Characters of a pattern with its repetitions written out: (a{200}){200} has as many, and takes
 30 ms for a mask of 128,000 tokens."""

@@ -161,7 +161,13 @@ class Tokenizer:
             raise UserError(_not_unicode(text), field="prompt") from None
         limits = encode_limits(len(text))
         ids = await shared_pool().run(
-            _encode_bytes, self, data, add_special_tokens, max_tokens, limits=limits
+            _encode_bytes,
+            self,
+            data,
+            add_special_tokens,
+            max_tokens,
+            limits=limits,
+            num_bytes=len(data),
         )
         return ids.tolist()  # type: ignore[no-any-return]
 

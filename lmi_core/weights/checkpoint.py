@@ -1,11 +1,16 @@
-"""The safetensors files of a model directory, single or sharded, as one table of tensors."""
+"""A model directory: its settings, and its safetensors files as one table of tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 from lmi_core.errors import ModelError
-from lmi_core.weights.hf_config import read_json_object
+from lmi_core.weights.content_digest import FileState
+from lmi_core.weights.hf_config import read_hf_config, read_json_object
+from lmi_core.weights.quantized.settings import QuantizationSettings, read_settings
 from lmi_core.weights.safetensors_file import TensorInfo, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -17,6 +22,43 @@ _CONVERT_GGUF = (
     'python -c "from transformers import AutoModelForCausalLM as M; '
     "M.from_pretrained('{path}', gguf_file='{file}').save_pretrained('{path}')\""
 )
+
+
+class Checkpoint:
+    """A model directory, opened once: whoever needs its settings or headers is given it.
+
+    Raises ModelError for settings that can't be read, and for tensors as ``read_checkpoint`` does
+    when they are first asked for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = read_hf_config(path)
+        self._states: dict[Path, FileState] = {}
+
+    @cached_property
+    def quantization(self) -> QuantizationSettings | None:
+        """What its files say of how it is quantised; None: it isn't."""
+        return read_settings(self.config)
+
+    @cached_property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """By the names that the files have."""
+        for path in sorted(self.path.glob("*.safetensors")):
+            with suppress(OSError):  # reading it says why
+                self._states[path] = FileState.of(path)
+        return read_checkpoint(self.path)
+
+    @property
+    def files(self) -> tuple[FileState, ...]:
+        """Those that hold the tensors, as they were before anything was read."""
+        used = {tensor.path for tensor in self.tensors.values()}
+        return tuple(state for path, state in self._states.items() if path in used)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of these files."""
+        return sum(file.num_bytes for file in self.files)
 
 
 def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:

@@ -12,13 +12,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from lmi_core import _native
-from lmi_core.weights.checkpoint import read_checkpoint
 from lmi_core.weights.content_digest import FileState, Interrupted
-from lmi_core.weights.hf_config import read_hf_config
 from lmi_core.weights.matrix import RowRounding
 from lmi_core.weights.packed_file import PackedFile
 from lmi_core.weights.quantized.methods import is_in_fp8
-from lmi_core.weights.quantized.settings import read_settings
 from lmi_core.weights.repack_cache import (
     MIN_CHECKPOINT_BYTES,
     RepackCache,
@@ -28,6 +25,8 @@ from lmi_core.weights.repack_cache import (
 
 if TYPE_CHECKING:
     from lmi_core.settings.engine_config import EngineConfig
+    from lmi_core.weights.checkpoint import Checkpoint
+    from lmi_core.weights.quantized.settings import QuantizationSettings
 
 log = logging.getLogger(__name__)
 
@@ -146,33 +145,26 @@ class PackedModel:
             self._matrices.clear()
 
 
-def _formats(config: EngineConfig) -> str:
+def _formats(config: EngineConfig, settings: QuantizationSettings | None) -> str:
     """What matrices become, and of a checkpoint in integers how its tensors are to be read."""
-    settings = read_settings(read_hf_config(config.model))
     if settings is None or is_in_fp8(settings):
         return f"{config.dtype} {config.quantize}"
     return f"{config.dtype} {json.dumps(settings.values, sort_keys=True)}"
 
 
-def open_packed_model(config: EngineConfig, num_threads: int) -> PackedModel | None:
-    """The model's place in the repack cache; None where there is no cache or no use for one.
-
-    Raises ModelError if the checkpoint can't be read.
-    """
+def open_packed_model(
+    config: EngineConfig, checkpoint: Checkpoint, num_threads: int
+) -> PackedModel | None:
+    """The model's place in the repack cache; None where there is no cache or no use for one."""
     directory = cache_directory(config.repack_cache_dir)
     if directory is None:
         return None
-    paths = sorted({tensor.path for tensor in read_checkpoint(config.model).values()})
-    try:
-        sources = [FileState.of(path) for path in paths]
-    except OSError:
-        return None  # loading says it better
-    if sum(source.num_bytes for source in sources) < MIN_CHECKPOINT_BYTES:
+    if checkpoint.stored_bytes < MIN_CHECKPOINT_BYTES:
         return None
     return PackedModel(
         RepackCache(directory, config.repack_cache_bytes),
-        sources,
-        formats=_formats(config),
+        checkpoint.files,
+        formats=_formats(config, checkpoint.quantization),
         instruction_set=config.instruction_set or _native.default_instruction_set(),
         num_threads=num_threads,
     )

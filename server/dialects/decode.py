@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -14,9 +14,13 @@ T = TypeVar("T")
 _MSGSPEC_ERROR = re.compile(r"^(?P<reason>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
 MAX_DEPTH = 64
 """Objects and lists within each other."""
+MAX_MESSAGES = 100_000
+Messages = Annotated[list[dict[str, Any]], msgspec.Meta(max_length=MAX_MESSAGES)]
+"""A chat's. Each costs its own time in a chat template, however short it is."""
 # A string that doesn't end reaches to the body's end, so that the search is linear.
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[][{}]', re.DOTALL)
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+_TOO_MANY = re.compile(r"^Expected `array` of length <= (?P<most>\d+)$")
 _WRONG_TYPE = re.compile(r"^Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`$")
 
 
@@ -90,6 +94,10 @@ def _user_error(error: Exception, *, prefix: str) -> UserError:
     reason, path = (match["reason"], match["path"] or "$") if match else (str(error), "$")
     field = (prefix + path.removeprefix("$")).lstrip(".") or None
     path = field or "the body"
+    too_many = _TOO_MANY.match(reason)
+    if too_many:
+        reason = f"has more than {too_many['most']} items, which is the limit"
+        return UserError(f"{path} {reason}", field=field)
     wrong_type = _WRONG_TYPE.match(reason)
     if wrong_type:
         reason = f"must be {wrong_type['expected']}, got {wrong_type['got']}"

@@ -82,6 +82,7 @@ async def decoded(
         PickleBuffer(body),
         backend,
         limits=limits,
+        num_bytes=len(body) + len(beside),
         known=backend,
         stand_in=_stand_in(backend),
     )

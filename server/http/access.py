@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from aiohttp import web
 
 from lmi_core.config.address import is_loopback
+from lmi_core.sandbox.pool import CLIENT
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.routes import METER, Handler, Route
 from lmi_server.http.tenants import NO_LIMITS, TENANT, Tenant, TenantLimits, salt_of
@@ -84,6 +85,8 @@ class Access:
             if not tenants:
                 return await handler(request)
             tenant = request[TENANT] = tenants[key_id]
+            if len(tenants) > 1:  # else a client is an address
+                CLIENT.set(f"key {key_id}")
             with tenant.enter(request[METER]):
                 return await handler(request)
 

@@ -14,6 +14,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from lmi_core.config.address import is_loopback
 from lmi_core.errors import LmiError
+from lmi_core.sandbox.pool import CLIENT
 from lmi_core.version import __version__
 from lmi_server.dialects.base import HttpError, Reply
 from lmi_server.dialects.routes import IGNORED, METER, Route
@@ -140,6 +141,7 @@ def _front(models: ModelRegistry, access: Access) -> Middleware:
         if isinstance(connection, Connection):
             connection.request_arrived()
         meter = request[METER] = RequestMeter(_request_id(request, id_header))
+        CLIENT.set(request.remote)
         status = _CLIENT_CLOSED
         try:
             for_any = _is_for_any_origin(models, request)

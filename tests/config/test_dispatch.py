@@ -97,7 +97,7 @@ def test_a_package_that_is_missing_and_one_that_is_there(
     assert f"pip install 'lmi-core[{backend}]'" in str(error)
     report = explained(name, host=Host(packages=frozenset({package})))
     assert not report.errors
-    assert dict(model_of(report).library_settings) == {"dtype": "float16", batch: 256}
+    assert dict(model_of(report).library.arguments) == {"dtype": "float16", batch: 256}
 
 
 @pytest.mark.parametrize("rolling_batch", ["tnx", "vllm"])
@@ -323,7 +323,7 @@ def test_weights_that_cannot_be_read_yet_are_refused(model_dir, resolved):
 )
 def test_quantisation_at_load(model_dir, resolved, properties, expected):
     resolution = resolved(model_dir(properties, config=LLAMA))
-    assert resolution.models[0].settings.get("quantize") == expected
+    assert resolution.models[0].engine.config.quantize == expected
 
 
 def test_speculation_only_tunes(model_dir, explained):

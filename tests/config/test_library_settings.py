@@ -91,14 +91,14 @@ NEURON = Host(num_neuron_cores=4, packages=frozenset({"vllm_neuron"}))
 def test_arguments(model_dir, explained, properties, host, backend, expected):
     (model,) = explained(model_dir(properties, config=LLAMA), host=host).models
     assert model.backend == backend
-    found = dict(model.library_settings)
+    found = dict(model.library.arguments)
     assert {name: found.get(name) for name in expected} == expected
 
 
 def test_one_device_needs_no_degree(model_dir, explained):
     name = model_dir("option.rolling_batch=vllm\noption.tensor_parallel_degree=1", config=LLAMA)
     (model,) = explained(name, host=Host(packages=GPUS.packages)).models
-    assert "tensor_parallel_size" not in model.library_settings
+    assert "tensor_parallel_size" not in model.library.arguments
 
 
 @pytest.mark.parametrize(

@@ -165,4 +165,4 @@ def test_what_tensorrt_llm_quantises_at_load(
     row = row_of(report)
     assert (row.outcome, row.text[: len(text)]) == (outcome, text)
     assert row.value == written
-    assert report.models[0].settings["quantize"] == text.split(";")[0].removeprefix("quantize=")
+    assert report.models[0].engine.config.quantize == text.split(";")[0].removeprefix("quantize=")

@@ -19,7 +19,7 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
 def settings_of(deployment):
     (model,) = deployment.models
-    return dict(model.settings)
+    return model.engine.shown()
 
 
 def test_a_directory_becomes_an_engine_configuration(model_dir, resolved):
@@ -47,8 +47,8 @@ def test_the_result_is_frozen(model_dir, resolved):
     for frozen in (deployment, deployment.server, model):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(frozen, dataclasses.fields(frozen)[0].name, "other")
-    with pytest.raises(TypeError):
-        model.settings["seed"] = 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        model.engine.config.seed = 1
     with pytest.raises(TypeError):
         model.values["option.seed"] = 1
 
@@ -129,9 +129,9 @@ def test_load_models_names_the_models(model_dir, explained):
     model_dir("option.seed=2\nengine=Python", name="b", config=LLAMA)
     environ = {"SERVING_LOAD_MODELS": "x:v1=a,y::MPI=b", "OPTION_MAX_MODEL_LEN": "64"}
     first, second = explained(environ=environ).models
-    assert (first.name, first.version, first.settings["seed"]) == ("x", "v1", 1)
-    assert (second.name, second.version, second.settings["seed"]) == ("y", None, 2)
-    assert first.settings["max_model_len"] == second.settings["max_model_len"] == 64
+    assert (first.name, first.version, first.engine.config.seed) == ("x", "v1", 1)
+    assert (second.name, second.version, second.engine.config.seed) == ("y", None, 2)
+    assert first.engine.config.max_model_len == second.engine.config.max_model_len == 64
     assert second.mpi_mode
     assert second.where("engine") == "SERVING_LOAD_MODELS"
 
@@ -149,11 +149,15 @@ def test_the_containers_store_serves_where_nothing_is_named(
     store = tmp_path / model_dir("option.seed=4", config=LLAMA)
     monkeypatch.setattr("lmi_core.config.sources.models.CONTAINER_STORE", store)
     (model,) = resolved(environ={"OPTION_MAX_MODEL_LEN": "9"}).models
-    assert (model.name, model.settings["seed"], model.settings["max_model_len"]) == ("model", 4, 9)
+    assert (model.name, model.engine.config.seed, model.engine.config.max_model_len) == (
+        "model",
+        4,
+        9,
+    )
     (other,) = resolved("--model-id", "org/m").models
     assert (other.name, other.source.location) == ("org_m", "org/m")
     (content,) = resolved(environ={"OPTION_MODEL_ID": "org/m"}).models
-    assert (content.name, content.settings["seed"]) == ("model", 4)
+    assert (content.name, content.engine.config.seed) == ("model", 4)
 
 
 def test_hub_variable_adds_a_model_of_its_own(model_dir, explained):
@@ -212,10 +216,10 @@ def test_an_entry_is_resolved_like_the_servers_own_models(model_dir):
     argv = ["--model-id", "org/first", "--served-model-name", "first", "--dtype", "float32"]
     model, _ = resolve_entry(entry, {"job_queue_size": "7"}, argv, environ, CPU)
     assert (model.name, model.version, model.source.location) == ("m", "2", "late")
-    assert model.settings["seed"] == 1
-    assert model.settings["max_queue_size"] == 7
-    assert model.settings["max_model_len"] == 64
-    assert model.settings["dtype"] == "fp32"
+    assert model.engine.config.seed == 1
+    assert model.engine.config.max_queue_size == 7
+    assert model.engine.config.max_model_len == 64
+    assert model.engine.config.dtype == "fp32"
     assert model.where("job_queue_size") == "POST /models"
     with pytest.raises(ConfigError, match="'absent' doesn't exist"):
         resolve_entry(ModelEntry("absent", "m", "POST /models"), {}, argv, environ, CPU)
@@ -225,7 +229,7 @@ def test_hub_variable_may_name_a_directory(model_dir, resolved):
     model_dir("option.seed=3", name="my-model", config=LLAMA)
     (model,) = resolved(environ={"HF_MODEL_ID": "my-model", "OPTION_MAX_MODEL_LEN": "9"}).models
     assert (model.name, model.source.kind) == ("my_model", "local")
-    assert (model.settings["seed"], model.settings["max_model_len"]) == (3, 9)
+    assert (model.engine.config.seed, model.engine.config.max_model_len) == (3, 9)
 
 
 @pytest.mark.parametrize(
@@ -348,14 +352,14 @@ def test_what_every_device_has(resolved, option, setting):
     for device in ("cpu", "cuda"):
         options = ("-o", f"device={device}", "-o", option)
         config = resolved("org/m", *options, host=Host(num_gpus=1))
-        assert dict(config.models[0].settings)[setting[0]] == setting[1]
+        assert config.models[0].engine.shown()[setting[0]] == setting[1]
 
 
 def test_settings_of_the_cpu_engine_have_no_effect_on_a_gpu(explained):
     argv = ("org/m", "-o", "device=cuda", "-o", "num_threads=2")
     report = explained(*argv, host=Host(num_gpus=1))
-    assert dict(report.models[0].settings)["device"] == "cuda"
-    assert "num_threads" not in report.models[0].settings
+    assert report.models[0].engine.config.device == "cuda"
+    assert "num_threads" not in report.models[0].engine.shown()
     assert "belongs to option.device=cpu" in str(report.warnings[0])
     assert "no GPU is visible" in str(explained("org/m", "-o", "device=cuda").warnings[0])
 

@@ -9,9 +9,8 @@ import pytest
 
 from lmi_core.config.sources.environment import variables_of
 from lmi_core.config.table import BY_FLAG, BY_KEY, OPTIONS, suggest_key
-from lmi_core.config.table.capabilities import BACKENDS, CAPABILITIES, native_architectures
+from lmi_core.config.table.capabilities import BACKENDS, CAPABILITIES
 from lmi_core.config.table.option import SYSTEMS, Outcome
-from lmi_core.models.registry import supported_architectures
 
 DATA = Path(__file__).parent / "data"
 LMI_KEYS: dict[str, list[str]] = json.loads((DATA / "lmi_keys.json").read_text())
@@ -94,10 +93,6 @@ def test_variables_of_an_option_start_with_the_regular_one():
 )
 def test_suggestion(written, meant):
     assert suggest_key(written) == meant
-
-
-def test_native_architectures_are_those_of_the_registry():
-    assert set(supported_architectures()) == native_architectures()
 
 
 def test_backends_export_known_capabilities_only():

@@ -9,8 +9,8 @@ import pytest
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
-from lmi_core.runners.cpu.cpu_runner import plan_kv_cache
 from lmi_core.runners.memory_claims import MemoryClaims
+from lmi_core.runners.step_memory import plan_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 
 LIMIT: int = _native.cpu_info()["memory_limit_bytes"]

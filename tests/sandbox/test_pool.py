@@ -13,7 +13,7 @@ import pytest
 
 from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_core.sandbox import pool as pool_module
-from lmi_core.sandbox.pool import Limits, SandboxPool
+from lmi_core.sandbox.pool import CLIENT, Limits, SandboxPool
 from tests.sandbox import work
 
 LIMITS = Limits(what="the work", field="prompt", processor_s=1, memory_bytes=64 << 20)
@@ -148,7 +148,7 @@ def test_the_server_s_secrets_stay_with_it(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_too_many_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_MAX_WAITING", 2)
+    monkeypatch.setattr(pool_module, "_MAX_CALLS", 2)
 
     async def test(pool: SandboxPool) -> None:
         calls = [pool.run(work.sleep, 0.2, limits=LIMITS) for _ in range(3)]
@@ -156,3 +156,80 @@ def test_too_many_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [isinstance(result, CapacityError) for result in results] == [False, False, True]
 
     run(test, num_children=1)
+
+
+def call(pool: SandboxPool, client: str | None, *what: Any, size: int = 0) -> asyncio.Task[Any]:
+    """A client's, as a task of its own."""
+
+    async def make() -> Any:
+        CLIENT.set(client)
+        return await pool.run(*what, limits=LIMITS, num_bytes=size)
+
+    return asyncio.create_task(make())
+
+
+def test_a_clients_calls_leave_a_child_to_others() -> None:
+    """Six of one client would take all children, one after the other."""
+
+    async def test(pool: SandboxPool) -> None:
+        first = [call(pool, "a", work.sleep, 1000.0) for _ in range(6)]
+        await asyncio.sleep(0.1)
+        assert await call(pool, "b", work.pid)
+        assert not any(task.done() for task in first)
+        for task in first:
+            task.cancel()
+        await asyncio.gather(*first, return_exceptions=True)
+        assert await call(pool, "a", work.pid)
+
+    run(test)
+
+
+def test_large_calls_leave_a_child_to_smaller_ones() -> None:
+    async def test(pool: SandboxPool) -> None:
+        large = [call(pool, None, work.sleep, 1000.0, size=33 << 20) for _ in range(6)]
+        await asyncio.sleep(0.1)
+        assert await call(pool, None, work.pid, size=5 << 20)
+        for task in large:
+            task.cancel()
+        await asyncio.gather(*large, return_exceptions=True)
+        assert await call(pool, None, work.pid, size=33 << 20)
+
+    run(test)
+
+
+def test_what_waits_has_its_turn_when_a_child_is_free() -> None:
+    """Also one that may not run beside the call that was taken first."""
+
+    async def test(pool: SandboxPool) -> None:
+        first = call(pool, "a", work.sleep, 0.3, size=33 << 20)
+        await asyncio.sleep(0.1)
+        others = [
+            call(pool, "a", work.sleep, 0.01),
+            call(pool, "b", work.sleep, 0.01, size=33 << 20),
+            call(pool, "b", work.sleep, 0.01, size=33 << 20),
+            call(pool, "a", work.sleep, 0.01),
+        ]
+        async with asyncio.timeout(20):
+            await asyncio.gather(first, *others)
+
+    run(test)
+
+
+def test_a_clients_share_of_the_queue_and_of_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_MAX_CALLS_OF_ONE", 2)
+    monkeypatch.setattr(pool_module, "_MAX_BYTES", 4 << 20)
+
+    async def test(pool: SandboxPool) -> None:
+        tasks = [call(pool, "a", work.sleep, 0.2, size=1 << 20) for _ in range(3)]
+        tasks.append(call(pool, "b", work.sleep, 0.2, size=1 << 20))
+        tasks.append(call(pool, "c", work.sleep, 0.2, size=2 << 20))
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [str(result)[:23] if result else None for result in results] == [
+            None,
+            None,
+            "2 large requests of thi",
+            None,
+            "large requests of 3 MiB",
+        ]
+
+    run(test)

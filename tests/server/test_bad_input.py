@@ -11,7 +11,7 @@ import pytest
 
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.base import HttpError
-from lmi_server.dialects.decode import MAX_DEPTH, check_depth
+from lmi_server.dialects.decode import MAX_DEPTH, MAX_MESSAGES, check_depth
 from lmi_server.dialects.tgi.schema import CompatBody, GenerateBody, body_decoder
 from tests.server.harness import Answer, Served, http_request, serving
 
@@ -47,6 +47,29 @@ def ask(path: str, body: bytes, headers: dict[str, str] = JSON) -> Answer:
             return answer
 
     return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/chat/completions", "messages"),
+        ("/invocations", "messages"),
+        ("/v1/messages", "messages"),
+        ("/v1/responses", "input"),
+        ("/tgi/v1/chat/completions", "messages"),
+    ],
+)
+def test_too_many_messages(path: str, name: str) -> None:
+    """Each would cost its own time in the chat template."""
+
+    def body(number: int) -> bytes:
+        messages: list[dict[str, str]] = [{}] * number
+        return json.dumps({name: messages, "max_tokens": 1, "model": "model"}).encode()
+
+    answer = ask(path, body(MAX_MESSAGES + 1))
+    assert answer.status in (400, 422, 424), answer.body
+    assert name in answer.body.decode()
+    assert str(MAX_MESSAGES) in answer.body.decode()
 
 
 @pytest.mark.parametrize(

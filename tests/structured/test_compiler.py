@@ -67,6 +67,24 @@ def test_a_slow_grammar_times_out_while_others_are_compiled() -> None:
     run(use())
 
 
+def test_what_is_prepared_is_made_once_and_before_the_first_grammar() -> None:
+    library, made = FakeLibrary(), []
+
+    def make() -> FakeLibrary:
+        made.append(threading.get_ident())
+        return library
+
+    async def use() -> None:
+        compiler = GrammarCompiler(make)
+        await asyncio.to_thread(compiler.prepare)
+        assert len(made) == 1
+        await compiler.compile(Grammar.regex("a"))
+        compiler.close()
+        assert len(made) == 1
+
+    run(use())
+
+
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_module, "is_installed", lambda: False)
 
@@ -74,6 +92,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         compiler = GrammarCompiler(
             lambda: load_library(byte_tokenizer(), vocab_size=256, eos_token_ids=[250])
         )
+        compiler.prepare()
         for _ in range(2):
             with pytest.raises(MissingExtraError, match=r"pip install 'lmi-core\[structured\]'"):
                 await compiler.compile(Grammar.regex("a"))

@@ -13,6 +13,7 @@ from lmi_core.errors import UserError
 from lmi_core.structured.grammar import MAX_GRAMMAR_CHARS, Grammar
 from lmi_core.structured.guidance import GuidanceLibrary
 from lmi_core.structured.matcher import Matcher
+from lmi_core.structured.size import MAX_CHOICES
 from lmi_core.text.tokenizer import Tokenizer
 from tests.text.tokenizers_for_tests import byte_fallback, byte_level
 
@@ -116,6 +117,11 @@ def test_special_tokens_are_no_text() -> None:
     matcher = LIBRARY.compile(Grammar.regex("(.|\n)*")).matcher()
     special = allowed(matcher) & DEMO.special_ids
     assert special <= {EOS_ID, 4}
+
+
+def test_as_many_choices_as_are_taken_can_be_written() -> None:
+    grammar = Grammar.choice([f"x{number}" for number in range(MAX_CHOICES)])
+    assert matches(grammar, f"x{MAX_CHOICES - 1}")
 
 
 def test_rollback_goes_back() -> None:

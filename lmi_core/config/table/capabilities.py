@@ -143,10 +143,3 @@ BACKENDS = {
     )
 }
 """The backends of this version by name; ``server`` takes the keys of the server as a whole."""
-
-
-def native_architectures() -> frozenset[str]:
-    """Architectures, as config.json names them, that the lmi engine has a description of."""
-    from lmi_core.models.registry import supported_architectures
-
-    return frozenset(supported_architectures())

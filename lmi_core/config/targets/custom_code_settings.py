@@ -20,9 +20,17 @@ _ENV = "option.env"
 
 
 def custom_code_settings(
-    handler: Handler, values: Values, directory: Path, host: Host, problems: Problems
-) -> dict[str, Any]:
-    """The fields of CustomCodeConfig for the ``handler`` of the model in ``directory``."""
+    handler: Handler,
+    values: Values,
+    directory: Path,
+    host: Host,
+    problems: Problems,
+    *,
+    name: str,
+    withheld: tuple[str, ...],
+) -> CustomCodeConfig:
+    """The configuration of the ``handler`` of the model ``name`` in ``directory``, which doesn't
+    inherit the variables ``withheld``."""
     settings: dict[str, Any] = {}
     for value in values.used():
         action = value.option.actions.get("handler")
@@ -39,7 +47,7 @@ def custom_code_settings(
     settings["model_dir"] = directory
     settings["properties"] = _properties(values)
     settings["call_properties"] = _call_properties(values, directory, host)
-    return settings
+    return CustomCodeConfig(model_name=name, withheld=withheld, **settings)
 
 
 def _set_workers(settings: dict[str, Any], values: Values, host: Host) -> None:

@@ -8,9 +8,10 @@ from lmi_core.config.artefacts.model_files import ModelFiles
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Values
 from lmi_core.config.system import WrittenFor
-from lmi_core.config.table.capabilities import BACKENDS, native_architectures
+from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.table.common import TEXT_TASKS
 from lmi_core.config.targets.host import Host
+from lmi_core.models.registry import supported_architectures
 
 _RETIRED = {
     "deepspeed": "DeepSpeed",
@@ -81,7 +82,7 @@ def _wanted(written: WrittenFor, values: Values, files: ModelFiles, host: Host) 
     task = values.get("option.task")
     if task is not None and task not in TEXT_TASKS:
         return Decision("transformers", f"option.task={task}")
-    if files.architecture is not None and files.architecture not in native_architectures():
+    if files.architecture is not None and files.architecture not in supported_architectures():
         reason = f"the lmi engine has no description of {files.architecture}"
         return Decision("transformers", reason)
     if files.unsupported is not None:
@@ -104,7 +105,7 @@ def _native_reason(written: WrittenFor, files: ModelFiles) -> str:
 
 def _can_be_native(values: Values, files: ModelFiles) -> bool:
     task = values.get("option.task")
-    known = files.architecture is None or files.architecture in native_architectures()
+    known = files.architecture is None or files.architecture in supported_architectures()
     return known and files.unsupported is None and (task is None or task in TEXT_TASKS)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.table.effect import converted, effect_of_value
 from lmi_core.config.table.option import Outcome
 from lmi_core.config.targets.lengths import sum_of_lengths
-from lmi_core.errors import ModelError
+from lmi_core.errors import ModelError, UserError
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.settings.limits import BLOCK_MULTIPLE, GPU_FORMATS, is_too_long
 from lmi_core.settings.transformers_config import TransformersConfig
 from lmi_core.weights.quantized.methods import objection
 from lmi_core.weights.quantized.settings import QuantizationSettings
@@ -26,7 +27,6 @@ _CONFIGS: dict[str, type[EngineConfig]] = {
     "lmi": EngineConfig,
     "transformers": TransformersConfig,
 }
-_BLOCK_MULTIPLE = 16
 _QUANTIZE = "option.quantize"
 
 
@@ -35,11 +35,25 @@ def runs_in_engine(backend: str) -> bool:
     return backend in _CONFIGS
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Our engine's configuration for a model whose files needn't be here, and which of its fields
+    the options set."""
+
+    config: EngineConfig
+    given: tuple[str, ...]
+
+    def shown(self) -> dict[str, Any]:
+        """The fields that were set, for an explanation."""
+        return {name: getattr(self.config, name) for name in self.given}
+
+
 def engine_settings(
-    values: Values, backend: str, system: str, problems: Problems
-) -> dict[str, Any]:
-    """Return the fields of the engine's configuration, for models that ``backend`` computes, that
-    ``values`` set, with the defaults of ``system``.
+    values: Values, backend: str, name: str, system: str, problems: Problems
+) -> EngineSettings | None:
+    """Return the engine's configuration for the model ``name``, which ``backend`` computes, as
+    ``values`` set it, with the defaults of ``system``; None if its fields don't go together, which
+    is among ``problems`` then.
 
     Of several keys for one field the strongest source wins; two of one source that disagree are
     an error.
@@ -73,7 +87,12 @@ def engine_settings(
         settings.setdefault("max_model_len", length)
     if settings.get("instruction_set") == "auto":
         settings["instruction_set"] = ""
-    return settings
+    try:
+        config = _CONFIGS[backend](model=Path(), served_model_name=name, **settings)
+    except UserError as error:
+        problems.error("", str(error))
+        return None
+    return EngineSettings(config, tuple(settings))
 
 
 def ignore_for_cpu(values: Values) -> None:
@@ -116,14 +135,14 @@ def refuse_for_cpu(values: Values, files: ModelFiles) -> None:
     if values.get("option.device") not in (None, "cpu"):
         return
     key = "option.kv_cache_dtype"
-    if str(values.get(key)).startswith("fp8"):
+    if values.get(key) in GPU_FORMATS:
         values.refused[key] = (
             "the CPU engine has no fp8 KV cache: write int8 or bf16, or set option.device=cuda"
         )
     key = "option.quantize"
-    if values.get(key) == "fp8" and files.is_in_fp8:
+    if values.get(key) in GPU_FORMATS and files.is_in_fp8:
         values.ignored[key] = "the checkpoint is quantised already; the CPU reads fp8 as bf16"
-    elif values.get(key) == "fp8" and key not in values.refused:
+    elif values.get(key) in GPU_FORMATS and key not in values.refused:
         values.refused[key] = (
             "the CPU engine has no fp8 weights: write int8, which takes as little memory, or set "
             "option.device=cuda"
@@ -142,7 +161,7 @@ def _conflict(first: Value, second: Value, field: str, backend: str, problems: P
 
 
 def check_engine(
-    settings: dict[str, Any],
+    settings: EngineSettings,
     backend: str,
     values: Values,
     files: ModelFiles,
@@ -152,17 +171,19 @@ def check_engine(
     max_positions = files.max_position_embeddings
     if backend == "lmi" and files.quantization is not None:
         _check_quantization(files.quantization, problems)
-    block_size = settings.get("block_size", _BLOCK_MULTIPLE)
-    if block_size % _BLOCK_MULTIPLE:
+    config = settings.config
+    if config.block_size % BLOCK_MULTIPLE:
         key = "option.block_size"
         key = key if key in values.known else "option.tokens_per_block"
         problems.error(
-            values.where(key), f"{key}={block_size} is not a multiple of {_BLOCK_MULTIPLE}", key
+            values.where(key),
+            f"{key}={config.block_size} is not a multiple of {BLOCK_MULTIPLE}",
+            key,
         )
-    length = settings.get("max_model_len")
-    if "rope_scaling" in settings or "rope_factor" in settings:
+    length = config.max_model_len
+    if config.rope_scaling is not None or config.rope_factor is not None:
         max_positions = None  # stretched; the loader knows by how much
-    if length is not None and max_positions is not None and length > max_positions:
+    if is_too_long(length, max_positions):
         key = _length_key(values)
         problems.error(
             values.where(key),
@@ -200,8 +221,3 @@ def _length_key(values: Values) -> str:
         if key in values.known:
             return key
     return "option.max_input_len"
-
-
-def engine_config(model: Path, name: str, backend: str, settings: dict[str, Any]) -> EngineConfig:
-    """Return the frozen configuration of our engine for a model that is here."""
-    return _CONFIGS[backend](model=model, served_model_name=name, **settings)

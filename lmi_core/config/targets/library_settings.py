@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from lmi_core.config.table.value_type import Json
 from lmi_core.config.targets.lengths import sum_of_lengths
 from lmi_core.config.targets.placement import Placement
 from lmi_core.settings.library_config import LibraryConfig
-from lmi_core.settings.lora_config import LoraConfig
 
 _OURS = frozenset(
     {"lmi_compat", "model", "output_formatter", "revision", "served_model_name", "tgi_compat"}
@@ -45,10 +43,30 @@ def ignore_stored_quantisation(values: Values, files: ModelFiles) -> None:
 
 
 def library_settings(
+    values: Values, backend: str, name: str, system: str, placement: Placement
+) -> LibraryConfig:
+    """Return the configuration of ``backend``'s engine for the model ``name``, whose files needn't
+    be here."""
+    arguments = _arguments(values, backend, system, placement)
+    ours: dict[str, Any] = {}
+    if "max_queue_size" in arguments:
+        ours["max_queue_size"] = arguments.pop("max_queue_size")
+    for field, name_there in (
+        ("max_num_seqs", _BATCHES[backend]),
+        ("max_logprobs", "max_logprobs"),
+    ):
+        if name_there in arguments:
+            ours[field] = arguments[name_there]
+    return LibraryConfig(
+        backend=backend, model=Path(), served_model_name=name, arguments=arguments, **ours
+    )
+
+
+def _arguments(
     values: Values, backend: str, system: str, placement: Placement
 ) -> dict[str, object]:
-    """Return the arguments that ``values`` set, by the library's names; a dotted name is a field
-    of an argument. Unknown keys are passed on, read as JSON where they are JSON."""
+    """The arguments that ``values`` set, by the library's names; a dotted name is a field of an
+    argument. Unknown keys are passed on, read as JSON where they are JSON."""
     settings: dict[str, object] = {}
     for value in reversed(values.used()):
         action = value.option.actions.get(backend)
@@ -76,31 +94,6 @@ def library_settings(
         if key.startswith(_PREFIX):
             _fill(settings, key.removeprefix(_PREFIX), _read(setting.text))
     return settings
-
-
-def library_config(
-    backend: str,
-    model: Path,
-    name: str,
-    settings: Mapping[str, object],
-    lora: LoraConfig | None = None,
-) -> LibraryConfig:
-    """Return the frozen configuration for a model that is here."""
-    arguments = dict(settings)
-    if lora is not None:
-        arguments |= {"enable_lora": True, "max_lora_rank": lora.max_rank}
-    ours: dict[str, Any] = {}
-    if "max_queue_size" in arguments:
-        ours["max_queue_size"] = arguments.pop("max_queue_size")
-    for field, name_there in (
-        ("max_num_seqs", _BATCHES[backend]),
-        ("max_logprobs", "max_logprobs"),
-    ):
-        if name_there in arguments:
-            ours[field] = arguments[name_there]
-    return LibraryConfig(
-        backend=backend, model=model, served_model_name=name, arguments=arguments, lora=lora, **ours
-    )
 
 
 def _complete_lengths(settings: dict[str, object], values: Values) -> None:

@@ -6,20 +6,19 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
 from lmi_core import _native
-from lmi_core.errors import InsufficientMemoryError, UserError
+from lmi_core.errors import UserError
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
-from lmi_core.runners.step_memory import StepMemory, StepSizes
+from lmi_core.runners.step_memory import StepMemory, StepSizes, plan_kv_cache
+from lmi_core.settings.limits import BLOCK_MULTIPLE, GPU_FORMATS
 
 if TYPE_CHECKING:
     from lmi_core.adapters.store import LoraStore
-    from lmi_core.models.loader import LoadedModel
-    from lmi_core.models.spec import DecoderSpec
+    from lmi_core.models.loader import LoadedModel, ModelPlan
     from lmi_core.ops.graph import LoraTable
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.settings.lora_config import LoraConfig
@@ -32,87 +31,6 @@ Progress = Callable[[str, int, int], None]
 DEFAULT_BATCHED_TOKENS = 2048
 SATURATING_TOKENS = 128
 """Linears of 64 rows reach 93 to 97 % of what those of thousands do."""
-DEFAULT_CONTEXT_TOKENS = 4096
-"""The default pool has room for max_num_seqs sequences of this length (or the model's)."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """The size of the block pool and why it has that size."""
-
-    num_blocks: int
-    block_bytes: int
-    reason: str
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_blocks * self.block_bytes
-
-
-def plan_kv_cache(
-    config: EngineConfig,
-    *,
-    block_bytes: int,
-    max_model_len: int,
-    spare: tuple[int, str] | None = None,
-    claimed_bytes: int = 0,
-) -> MemoryPlan:
-    """Decide how many blocks the pool has. ``spare``: memory in bytes that is the pool's to fill,
-    and what it is; None: a part of the machine's, for as many tokens as are likely wanted.
-    ``claimed_bytes``: what other engines have taken of the machine's.
-
-    Raises InsufficientMemoryError if the memory given can't hold one sequence of ``max_model_len``
-    tokens, or isn't there; the message names the values that would work.
-    """
-    blocks_per_seq = -(-max_model_len // config.block_size)
-    if config.kv_cache_bytes is not None:
-        budget, reason = config.kv_cache_bytes, "kv_cache_bytes"
-    elif spare is not None:
-        budget, reason = spare
-    else:
-        budget, reason = _default_budget(config.num_models, claimed_bytes)
-    if config.kv_cache_bytes is not None and spare is None:
-        _check_unclaimed(config.kv_cache_bytes, claimed_bytes)
-    num_blocks = budget // block_bytes
-    if config.kv_cache_bytes is None and spare is None:
-        tokens = min(max_model_len, DEFAULT_CONTEXT_TOKENS)
-        wanted = config.max_num_seqs * -(-tokens // config.block_size)
-        if wanted <= num_blocks:
-            num_blocks, reason = wanted, f"{config.max_num_seqs} sequences of {tokens} tokens"
-    if num_blocks < blocks_per_seq:
-        fitting = num_blocks * config.block_size
-        needed = blocks_per_seq * block_bytes
-        shorter = f"max_model_len to at most {fitting}, or " if fitting else ""
-        raise InsufficientMemoryError(
-            f"the KV cache of {budget / 2**20:.1f} MiB ({reason}) holds {fitting} tokens, but one"
-            f" sequence of max_model_len={max_model_len} needs {needed / 2**20:.1f} MiB: set"
-            f" {shorter}kv_cache_bytes to at least {needed}",
-            field="kv_cache_bytes",
-        )
-    return MemoryPlan(num_blocks, block_bytes, reason)
-
-
-def _default_budget(num_models: int, claimed_bytes: int) -> tuple[int, str]:
-    """A quarter of the memory limit, shared by models that are loaded together; a model that comes
-    later gets at most a quarter of what is left."""
-    limit: int = _native.cpu_info()["memory_limit_bytes"]
-    share, left = limit // 4 // num_models, max(0, limit - claimed_bytes) // 4
-    if left < share:
-        return left, "a quarter of the memory that no model has taken"
-    if num_models > 1:
-        return share, f"a quarter of the memory limit, shared by {num_models} models"
-    return share, "a quarter of the memory limit"
-
-
-def _check_unclaimed(kv_cache_bytes: int, claimed_bytes: int) -> None:
-    limit = _native.cpu_info()["memory_limit_bytes"]
-    if kv_cache_bytes > limit - claimed_bytes:
-        raise InsufficientMemoryError(
-            f"kv_cache_bytes={kv_cache_bytes} is more than is left: of {limit} bytes, weights and "
-            f"KV caches have taken {claimed_bytes}; set kv_cache_bytes to at most "
-            f"{max(0, limit - claimed_bytes)}, or unload a model",
-            field="kv_cache_bytes",
-        )
 
 
 class SharedWorker:
@@ -286,39 +204,33 @@ def load_cpu_runner(
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
-    from lmi_core.runners.cpu.memory_needs import check_memory, memory_errors
-
-    if config.quantize == "fp8":
-        raise UserError(
-            "quantize=fp8 needs device=cuda; set quantize=int8, which takes as little memory",
-            field="quantize",
-        )
-    check_sizes(config)
-    cache_dtype(config, "fp32")
-    check_memory(config, HOST_MEMORY.total_bytes)
-    with memory_errors():
-        return _load(config, progress)
-
-
-def _load(config: EngineConfig, progress: Progress | None) -> tuple[CpuRunner, LoadedModel]:
-    from lmi_core.models.loader import load_model
-    from lmi_core.models.rope_config import RopeOverride
+    from lmi_core.models.loader import load_weights
     from lmi_core.ops.cpu import NativeWeights
+    from lmi_core.runners.cpu.memory_needs import memory_errors
     from lmi_core.weights.packed_model import open_packed_model
 
-    num_threads = config.num_threads or _native.num_physical_cores()
-    packed = open_packed_model(config, num_threads)
-    model = load_model(
-        config.model,
-        config.dtype,
-        quantize=config.quantize,
-        rope=RopeOverride.of(config),
-        backend=NativeWeights(config.instruction_set, num_threads, packed, config.activations),
-        progress=None if progress is None else partial(progress, "weights"),
-        takes_adapters=config.lora is not None,
-    )
-    check_max_model_len(config, model.spec)
-    return CpuRunner(config, model, packed), model
+    plan = plan_cpu_model(config, HOST_MEMORY.total_bytes)
+    with memory_errors():
+        num_threads = config.num_threads or _native.num_physical_cores()
+        packed = open_packed_model(config, plan.checkpoint, num_threads)
+        weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
+        on_weights = None if progress is None else partial(progress, "weights")
+        model = load_weights(config, plan, weights, on_weights)
+        return CpuRunner(config, model, packed), model
+
+
+def plan_cpu_model(config: EngineConfig, claimed_bytes: int = 0) -> ModelPlan:
+    """What will be loaded, as far as settings and headers tell whether it can be: what explains,
+    serves and manages models asks here. ``claimed_bytes``: what other engines have of the memory.
+    Raises as ``load_cpu_runner``."""
+    from lmi_core.models.loader import plan_model
+    from lmi_core.runners.cpu.memory_needs import check_memory
+
+    check_sizes(config)
+    cache_dtype(config, "fp32")
+    plan = plan_model(config)
+    check_memory(config, plan, claimed_bytes)
+    return plan
 
 
 def _lora_store(config: EngineConfig, lora: LoraConfig, model: LoadedModel) -> LoraStore:
@@ -332,12 +244,19 @@ def _lora_store(config: EngineConfig, lora: LoraConfig, model: LoadedModel) -> L
 
 
 def check_sizes(config: EngineConfig) -> None:
-    """Raise UserError for a size that the native code can't count or hold."""
+    """Raise UserError for weights that the CPU hasn't, and for a size that the native code can't
+    count or hold."""
+    if config.quantize in GPU_FORMATS:
+        raise UserError(
+            f"quantize={config.quantize} needs device=cuda; set quantize=int8, which takes as "
+            "little memory",
+            field="quantize",
+        )
     for name, value, low, high in (
         ("num_threads", config.num_threads, 1, 1024),
         ("max_num_seqs", config.max_num_seqs, 1, 16384),
         ("max_num_batched_tokens", config.max_num_batched_tokens, 1, 131072),
-        ("block_size", config.block_size, 16, 4096),
+        ("block_size", config.block_size, BLOCK_MULTIPLE, 4096),
         ("kv_cache_bytes", config.kv_cache_bytes, 1, _native.cpu_info()["memory_limit_bytes"]),
     ):
         if value is not None and not low <= value <= high:
@@ -348,9 +267,10 @@ def check_sizes(config: EngineConfig) -> None:
             f"instruction_set is {config.instruction_set!r}; allowed here are {', '.join(levels)}",
             field="instruction_set",
         )
-    if config.block_size % 16:
+    if config.block_size % BLOCK_MULTIPLE:
         raise UserError(
-            f"block_size is {config.block_size}, but must be a multiple of 16", field="block_size"
+            f"block_size is {config.block_size}, but must be a multiple of {BLOCK_MULTIPLE}",
+            field="block_size",
         )
 
 
@@ -367,13 +287,3 @@ def cache_dtype(
             field="kv_dtype",
         )
     return asked
-
-
-def check_max_model_len(config: EngineConfig, spec: DecoderSpec) -> None:
-    """Raise UserError if more is asked for than the model has positions."""
-    limit = spec.max_positions
-    if config.max_model_len is not None and config.max_model_len > limit:
-        raise UserError(
-            f"max_model_len={config.max_model_len} is longer than the model's {limit} positions",
-            field="max_model_len",
-        )

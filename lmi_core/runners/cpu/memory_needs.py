@@ -11,21 +11,15 @@ from pathlib import Path
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
-from lmi_core.models.family import text_tensors
-from lmi_core.models.registry import family_of
+from lmi_core.models.loader import ModelPlan, stored_format
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.weights import expected_shapes
 from lmi_core.runners.cpu.cpu_runner import (
     DEFAULT_BATCHED_TOKENS,
     cache_dtype,
-    plan_kv_cache,
 )
-from lmi_core.runners.step_memory import StepSizes
+from lmi_core.runners.step_memory import StepSizes, plan_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
-from lmi_core.weights.checkpoint import read_checkpoint
-from lmi_core.weights.hf_config import read_hf_config
-from lmi_core.weights.quantized.settings import read_settings
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 4.25 / 8}
 """Of a weight; int4 with the scale and zero point of 128 weights."""
@@ -53,23 +47,17 @@ class Estimate:
         )
 
 
-def estimate(config: EngineConfig, claimed_bytes: int = 0) -> Estimate:
+def estimate(config: EngineConfig, plan: ModelPlan, claimed_bytes: int = 0) -> Estimate:
     """What the CPU engine takes for a model whose files are here; ``claimed_bytes``: what other
-    engines have. Raises ModelError for files that can't be read, InsufficientMemoryError for a KV
-    cache that can't be had."""
-    hf_config = read_hf_config(config.model)
-    family = family_of(hf_config.architecture)
-    spec = family.read_spec(family.text_config(hf_config))
-    names = spec.names
-    tensors = text_tensors(read_checkpoint(config.model), names)
-    stored_bytes = sum(file.stat().st_size for file in config.model.glob("*.safetensors"))
-    embedding_info = tensors.get(names.embedding)  # Where there is none, the loader says so.
-    stored = "fp32" if embedding_info is not None and embedding_info.dtype == "F32" else "bf16"
+    engines have. Raises InsufficientMemoryError for a KV cache that can't be had."""
+    spec, names = plan.spec, plan.spec.names
+    stored_bytes = plan.checkpoint.stored_bytes
+    stored = stored_format(plan)
     dtype = stored if config.dtype == "auto" else config.dtype
-    if read_settings(hf_config) is not None:
+    if plan.checkpoint.quantization is not None:
         weight_bytes = stored_bytes
     else:
-        shapes = expected_shapes(spec)
+        shapes = dict(plan.shapes)
         embedding = math.prod(shapes.pop(names.embedding))
         head_name = f"{names.head}.weight"
         head = embedding if spec.tied_head else math.prod(shapes.pop(head_name))
@@ -81,30 +69,30 @@ def estimate(config: EngineConfig, claimed_bytes: int = 0) -> Estimate:
             matrices * _BYTES[config.quantize or dtype] + head * head_bytes + 4 * vectors + copied
         )
     attention = spec.attention
-    plan = plan_kv_cache(
+    cache = plan_kv_cache(
         config,
         block_bytes=_native.KvCache.block_bytes(
             num_layers=spec.num_layers,
             block_size=config.block_size,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
-            dtype=cache_dtype(config, "fp32" if dtype == "fp32" else "bf16"),
+            dtype=cache_dtype(config, dtype),
         ),
         max_model_len=config.max_model_len or spec.max_positions,
         claimed_bytes=claimed_bytes,
     )
     return Estimate(
         weights=weight_bytes,
-        kv_cache=plan.num_bytes,
+        kv_cache=cache.num_bytes,
         workspace=_workspace_bytes(config, spec),
         stored=stored_bytes,
     )
 
 
-def check_memory(config: EngineConfig, claimed_bytes: int = 0) -> None:
+def check_memory(config: EngineConfig, plan: ModelPlan, claimed_bytes: int = 0) -> None:
     """Raise InsufficientMemoryError, with the numbers, unless the model fits beside what other
     engines have taken: into the memory that the process may use, and its address space."""
-    needs = estimate(config, claimed_bytes)
+    needs = estimate(config, plan, claimed_bytes)
     limit = int(_native.cpu_info()["memory_limit_bytes"])
     if needs.total > limit - claimed_bytes:
         taken = f", of which other models have taken {megabytes(claimed_bytes)}"

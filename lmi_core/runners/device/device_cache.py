@@ -8,9 +8,8 @@ import torch
 
 from lmi_core.ops.device.paged_cache import FixedScales, PagedCache
 from lmi_core.ops.kernels import select
-from lmi_core.runners.cpu.cpu_runner import MemoryPlan, plan_kv_cache
 from lmi_core.runners.runner import RunnerInfo
-from lmi_core.runners.step_memory import StepSizes
+from lmi_core.runners.step_memory import MemoryPlan, StepSizes, plan_kv_cache
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from lmi_core.errors import InsufficientMemoryError
+from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.quantized.checkpoint import can_be_quantized
 
 if TYPE_CHECKING:
-    from lmi_core.runners.cpu.cpu_runner import MemoryPlan
+    from lmi_core.runners.step_memory import MemoryPlan
     from lmi_core.settings.engine_config import EngineConfig
 
 _log = logging.getLogger(__name__)
@@ -139,7 +140,8 @@ class DeviceMemoryPlan:
         if fitting > 0:
             advice.append(f"max_model_len to at most {fitting}")
         if not any(advice):
-            is_smallest = config.quantize == "int4" or not can_be_quantized(config.model)
+            checkpoint = Checkpoint(config.model)
+            is_smallest = config.quantize == "int4" or not can_be_quantized(checkpoint)
             advice.append("a larger GPU" if is_smallest else "quantize=int4")
         raise InsufficientMemoryError(
             f"one sequence of max_model_len={max_model_len} needs a KV cache of "

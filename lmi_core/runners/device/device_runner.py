@@ -13,7 +13,7 @@ from lmi_core.errors import InsufficientMemoryError, UserError
 from lmi_core.ops.device.step_lowering import NotNativeError
 from lmi_core.ops.device.torch_weights import DeviceWeights
 from lmi_core.ops.kernels import select
-from lmi_core.runners.cpu.cpu_runner import Progress, check_max_model_len
+from lmi_core.runners.cpu.cpu_runner import Progress
 from lmi_core.runners.device.cuda_runner import CudaRunner
 from lmi_core.runners.device.device_memory import memory_of
 from lmi_core.runners.device.torch_runner import TorchRunner
@@ -22,6 +22,7 @@ from lmi_core.weights.quantized.checkpoint import can_be_quantized
 if TYPE_CHECKING:
     from lmi_core.models.loader import LoadedModel
     from lmi_core.settings.engine_config import EngineConfig
+    from lmi_core.weights.checkpoint import Checkpoint
 
 _log = logging.getLogger(__name__)
 
@@ -34,26 +35,22 @@ def load_device_runner(
     Raises ModelError for files that can't be served, UserError for a device that isn't there, for
     ``LMI_OPS`` that can't be had and for sizes that don't fit.
     """
-    from lmi_core.models.loader import load_model
-    from lmi_core.models.rope_config import RopeOverride
+    from lmi_core.models.loader import load_weights, plan_model
 
     device = find_device(config)
     chosen = select.select_for(device.type, is_deterministic=config.deterministic)
     memory = memory_of(device)
+    plan = plan_model(config)
     others_bytes = 0 if memory is None else memory.allocated_bytes()
     try:
-        model = load_model(
-            config.model,
-            config.dtype,
-            quantize=config.quantize,
-            backend=DeviceWeights(device, config.activations),
-            rope=RopeOverride.of(config),
-            progress=None if progress is None else partial(progress, "weights"),
-            takes_adapters=config.lora is not None,
+        model = load_weights(
+            config,
+            plan,
+            DeviceWeights(device, config.activations),
+            None if progress is None else partial(progress, "weights"),
         )
     except torch.OutOfMemoryError as error:
-        raise _no_room_for_weights(config, device) from error
-    check_max_model_len(config, model.spec)
+        raise _no_room_for_weights(config, plan.checkpoint, device) from error
     return make_runner(config, model, device, chosen, others_bytes), model
 
 
@@ -89,14 +86,16 @@ def find_device(config: EngineConfig) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _no_room_for_weights(config: EngineConfig, device: torch.device) -> InsufficientMemoryError:
-    stored_bytes = sum(file.stat().st_size for file in config.model.glob("*.safetensors"))
+def _no_room_for_weights(
+    config: EngineConfig, checkpoint: Checkpoint, device: torch.device
+) -> InsufficientMemoryError:
     _, total_bytes = torch.cuda.mem_get_info(device)
     gib = 2**30
-    is_smallest = config.quantize == "int4" or not can_be_quantized(config.model)
+    stored, total = checkpoint.stored_bytes / gib, total_bytes / gib
+    is_smallest = config.quantize == "int4" or not can_be_quantized(checkpoint)
     advice = "unload other models" if is_smallest else "set quantize=int4"
     return InsufficientMemoryError(
-        f"the weights in {config.model}, {stored_bytes / gib:.1f} GiB as stored, don't fit into "
-        f"what is free of the GPU's {total_bytes / gib:.1f} GiB: {advice}, or use a larger GPU",
+        f"the weights in {config.model}, {stored:.1f} GiB as stored, don't fit into what is free "
+        f"of the GPU's {total:.1f} GiB: {advice}, or use a larger GPU",
         field="quantize",
     )

@@ -8,7 +8,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmi_core.errors import MissingExtraError, ModelError, UserError
+from lmi_core.errors import MissingExtraError, ModelError
+from lmi_core.settings.limits import check_max_model_len
 
 if TYPE_CHECKING:
     import torch
@@ -108,14 +109,8 @@ class CausalModel:
     def max_model_len(self, wanted: int | None) -> int:
         """The longest sequence to be served; UserError if ``wanted`` is more than there is."""
         limit = self.max_positions
-        if wanted is None:
-            return limit or _DEFAULT_LENGTH
-        if limit is not None and wanted > limit:
-            raise UserError(
-                f"max_model_len={wanted} is longer than the model's {limit} positions",
-                field="max_model_len",
-            )
-        return wanted
+        check_max_model_len(wanted, limit)
+        return wanted or limit or _DEFAULT_LENGTH
 
     @property
     def _text_config(self) -> Any:

@@ -14,9 +14,8 @@ import torch
 from lmi_core import _native
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.kernels.torch_ops import sample
-from lmi_core.runners.cpu.cpu_runner import plan_kv_cache
 from lmi_core.runners.runner import RunnerInfo
-from lmi_core.runners.step_memory import StepMemory, StepSizes
+from lmi_core.runners.step_memory import StepMemory, StepSizes, plan_kv_cache
 from lmi_core.runners.transformers.causal_model import CausalModel, load_causal_model
 from lmi_core.runners.transformers.padded_caches import Chunk, PaddedCaches, SingleCaches
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import cast
 
 from lmi_core.errors import ModelError
+from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.formats import Quantization
 from lmi_core.weights.fp8_checkpoint import check_blocks
-from lmi_core.weights.hf_config import HfConfig, read_hf_config
 from lmi_core.weights.quantized.awq import Awq
 from lmi_core.weights.quantized.compressed_tensors import CompressedTensors
 from lmi_core.weights.quantized.gptq import Gptq
@@ -21,7 +20,7 @@ from lmi_core.weights.quantized.methods import (
     is_in_fp8,
     objection,
 )
-from lmi_core.weights.quantized.settings import QuantizationSettings, read_settings
+from lmi_core.weights.quantized.settings import QuantizationSettings
 
 _LAYOUTS: dict[str, Callable[[QuantizationSettings], Layout]] = {
     "awq": Awq,
@@ -30,17 +29,13 @@ _LAYOUTS: dict[str, Callable[[QuantizationSettings], Layout]] = {
 }
 
 
-def read_layout(config: HfConfig) -> Layout | None:
+def layout_of(settings: QuantizationSettings | None) -> Layout | None:
     """How linear layers are stored in integers; None: they aren't (but may be in fp8).
 
     Raises ModelError for a quantisation that can't be read.
     """
-    settings = read_settings(config)
-    return None if settings is None else layout_of(settings)
-
-
-def layout_of(settings: QuantizationSettings) -> Layout | None:
-    """As ``read_layout``, of a quantisation's settings."""
+    if settings is None:
+        return None
     if is_in_fp8(settings):
         check_blocks(settings)
         return None
@@ -54,18 +49,18 @@ def layout_of(settings: QuantizationSettings) -> Layout | None:
     return _LAYOUTS[method](settings)
 
 
-def can_be_quantized(model: Path) -> bool:
-    """Whether the checkpoint in directory ``model`` isn't in integers already."""
-    return objection("int4", read_settings(read_hf_config(model))) is None
+def can_be_quantized(checkpoint: Checkpoint) -> bool:
+    """Whether it isn't in integers already."""
+    return objection("int4", checkpoint.quantization) is None
 
 
 def quantization_at_load(
-    config: HfConfig, asked: Quantization | CheckpointMethod | None
+    checkpoint: Checkpoint, asked: Quantization | CheckpointMethod | None
 ) -> Quantization | None:
     """What matrices are quantised to; None: nothing. ModelError if that doesn't go with the
     checkpoint."""
     if asked is None:
         return None
-    if problem := objection(asked, read_settings(config)):
-        raise ModelError(f"{config.path}: quantize={asked}: {problem}", field="quantize")
+    if problem := objection(asked, checkpoint.quantization):
+        raise ModelError(f"{checkpoint.config.path}: quantize={asked}: {problem}", field="quantize")
     return None if asked in INTEGER_METHODS else cast(Quantization, asked)

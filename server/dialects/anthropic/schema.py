@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from lmi_core.errors import UserError
-from lmi_server.dialects.decode import decode_json
+from lmi_server.dialects.decode import Messages, decode_json
 from lmi_server.dialects.openai.chat_schema import ChatBody
 from lmi_server.dialects.openai.schema import check_range
 
@@ -25,7 +25,7 @@ class CountBody(msgspec.Struct, frozen=True, kw_only=True):
     """What makes a prompt: the body of ``count_tokens``."""
 
     model: str | None = None
-    messages: list[dict[str, Any]]
+    messages: Messages
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None

@@ -14,7 +14,7 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_core.tools.forms import HERMES, ToolForm
-from lmi_server.dialects.decode import decode_json
+from lmi_server.dialects.decode import Messages, decode_json
 from lmi_server.dialects.openai.chat_tools import (
     AnswerForm,
     ChatTools,
@@ -37,7 +37,7 @@ _TOP_LOGPROBS_MAX = 20
 class ChatBody(OpenAIBody, frozen=True, kw_only=True):
     """A chat completion request; what isn't named here is ignored."""
 
-    messages: list[dict[str, Any]]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from lmi_core.errors import UserError
-from lmi_server.dialects.decode import decode_json
+from lmi_server.dialects.decode import Messages, decode_json
 from lmi_server.dialects.openai.chat_schema import ChatBody
 from lmi_server.dialects.openai.responses_input import messages_of
 from lmi_server.dialects.openai.responses_tools import CustomTools, custom_tools, tool_of
@@ -29,7 +29,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     """A request for a response; null counts as absent, what isn't named here is ignored."""
 
     model: str | None = None
-    input: str | list[dict[str, Any]]
+    input: str | Messages
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None

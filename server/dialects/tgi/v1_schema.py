@@ -13,6 +13,7 @@ import msgspec
 
 from lmi_core.errors import ModelError, UserError
 from lmi_core.text.chat import ChatTemplate
+from lmi_server.dialects.decode import Messages
 from lmi_server.dialects.tgi.errors import TgiError
 from lmi_server.dialects.tgi.grammar import plain_response_format
 from lmi_server.dialects.tgi.options import TgiOptions
@@ -63,7 +64,7 @@ class V1Body(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatBody(V1Body, frozen=True, kw_only=True):
-    messages: list[dict[str, Any]]
+    messages: Messages
     max_completion_tokens: U32 | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | list[float] | None = None

@@ -40,7 +40,7 @@ def written(tmp_path):
 @pytest.fixture(autouse=True)
 def _has_no_families(monkeypatch):
     """Whatever the CPU engine has by now is served by Transformers here."""
-    monkeypatch.setattr("lmi_core.config.targets.dispatch.native_architectures", frozenset)
+    monkeypatch.setattr("lmi_core.config.targets.dispatch.supported_architectures", frozenset)
 
 
 @pytest.fixture

@@ -1,0 +1,142 @@
+"""Threads that fill a step's masks while it runs, and an end for one that takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+
+import numpy as np
+
+from lmi_core.errors import EngineError, UserError
+from lmi_core.structured.matcher import Mask, Matcher
+
+MAX_MASK_S = 0.5
+"""Processor time of one mask, of which the largest grammars that are taken need 0.03 s."""
+_CHECK_S = 0.1
+_MAX_THREADS = 8
+
+
+class MissingMask:
+    """A mask that a step waits for."""
+
+    __slots__ = ("_lock", "_mask", "_matcher", "_ready", "clock", "is_settled", "started_s")
+
+    def __init__(
+        self, matcher: Matcher, mask: Mask, ready: Callable[[Exception | None], None]
+    ) -> None:
+        """``ready`` is called once, from any thread, with ``mask`` filled, or cleared and the
+        reason for that. Until then nobody else may use the matcher."""
+        self._matcher = matcher
+        self._mask = mask
+        self._ready = ready
+        self._lock = threading.Lock()
+        self.is_settled = False
+        self.started_s = 0.0
+        self.clock: int | None = None
+        """That of the thread which fills it, once one does; it began at ``started_s``."""
+
+    def compute(self) -> tuple[Mask, Exception | None]:
+        """In memory of its own, since the step may give up and go on."""
+        mask = np.zeros_like(self._mask)
+        try:
+            self._matcher.fill_mask(mask)
+        except Exception as error:
+            mask[:] = 0
+            return mask, error
+        return mask, None
+
+    def settle(self, mask: Mask | None, error: Exception | None) -> bool:
+        """Whether this was the first outcome, which is the one that counts."""
+        with self._lock:
+            if self.is_settled:
+                return False
+            self.is_settled = True
+            self._mask[:] = 0 if mask is None else mask
+            self._ready(error)
+            return True
+
+    def spent_s(self) -> float:
+        """Processor time so far."""
+        if self.is_settled or self.clock is None:
+            return 0.0
+        with suppress(OSError):  # its thread has just ended
+            return time.clock_gettime(self.clock) - self.started_s
+        return 0.0
+
+
+class MaskThreads:
+    """Fills the masks of one step at a time; all but the threads' work happens on one event loop.
+
+    The library works without the interpreter's lock, so that masks and the loop don't wait for
+    each other. It can't be stopped: the thread of a mask that is given up ends by itself when it
+    can, and another takes its place.
+    """
+
+    def __init__(self) -> None:
+        self._num_wanted = min(_MAX_THREADS, os.cpu_count() or 1)
+        self._num_threads = 0
+        self._queue: SimpleQueue[MissingMask | None] = SimpleQueue()
+        self._missing: Sequence[MissingMask] = ()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def fill(self, missing: Sequence[MissingMask]) -> None:
+        """Begin to fill; each is settled in the end, whatever happens."""
+        self._missing = missing
+        try:
+            while self._num_threads < min(self._num_wanted, len(missing)):
+                self._start_thread()
+        except RuntimeError as error:  # the system has no more threads
+            if not self._num_threads:
+                failure = EngineError(f"a grammar's mask couldn't be filled: {error}")
+                for one in missing:
+                    one.settle(None, failure)
+                return
+        for one in missing:
+            self._queue.put(one)
+        if missing and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._check)
+
+    def close(self) -> None:
+        """Let the threads end, and steps in flight, whose results are dropped. Idempotent."""
+        for one in self._missing:
+            one.settle(None, None)
+        for _ in range(self._num_threads):
+            self._queue.put(None)
+        self._num_threads = 0
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        """Give up what takes too long; comes again while something is missing."""
+        for one in self._missing:
+            if one.spent_s() > MAX_MASK_S:
+                error = UserError(
+                    "the grammar failed while generating: a token's mask takes more than "
+                    f"{MAX_MASK_S:g} s of processor time",
+                    field="grammar",
+                )
+                if one.settle(None, error):
+                    self._num_threads -= 1
+                    with suppress(RuntimeError):
+                        self._start_thread()
+        self._missing = [one for one in self._missing if not one.is_settled]
+        self._timer = None
+        if self._missing:
+            self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._check)
+
+    def _start_thread(self) -> None:
+        threading.Thread(target=self._work, name="lmi-mask", daemon=True).start()
+        self._num_threads += 1
+
+    def _work(self) -> None:
+        clock = time.pthread_getcpuclockid(threading.get_ident())
+        while (one := self._queue.get()) is not None:
+            one.started_s = time.thread_time()
+            one.clock = clock
+            if not one.settle(*one.compute()):
+                return  # another thread has taken this one's place
