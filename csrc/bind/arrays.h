@@ -69,4 +69,20 @@ pybind11::array_t<T> array_view(std::vector<pybind11::ssize_t> shape, const T* d
   return pybind11::array_t<T>(std::move(shape), data, owner);
 }
 
+// A table of rows; format: "", or the type of blocks that its bytes are.
+inline cpu::EmbedArgs table_args(const pybind11::array& table, const std::string& format) {
+  if (format.empty()) {
+    return {
+        .table = table.data(), .table_dtype = array_dtype(table), .num_columns = table.shape(1)};
+  }
+  const DType dtype = parse_dtype(format);
+  const cpu::BlockFormat blocks = cpu::block_format(dtype);
+  LMI_CHECK(
+      blocks.num_inputs != 0 && table.itemsize() == 1 && table.shape(1) % blocks.num_bytes == 0,
+      "a table of ", format, " has rows of whole blocks, as bytes");
+  return {.table = table.data(),
+          .table_dtype = dtype,
+          .num_columns = table.shape(1) / blocks.num_bytes * blocks.num_inputs};
+}
+
 }  // namespace lmi

@@ -60,6 +60,15 @@ constexpr BlockFormat block_format(DType dtype) {
   }
 }
 
+// GGUF's types of blocks between rows and panels.
+struct BlockPacking {
+  // 16 rows, null for zeros.
+  void (*pack)(DType dtype, const uint8_t* const* rows, int64_t num_inputs,
+               uint8_t* panel) = nullptr;
+  // To [num_inputs][16].
+  void (*unpack)(DType dtype, const uint8_t* panel, int64_t num_inputs, float* target) = nullptr;
+};
+
 constexpr bool is_of_blocks(DType dtype) { return block_format(dtype).num_inputs != 0; }
 
 }  // namespace lmi::cpu

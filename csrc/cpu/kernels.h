@@ -42,11 +42,11 @@ constexpr int64_t kScratchBytes = 4 << 20;
 //         weights have the zero point 8; others any that fp16 holds.
 //   fp16: [inputs][16]
 //   GGUF's types of blocks: their bytes in the order of block_format.h
-// So every step along K of the first four is 64 bytes. Outputs are padded with zeros to a multiple of 16, inputs to a
-// whole step, of int4 to a whole group. A gated weight holds gate and up panels alternating (gate
-// 0, up 0, gate 1, up 1, ...), num_outputs counting both; each of the two is padded on its own.
-// Packed weights are kept on disk: whoever changes this order, or what quantising gives, counts
-// kPackedLayoutVersion up.
+// So every step along K of the first four is 64 bytes. Outputs are padded with zeros to a multiple
+// of 16, inputs to a whole step, of int4 to a whole group. A gated weight holds gate and up panels
+// alternating (gate 0, up 0, gate 1, up 1, ...), num_outputs counting both; each of the two is
+// padded on its own. Packed weights are kept on disk: whoever changes this order, or what
+// quantising gives, counts kPackedLayoutVersion up.
 constexpr int64_t kPanelOutputs = 16;
 constexpr int32_t kPackedLayoutVersion = 1;
 constexpr int64_t kMaxInt8Inputs = 65536;  // so that 32 bits hold every sum of products
@@ -77,6 +77,11 @@ struct PackedLinear {
   bool is_quantized() const { return dtype != DType::kF32 && dtype != DType::kBF16; }
   bool takes_quantized_rows() const {
     return is_quantized() && dtype != DType::kF16 && rounding != RowRounding::kNone;
+  }
+  // Quantised rows for the other weight are right for this one.
+  bool takes_rows_of(const PackedLinear& other) const {
+    return takes_quantized_rows() && other.takes_quantized_rows() && rounding == other.rounding &&
+           group_size == other.group_size;
   }
 };
 
@@ -315,15 +320,6 @@ struct WeightQuantizer {
   // Nearest code + offset of every weight.
   void (*encode)(const float* weights, int64_t count, float scale, int32_t lowest, int32_t highest,
                  int32_t offset, uint8_t* codes) = nullptr;
-};
-
-// GGUF's types of blocks between rows and panels.
-struct BlockPacking {
-  // 16 rows, null for zeros.
-  void (*pack)(DType dtype, const uint8_t* const* rows, int64_t num_inputs,
-               uint8_t* panel) = nullptr;
-  // To [num_inputs][16].
-  void (*unpack)(DType dtype, const uint8_t* panel, int64_t num_inputs, float* target) = nullptr;
 };
 
 struct Kernels {

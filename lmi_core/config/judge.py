@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from lmi_core.config.artefacts.cache import cached_directory
+from lmi_core.config.artefacts.cache import readable_directory
 from lmi_core.config.artefacts.fetch import check_source
 from lmi_core.config.artefacts.hub import find_in_cache, hub_cache
 from lmi_core.config.artefacts.local import check_adapter
@@ -16,6 +16,7 @@ from lmi_core.config.problem import Problem, Problems
 from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, UserError
+from lmi_core.weights.checkpoint import has_weights
 
 _Check = Callable[[], None]
 """Raises UserError for what can't be served."""
@@ -86,9 +87,9 @@ def _whole_directory(
     if source.kind == "hub":
         cache = server.hub_cache or hub_cache(environ)
         return find_in_cache(source.location, source.revision, cache)
-    directory = cached_directory(source, server, environ)
+    directory = readable_directory(source, server, environ)
     has_config = directory is not None and (directory / "config.json").is_file()
-    return directory if has_config and any(directory.glob("*.safetensors")) else None  # type: ignore[union-attr]
+    return directory if directory is not None and has_config and has_weights(directory) else None
 
 
 def _check_code(model: ModelConfig) -> None:
@@ -153,7 +154,7 @@ def _whole_adapters(
     """The named ones that are here."""
     found = []
     for adapter in () if model.lora is None else model.lora.named:
-        path = cached_directory(adapter.source, server, environ)
+        path = readable_directory(adapter.source, server, environ)
         with contextlib.suppress(UserError):
             if path is not None:
                 check_adapter(path)

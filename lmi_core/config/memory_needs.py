@@ -8,6 +8,7 @@ from pathlib import Path
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.errors import LmiError
 from lmi_core.units import megabytes
+from lmi_core.weights.checkpoint import has_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ Needs = MemoryNeeds | str | None
 def memory_needs(model: ModelConfig, directory: Path | None) -> Needs:
     """The needs of a model of the CPU engine whose files are in ``directory``, or why it can't have
     them; None where that isn't known before it is loaded."""
-    if model.backend != "lmi" or directory is None or not any(directory.glob("*.safetensors")):
+    if model.backend != "lmi" or directory is None or not has_weights(directory):
         return None
     if model.engine is None or model.engine.config.device != "cpu":
         return None

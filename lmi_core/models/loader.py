@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from lmi_core.errors import ModelError
 from lmi_core.models.family import text_tensors
+from lmi_core.models.gguf_spec import gguf_spec
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
 from lmi_core.models.linears import LayerLinear, layer_linears, rotate_half_order
 from lmi_core.models.registry import family_of
@@ -51,8 +53,8 @@ class LoadedModel:
     weights: DecoderWeights
     dtype: WeightFormat
     """Activations; of the weights, what isn't quantised."""
-    quantize: Quantization | None
-    """What the layers' matrices are; fp8 also where the checkpoint had them so."""
+    quantize: str | None
+    """What the layers' matrices are, also where the checkpoint had them so."""
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     kv_scales: tuple[LayerScales, ...] = ()
@@ -86,6 +88,9 @@ def plan_model(asked: EngineConfig) -> ModelPlan:
     family = family_of(checkpoint.config.architecture)
     config = override_rope(family.text_config(checkpoint.config), asked)
     spec = family.read_spec(config)
+    if (architecture := checkpoint.gguf_architecture) is not None:
+        spec = gguf_spec(spec, architecture, checkpoint.tensors)
+        _check_gguf(asked)
     for token_id in config.eos_token_ids:
         if token_id >= spec.vocab_size:
             raise config.error(
@@ -156,6 +161,7 @@ def load_weights(
         weight_format,
         made,
         progress,
+        keeps_halves=plan.checkpoint.gguf_architecture is not None,
     )
     head_format: PackFormat = weight_format if made is None else "int8"
     weights = _load_weights(reader, spec, head_format, fuses_gate=asked.lora is None)
@@ -172,6 +178,15 @@ def load_weights(
     )
     reader.check_files()
     return model
+
+
+def _check_gguf(asked: EngineConfig) -> None:
+    if asked.lora is not None:
+        raise ModelError(
+            f"{asked.model} is in GGUF, whose layers LoRA adapters don't name: leave the adapters "
+            "out, or serve the model in safetensors",
+            field="option.enable_lora",
+        )
 
 
 def _needed(
@@ -219,6 +234,14 @@ def _native_backend() -> WeightBackend:
 
 def stored_format(plan: ModelPlan) -> WeightFormat:
     """What weights and activations are where nobody says it: as the checkpoint, or bf16."""
+    if plan.checkpoint.gguf_architecture is not None:
+        # A file may have any type for each matrix; none is rounded.
+        has_fp32 = any(
+            plan.tensors[name].dtype == "F32"
+            for name, shape in plan.shapes.items()
+            if len(shape) > 1
+        )
+        return "fp32" if has_fp32 else "bf16"
     return "fp32" if plan.tensors[plan.spec.names.embedding].dtype == "F32" else "bf16"
 
 

@@ -10,6 +10,7 @@ from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.models.weights import expected_shapes
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, goes_with_fp8, scale_problem
+from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
 from lmi_core.weights.tensor_faults import tensor_faults
@@ -57,6 +58,8 @@ def _problems(
     if tensor.dtype == FP8_DTYPE and len(shape) == 2 and name != names.embedding:
         problem = scale_problem(tensor, tensors)
         return [problem] if problem else []
+    if tensor.dtype in BLOCK_TYPES and len(shape) == 2:
+        return []
     return [] if _is_float(tensor) else [_dtype_problem(tensor)]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from lmi_core import _native
-from lmi_core.ops.graph import Graph, Handle, LinearWeight
+from lmi_core.ops.graph import Graph, Handle, JoinedWeight, LinearWeight
+from lmi_core.weights.formats import PackFormat
 from lmi_core.weights.matrix import Activations, Matrix, packable, packed_group_size, row_rounding
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ class NativeWeights:
     def keeps_fp8(self) -> bool:
         return False
 
+    @property
+    def keeps_blocks(self) -> bool:
+        return True
+
     def open(self, path: Path) -> _native.MappedFile:
         return _native.MappedFile(str(path))
 
@@ -44,7 +49,7 @@ class NativeWeights:
         parts: Sequence[Matrix],
         *,
         names: Sequence[str] = (),
-        format: Literal["fp32", "bf16", "int8", "int4", "fp8"],
+        format: PackFormat,
         gated: bool,
     ) -> LinearWeight:
         if format == "fp8":
@@ -86,7 +91,10 @@ def lower(graph: Graph, target: _native.Graph) -> dict[Handle, _native.Handle]:
     for node in graph.nodes:
         arguments = {**node.attributes, **{name: values[h] for name, h in node.operands.items()}}
         if node.op in ("rms_norm", "norm") and node.result in quantized:
-            arguments["reader"] = quantized[node.result]
+            reader = quantized[node.result]
+            arguments["reader"] = reader.parts[0] if isinstance(reader, JoinedWeight) else reader
+        if isinstance(arguments.get("weight"), JoinedWeight):
+            arguments["weight"] = [*arguments["weight"].parts]
         result = getattr(target, node.op)(**arguments)
         if node.result is not None:
             values[node.result] = result

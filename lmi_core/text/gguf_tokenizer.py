@@ -35,7 +35,7 @@ _DEEPSEEK3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
     r""" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 )
-_HAN_AND_KANA = "[一-龥\u3040-ゟ゠-ヿ]+"
+_HAN_AND_KANA = "[一-龥\u3040-\u309f\u30a0-\u30ff]+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +238,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], pre: PreTokenizer) -> dic
     }
 
 
-def _sentencepiece(
-    file: GgufFile, tokens: Sequence[str], types: Sequence[int]
-) -> dict[str, Any]:
+def _sentencepiece(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
     """Pieces with scores, the highest of which are merged first: BPE whose merges are all ways to
     put a piece together from two."""
     scores = file.metadata.get("tokenizer.ggml.scores")

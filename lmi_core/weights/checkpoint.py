@@ -1,4 +1,4 @@
-"""A model directory: its settings, and its safetensors files as one table of tensors."""
+"""A model directory: its settings, and its safetensors or GGUF files as one table of tensors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lmi_core.errors import ModelError
 from lmi_core.weights.content_digest import FileState
+from lmi_core.weights.gguf.file import gguf_of, read_gguf
 from lmi_core.weights.hf_config import read_hf_config, read_json_object
 from lmi_core.weights.quantized.settings import QuantizationSettings, read_settings
 from lmi_core.weights.safetensors_file import TensorInfo, read_header
@@ -17,10 +18,6 @@ INDEX_NAME = "model.safetensors.index.json"
 _CONVERT_PICKLE = (
     'python -c "from transformers import AutoModelForCausalLM as M; '
     "M.from_pretrained('{path}', torch_dtype='auto').save_pretrained('{path}')\""
-)
-_CONVERT_GGUF = (
-    'python -c "from transformers import AutoModelForCausalLM as M; '
-    "M.from_pretrained('{path}', gguf_file='{file}').save_pretrained('{path}')\""
 )
 
 
@@ -41,10 +38,16 @@ class Checkpoint:
         """What its files say of how it is quantised; None: it isn't."""
         return read_settings(self.config)
 
+    @property
+    def gguf_architecture(self) -> str | None:
+        """What a GGUF file calls its architecture; None: the model isn't in one."""
+        settings = self.config.values.get("gguf")
+        return str(settings["architecture"]) if isinstance(settings, dict) else None
+
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """By the names that the files have."""
-        for path in sorted(self.path.glob("*.safetensors")):
+        for path in sorted([*self.path.glob("*.safetensors"), *self.path.glob("*.gguf")]):
             with suppress(OSError):  # reading it says why
                 self._states[path] = FileState.of(path)
         return read_checkpoint(self.path)
@@ -61,16 +64,23 @@ class Checkpoint:
         return sum(file.num_bytes for file in self.files)
 
 
+def has_weights(directory: Path) -> bool:
+    """Whether it holds files that a checkpoint may be in."""
+    return any(directory.glob("*.safetensors")) or any(directory.glob("*.gguf"))
+
+
 def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:
     """Every tensor of a model directory by name.
 
     Sharded checkpoints follow model.safetensors.index.json; otherwise model.safetensors is read, or
     the only ``*.safetensors`` file there is. Raises ModelError when there is none, when a shard is
-    missing or when the index and the shards disagree.
+    missing or when the index and the shards disagree. Without any, a GGUF file is.
     """
     index = directory / INDEX_NAME
     if index.exists():
         return _read_sharded(index)
+    if (gguf := gguf_of(directory)) is not None:
+        return dict(read_gguf(gguf).tensors)
     files = sorted(directory.glob("*.safetensors"))
     if (directory / "model.safetensors") in files:
         files = [directory / "model.safetensors"]
@@ -130,9 +140,7 @@ def no_safetensors(directory: Path) -> ModelError:
     def first(pattern: str) -> str | None:
         return next((path.name for path in sorted(directory.glob(pattern))), None)
 
-    if name := first("*.gguf"):
-        hint = f"found {name}, convert it: " + _CONVERT_GGUF.format(path=directory, file=name)
-    elif name := first("*.bin") or first("*.pt") or first("*.pth") or first("*.ckpt"):
+    if name := first("*.bin") or first("*.pt") or first("*.pth") or first("*.ckpt"):
         hint = f"found {name}, convert it: " + _CONVERT_PICKLE.format(path=directory)
     elif (directory / "serving.properties").is_file():
         hint = "lmi serve reads its serving.properties; here name the directory of the weights"

@@ -11,11 +11,10 @@ namespace lmi::cpu::LMI_ISA {
 //   Quads: 16 lanes of 4 unsigned bytes        load_quads; load_low_nibbles, load_high_nibbles
 //   InputQuad: 4 signed bytes for every lane   broadcast_quad
 //   dot_quads(acc, a, b)[i] = acc[i] + sum over j < 4 of a[i][j] b[j]
-//   make_quads: of 16 lanes of 32 bits; & | ^ << >> of these (>> of unsigned, shift_signed of signed)
-//   look_up: bytes below 16 in a table   load_bytes, load_halves: 16 of 1 or 2 bytes, widened
-//   as_float: the same bits
-//   keep_in_register: see below, no more than a hint
-//   store_bytes: the lower byte of 16 whole numbers
+//   make_quads: of 16 lanes of 32 bits; & | ^ << >> of these (>> of unsigned, shift_signed of
+//   signed) look_up: bytes below 16 in a table   load_bytes, load_halves: 16 of 1 or 2 bytes,
+//   widened as_float: the same bits keep_in_register: see below, no more than a hint store_bytes:
+//   the lower byte of 16 whole numbers
 
 static inline int32_t load_4_bytes(const void* source) {
   int32_t bytes;
@@ -35,9 +34,13 @@ static inline void store_int(void* target, I32x16 x) { _mm512_storeu_si512(targe
 static inline F32x16 to_float(I32x16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 static inline I32x16 operator+(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 
-static inline I32x16 operator&(I32x16 a, uint32_t b) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(static_cast<int>(b)))}; }
+static inline I32x16 operator&(I32x16 a, uint32_t b) {
+  return {_mm512_and_si512(a.v, _mm512_set1_epi32(static_cast<int>(b)))};
+}
 static inline I32x16 operator|(I32x16 a, I32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
-static inline I32x16 operator^(I32x16 a, uint32_t b) { return {_mm512_xor_si512(a.v, _mm512_set1_epi32(static_cast<int>(b)))}; }
+static inline I32x16 operator^(I32x16 a, uint32_t b) {
+  return {_mm512_xor_si512(a.v, _mm512_set1_epi32(static_cast<int>(b)))};
+}
 static inline I32x16 operator>>(I32x16 a, int n) { return {(__m512i)((__v16su)a.v >> n)}; }
 static inline I32x16 operator<<(I32x16 a, int n) { return {(__m512i)((__v16su)a.v << n)}; }
 static inline I32x16 operator*(I32x16 a, uint32_t b) { return {(__m512i)((__v16su)a.v * b)}; }

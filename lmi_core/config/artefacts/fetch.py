@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmi_core.config.artefacts.cache import download_root
+from lmi_core.config.artefacts.gguf import model_directory
 from lmi_core.config.artefacts.hub import check_hub, fetch_config_from_hub, fetch_from_hub
 from lmi_core.config.artefacts.local import Check, check_adapter, check_model
 from lmi_core.config.model_config import ModelSource
@@ -64,7 +65,7 @@ def check_source(
         root = download_root(server, environ)
         check_s3(source.location, root, environ, offline=server.offline)
     elif source.kind == "local":
-        check(Path(source.location))
+        check(model_directory(Path(source.location)))
 
 
 def fetch_adapter(
@@ -108,5 +109,6 @@ def _fetch(
         )
     else:
         raise ModelError("the model has no files: set option.model_id", field="option.model_id")
+    directory = model_directory(directory)
     check(directory)
     return directory

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmi_core.config.paths import is_dir, is_file
@@ -32,6 +33,8 @@ class ModelFiles:
     unsupported: str | None = None
     """A setting of a native architecture that the lmi engine doesn't have."""
     requirements: Path | None = None
+    gguf_types: Mapping[str, int] = field(default_factory=dict)
+    """Of a model in GGUF, how many tensors it has of each type."""
     known: bool = False
 
     @property
@@ -68,8 +71,15 @@ def read_model_files(directory: Path | None, problems: Problems) -> ModelFiles:
         is_library=config is None and is_file(directory / "adapter_config.json"),
         unsupported=_unsupported(directory / "config.json", facts),
         requirements=requirements if is_file(requirements) else None,
+        gguf_types=_gguf_types(facts),
         known=config is not None,
     )
+
+
+def _gguf_types(facts: dict[str, object]) -> dict[str, int]:
+    settings = facts.get("gguf")
+    types = settings.get("types") if isinstance(settings, dict) else None
+    return types if isinstance(types, dict) else {}
 
 
 def _unsupported(path: Path, facts: dict[str, object]) -> str | None:

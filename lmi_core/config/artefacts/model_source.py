@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lmi_core.config.artefacts.gguf import is_gguf
 from lmi_core.config.model_config import ModelSource
 from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
@@ -28,7 +29,8 @@ def find_source(values: Values, listed: Listed, problems: Problems) -> ModelSour
         return source
     problems.error(
         values.where("option.model_id"),
-        f"option.model_id={text[:200]!r} is neither a directory, a hub id, nor an s3:// prefix",
+        f"option.model_id={text[:200]!r} is neither a directory, a GGUF file, a hub id, nor an "
+        "s3:// prefix",
         "option.model_id",
     )
     return ModelSource("none", text)
@@ -39,12 +41,12 @@ def _is_own(values: Values) -> bool:
 
 
 def locate(text: str, revision: str | None, *within: Path | None) -> ModelSource | None:
-    """Return what ``text`` names: an s3:// prefix, a directory, relative to one of ``within`` where
-    it isn't absolute, or a hub id; None if it is none of them."""
+    """Return what ``text`` names: an s3:// prefix, a directory or GGUF file, relative to one of
+    ``within`` where it isn't absolute, or a hub id; None if it is none of them."""
     if text.startswith("s3://"):
         return ModelSource("s3", text)
     for directory in within:
-        if directory is not None and is_dir(directory / text):
+        if directory is not None and (is_dir(directory / text) or is_gguf(directory / text)):
             return ModelSource("local", str(directory / text))
     if HUB_ID.fullmatch(text):
         return ModelSource("hub", text, revision)

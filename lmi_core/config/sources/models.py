@@ -107,8 +107,11 @@ def _named(text: str, problems: Problems) -> Listed | None:
     """A model named on the command line: a directory, a properties file, a URL or a hub id."""
     path = Path(text)
     if exists(path):
+        if path.suffix == ".gguf" and path.is_file():
+            setting = Setting("option.model_id", text, Rank.FLAG, "command line")
+            return Listed(ModelEntry(text, name_of(path.stem), text), None, (setting,))
         if path.is_file() and path.suffix != ".properties":
-            problems.error(text, "is a file; give a directory or a serving.properties")
+            problems.error(text, "is a file; give a directory, a serving.properties or a GGUF file")
             return None
         directory = path.parent if path.is_file() else path
         name = name_of(str(directory.absolute()))

@@ -48,6 +48,7 @@ CAPABILITIES = {
     "weights.dummy": "random weights",
     "weights.fbgemm_fp8": "fp8 checkpoints of FBGEMM",
     "weights.fp8": "fp8 checkpoints",
+    "weights.gguf": "GGUF files",
     "weights.gptq": "GPTQ checkpoints",
     "weights.pickle": "weights in PyTorch's pickle format",
 }
@@ -117,6 +118,7 @@ BACKENDS = {
                 "weights.compressed-tensors",
                 "weights.fbgemm_fp8",
                 "weights.fp8",
+                "weights.gguf",
                 "weights.gptq",
             },
         ),

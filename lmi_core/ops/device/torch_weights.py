@@ -15,6 +15,7 @@ from lmi_core import _native
 from lmi_core.ops.device.fp8_panels import Fp8Rows, pack_fp8, quantize_fp8
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.quantized_rows import RowFormat
+from lmi_core.weights.formats import PackFormat
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.matrix import (
     Activations,
@@ -65,6 +66,10 @@ class DeviceWeights:
     def keeps_fp8(self) -> bool:
         return True
 
+    @property
+    def keeps_blocks(self) -> bool:
+        return False
+
     def open(self, path: Path) -> _native.MappedFile:
         return _native.MappedFile(str(path))
 
@@ -73,7 +78,7 @@ class DeviceWeights:
         parts: Sequence[Matrix],
         *,
         names: Sequence[str] = (),
-        format: Literal["fp32", "bf16", "int8", "int4", "fp8"],
+        format: PackFormat,
         gated: bool,
     ) -> DeviceWeight | PackedWeight:
         if format == "fp8":

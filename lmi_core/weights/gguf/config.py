@@ -1,11 +1,12 @@
 """From a GGUF file's metadata to what ``config.json`` says of such a model.
 
-Format: keys as ggml's document on GGUF and llama.cpp's converter name them, below the architecture's
-name.
+Format: keys as ggml's document on GGUF and llama.cpp's converter name them, below the
+architecture's name.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -180,7 +181,10 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     config |= _rotary(metadata, config) | architecture.settings(metadata)
     if any(tensor.dtype in BLOCK_TYPES for tensor in file.tensors.values()):
         config["quantization_config"] = {"quant_method": "gguf"}
-    return config | {"gguf": {"architecture": metadata.architecture}}
+    types = Counter(tensor.dtype for tensor in file.tensors.values())
+    return config | {
+        "gguf": {"architecture": metadata.architecture, "types": dict(types.most_common())}
+    }
 
 
 def _metadata(file: GgufFile) -> Metadata:
@@ -190,7 +194,11 @@ def _metadata(file: GgufFile) -> Metadata:
     metadata = Metadata(file, name)
     has_experts = any("_exps." in tensor for tensor in file.tensors)
     if name not in ARCHITECTURES or has_experts or metadata.get("expert_count"):
-        what = f"a mixture of experts ({name[:40]})" if has_experts else f"of architecture {name[:40]!r}"
+        what = (
+            f"a mixture of experts ({name[:40]})"
+            if has_experts
+            else f"of architecture {name[:40]!r}"
+        )
         raise ModelError(
             f"{file.path} is {what}; of GGUF files {', '.join(ARCHITECTURES)} are supported, "
             "without experts",
@@ -214,7 +222,8 @@ def _scaling(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any] | 
     original = metadata.get("rope.scaling.original_context_length")
     factor = metadata.get("rope.scaling.factor")
     long, short = (
-        _numbers(metadata, name) for name in ("rope_factors_long.weight", "rope_factors_short.weight")
+        _numbers(metadata, name)
+        for name in ("rope_factors_long.weight", "rope_factors_short.weight")
     )
     if (freqs := _numbers(metadata, "rope_freqs.weight")) is not None:
         # Frequencies of Llama 3 are divided by numbers that the file lists.

@@ -1,8 +1,8 @@
 """Reading of GGUF files: metadata and the table of tensors, with every rule of the format checked.
 
-Format: "GGUF", then little-endian: u32 version, u64 number of tensors, u64 number of metadata pairs;
-each pair is a key (u64 length, UTF-8), u32 type and a value; each tensor a name, u32 number of
-dimensions, u64 dimensions (the fastest first), u32 type, u64 offset from where the data starts: the
+Format: "GGUF", then little-endian: u32 version, u64 number of tensors, u64 number of metadata
+pairs; each pair is a key (u64 length, UTF-8), u32 type and a value; each tensor a name, u32 number
+of dimensions, u64 dimensions (the fastest first), u32 type, u64 offset from where the data starts: the
 next multiple of general.alignment.
 """
 
@@ -72,8 +72,25 @@ def read_gguf(path: Path) -> GgufFile:
             tensors[name] = tensor
     total = first.metadata.get("split.tensors.count", len(tensors))
     if total != len(tensors):
-        raise fault(path, f"says that its {count} parts hold {total} tensors; they hold {len(tensors)}")
+        raise fault(
+            path, f"says that its {count} parts hold {total} tensors; they hold {len(tensors)}"
+        )
     return GgufFile(path, first.metadata, tensors)
+
+
+def gguf_of(directory: Path) -> Path | None:
+    """The GGUF file of a directory without safetensors, of several parts the first; None: there is
+    none. Raises ModelError if there are several."""
+    if any(directory.glob("*.safetensors")):
+        return None
+    files = [path for path in sorted(directory.glob("*.gguf")) if not is_later_part(path)]
+    if len(files) > 1:
+        raise ModelError(
+            f"{directory} holds {len(files)} models in GGUF ({', '.join(f.name for f in files[:4])}"
+            f"{', ...' if len(files) > 4 else ''}): name one of these files",
+            field="model",
+        )
+    return files[0] if files else None
 
 
 def is_later_part(path: Path) -> bool:
@@ -92,8 +109,7 @@ def _other_parts(path: Path, metadata: Mapping[str, Any], count: object) -> list
         )
     if int(match[2]) != 1:
         raise ModelError(
-            f"{path} is a later part of a model: name its first, "
-            f"{match[1]}00001{match[3]}",
+            f"{path} is a later part of a model: name its first, {match[1]}00001{match[3]}",
             field="model",
         )
     names = [f"{match[1]}{number:05}{match[3]}" for number in range(2, count + 1)]
@@ -124,7 +140,9 @@ def _read_part(path: Path) -> GgufFile:
         metadata[key] = reader.value(key)
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 8 <= alignment <= 65536 or alignment & (alignment - 1):
-        raise reader.fault(f"has general.alignment {str(alignment)[:40]}, but must have a power of 2")
+        raise reader.fault(
+            f"has general.alignment {str(alignment)[:40]}, but must have a power of 2"
+        )
     entries = [reader.tensor(alignment) for _ in range(num_tensors)]
     start = -(-reader.at // alignment) * alignment
     return GgufFile(path, metadata, reader.place(entries, start))

@@ -38,7 +38,10 @@ _BLOCKS = {
 TYPES = _FLOATS | _BLOCKS
 """By their numbers."""
 BLOCK_TYPES: dict[str, BlockFormat] = {
-    block.name: name for block in _BLOCKS.values() for name in BLOCK_FORMATS if name == block.name.lower()
+    block.name: name
+    for block in _BLOCKS.values()
+    for name in BLOCK_FORMATS
+    if name == block.name.lower()
 }
 """What the engine calls types of blocks."""
 OTHER_TYPES = {

@@ -10,7 +10,8 @@ CheckpointMethod = Literal["awq", "gptq", "compressed-tensors"]
 """A value of ``quantize`` that says what the checkpoint is."""
 INTEGER_METHODS = ("awq", "gptq", "compressed-tensors")
 FP8_METHODS = ("fp8", "fbgemm_fp8")
-METHODS = (*INTEGER_METHODS, *FP8_METHODS)
+GGUF = "gguf"
+METHODS = (*INTEGER_METHODS, *FP8_METHODS, GGUF)
 """Of checkpoints that can be read."""
 
 _FP8_FORMATS = ("float-quantized", "naive-quantized")
