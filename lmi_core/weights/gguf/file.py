@@ -2,8 +2,8 @@
 
 Format: "GGUF", then little-endian: u32 version, u64 number of tensors, u64 number of metadata
 pairs; each pair is a key (u64 length, UTF-8), u32 type and a value; each tensor a name, u32 number
-of dimensions, u64 dimensions (the fastest first), u32 type, u64 offset from where the data starts: the
-next multiple of general.alignment.
+of dimensions, u64 dimensions (the fastest first), u32 type, u64 offset from where the data starts:
+the next multiple of general.alignment.
 """
 
 from __future__ import annotations
