@@ -115,11 +115,12 @@ class SamplingTable:
         """Count one output token."""
     def observe_many(self, row: int, token_ids: Sequence[int]) -> None:
         """Count output tokens again, after a preemption."""
-    def gather(self, rows: Sequence[int]) -> dict[str, Any]:
+    def gather(self, rows: Sequence[int], drafts: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
         """For samplers written in Python: an array per parameter named as in ``set`` (temperature to
         num_logprobs), one entry per row given, and ``biases`` (id, bias), ``seen`` (id, times
         generated; only under a penalty) and ``bans`` (id, 0), each as arrays (indices into
-        ``rows`` int32, ids int32, values float32)."""
+        ``rows`` int32, ids int32, values float32). ``drafts``: per row, tokens that it counts as
+        generated."""
 
 @final
 class BlockTables:
@@ -165,7 +166,7 @@ class Step:
         start: int,
         table_row: int,
         sampling_row: int,
-        logits: Literal["none", "last", "all"],
+        logits: Literal["none", "first", "last", "all", "drafts"],
         adapter: int = -1,
     ) -> int:
         """Append a sequence's tokens at positions start, start+1, ...; returns the index of its first
@@ -173,14 +174,15 @@ class Step:
         "last": the last token's row is sampled with ``sampling_row`` (the sampled token's position is
         start + len). "all": every row also reports the log-probability of the token that follows it in
         this call's ``token_ids``, see ``set_target``; only the last is sampled, and only if
-        ``sampling_row`` >= 0. ``adapter``: the slot of a LoRA adapter, or -1."""
+        ``sampling_row`` >= 0. "drafts": every row is sampled, as if the sequence had generated all
+        tokens up to it but the first, which it has (``num_drafts`` of them). ``adapter``: the slot of a LoRA adapter, or -1."""
     def set_target(self, logit_row: int, token_id: int) -> None:
         """Report the log-probability (and top-n) of ``token_id`` for this row (prompt logprobs)."""
     def add_copy(self, src_block: int, dst_block: int) -> None:
         """Copy a KV block in every layer before the forward pass (copy on write)."""
     def follow(self, previous: Step, logit_rows: list[int]) -> None:
         """The token ids are what these logit rows sample of ``previous``, a step executed before this
-        one, a row per token; 0 for a row that samples none. ``previous`` must live on, uncleared, until
+        one, a row per token; 0 for a row that samples none, -1 for a token that is known. ``previous`` must live on, uncleared, until
         this step runs."""
     def add_mask(self, logit_row: int) -> npt.NDArray[np.uint32]:
         """Restrict what a logit row samples: a writable mask of one bit per token id, lowest first, all
@@ -543,3 +545,41 @@ class DeviceWorker:
         """Wait until every submitted step is done. Releases the GIL."""
     def close(self) -> None:
         """Finish what is queued and join both threads. Releases the GIL."""
+
+@final
+class TokenIndex:
+    """Texts of tokens, found again by the few tokens before a place (``csrc/draft``). When it is full,
+    the older half is forgotten."""
+
+    def __init__(self, *, max_tokens: int, num_key_tokens: int) -> None: ...
+    def __len__(self) -> int: ...
+    def add_text(self, token_ids: Sequence[int]) -> None: ...
+
+@final
+class Drafter:
+    """What one text may go on with: what followed the place, in it or in ``history``, that is most
+    like its end."""
+
+    def __init__(
+        self,
+        *,
+        max_tokens: int,
+        min_match: int,
+        max_match: int,
+        history: TokenIndex | None = None,
+    ) -> None:
+        """Places are found by ``min_match`` tokens, which are the history's key, and judged by
+        ``max_match``; ``max_tokens``: of its own text that are remembered."""
+    @property
+    def num_tokens(self) -> int:
+        """Of the text, forgotten ones included."""
+    def start(self, token_ids: Sequence[int]) -> None:
+        """The text's first tokens, which nobody had to guess."""
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """The next tokens, which are compared with what would have been drafted."""
+    def draft(self, max_tokens: int) -> tuple[list[int], list[float]]:
+        """What may follow, at most so many tokens; and for each the chance that it and those before
+        it are right."""
+    @property
+    def next_chance(self) -> float:
+        """That a draft of the token behind the next one will be right; 0 where there is none."""

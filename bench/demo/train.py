@@ -64,7 +64,7 @@ STAGES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Schedule:
     """What a run may use, and how it learns."""
 
     max_seconds: float = 6240.0
@@ -91,9 +91,9 @@ class Progress:
     seconds: float = 0.0
 
 
-def batches(plan: Plan, stage: Stage, tokenizer_dir: Path, step: int) -> Iterator[Rows]:
+def batches(schedule: Schedule, stage: Stage, tokenizer_dir: Path, step: int) -> Iterator[Rows]:
     """Batches of a stage; another `step` to begin at gives other documents."""
-    seed = plan.seed * 1_000_003 + step
+    seed = schedule.seed * 1_000_003 + step
     texts = documents(seed, sources=stage.sources)
     tokenizer = load_tokenizer(tokenizer_dir)
     return stage.make_batches(texts, tokenizer, stage.row_tokens, BATCH_TOKENS, seed)
@@ -126,20 +126,20 @@ def loss_of(network: Network, ids: Tensor) -> Tensor:
 class Trainer:
     """A network with its optimisers: Muon for matrices, AdamW for embeddings and norms."""
 
-    def __init__(self, plan: Plan, out: Path) -> None:
-        self.plan = plan
+    def __init__(self, schedule: Schedule, out: Path) -> None:
+        self.schedule = schedule
         self.out = out
         self.progress = Progress()
-        torch.manual_seed(plan.seed)
+        torch.manual_seed(schedule.seed)
         self.network = Network(Shape())
         layers = list(self.network.layers.parameters())
         matrices = [weight for weight in layers if weight.ndim == 2]
         others = [weight for weight in layers if weight.ndim < 2]
         others += [*self.network.embed_tokens.parameters(), *self.network.norm.parameters()]
         self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=plan.matrix_rate, weight_decay=0.01),
+            torch.optim.Muon(matrices, lr=schedule.matrix_rate, weight_decay=0.01),
             torch.optim.AdamW(
-                others, lr=plan.vector_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+                others, lr=schedule.vector_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
             ),
         ]
 
@@ -150,8 +150,8 @@ class Trainer:
 
     def used(self) -> float:
         """The share of the run that is over."""
-        by_time = self.progress.seconds / self.plan.max_seconds
-        return max(by_time, self.progress.tokens / self.plan.max_tokens)
+        by_time = self.progress.seconds / self.schedule.max_seconds
+        return max(by_time, self.progress.tokens / self.schedule.max_tokens)
 
     def save(self) -> None:
         """Write the checkpoint, replacing the one before only when complete."""
@@ -176,8 +176,8 @@ class Trainer:
 
     def learn(self, batch: Rows) -> float:
         """One step on `batch`; returns its loss."""
-        factor = self.plan.rate(self.used())
-        rates = (self.plan.matrix_rate, self.plan.vector_rate)
+        factor = self.schedule.rate(self.used())
+        rates = (self.schedule.matrix_rate, self.schedule.vector_rate)
         for optimizer, rate in zip(self.optimizers, rates, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
@@ -196,7 +196,7 @@ class Trainer:
         start = time.monotonic() - self.progress.seconds
         saved = self.progress.seconds
         for stage in STAGES:
-            source = batches(self.plan, stage, self.out, self.progress.step)
+            source = batches(self.schedule, stage, self.out, self.progress.step)
             while self.used() < stage.until:
                 loss = self.learn(next(source))
                 self.progress.seconds = time.monotonic() - start
@@ -233,9 +233,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
-    plan = Plan(max_seconds=args.minutes * 60)
-    prepare_tokenizer(args.out, plan.seed)
-    trainer = Trainer(plan, args.out)
+    schedule = Schedule(max_seconds=args.minutes * 60)
+    prepare_tokenizer(args.out, schedule.seed)
+    trainer = Trainer(schedule, args.out)
     trainer.resume()
     trainer.run()
     export(trainer.network, load_tokenizer(args.out), args.out / "model")

@@ -14,6 +14,7 @@ void bind_step(pybind11::module_& m);
 void bind_weight(pybind11::module_& m);
 void bind_graph(pybind11::module_& m);
 void bind_lora(pybind11::module_& m);
+void bind_draft(pybind11::module_& m);
 void bind_device(pybind11::module_& m);
 
 }  // namespace lmi

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <span>
 
 #include "bind/arrays.h"
 #include "bind/bind.h"
@@ -55,25 +56,33 @@ struct TokenEdits {
 };
 
 // What a sampler in Python needs of these rows, see _native.pyi.
-py::dict gather_rows(const SamplingTable& table, const py::object& row_ids) {
+py::dict gather_rows(const SamplingTable& table, const py::object& row_ids,
+                     const std::vector<std::vector<int32_t>>& drafts) {
   std::vector<const SamplingRow*> rows;
   for (const int32_t id : ids_from_python(row_ids)) {
     LMI_CHECK(id >= 0 && id < static_cast<int32_t>(table.rows.size()), "sampling row ", id, " of ",
               table.rows.size());
     rows.push_back(&table.rows[id]);
   }
+  LMI_CHECK(drafts.empty() || drafts.size() == rows.size(), drafts.size(), " drafts of ",
+            rows.size(), " rows");
   TokenEdits biases;
   TokenEdits seen;
   TokenEdits bans;
   for (size_t i = 0; i < rows.size(); ++i) {
-    const SamplingRow& row = *rows[i];
-    for (const auto& [id, bias] : row.logit_bias) biases.add(i, id, bias);
-    for (const SeenToken token : row.seen) {
-      if (row.has_penalty()) seen.add(i, token.token_id, static_cast<float>(token.num_output));
+    const std::span<const int32_t> ids =
+        drafts.empty() ? std::span<const int32_t>() : std::span<const int32_t>(drafts[i]);
+    const cpu::SamplingRowView row =
+        cpu::view_sampling_row(*rows[i], ids.data(), static_cast<int64_t>(ids.size()));
+    for (const auto& [id, bias] : rows[i]->logit_bias) biases.add(i, id, bias);
+    for (int64_t k = 0; k < row.num_seen + row.num_drafts; ++k) {
+      const SeenToken token = cpu::seen_token(row, k);
+      if (token.token_id >= 0) seen.add(i, token.token_id, static_cast<float>(token.num_output));
     }
-    for (const int32_t id : row.banned_ids) bans.add(i, id, 0.0f);
-    if (row.num_output >= row.min_tokens) continue;
-    for (const int32_t id : row.min_tokens_banned_ids) bans.add(i, id, 0.0f);
+    for (const int32_t id : rows[i]->banned_ids) bans.add(i, id, 0.0f);
+    for (int64_t k = 0; k < row.num_min_tokens_banned_ids; ++k) {
+      bans.add(i, row.min_tokens_banned_ids[k], 0.0f);
+    }
   }
   py::dict result;
 #define LMI_GATHER(T, field) \
@@ -156,7 +165,8 @@ void bind_sampling_table(py::module_& m) {
             checked_row(table, row_id).observe(token_id);
           },
           py::arg("row"), py::arg("token_id"))
-      .def("gather", &gather_rows, py::arg("rows"))
+      .def("gather", &gather_rows, py::arg("rows"),
+           py::arg("drafts") = std::vector<std::vector<int32_t>>())
       .def(
           "observe_many",
           [](SamplingTable& table, int32_t row_id, const py::object& token_ids) {
@@ -170,9 +180,11 @@ void bind_sampling_table(py::module_& m) {
 
 LogitRows parse_logit_rows(const std::string& name) {
   if (name == "none") return LogitRows::kNone;
+  if (name == "first") return LogitRows::kFirst;
   if (name == "last") return LogitRows::kLast;
-  LMI_CHECK(name == "all", "logits '", name, "'; known are none, last, all");
-  return LogitRows::kAll;
+  if (name == "all") return LogitRows::kAll;
+  LMI_CHECK(name == "drafts", "logits '", name, "'; known are none, first, last, all, drafts");
+  return LogitRows::kDrafts;
 }
 
 // An array of the buffer by its name in step.h, cut to the present counts.
@@ -185,9 +197,13 @@ py::array view_array(const py::object& self, const std::string& name) {
                                                                {"kv_lengths", view.kv_lengths},
                                                                {"table_rows", view.table_rows}};
   const std::pair<const char*, const int32_t*> logit_arrays[] = {
-      {"logit_token_rows", view.logit_token_rows}, {"sampling_rows", view.sampling_rows},
-      {"sample_positions", view.sample_positions}, {"target_ids", view.target_ids},
-      {"sampled_ids", view.sampled_ids},           {"num_top", view.num_top}};
+      {"logit_token_rows", view.logit_token_rows},
+      {"sampling_rows", view.sampling_rows},
+      {"sample_positions", view.sample_positions},
+      {"target_ids", view.target_ids},
+      {"num_drafts", view.num_drafts},
+      {"sampled_ids", view.sampled_ids},
+      {"num_top", view.num_top}};
   const std::pair<const char*, const int32_t*> copy_arrays[] = {{"copy_src", view.copy_src},
                                                                 {"copy_dst", view.copy_dst}};
   const std::pair<const char*, const int32_t*> adapter_arrays[] = {

@@ -11,4 +11,5 @@ PYBIND11_MODULE(_native, m) {
   lmi::bind_lora(m);
   lmi::bind_graph(m);
   lmi::bind_device(m);
+  lmi::bind_draft(m);
 }

@@ -5,8 +5,8 @@
 
 namespace lmi::cpu {
 
-SamplingRowView view_sampling_row(const SamplingTable& table, int32_t row) {
-  const SamplingRow& source = table.rows[static_cast<size_t>(row)];
+SamplingRowView view_sampling_row(const SamplingRow& source, const int32_t* drafts,
+                                  int64_t num_drafts) {
   SamplingRowView view;
   view.temperature = source.temperature;
   view.top_k = source.top_k;
@@ -23,25 +23,38 @@ SamplingRowView view_sampling_row(const SamplingTable& table, int32_t row) {
   view.num_logit_bias = static_cast<int64_t>(source.logit_bias.size());
   view.banned_ids = source.banned_ids.data();
   view.num_banned_ids = static_cast<int64_t>(source.banned_ids.size());
-  if (source.num_output < source.min_tokens) {
+  if (source.num_output + num_drafts < source.min_tokens) {
     view.min_tokens_banned_ids = source.min_tokens_banned_ids.data();
     view.num_min_tokens_banned_ids = static_cast<int64_t>(source.min_tokens_banned_ids.size());
   }
   if (source.has_penalty()) {
     view.seen = source.seen.data();
     view.num_seen = static_cast<int64_t>(source.seen.size());
+    view.drafts = drafts;
+    view.num_drafts = num_drafts;
   }
   return view;
 }
 
+SamplingRowView view_sampling_row(const StepView& step, int64_t logit_row) {
+  const SamplingRow& source =
+      step.sampling->rows[static_cast<size_t>(step.sampling_rows[logit_row])];
+  const int32_t num_drafts = step.num_drafts == nullptr ? 0 : step.num_drafts[logit_row];
+  if (num_drafts == 0) return view_sampling_row(source, nullptr, 0);
+  const int32_t first = step.logit_token_rows[logit_row] + 1 - num_drafts;
+  return view_sampling_row(source, step.token_ids + first, num_drafts);
+}
+
 bool modifies_logits(const SamplingRowView& row) {
-  return row.num_logit_bias + row.num_banned_ids + row.num_min_tokens_banned_ids + row.num_seen > 0;
+  return row.num_logit_bias + row.num_banned_ids + row.num_min_tokens_banned_ids + row.num_seen +
+             row.num_drafts >
+         0;
 }
 
 static bool wants_argmax(const StepView& step, int32_t logit_row) {
   if (step.sampling_rows[logit_row] < 0 || step.target_ids[logit_row] >= 0) return false;
   if (step.masks != nullptr && step.masks[logit_row] != nullptr) return false;
-  const SamplingRowView row = view_sampling_row(*step.sampling, step.sampling_rows[logit_row]);
+  const SamplingRowView row = view_sampling_row(step, logit_row);
   return row.temperature < kMinTemperature && row.num_logprobs < 0 && !modifies_logits(row);
 }
 

@@ -31,9 +31,31 @@ struct SamplingRowView {
   int64_t num_min_tokens_banned_ids = 0;
   const SeenToken* seen = nullptr;  // none when no penalty is on
   int64_t num_seen = 0;
+  const int32_t* drafts = nullptr;  // counted as seen_token() does; none when no penalty is on
+  int64_t num_drafts = 0;
 };
 
-SamplingRowView view_sampling_row(const SamplingTable& table, int32_t row);
+// A row as it is once its sequence has generated the drafts.
+SamplingRowView view_sampling_row(const SamplingRow& source, const int32_t* drafts,
+                                  int64_t num_drafts);
+
+// That of a logit row which samples with one.
+SamplingRowView view_sampling_row(const StepView& step, int64_t logit_row);
+
+// What a row has seen of one token, for i < num_seen + num_drafts; token_id -1: another i has it.
+static inline SeenToken seen_token(const SamplingRowView& row, int64_t i) {
+  const int64_t draft = i - row.num_seen;
+  SeenToken seen = draft < 0 ? row.seen[i] : SeenToken{row.drafts[draft], 0};
+  for (int64_t k = 0; draft >= 0 && k < row.num_seen; ++k) {
+    if (row.seen[k].token_id == seen.token_id) return {-1, 0};
+  }
+  for (int64_t k = 0; k < row.num_drafts; ++k) {
+    if (row.drafts[k] != seen.token_id) continue;
+    if (k < draft) return {-1, 0};
+    ++seen.num_output;
+  }
+  return seen;
+}
 
 // Whether the row draws from other logits than the model's, masks aside.
 bool modifies_logits(const SamplingRowView& row);

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "cuda/attention_plan.h"
+#include "cuda/attention_lists.h"
 #include "cuda/fragment.h"
 #include "cuda/launch.cuh"
 

@@ -49,13 +49,13 @@ int32_t fail_at(const char* what, int status) {
 
 // The description of one shape's product, and how cuBLASLt wants to do it. A row-major matrix is a
 // column-major one transposed: y^T [outputs, rows] = weight^T^T x^T.
-class DensePlan {
+class DenseProduct {
  public:
-  DensePlan(const DensePlan&) = delete;
-  DensePlan& operator=(const DensePlan&) = delete;
-  explicit DensePlan(const cublaslt::Functions& functions) : functions_(functions) {}
+  DenseProduct(const DenseProduct&) = delete;
+  DenseProduct& operator=(const DenseProduct&) = delete;
+  explicit DenseProduct(const cublaslt::Functions& functions) : functions_(functions) {}
 
-  ~DensePlan() {
+  ~DenseProduct() {
     for (const cublaslt::Layout layout : {weight_, x_, y_}) {
       if (layout != nullptr) (void)functions_.destroy_layout(layout);
     }
@@ -194,33 +194,33 @@ class Cublaslt {
 
   int32_t multiply(const LmiLinearDense& args, void* stream) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    DensePlan* plan = nullptr;
-    if (const int32_t status = find_plan(args, &plan)) return status;
-    return plan->has_algorithm() ? plan->run(handle_, args, stream)
-                                 : lmi_cuda_linear_tiled(&args, stream);
+    DenseProduct* product = nullptr;
+    if (const int32_t status = find_product(args, &product)) return status;
+    return product->has_algorithm() ? product->run(handle_, args, stream)
+                                    : lmi_cuda_linear_tiled(&args, stream);
   }
 
   int32_t prepare(const LmiLinearDense& args) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    DensePlan* plan = nullptr;
-    return find_plan(args, &plan);
+    DenseProduct* product = nullptr;
+    return find_product(args, &product);
   }
 
  private:
   // Of a shape without an algorithm too, so that it isn't asked for again.
-  int32_t find_plan(const LmiLinearDense& args, DensePlan** plan) {
+  int32_t find_product(const LmiLinearDense& args, DenseProduct** product) {
     if (!is_open_) return fail("linear_dense: cuBLASLt has not been opened");
     if (handle_ == nullptr) {
       if (const int status = functions_.create(&handle_)) return fail_at("the handle", status);
     }
     const Shape shape = shape_of(args);
-    auto found = plans_.find(shape);
-    if (found == plans_.end()) {
-      if (plans_.size() >= kMaxShapes) plans_.clear();
-      found = plans_.try_emplace(shape, functions_).first;
+    auto found = products_.find(shape);
+    if (found == products_.end()) {
+      if (products_.size() >= kMaxShapes) products_.clear();
+      found = products_.try_emplace(shape, functions_).first;
       if (found->second.prepare(handle_, args) != kOk) tell(args, error_text());
     }
-    *plan = &found->second;
+    *product = &found->second;
     return kOk;
   }
 
@@ -235,7 +235,7 @@ class Cublaslt {
   bool is_open_ = false;
   cublaslt::Functions functions_ = {};
   cublaslt::Handle handle_ = nullptr;
-  std::map<Shape, DensePlan> plans_;
+  std::map<Shape, DenseProduct> products_;
   std::set<WeightShape> told_;  // to have no algorithm for some number of rows
 };
 

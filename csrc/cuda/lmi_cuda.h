@@ -182,8 +182,8 @@ typedef struct {
   int32_t num_prefill;
   int32_t num_merges;
   int32_t num_partials;
-} LmiAttentionPlan;
-LMI_CUDA_API int32_t lmi_cuda_plan_attention(LmiAttentionPlan* plan, void* stream);
+} LmiAttentionLists;
+LMI_CUDA_API int32_t lmi_cuda_list_attention(LmiAttentionLists* lists, void* stream);
 
 /* Causal attention over one layer of the paged cache, y = softmax(scale q k^T) v with grouped
  * queries: q, y [tokens, num_q_heads, head_dim] in dtype, bf16 or fp16, keys, values [slots,

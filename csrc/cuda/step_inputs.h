@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/attention_plan.h"
+#include "cuda/attention_lists.h"
 #include "cuda/step_list.h"
 
 namespace lmi::cuda {
@@ -105,10 +105,10 @@ inline int32_t most_decode_work(const AttentionShape& shape, const LmiStepSizes&
 }
 
 // Who attends to what; the lengths are of the arrays' host side, and must outlive the call.
-inline AttentionPlan plan_step(const AttentionShape& shape, const LmiStepSizes& sizes,
-                               const int32_t* num_rows, const int32_t* kv_lengths,
-                               int32_t num_seqs) {
-  LmiAttentionPlan request = {};
+inline AttentionLists list_step(const AttentionShape& shape, const LmiStepSizes& sizes,
+                                const int32_t* num_rows, const int32_t* kv_lengths,
+                                int32_t num_seqs) {
+  LmiAttentionLists request = {};
   request.num_rows = num_rows;
   request.kv_lengths = kv_lengths;
   request.num_seqs = num_seqs;
@@ -118,7 +118,7 @@ inline AttentionPlan plan_step(const AttentionShape& shape, const LmiStepSizes& 
   request.window = shape.window;
   request.num_slots = sizes.num_attention_slots;
   request.split_tokens = sizes.split_tokens;
-  return plan_attention(request);
+  return list_attention(request);
 }
 
 // The rest of `capacity` entries is no work.

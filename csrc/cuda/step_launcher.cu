@@ -11,13 +11,14 @@ namespace lmi::cuda {
 
 // ---- a step's inputs
 
-int32_t StepLauncher::upload(const LmiStep& step, const PlannedStep& planned, Slot& slot) {
-  const StepInputs host(planned.counts, slot.inputs.data());
-  if (host.num_bytes > input_bytes_ || !StepPacker::fits(planned)) {
+int32_t StepLauncher::upload(const LmiStep& step, const SizedStep& sized, Slot& slot) {
+  const StepInputs host(sized.counts, slot.inputs.data());
+  if (host.num_bytes > input_bytes_ || !StepPacker::fits(sized)) {
     return fail("a step's inputs take " + std::to_string(host.num_bytes) + " bytes, room is for " +
-                std::to_string(input_bytes_) + ", or its attention more work than was planned for");
+                std::to_string(input_bytes_) +
+                ", or its attention more work than there is room for");
   }
-  packer_.fill(step, planned, host);
+  packer_.fill(step, sized, host);
   return runtime::upload(inputs_, slot.inputs.data(), host.num_bytes, stream_);
 }
 
@@ -36,9 +37,9 @@ int32_t StepLauncher::forward(const StepCounts& counts) {
 int32_t StepLauncher::run_empty(StepShape shape) {
   Slot& slot = slots_[next_slot_];
   if (slot.is_busy) return fail("a shape can't be run: its slot is under way");
-  const PlannedStep planned = packer_.plan(LmiStep{}, &shape);
-  if (const int32_t status = upload(LmiStep{}, planned, slot)) return status;
-  if (const int32_t status = forward(planned.counts)) return settle(status);
+  const SizedStep sized = packer_.size(LmiStep{}, &shape);
+  if (const int32_t status = upload(LmiStep{}, sized, slot)) return status;
+  if (const int32_t status = forward(sized.counts)) return settle(status);
   return runtime::synchronize(stream_);
 }
 
@@ -110,11 +111,11 @@ int32_t StepLauncher::launch(const LmiStep& step, Slot& slot) {
       graph = captured_.find(shape);
     }
   }
-  const PlannedStep planned = packer_.plan(step, graph == nullptr ? nullptr : &shape);
-  if (const int32_t status = upload(step, planned, slot)) return status;
-  const StepInputs inputs(planned.counts, inputs_);
+  const SizedStep sized = packer_.size(step, graph == nullptr ? nullptr : &shape);
+  if (const int32_t status = upload(step, sized, slot)) return status;
+  const StepInputs inputs(sized.counts, inputs_);
   if (step.num_copies > 0) {
-    const StepContext context = context_of(planned.counts, inputs);
+    const StepContext context = context_of(sized.counts, inputs);
     for (const Launch& copy : copies_) {
       if (const int32_t status = copy(context, stream_)) return status;
     }
@@ -125,7 +126,7 @@ int32_t StepLauncher::launch(const LmiStep& step, Slot& slot) {
     if (const int32_t status = take_tokens(args, stream_)) return status;
   }
   const int32_t status =
-      graph == nullptr ? forward(planned.counts) : runtime::launch_graph(graph, stream_);
+      graph == nullptr ? forward(sized.counts) : runtime::launch_graph(graph, stream_);
   if (status != kOk) return status;
   if (graph != nullptr) ++num_replayed_;
   return finish(step, inputs, slot);

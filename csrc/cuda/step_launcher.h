@@ -51,7 +51,7 @@ class StepLauncher {
   int32_t add_attention(const LmiAttention& args);
   template <typename Args>
   int32_t prepare(const Args& args, int32_t rows, int32_t (*prepare_rows)(const Args&, int32_t));
-  int32_t upload(const LmiStep& step, const PlannedStep& planned, Slot& slot);
+  int32_t upload(const LmiStep& step, const SizedStep& sized, Slot& slot);
   int32_t forward(const StepCounts& counts);
   int32_t run_empty(StepShape shape);
   int32_t settle(int32_t status);

@@ -27,8 +27,8 @@ typedef struct {
   int32_t max_blocks_per_seq;
   int32_t block_size;
   int32_t max_top;             /* at most LMI_MAX_TOP */
-  int32_t num_attention_slots; /* LmiAttentionPlan::num_slots */
-  int32_t split_tokens;        /* LmiAttentionPlan::split_tokens */
+  int32_t num_attention_slots; /* LmiAttentionLists::num_slots */
+  int32_t split_tokens;        /* LmiAttentionLists::split_tokens */
   int32_t scratch_block;       /* a block of no sequence: of captured rows that stand for none */
   int32_t num_misses; /* steps that are launched kernel by kernel before theirs is captured */
   /* Decode steps are captured for so many rows and up to so many keys, ascending; none: never. */

@@ -74,55 +74,54 @@ int32_t StepPacker::check(const LmiStep& step) const {
   return kOk;
 }
 
-PlannedStep StepPacker::plan(const LmiStep& step, const StepShape* shape) const {
-  PlannedStep planned;
-  planned.num_rows.assign(step.num_rows, step.num_rows + step.num_seqs);
-  planned.kv_lengths.assign(step.kv_lengths, step.kv_lengths + step.num_seqs);
+SizedStep StepPacker::size(const LmiStep& step, const StepShape* shape) const {
+  SizedStep sized;
+  sized.num_rows.assign(step.num_rows, step.num_rows + step.num_seqs);
+  sized.kv_lengths.assign(step.kv_lengths, step.kv_lengths + step.num_seqs);
   if (shape != nullptr) {
-    planned.num_rows.resize(static_cast<size_t>(shape->first), 1);
-    planned.kv_lengths.resize(static_cast<size_t>(shape->first), 1);
-    planned.counts = counts_of(*shape);
+    sized.num_rows.resize(static_cast<size_t>(shape->first), 1);
+    sized.kv_lengths.resize(static_cast<size_t>(shape->first), 1);
+    sized.counts = counts_of(*shape);
   } else {
-    planned.counts.num_tokens = step.num_tokens;
-    planned.counts.num_seqs = step.num_seqs;
-    planned.counts.num_logit_rows = step.num_logit_rows;
-    planned.counts.num_copies = step.num_copies;
-    for (const int32_t length : planned.kv_lengths) {
-      planned.counts.table_columns =
-          greater_of(planned.counts.table_columns, ceil_div(length, sizes_.block_size));
+    sized.counts.num_tokens = step.num_tokens;
+    sized.counts.num_seqs = step.num_seqs;
+    sized.counts.num_logit_rows = step.num_logit_rows;
+    sized.counts.num_copies = step.num_copies;
+    for (const int32_t length : sized.kv_lengths) {
+      sized.counts.table_columns =
+          greater_of(sized.counts.table_columns, ceil_div(length, sizes_.block_size));
     }
   }
   for (const AttentionShape& attention : shapes_) {
-    planned.plans.push_back(plan_step(attention, sizes_, planned.num_rows.data(),
-                                      planned.kv_lengths.data(),
-                                      static_cast<int32_t>(planned.num_rows.size())));
+    sized.lists.push_back(list_step(attention, sizes_, sized.num_rows.data(),
+                                    sized.kv_lengths.data(),
+                                    static_cast<int32_t>(sized.num_rows.size())));
     if (shape != nullptr) continue;
-    const AttentionPlan& lists = planned.plans.back();
-    planned.counts.work.push_back({static_cast<int32_t>(lists.decode.size()),
-                                   static_cast<int32_t>(lists.prefill.size()),
-                                   static_cast<int32_t>(lists.merges.size())});
+    const AttentionLists& lists = sized.lists.back();
+    sized.counts.work.push_back({static_cast<int32_t>(lists.decode.size()),
+                                 static_cast<int32_t>(lists.prefill.size()),
+                                 static_cast<int32_t>(lists.merges.size())});
   }
-  return planned;
+  return sized;
 }
 
-bool StepPacker::fits(const PlannedStep& planned) {
+bool StepPacker::fits(const SizedStep& sized) {
   const auto is_within = [](const auto& entries, int32_t most) {
     return entries.size() <= static_cast<size_t>(most);
   };
-  for (size_t i = 0; i < planned.plans.size(); ++i) {
-    const AttentionPlan& plan = planned.plans[i];
-    const StepCounts::Work& most = planned.counts.work[i];
-    if (!is_within(plan.decode, most.num_decode) || !is_within(plan.prefill, most.num_prefill) ||
-        !is_within(plan.merges, most.num_merges)) {
+  for (size_t i = 0; i < sized.lists.size(); ++i) {
+    const AttentionLists& lists = sized.lists[i];
+    const StepCounts::Work& most = sized.counts.work[i];
+    if (!is_within(lists.decode, most.num_decode) || !is_within(lists.prefill, most.num_prefill) ||
+        !is_within(lists.merges, most.num_merges)) {
       return false;
     }
   }
   return true;
 }
 
-void StepPacker::fill(const LmiStep& step, const PlannedStep& planned,
-                      const StepInputs& host) const {
-  const StepCounts& counts = planned.counts;
+void StepPacker::fill(const LmiStep& step, const SizedStep& sized, const StepInputs& host) const {
+  const StepCounts& counts = sized.counts;
   const auto copy = [](const int32_t* source, int32_t count, int32_t* target, int32_t capacity,
                        int32_t rest) {
     std::copy_n(source, count, target);
@@ -139,8 +138,8 @@ void StepPacker::fill(const LmiStep& step, const PlannedStep& planned,
   for (int32_t row = step.num_seqs; row < counts.num_seqs; ++row) {
     host.first_rows[row] = host.logit_token_rows[row] = row;
   }
-  std::copy(planned.num_rows.begin(), planned.num_rows.end(), host.num_rows);
-  std::copy(planned.kv_lengths.begin(), planned.kv_lengths.end(), host.kv_lengths);
+  std::copy(sized.num_rows.begin(), sized.num_rows.end(), host.num_rows);
+  std::copy(sized.kv_lengths.begin(), sized.kv_lengths.end(), host.kv_lengths);
   std::copy_n(step.copy_src, counts.num_copies, host.copy_src);
   std::copy_n(step.copy_dst, counts.num_copies, host.copy_dst);
   fill_tables(step, counts, host);
@@ -150,10 +149,10 @@ void StepPacker::fill(const LmiStep& step, const PlannedStep& planned,
   std::copy_n(step.sampling.seen.offsets, num_offsets, host.seen_offsets);
   std::copy_n(step.sampling.bans.offsets, num_offsets, host.ban_offsets);
   for (size_t i = 0; i < shapes_.size(); ++i) {
-    const AttentionPlan& plan = planned.plans[i];
-    copy_work(plan.decode, counts.work[i].num_decode, host.work[i].decode);
-    copy_work(plan.prefill, counts.work[i].num_prefill, host.work[i].prefill);
-    copy_work(plan.merges, counts.work[i].num_merges, host.work[i].merges);
+    const AttentionLists& lists = sized.lists[i];
+    copy_work(lists.decode, counts.work[i].num_decode, host.work[i].decode);
+    copy_work(lists.prefill, counts.work[i].num_prefill, host.work[i].prefill);
+    copy_work(lists.merges, counts.work[i].num_merges, host.work[i].merges);
   }
 }
 

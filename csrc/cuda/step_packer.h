@@ -1,4 +1,4 @@
-// Steps made ready for the device: planned, padded to a captured shape, and laid out.
+// Steps made ready for the device: sized, padded to a captured shape, and laid out.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace lmi::cuda {
 
-struct PlannedStep {
+struct SizedStep {
   std::vector<int32_t> num_rows;  // of each sequence and of the free rows
   std::vector<int32_t> kv_lengths;
-  std::vector<AttentionPlan> plans;
+  std::vector<AttentionLists> lists;
   StepCounts counts;
 };
 
@@ -33,10 +33,10 @@ class StepPacker {
   // 0, or an error if the step has more than there is room for.
   int32_t check(const LmiStep& step) const;
   // `shape`: what to pad the step to, unless null.
-  PlannedStep plan(const LmiStep& step, const StepShape* shape) const;
+  SizedStep size(const LmiStep& step, const StepShape* shape) const;
   // Whether attention's work is no more than the counts have room for.
-  static bool fits(const PlannedStep& planned);
-  void fill(const LmiStep& step, const PlannedStep& planned, const StepInputs& host) const;
+  static bool fits(const SizedStep& sized);
+  void fill(const LmiStep& step, const SizedStep& sized, const StepInputs& host) const;
 
  private:
   void fill_tables(const LmiStep& step, const StepCounts& counts, const StepInputs& host) const;

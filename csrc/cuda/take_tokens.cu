@@ -11,7 +11,7 @@ constexpr int kThreads = 256;
 __global__ void take_tokens_kernel(const TakeTokens args) {
   wait_for_earlier_kernels();
   const int token = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (token >= args.num_tokens) return;
+  if (token >= args.num_tokens || args.rows[token] < 0) return;
   args.token_ids[token] = greater_of(args.sampled_ids[args.rows[token]], 0);
 }
 

@@ -5,7 +5,7 @@
 
 namespace lmi::cuda {
 
-// token_ids[i] = max(sampled_ids[rows[i]], 0) for i < num_tokens.
+// token_ids[i] = max(sampled_ids[rows[i]], 0) for i < num_tokens, where rows[i] >= 0.
 struct TakeTokens {
   const int32_t* sampled_ids;
   const int32_t* rows;

@@ -40,8 +40,7 @@ void DeviceSampling::add_row(const StepView& step, int32_t logit_row) {
   if (step.sampling_rows[logit_row] < 0) {
     row.num_top = target_id >= 0 ? most_top : 0;
   } else {
-    const cpu::SamplingRowView rules =
-        cpu::view_sampling_row(*step.sampling, step.sampling_rows[logit_row]);
+    const cpu::SamplingRowView rules = cpu::view_sampling_row(step, logit_row);
     const bool is_greedy = target_id >= 0 || rules.temperature < cpu::kMinTemperature;
     row.seed = rules.seed;
     row.choice = rules.choice;
@@ -58,8 +57,9 @@ void DeviceSampling::add_row(const StepView& step, int32_t logit_row) {
     for (int64_t i = 0; i < rules.num_logit_bias; ++i) {
       biases_.add(rules.logit_bias[i].first, rules.logit_bias[i].second);
     }
-    for (int64_t i = 0; i < rules.num_seen; ++i) {
-      seen_.add(rules.seen[i].token_id, static_cast<float>(rules.seen[i].num_output));
+    for (int64_t i = 0; i < rules.num_seen + rules.num_drafts; ++i) {
+      const SeenToken seen = cpu::seen_token(rules, i);
+      if (seen.token_id >= 0) seen_.add(seen.token_id, static_cast<float>(seen.num_output));
     }
     for (int64_t i = 0; i < rules.num_banned_ids; ++i) bans_.add(rules.banned_ids[i], 0.0f);
     for (int64_t i = 0; i < rules.num_min_tokens_banned_ids; ++i) {

@@ -54,6 +54,9 @@ struct StepView {
   int32_t* sampling_rows = nullptr;     // row of the sampling table (also says the top-n), or -1
   int32_t* sample_positions = nullptr;  // of the sampled token: the RNG's counter
   int32_t* target_ids = nullptr;        // >= 0: report this token's log-probability instead
+  // So many token rows, up to the one it is computed from, are drafts: the row samples as it will
+  // once the sequence has generated them.
+  int32_t* num_drafts = nullptr;
   const SamplingTable* sampling = nullptr;
   // Tokens that a row may sample, a bit per id, lowest first; null: all of them. The loop fills a
   // mask while the step runs and then sets its flag, for which sample waits. Both are null in a

@@ -22,7 +22,7 @@ StepBuffer::StepBuffer(StepCapacity capacity, const BlockTables& tables,
 
   const int64_t num_top = static_cast<int64_t>(capacity.max_logit_rows) * capacity.max_logprobs;
   const int64_t total = 3LL * capacity.max_tokens + 7LL * capacity.max_seqs +
-                        7LL * capacity.max_logit_rows + 2LL * capacity.max_copies + 2 * num_top;
+                        8LL * capacity.max_logit_rows + 2LL * capacity.max_copies + 2 * num_top;
   memory_ = std::make_unique<int32_t[]>(total);
   int32_t* next = memory_.get();
   const auto take = [&next](int64_t count) {
@@ -38,8 +38,9 @@ StepBuffer::StepBuffer(StepCapacity capacity, const BlockTables& tables,
         &view_.adapter_first_rows, &view_.adapter_num_rows, &view_.adapter_slots}) {
     *array = take(capacity.max_seqs);
   }
-  for (int32_t** array : {&view_.logit_token_rows, &view_.sampling_rows, &view_.sample_positions,
-                          &view_.target_ids, &view_.sampled_ids, &view_.num_top}) {
+  for (int32_t** array :
+       {&view_.logit_token_rows, &view_.sampling_rows, &view_.sample_positions, &view_.target_ids,
+        &view_.num_drafts, &view_.sampled_ids, &view_.num_top}) {
     *array = take(capacity.max_logit_rows);
   }
   view_.sampled_logprobs = reinterpret_cast<float*>(take(capacity.max_logit_rows));
@@ -73,9 +74,9 @@ int32_t StepBuffer::add(const int32_t* token_ids, int32_t num_tokens, int32_t st
             " of ", capacity.max_tokens, " tokens, ", num_tokens, " more don't fit");
   LMI_CHECK(view_.num_seqs < capacity.max_seqs, "step already has ", capacity.max_seqs,
             " sequences");
-  const int32_t new_logit_rows = logits == LogitRows::kNone   ? 0
-                                 : logits == LogitRows::kLast ? 1
-                                                              : num_tokens;
+  const int32_t new_logit_rows = logits == LogitRows::kNone  ? 0
+                                 : logits == LogitRows::kAll ? num_tokens
+                                                             : 1;
   LMI_CHECK(view_.num_logit_rows + new_logit_rows <= capacity.max_logit_rows, "step has ",
             view_.num_logit_rows, " of ", capacity.max_logit_rows, " logit rows, ", new_logit_rows,
             " more don't fit");
@@ -103,13 +104,21 @@ int32_t StepBuffer::add(const int32_t* token_ids, int32_t num_tokens, int32_t st
 
   const int32_t first_logit_row = view_.num_logit_rows;
   if (logits == LogitRows::kNone) return -1;
+  if (logits == LogitRows::kDrafts) {
+    for (int32_t i = 0; i + 1 < num_tokens; ++i) {
+      add_logit_row(first_row + i, sampling_row, start + i + 1, i);
+    }
+    add_logit_row(first_row + num_tokens - 1, sampling_row, end, num_tokens - 1);
+    return first_logit_row;
+  }
   if (logits == LogitRows::kAll) {
     for (int32_t i = 0; i + 1 < num_tokens; ++i) {
       const int32_t row = add_logit_row(first_row + i, sampling_row, start + i + 1);
       view_.target_ids[row] = token_ids[i + 1];
     }
   }
-  add_logit_row(first_row + num_tokens - 1, sampling_row, end);
+  const int32_t sampled = logits == LogitRows::kFirst ? 0 : num_tokens - 1;
+  add_logit_row(first_row + sampled, sampling_row, start + sampled + 1);
   return first_logit_row;
 }
 
@@ -127,8 +136,8 @@ void StepBuffer::add_adapter_rows(int32_t slot, int32_t first_row, int32_t num_r
   view_.adapter_slots[run] = slot;
 }
 
-int32_t StepBuffer::add_logit_row(int32_t token_row, int32_t sampling_row,
-                                  int32_t sample_position) {
+int32_t StepBuffer::add_logit_row(int32_t token_row, int32_t sampling_row, int32_t sample_position,
+                                  int32_t num_drafts) {
   LMI_CHECK(sampling_row >= -1 && sampling_row < static_cast<int32_t>(view_.sampling->rows.size()),
             "sampling row ", sampling_row);
   const int32_t row = view_.num_logit_rows++;
@@ -136,6 +145,7 @@ int32_t StepBuffer::add_logit_row(int32_t token_row, int32_t sampling_row,
   view_.sampling_rows[row] = sampling_row;
   view_.sample_positions[row] = sample_position;
   view_.target_ids[row] = -1;
+  view_.num_drafts[row] = num_drafts;
   view_.sampled_ids[row] = -1;
   view_.sampled_logprobs[row] = 0.0f;
   view_.num_top[row] = 0;
@@ -161,7 +171,7 @@ void StepBuffer::follow(const StepBuffer& previous, std::vector<int32_t> logit_r
   LMI_CHECK(static_cast<int32_t>(logit_rows.size()) == view_.num_tokens, logit_rows.size(),
             " logit rows for ", view_.num_tokens, " tokens");
   for (const int32_t row : logit_rows) {
-    LMI_CHECK(row >= 0 && row < previous.view_.num_logit_rows, "logit row ", row, " of ",
+    LMI_CHECK(row >= -1 && row < previous.view_.num_logit_rows, "logit row ", row, " of ",
               previous.view_.num_logit_rows);
   }
   previous_ = &previous;
@@ -171,7 +181,8 @@ void StepBuffer::follow(const StepBuffer& previous, std::vector<int32_t> logit_r
 void StepBuffer::take_tokens() {
   if (previous_ == nullptr) return;
   for (int32_t i = 0; i < view_.num_tokens; ++i) {
-    view_.token_ids[i] = std::max(previous_->view_.sampled_ids[previous_rows_[i]], 0);
+    const int32_t row = previous_rows_[i];
+    if (row >= 0) view_.token_ids[i] = std::max(previous_->view_.sampled_ids[row], 0);
   }
 }
 

@@ -13,7 +13,7 @@
 
 namespace lmi {
 
-enum class LogitRows : uint8_t { kNone, kLast, kAll };
+enum class LogitRows : uint8_t { kNone, kFirst, kLast, kAll, kDrafts };
 
 // Times are CLOCK_MONOTONIC nanoseconds.
 struct StepTimes {
@@ -33,16 +33,17 @@ class StepBuffer {
 
   // Appends a sequence's tokens at positions start, start + 1, ...; returns the first logit row or
   // -1. kLast samples after the last token with sampling_row; kAll also reports, for every other
-  // row, the log-probability of the token that follows. adapter_slot: -1: none.
+  // row, the log-probability of the token that follows; kFirst is the first token's. kDrafts
+  // samples after every token, of which all but the first are drafts. adapter_slot: -1: none.
   int32_t add(const int32_t* token_ids, int32_t num_tokens, int32_t start, int32_t table_row,
               int32_t sampling_row, LogitRows logits, int32_t adapter_slot = -1);
   void set_target(int32_t logit_row, int32_t token_id);
   void add_copy(int32_t src_block, int32_t dst_block);
 
   // The token ids are what these logit rows of a step that is executed before this one sample, a
-  // row per token; 0 for a row that samples none. Filled in by take_tokens(), just before this step
-  // runs; until then previous must stay as it is. A device's worker takes them on the device
-  // instead.
+  // row per token; 0 for a row that samples none; -1: the token is known. Filled in by
+  // take_tokens(), just before this step runs; until then previous must stay as it is. A device's
+  // worker takes them on the device instead.
   void follow(const StepBuffer& previous, std::vector<int32_t> logit_rows);
   void take_tokens();
   // The logit rows of the step that it follows, one per token; null if it follows none.
@@ -67,7 +68,8 @@ class StepBuffer {
 
  private:
   void add_adapter_rows(int32_t slot, int32_t first_row, int32_t num_rows);
-  int32_t add_logit_row(int32_t token_row, int32_t sampling_row, int32_t sample_position);
+  int32_t add_logit_row(int32_t token_row, int32_t sampling_row, int32_t sample_position,
+                        int32_t num_drafts = 0);
 
   StepView view_;
   const BlockTables& tables_;

@@ -20,15 +20,12 @@ from lmi_core.weights.float_tensors import FLOAT_DTYPES, read_array, to_float32
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.safetensors_file import TensorInfo, read_header
 from lmi_core.weights.tensor_faults import tensor_faults
+from lmi_core.weights.torch_file import read_torch_file
 
 FILE_NAME = "adapter_model.safetensors"
 _PICKLE_NAME = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _SUFFIXES = {"A": ".lora_A.weight", "B": ".lora_B.weight"}
-_CONVERT_PICKLE = (
-    'python -c "import torch; from safetensors.torch import save_file; '
-    "save_file(torch.load('{0}/{1}', weights_only=True), '{0}/{2}')\""
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,8 @@ def _checked_pairs(
 ) -> tuple[Path, AdapterConfig, list[_Pair]]:
     config = read_adapter_config(directory)
     path = _tensors_file(directory)
-    pairs = _pair(path, read_header(path), lora_modules(spec))
+    read = read_torch_file if path.name == _PICKLE_NAME else read_header
+    pairs = _pair(path, read(path), lora_modules(spec))
     _check(path, config, pairs, max_rank)
     return path, config, pairs
 
@@ -83,11 +81,9 @@ def _tensors_file(directory: Path) -> Path:
     files = sorted(directory.glob("*.safetensors"))
     if len(files) == 1:
         return files[0]
-    hint = "fetch it"
     if (directory / _PICKLE_NAME).is_file():
-        command = _CONVERT_PICKLE.format(directory, _PICKLE_NAME, FILE_NAME)
-        hint = f"found {_PICKLE_NAME}, convert it: {command}"
-    raise ModelError(f"{directory} has no {FILE_NAME}; {hint}", field=FILE_NAME)
+        return directory / _PICKLE_NAME
+    raise ModelError(f"{directory} has no {FILE_NAME}; fetch it", field=FILE_NAME)
 
 
 class _Problems:

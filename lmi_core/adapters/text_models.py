@@ -1,4 +1,4 @@
-"""Which models the installed Transformers can continue a text with, told without importing it."""
+"""Which models the installed Transformers can generate text with, told without importing it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import functools
 import importlib.util
 from pathlib import Path
 
-_TABLE = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
-_OWN_CODE = "AutoModelForCausalLM"
-"""The key of config.json's ``auto_map`` that names such a model among the code beside it."""
+_TABLES = {
+    "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+}
+"""By the class that loads them, which also is the key of config.json's ``auto_map`` that names such
+a model among the code beside it."""
 
 
 @functools.cache
-def text_model_types() -> frozenset[str]:
-    """The ``model_type`` of every model that AutoModelForCausalLM has; empty: that isn't known."""
+def text_model_types(loader: str = "AutoModelForCausalLM") -> frozenset[str]:
+    """The ``model_type`` of every model that the class ``loader`` has; empty: that isn't known."""
     spec = importlib.util.find_spec("transformers")
     if spec is None or spec.origin is None:
         return frozenset()
@@ -24,7 +27,7 @@ def text_model_types() -> frozenset[str]:
         table = next(
             node.value
             for node in body
-            if isinstance(node, ast.Assign | ast.AnnAssign) and _assigns(node)
+            if isinstance(node, ast.Assign | ast.AnnAssign) and _assigns(node, _TABLES[loader])
         )
         assert isinstance(table, ast.Call)
         return frozenset(name for name, _ in ast.literal_eval(table.args[0]))
@@ -32,20 +35,22 @@ def text_model_types() -> frozenset[str]:
         return frozenset()
 
 
-def _assigns(node: ast.Assign | ast.AnnAssign) -> bool:
+def _assigns(node: ast.Assign | ast.AnnAssign, table: str) -> bool:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return any(isinstance(target, ast.Name) and target.id == _TABLE for target in targets)
+    return any(isinstance(target, ast.Name) and target.id == table for target in targets)
 
 
 def objection_to(config: dict[str, object], *, trust_remote_code: bool) -> str | None:
     """Why the model of ``config`` can't be loaded; None: it can, as far as its settings tell."""
-    model_type, known = config.get("model_type"), text_model_types()
+    has_encoder = config.get("is_encoder_decoder") is True
+    loader = "AutoModelForSeq2SeqLM" if has_encoder else "AutoModelForCausalLM"
+    model_type, known = config.get("model_type"), text_model_types(loader)
     if not known or model_type in known:
         return None
     auto_map = config.get("auto_map")
-    if not isinstance(auto_map, dict) or _OWN_CODE not in auto_map:
+    if not isinstance(auto_map, dict) or loader not in auto_map:
         return (
-            f"Transformers has no model of type {str(model_type)[:80]!r} that continues a text, "
+            f"Transformers has no model of type {str(model_type)[:80]!r} that generates text, "
             "and none comes with it"
         )
     if trust_remote_code:

@@ -171,6 +171,8 @@ class LibraryEngine:
     ) -> AsyncGenerator[list[TokenEvent], None]:
         """As ``Engine.generate_batches``."""
         arrival_s = time.monotonic()
+        if self.config.lora is not None and not request.adapter:
+            request = replace(request, adapter=self.config.lora.default)
         self._check(request)
         request = replace(request, params=request.params.counted(self._source.vocab_size))
         self._num_open += 1

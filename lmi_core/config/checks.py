@@ -111,15 +111,6 @@ def _prompt_fits(subject: Subject) -> None:
             )
 
 
-def _adapter_only(subject: Subject) -> None:
-    if subject.files.is_library:
-        subject.error(
-            "option.model_id",
-            "the model is a LoRA adapter without its base model; merge them, or name the base "
-            "model in option.model_id",
-        )
-
-
 def _mpi(subject: Subject) -> None:
     engine, system = subject.values.get("engine"), subject.written.system
     if system == "lmi_dist" and engine == "Python" and not subject.written.mpi_mode:
@@ -254,7 +245,6 @@ _COMMON: tuple[Rule, ...] = (
     _static_batching,
     _queue,
     _prompt_fits,
-    _adapter_only,
     _mpi,
     _int8_dtype,
     _device,

@@ -36,6 +36,8 @@ _COLOURS = {
 }
 _LEAST_TEXT = 28
 """Columns that a row's text needs to be beside the others."""
+_PICKLED = {"lmi": "tensors are read where they lie, without torch; nothing else in it is used"}
+_LEFT = "left to the library, which reads its tensors with torch"
 _WRITTEN = {"common": "LMI, naming no system"}
 
 
@@ -175,6 +177,8 @@ def _heading(model: ModelConfig, needs: Needs) -> list[str]:
         f"  written  for {_WRITTEN.get(model.system, SYSTEMS[model.system])}",
         f"  backend  {BACKENDS[model.backend].title}: {model.reason}",
     ]
+    if model.files.pickled:
+        lines.append(f"  weights  {model.files.pickled}: {_PICKLED.get(model.backend, _LEFT)}")
     if place.num_copies != 1 or place.tensor_parallel_degree != 1:
         lines.append(
             f"  devices  {place.tensor_parallel_degree} per copy, {place.num_copies} copies"

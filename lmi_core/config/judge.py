@@ -16,7 +16,7 @@ from lmi_core.config.problem import Problem, Problems
 from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, UserError
-from lmi_core.weights.checkpoint import has_weights
+from lmi_core.weights.checkpoint import weight_files
 
 _Check = Callable[[], None]
 """Raises UserError for what can't be served."""
@@ -88,8 +88,9 @@ def _whole_directory(
         cache = server.hub_cache or hub_cache(environ)
         return find_in_cache(source.location, source.revision, cache)
     directory = readable_directory(source, server, environ)
-    has_config = directory is not None and (directory / "config.json").is_file()
-    return directory if directory is not None and has_config and has_weights(directory) else None
+    if directory is None or not (directory / "config.json").is_file():
+        return None
+    return directory if weight_files(directory) else None
 
 
 def _check_code(model: ModelConfig) -> None:
@@ -135,17 +136,17 @@ def _check_native(
     model: ModelConfig, directory: Path, server: ServerConfig, environ: Mapping[str, str]
 ) -> None:
     from lmi_core.adapters.adapter import check_adapter_fits
-    from lmi_core.models.loader import plan_model
-    from lmi_core.runners.cpu.cpu_runner import plan_cpu_model
+    from lmi_core.models.loader import find_model
+    from lmi_core.runners.cpu.cpu_runner import find_cpu_model
     from lmi_core.text.tokenizer import Tokenizer
 
     config = model.engine_config(directory, _whole_adapters(model, server, environ))
-    plan = plan_cpu_model(config) if config.device == "cpu" else plan_model(config)
-    plan.quantized.check()
+    found = find_cpu_model(config) if config.device == "cpu" else find_model(config)
+    found.quantized.check()
     if config.lora is not None:
         for _, path in config.lora.adapters:
-            check_adapter_fits(path, plan.spec, max_rank=config.lora.max_rank)
-    Tokenizer.load(directory, vocab_size=plan.spec.vocab_size).close()
+            check_adapter_fits(path, found.spec, max_rank=config.lora.max_rank)
+    Tokenizer.load(directory, vocab_size=found.spec.vocab_size).close()
 
 
 def _whole_adapters(

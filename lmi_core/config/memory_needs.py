@@ -8,7 +8,7 @@ from pathlib import Path
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.errors import LmiError
 from lmi_core.units import megabytes
-from lmi_core.weights.checkpoint import has_weights
+from lmi_core.weights.checkpoint import weight_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ Needs = MemoryNeeds | str | None
 def memory_needs(model: ModelConfig, directory: Path | None) -> Needs:
     """The needs of a model of the CPU engine whose files are in ``directory``, or why it can't have
     them; None where that isn't known before it is loaded."""
-    if model.backend != "lmi" or directory is None or not has_weights(directory):
+    if model.backend != "lmi" or directory is None or not weight_files(directory):
         return None
     if model.engine is None or model.engine.config.device != "cpu":
         return None
@@ -50,11 +50,11 @@ def memory_needs(model: ModelConfig, directory: Path | None) -> Needs:
 
 def _needs(model: ModelConfig, directory: Path) -> MemoryNeeds:
     from lmi_core import _native
-    from lmi_core.models.loader import plan_model
+    from lmi_core.models.loader import find_model
     from lmi_core.runners.cpu.memory_needs import estimate
 
     config = model.engine_config(directory)
-    needs = estimate(config, plan_model(config))
+    needs = estimate(config, find_model(config))
     limit = int(_native.cpu_info()["memory_limit_bytes"])
     return MemoryNeeds(needs.weights, needs.kv_cache, limit, min(limit, free_bytes()))
 

@@ -15,6 +15,7 @@ from lmi_core.config.artefacts.custom_code import check_downloaded
 from lmi_core.config.artefacts.entry_point import check_formatter, find_handler
 from lmi_core.config.artefacts.model_files import ModelFiles, read_model_files
 from lmi_core.config.artefacts.model_source import find_source
+from lmi_core.config.artefacts.own_adapter import find_own_adapter
 from lmi_core.config.artefacts.own_files import refuse_others_files
 from lmi_core.config.artefacts.unpack import Limits
 from lmi_core.config.checks import Subject, check
@@ -58,7 +59,9 @@ from lmi_core.config.targets.library_settings import (
 from lmi_core.config.targets.lora_settings import LoraSettings, lora_settings
 from lmi_core.config.targets.placement import placement_for
 from lmi_core.config.targets.server_config import ServerConfig, server_config
+from lmi_core.config.targets.speculation_settings import speculation_settings
 from lmi_core.config.tgi_checks import check_tgi, check_tgi_server
+from lmi_core.settings.speculation_config import SpeculationConfig
 
 _NAMES = frozenset({"option.model_id", "option.revision", "option.modelName"})
 """Keys that say which model a server started with."""
@@ -252,6 +255,10 @@ class _Examination:
         source = find_source(values, listed, self.problems)
         here = noted_directory(source, self.server, self.environ, self.problems)
         directory = here or listed.directory
+        own_adapter = find_own_adapter(source, directory, self.problems)
+        if own_adapter is not None:
+            source = own_adapter.base
+            directory = noted_directory(source, self.server, self.environ, self.problems)
         files = read_model_files(directory, self.problems)
         refuse_others_files(values, listed, directory)
         handler = find_handler(values, listed.directory, self.problems)
@@ -285,8 +292,17 @@ class _Examination:
         elif decision.backend in ("trtllm", "neuron"):
             ignore_stored_quantisation(values, files)
         lora = lora_settings(
-            values, decision.backend, written.system, listed.directory, directory, self.problems
+            values,
+            decision.backend,
+            written.system,
+            listed.directory,
+            directory,
+            self.problems,
+            own_adapter,
         )
+        speculation = None
+        if decision.backend == "lmi":
+            speculation = speculation_settings(values, self.problems)
         rows = model_rows(values, decision.backend, written.system, self.problems)
         rows += () if lora is None else lora.rows(directory)
         if files.requirements is not None and handler is None:
@@ -294,7 +310,7 @@ class _Examination:
             if decision.backend != "lmi":
                 why = "what the model's code needs must be installed beside the server"
             self.problems.warn(str(files.requirements), f"is not installed: {why}")
-        model = self._config(listed, values, source, files, written, decision, lora)
+        model = self._config(listed, values, source, files, written, decision, lora, speculation)
         code = model.custom_code
         return model, rows + withheld_rows(() if code is None else code.withheld)
 
@@ -337,12 +353,15 @@ class _Examination:
         written: WrittenFor,
         decision: Decision,
         lora: LoraSettings | None,
+        speculation: SpeculationConfig | None,
     ) -> ModelConfig:
         engine = library = custom_code = None
         backend, system = decision.backend, written.system
         name = str(values.get("option.modelName") or listed.entry.name)
         if runs_in_engine(backend):
-            engine = engine_settings(values, backend, name, system, self.problems)
+            engine = engine_settings(
+                values, backend, name, system, self.problems, speculation=speculation
+            )
         if engine is not None:
             check_engine(engine, backend, values, files, self.problems)
         placement = placement_for(

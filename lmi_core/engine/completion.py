@@ -10,11 +10,13 @@ from typing import Any
 
 from lmi_core.engine.make_request import Prompt
 from lmi_core.engine.outputs import FinishReason, TokenEvent
+from lmi_core.engine.pooling_params import PoolingParams
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.errors import UserError
+from lmi_core.errors import EngineError, UserError
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.chat import ChatTemplate
+from lmi_core.weights.formats import FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,21 @@ class Completing:
         options.setdefault("add_special_tokens", False)  # the template writes them
         return await self.complete(prompt, params, **options)
 
+    async def embed(
+        self, prompt: Prompt, params: PoolingParams | None = None, **options: Any
+    ) -> FloatArray:
+        """The embedding of a text or of token ids, fp32 [n]; ``options`` are fields of
+        GenerationRequest. Raises UserError for a model that generates or scores."""
+        options["pooling"] = params or PoolingParams()
+        [event] = [event async for event in self.generate(prompt, **options)]
+        return pooled_of(event)
+
+    async def score(self, query: str, text: str, *, raw: bool = False, **options: Any) -> float:
+        """How well a text goes with a query, from 0 to 1, by a model that scores pairs; ``raw``:
+        what its classifier says. Raises UserError for another model."""
+        params = PoolingParams(text_pair=text, raw_score=raw)
+        return float((await self.embed(query, params, **options))[0])
+
     def complete_sync(
         self,
         prompt: Prompt | GenerationRequest,
@@ -123,6 +140,13 @@ class Completing:
         """As ``chat``, for threads without an event loop (``own_loop`` only)."""
         options.setdefault("add_special_tokens", False)
         return self.complete_sync(render_chat(self.config.model, messages), params, **options)
+
+
+def pooled_of(event: TokenEvent) -> FloatArray:
+    """What the one event of a pooled prompt holds; EngineError where the request was aborted."""
+    if event.pooled is None:
+        raise EngineError("the request was aborted")
+    return event.pooled
 
 
 def check_one_choice(request: GenerationRequest) -> None:

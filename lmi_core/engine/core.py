@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from lmi_core.engine.active_request import ActiveRequest, OpenRequests
 from lmi_core.engine.delivery import Delivery
@@ -17,14 +18,17 @@ from lmi_core.engine.loop import StepLoop
 from lmi_core.engine.lora_slots import LoraSlot, LoraSlots
 from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.policy import Queues
+from lmi_core.engine.pooling_params import PoolingParams, framed_text
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.speculation import speculation_of
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
 from lmi_core.engine.stream import EventStream
 from lmi_core.errors import CapacityError, ConfigError, EngineError, UserError
-from lmi_core.runners.runner import Runner
+from lmi_core.models.pooling_head import RowSum
+from lmi_core.runners.runner import PoolingRunner, Runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.allowed_tokens import AllowedTokens
 from lmi_core.structured.compiler import GrammarCompiler
@@ -60,24 +64,28 @@ class EngineCore:
         self.adapters = adapters
         self._eos_ids = frozenset(eos_token_ids)
         self.tokenizer = tokenizer
+        keeps_all = config.guaranteed_no_evict or not runner.info.continues_prompts
         self._memory = KvMemory(
             runner,
             enable_prefix_caching=config.enable_prefix_caching,
-            guaranteed_no_evict=config.guaranteed_no_evict,
+            guaranteed_no_evict=keeps_all,
         )
         queues = Queues()
         policy = PagedPolicy(
             runner.info,
             queues,
             self._memory,
-            guaranteed_no_evict=config.guaranteed_no_evict,
+            guaranteed_no_evict=keeps_all,
             waiting_steps=config.waiting_steps,
         )
-        self._scheduler = Scheduler(queues, self._memory, policy)
-        self._requests = OpenRequests()
         self._totals = EngineTotals()
+        speculation = speculation_of(config.speculation, runner.info, self._memory, self._totals)
+        self._scheduler = Scheduler(queues, self._memory, policy, speculation)
+        self._requests = OpenRequests()
+        self._pools = runner.info.pooling is not None
+        self._head = cast(PoolingRunner, runner).head if self._pools else None
         self._delivery = Delivery(
-            self._scheduler, tokenizer, self._requests, self._totals, observer
+            self._scheduler, tokenizer, self._requests, self._totals, observer, self._head
         )
         self._loop = StepLoop(
             self._scheduler,
@@ -88,6 +96,7 @@ class EngineCore:
             observer,
             overlap=config.overlap,
             check_integrity=check_integrity,
+            costs=None if speculation is None else speculation.costs,
         )
         self._grammars = grammars
         self._num_encoding = 0
@@ -97,7 +106,7 @@ class EngineCore:
         max_total_tokens = min(runner.info.max_model_len, self._memory.num_max_tokens)
         self.info = EngineInfo(
             model=config.served_model_name,
-            max_prompt_tokens=max_total_tokens - 1,
+            max_prompt_tokens=max_total_tokens - (not self._pools),
             max_total_tokens=max_total_tokens,
             eos_token_ids=eos_token_ids,
             runner=runner.info,
@@ -220,6 +229,8 @@ class EngineCore:
             stream=stream,
         )
         active.sequences = self._sequences(active, grammar, stops)
+        if self._head is not None:
+            active.sequences[0].row_sum = RowSum(self._head.spec.rows)
         self._totals.num_requests += 1
         self._totals.num_prompt_tokens += len(prompt_ids)
         self._requests[request.request_id] = active
@@ -236,7 +247,9 @@ class EngineCore:
         params = request.params
         num_prompt = len(active.prompt_ids)
         max_len = self.info.max_total_tokens
-        if params.max_new_tokens is not None:
+        if self._head is not None:
+            max_len = num_prompt
+        elif params.max_new_tokens is not None:
             max_len = min(max_len, num_prompt + params.max_new_tokens)
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
         hashes = self._memory.hash_prompt(active.prompt_ids, active.prefix_seed)
@@ -262,6 +275,8 @@ class EngineCore:
         ]
 
     async def _prompt_ids(self, request: GenerationRequest) -> list[int]:
+        if request.pooling is not None:
+            return await self._pooled_ids(request, request.pooling)
         if request.prompt_token_ids is not None:
             return list(request.prompt_token_ids)
         assert request.prompt is not None
@@ -270,6 +285,18 @@ class EngineCore:
             add_special_tokens=request.add_special_tokens,
             max_tokens=self.info.max_prompt_tokens,
         )
+
+    async def _pooled_ids(self, request: GenerationRequest, params: PoolingParams) -> list[int]:
+        assert self._head is not None
+        limit = self.info.max_prompt_tokens
+        ids = request.prompt_token_ids
+        if ids is None:
+            assert request.prompt is not None
+            framed = framed_text(self._head.spec, request.prompt, params)
+            return await self.tokenizer.encode_whole(framed, limit, params.truncate)
+        if len(ids) <= limit or not params.truncate:
+            return list(ids)
+        return list(ids[-limit:] if params.truncate == "left" else ids[:limit])
 
     async def _compiled(self, params: SamplingParams) -> CompiledGrammar | None:
         """What keeps the output to the grammar and the tokens that are asked for."""
@@ -297,11 +324,36 @@ class EngineCore:
         if not isinstance(request.adapter, str):
             raise UserError(f"adapter must be a text, got {request.adapter!r:.80}", field="adapter")
         self.adapters.find(request.adapter)
+        self._check_task(request)
         if not isinstance(request.priority, int):
             raise UserError(f"priority must be an int, got {request.priority!r:.80}")
         info = self._runner.info
         request.params.validate(vocab_size=info.vocab_size, max_logprobs=info.max_logprobs)
+        if request.params.prompt_logprobs is not None and not info.continues_prompts:
+            raise UserError(
+                "the model's encoder reads the prompt, whose tokens have no log-probabilities: "
+                "leave them out",
+                field="prompt_logprobs",
+            )
         self._check_id(request.request_id)
+
+    def _check_task(self, request: GenerationRequest) -> None:
+        if request.pooling is not None and self._head is not None:
+            request.pooling.check(self._head)
+        elif self._head is not None:
+            gives, route = "embeddings", "/v1/embeddings or /embed"
+            if self._head.spec.task == "rerank":
+                gives, route = "scores of pairs of texts", "/v1/rerank or /rerank"
+            raise UserError(
+                f"the model {self.info.model} gives {gives}, it doesn't generate text: use {route}",
+                field="model",
+            )
+        elif request.pooling is not None:
+            raise UserError(
+                f"the model {self.info.model} generates text; it is served without embeddings and "
+                "scores: serve it with option.task=text_embedding to have its embeddings",
+                field="model",
+            )
 
     def _check_id(self, request_id: str) -> None:
         if request_id in self._requests:
@@ -314,7 +366,8 @@ class EngineCore:
                 field="prompt",
             )
         if len(prompt_ids) > self.info.max_prompt_tokens:
-            raise prompt_too_long(len(prompt_ids), self.info.max_prompt_tokens)
+            room = self.info.max_total_tokens - self.info.max_prompt_tokens
+            raise prompt_too_long(len(prompt_ids), self.info.max_prompt_tokens, room=room)
         self.check_token_ids(prompt_ids)
 
     def check_token_ids(self, token_ids: abc.Sequence[int]) -> None:

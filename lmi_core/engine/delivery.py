@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from lmi_core.engine.active_request import ActiveRequest
+from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
-from lmi_core.engine.scheduler import Commit, Output, PromptChunk, Scheduler
+from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.shown_text import shown_text
 from lmi_core.engine.stats import EngineObserver, EngineTotals
 from lmi_core.errors import EngineError
+from lmi_core.models.pooling_head import PoolingHead
 from lmi_core.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -30,14 +34,17 @@ class Delivery:
         requests: dict[str, ActiveRequest],
         totals: EngineTotals,
         observer: EngineObserver,
+        head: PoolingHead | None = None,
     ) -> None:
-        """``requests``: the open requests by id, from which those that end are removed."""
+        """``requests``: the open requests by id, from which those that end are removed;
+        ``head``: of a model that pools."""
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._special_ids = tokenizer.special_ids
         self._requests = requests
         self._totals = totals
         self._observer = observer
+        self._head = head
 
     def deliver(self, commit: Commit, step: Step, now_s: float) -> None:
         """Put the events of one step; ``now_s`` is when it completed (``time.monotonic``)."""
@@ -48,7 +55,7 @@ class Delivery:
         open_requests = self._requests
         for output in commit.outputs:
             request = output[0].request
-            if request.request_id not in open_requests:
+            if request.request_id not in open_requests or output[0].is_delivered:
                 continue
             touched[request] = None
             try:
@@ -56,6 +63,11 @@ class Delivery:
             except Exception as error:  # one request's text must not end the others
                 _log.exception("request %s failed in delivery", request.request_id)
                 self.fail(request, EngineError(f"delivering a token failed: {error}"))
+        for sequence in commit.pooled:
+            request = sequence.request
+            if request.request_id in open_requests:
+                touched[request] = None
+                self._put_pooled(sequence, now_s)
         self._observer.on_token_intervals(intervals_s)
         for request in touched:
             request.stream.notify()
@@ -153,10 +165,38 @@ class Delivery:
             event.top = self._top(step, output.logit_row, num_top)
         request.stream.put(event)
         if reason is not None:
-            self._end_choice(sequence, reason)
+            self._end_choice(sequence, reason, num_generated)
 
-    def _end_choice(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _put_pooled(self, sequence: Sequence, now_s: float) -> None:
         request = sequence.request
+        params, head, row_sum = request.request.pooling, self._head, sequence.row_sum
+        assert params is not None
+        assert head is not None
+        assert row_sum is not None
+        pooled = params.result(head, row_sum.pooled(sequence.num_prompt))
+        if not np.isfinite(pooled).all():
+            self.fail(request, EngineError("what the prompt is pooled to isn't finite"))
+            return
+        self._observe_first(sequence, now_s)
+        request.stream.put(
+            TokenEvent(
+                request_id=request.request_id,
+                choice=0,
+                token_id=-1,
+                text="",
+                num_prompt_tokens=sequence.num_prompt,
+                num_cached_tokens=request.num_cached_tokens or 0,
+                queue_seconds=request.queue_seconds,
+                finish_reason=FinishReason.STOP,
+                pooled=pooled,
+            )
+        )
+        self._end_choice(sequence, FinishReason.STOP, 0)
+
+    def _end_choice(self, sequence: Sequence, reason: FinishReason, num_generated: int) -> None:
+        request = sequence.request
+        # A text can end before the last one of several tokens that a step brought.
+        del sequence.token_ids[sequence.num_prompt + num_generated :]
         self._scheduler.finish(sequence)
         sequence.is_delivered = True
         request.num_open -= 1

@@ -290,8 +290,9 @@ class Engine(Completing):
             await asyncio.to_thread(self._load_model)
         assert self._runner is not None
         assert self._tokenizer is not None
-        adapters = LoraSlots(self._runner)
-        for name, path in () if self.config.lora is None else self.config.lora.adapters:
+        lora = self.config.lora
+        adapters = LoraSlots(self._runner, "" if lora is None else lora.default)
+        for name, path in () if lora is None else lora.adapters:
             await adapters.load(name, path)
         grammars = GrammarCompiler(
             partial(

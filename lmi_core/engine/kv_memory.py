@@ -34,7 +34,10 @@ class KvMemory:
         self._tables = runner.block_tables
         self._sampling = runner.sampling
         self._shares_blocks = runner.info.shares_blocks
-        self._enable_prefix_caching = enable_prefix_caching and runner.info.shares_blocks
+        pooling = runner.info.pooling
+        has_enough = pooling is None or (pooling.rows == "last" and pooling.is_causal)
+        self._enable_prefix_caching = enable_prefix_caching and self._shares_blocks and has_enough
+        """Other rows than the last aren't in blocks: who pools them computes the whole prompt."""
         self._guaranteed_no_evict = guaranteed_no_evict
         self._num_rows = runner.info.max_num_seqs
         self._vocab_size = runner.info.vocab_size
@@ -87,6 +90,27 @@ class KvMemory:
         sequence.block_ids += new_ids
         self._num_promised -= 1
         return True
+
+    def draft_room(self, sequence: Sequence, num_tokens: int, num_spare_blocks: int) -> int:
+        """Take blocks for so many tokens behind the last one, as long as that leaves
+        ``num_spare_blocks`` available; returns for how many there is room."""
+        end = len(sequence.token_ids) + num_tokens
+        while end > len(sequence.block_ids) * self.block_size:
+            if self.pool.num_available <= num_spare_blocks or not self.extend(sequence):
+                break
+        num_slots = len(sequence.block_ids) * self.block_size
+        return min(num_tokens, num_slots - len(sequence.token_ids))
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Free the blocks that hold nothing but tokens which weren't accepted."""
+        num_needed = -(-sequence.num_computed // self.block_size)
+        extra = sequence.block_ids[num_needed:]
+        if not extra:
+            return
+        del sequence.block_ids[num_needed:]
+        self._tables.set(sequence.row, sequence.block_ids)
+        self.pool.free(extra)
+        self._num_promised += len(extra)
 
     def publish(self, sequence: Sequence) -> None:
         """Make the full blocks that a completed step wrote hit-able."""

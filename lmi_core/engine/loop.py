@@ -11,13 +11,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lmi_core.engine.active_request import ActiveRequest
+from lmi_core.engine.commit import Commit
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.policy import Plan
-from lmi_core.engine.scheduler import Commit, Scheduler
+from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
+from lmi_core.engine.step_costs import StepCosts
 from lmi_core.errors import EngineError
-from lmi_core.runners.runner import AheadRunner, Runner
+from lmi_core.runners.runner import AheadRunner, PoolingRunner, Runner
 from lmi_core.structured.mask_threads import MaskThreads
 
 if TYPE_CHECKING:
@@ -62,8 +64,10 @@ class StepLoop:
         *,
         overlap: bool,
         check_integrity: bool = False,
+        costs: StepCosts | None = None,
     ) -> None:
-        """``check_integrity``: account for every block after every step (tests)."""
+        """``check_integrity``: account for every block after every step (tests); ``costs``: told of
+        every step."""
         self._scheduler = scheduler
         self._runner = runner
         self._delivery = delivery
@@ -72,6 +76,7 @@ class StepLoop:
         self._observer = observer
         self._overlap = overlap
         self._check_integrity = check_integrity
+        self._costs = costs
         self._masks = MaskThreads()
         self._next_buffer = 0
         self._num_failures_in_a_row = 0
@@ -127,6 +132,9 @@ class StepLoop:
         while submitted is not None or committed is not None or await self._has_work():
             if submitted is None:
                 submitted = self._submit_next()
+                if submitted and committed and self._costs:
+                    gap_s = submitted.submitted_s - committed.step.finished_ns * 1e-9
+                    self._costs.note_gap(gap_s)
             following = None if submitted is None else self._submit_ahead(submitted)
             if committed is not None:
                 self._deliver(committed)
@@ -136,7 +144,7 @@ class StepLoop:
                 committed = self._commit(submitted)
             if following is not None and committed is None:
                 await following.done  # it read what the failed step should have written
-                self._scheduler.fail(following.plan)
+                self._scheduler.drop(following.plan)
                 following = None
             submitted = following
 
@@ -168,7 +176,7 @@ class StepLoop:
             _log.exception("a step couldn't be submitted")
             self._fail(plan, str(error))
             return None
-        self._masks.fill(self._scheduler.missing_masks(step))
+        self._masks.fill(self._scheduler.missing_masks())
         return Submitted(plan, step, submitted_s, done)
 
     def _submit_ahead(self, submitted: Submitted) -> Submitted | None:
@@ -189,6 +197,7 @@ class StepLoop:
             _log.exception("a step couldn't be submitted before the last one completed")
             self._scheduler.cancel_ahead(plan)
             return None
+        self._masks.fill(self._scheduler.missing_masks())
         return Submitted(plan, step, submitted_s, done)
 
     def _next_step(self) -> Step:
@@ -215,7 +224,10 @@ class StepLoop:
             self._fail(plan, step.error, is_final=step.is_final)
             return None
         self._num_failures_in_a_row = 0
-        commit = self._scheduler.commit(plan, step)
+        rows = None
+        if self._runner.info.pooling is not None:
+            rows = cast(PoolingRunner, self._runner).pooled_rows(step)
+        commit = self._scheduler.commit(plan, step, rows)
         self._fail_requests(commit.failures, "taking over the request's step failed")
         if self._check_integrity:
             self._scheduler.check_integrity()
@@ -227,6 +239,8 @@ class StepLoop:
     def _count(self, plan: Plan, step: Step, seconds: float) -> None:
         totals = self._totals
         native_seconds = self._native_s = step.native_ns * 1e-9
+        if self._costs is not None and native_seconds > 0:
+            self._costs.note(plan.num_tokens, native_seconds)
         totals.num_steps += 1
         totals.step_seconds += seconds
         totals.native_seconds += native_seconds

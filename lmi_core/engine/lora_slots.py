@@ -55,7 +55,9 @@ class LoraSlots:
     Used in the thread of the engine's loop only.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, default: str = "") -> None:
+        """``default``: the adapter of requests that name none; "": they are the base model's."""
+        self._default = default
         self._store: AdapterStore | None = None
         if runner.info.has_adapters:
             self._store = cast(LoraRunner, runner).adapters
@@ -71,6 +73,7 @@ class LoraSlots:
 
     def find(self, name: str) -> LoraSlot | None:
         """The adapter that a request names, None for the base model. Raises UserError."""
+        name = name or self._default
         if name == "":
             return None
         self._enabled_store()

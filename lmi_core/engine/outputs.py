@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from lmi_core.weights.formats import FloatArray
+
 
 class FinishReason(StrEnum):
     """Why a choice ended."""
@@ -66,5 +68,7 @@ class TokenEvent:
     stop: str | int | None = None
     """The stop string or stop token id that ended the choice."""
     prompt: tuple[PromptToken, ...] | None = None
+    pooled: FloatArray | None = None
+    """What the prompt was pooled to, fp32: an embedding, or one score (``token_id`` is -1)."""
     seed: int | None = None
     """The seed in use, when the choice was sampled."""

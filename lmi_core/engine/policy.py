@@ -20,6 +20,8 @@ class Plan:
     copies: list[tuple[int, int]] = field(default_factory=list)
     """(source, target) blocks copied before the forward pass."""
     num_tokens: int = 0
+    num_following: int = 0
+    """Leading ``sequences`` of a step submitted ahead whose tokens are of the one before."""
     num_prompt_tokens: int = 0
     """Those of ``num_tokens`` that aren't of decoding sequences."""
     num_preempted: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lmi_core.engine.pooling_params import PoolingParams
 from lmi_core.engine.sampling_params import SamplingParams
 
 
@@ -23,5 +24,7 @@ class GenerationRequest:
     """Name of the LoRA adapter to compute it with; "": the base model alone."""
     cache_salt: str = ""
     """Requests share cached prefixes only with those of the same salt."""
+    pooling: PoolingParams | None = None
+    """Wanted is the prompt's vector or score; None: tokens that continue it."""
     echo: bool = False
     """Emit the prompt's tokens (their log-probabilities if asked) as the first event."""

@@ -3,64 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lmi_core.engine.active_request import ActiveRequest
+from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.policy import Plan, Policy, Queues
 from lmi_core.engine.sequence import Sequence, SequenceState
+from lmi_core.engine.speculation import Speculation
+from lmi_core.models.pooling_head import LogitRows
 from lmi_core.structured.mask_threads import MissingMask
-from lmi_core.structured.matcher import Mask
+from lmi_core.structured.matcher import Matcher
+from lmi_core.weights.formats import FloatArray
 
 if TYPE_CHECKING:
     from lmi_core._native import Step
 
 
-class Output(NamedTuple):
-    """A token that a step sampled; ``token_id`` -1: no token was possible."""
-
-    sequence: Sequence
-    token_id: int
-    logit_row: int
-    num_generated: int
-    finish_reason: FinishReason | None
-
-
-class PromptChunk(NamedTuple):
-    """Log-probabilities of prompt tokens: logit row ``logit_row + i`` is of token ``start + i``."""
-
-    request: ActiveRequest
-    logit_row: int
-    start: int
-    num_tokens: int
-    is_last: bool
-
-
-@dataclass(slots=True)
-class Commit:
-    """What a completed step brought, to be delivered."""
-
-    outputs: list[Output] = field(default_factory=list)
-    prompt_chunks: list[PromptChunk] = field(default_factory=list)
-    failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
-    """Sequences that the commit itself failed for; all choices of their requests are finished."""
-
-
 class Scheduler:
     """A state machine without I/O: ``plan``, ``fill``, then ``commit`` or ``fail``, in turn."""
 
-    def __init__(self, queues: Queues, memory: KvMemory, policy: Policy) -> None:
+    def __init__(
+        self,
+        queues: Queues,
+        memory: KvMemory,
+        policy: Policy,
+        speculation: Speculation | None = None,
+    ) -> None:
         self.queues = queues
         self.memory = memory
         self._block_size = memory.block_size
         self._policy = policy
+        self._speculation = speculation
         self.num_preemptions = 0
         self._num_held = 0
-        self._masked: list[tuple[Sequence, int, Mask]] = []
-        """What the grammars of the step being submitted must still fill: logit rows, masks."""
+        self._masked: list[MissingMask] = []
+        """Of the step being submitted."""
 
     @property
     def num_running(self) -> int:
@@ -93,47 +73,72 @@ class Scheduler:
         """Decide the next step; empty when nothing can run."""
         plan = self._policy.plan()
         self.num_preemptions += plan.num_preempted
+        if self._speculation is not None:
+            self._speculation.add_drafts(plan, plan.sequences, self.num_running)
         return plan
 
     def plan_ahead(self, plan: Plan) -> Plan | None:
         """The step behind ``plan``, which is in flight: the same sequences decode on, but for those
-        that end with it. None where results or another choice of sequences may matter."""
+        that end with it or that speculate, which are in every second step then: they need the
+        results of theirs. None where results or another choice of sequences may matter."""
         memory, running = self.memory, self.queues.running
-        if len(plan.sequences) != len(running) or (self.queues.waiting and memory.num_free_rows):
+        if self.queues.waiting and memory.num_free_rows:
             return None
-        if not all(sequence.can_run_ahead for sequence in plan.sequences):
+        known = [sequence for sequence in running if not sequence.num_scheduled]
+        if len(plan.sequences) + len(known) != len(running):
             return None
-        ahead = Plan()
-        for sequence in plan.sequences:
-            length = len(sequence.token_ids)
-            if sequence.is_ending or length + 1 >= sequence.max_len:
-                continue
-            is_full = length == len(sequence.block_ids) * memory.block_size
+        if not all(sequence.num_pending == 1 for sequence in known):
+            return None
+        following = [sequence for sequence in plan.sequences if not sequence.drafts]
+        if not all(sequence.can_run_ahead for sequence in following):
+            return None
+        if self._speculation is not None:
+            following = self._speculation.without_waiting(following)
+        following = [
+            sequence
+            for sequence in following
+            if not sequence.is_ending and len(sequence.token_ids) + 1 < sequence.max_len
+        ]
+        if not following:
+            return None
+        for sequence in following + known:
+            end = len(sequence.token_ids) + bool(sequence.num_scheduled)
+            is_full = end > len(sequence.block_ids) * memory.block_size
             if is_full and not memory.extend(sequence):
                 return None  # a block that was taken is there for the next plan
-            ahead.sequences.append(sequence)
+        ahead = Plan(following + known, num_following=len(following))
         ahead.num_tokens = len(ahead.sequences)
-        if not ahead.sequences:
-            return None
         self._policy.pass_step()
         return ahead
 
     def fill_ahead(self, ahead: Plan, step: Step) -> list[int]:
         """Write the plan into a step buffer. Its token ids are what the logit rows returned, of the
-        step in flight, will have sampled."""
+        step in flight, will have sampled; -1: the ids are known."""
         step.clear()
-        for sequence in ahead.sequences:
+        self._masked = []
+        following = ahead.sequences[: ahead.num_following]
+        known = ahead.sequences[ahead.num_following :]
+        for sequence in following:
             start, row = len(sequence.token_ids), sequence.row
             slot = sequence.request.adapter_slot
             sequence.ahead_row = step.add([0], start, row, row, "last", slot)
-        for sequence in ahead.sequences:
+        for sequence in known:
+            sequence.num_scheduled = 1
+        if self._speculation is not None:
+            self._speculation.add_drafts(ahead, known, self.num_running)
+        for sequence in known:
+            self._fill_one(sequence, step)
+        for sequence in following:
             sequence.num_ahead = 1
-        return [sequence.logit_row for sequence in ahead.sequences]
+        rows = [sequence.logit_row for sequence in following]
+        return rows + [-1] * (step.num_tokens - len(rows))
 
     def cancel_ahead(self, ahead: Plan) -> None:
         """It couldn't be submitted."""
-        for sequence in ahead.sequences:
+        for sequence in ahead.sequences[: ahead.num_following]:
             sequence.num_ahead = 0
+        for sequence in ahead.sequences[ahead.num_following :]:
+            sequence.step_over()
 
     def fill(self, plan: Plan, step: Step) -> None:
         """Write the plan into a step buffer; masks are missing, see ``missing_masks``."""
@@ -149,51 +154,81 @@ class Scheduler:
         end = start + sequence.num_scheduled
         row, slot = sequence.row, sequence.request.adapter_slot
         token_ids = sequence.token_ids
+        if sequence.drafts:
+            tokens = [token_ids[-1], *sequence.drafts]
+            sequence.logit_row = step.add(tokens, start, row, row, "drafts", slot)
+            if sequence.matcher is not None:
+                self._add_masks(sequence.matcher, sequence, sequence.logit_row, step)
+            return
         if sequence.request.is_scoring_prompt and sequence.is_scoring_prompt:
             logit_row = step.add(token_ids[start:end], start, row, row, "all", slot)
             if end < sequence.num_prompt:
                 step.set_target(logit_row + end - start - 1, token_ids[end])
             sequence.logit_row = logit_row
-        elif end == len(token_ids):
-            sequence.logit_row = step.add(token_ids[start:end], start, row, row, "last", slot)
         else:
-            sequence.logit_row = step.add(token_ids[start:end], start, row, row, "none", slot)
+            wanted: LogitRows = "last" if end == len(token_ids) else "none"
+            if sequence.row_sum is not None:
+                wanted = sequence.row_sum.wanted(start, wanted)
+            sequence.logit_row = step.add(token_ids[start:end], start, row, row, wanted, slot)
         if sequence.matcher is not None and end == len(token_ids):
-            sampled_row = step.num_logit_rows - 1
-            self._masked.append((sequence, sampled_row, step.add_mask(sampled_row)))
+            self._add_masks(sequence.matcher, sequence, step.num_logit_rows - 1, step)
 
-    def missing_masks(self, step: Step) -> list[MissingMask]:
-        """The masks that the step which ``fill`` wrote waits for. A grammar that fails leaves its
+    def _add_masks(self, matcher: Matcher, sequence: Sequence, first_row: int, step: Step) -> None:
+        rows = range(first_row, step.num_logit_rows)
+        masks = [step.add_mask(row) for row in rows]
+        ready = partial(_masks_ready, sequence, step, rows)
+        self._masked.append(MissingMask(matcher, masks, ready, sequence.drafts))
+
+    def missing_masks(self) -> list[MissingMask]:
+        """The masks that the step which was filled last waits for. A grammar that fails leaves its
         own row without a token."""
         masked, self._masked = self._masked, []
-        return [
-            MissingMask(sequence.matcher, mask, partial(_mask_ready, sequence, step, logit_row))
-            for sequence, logit_row, mask in masked
-            if sequence.matcher is not None
-        ]
+        return masked
 
-    def commit(self, plan: Plan, step: Step) -> Commit:
-        """Take over a completed step: append tokens, publish blocks, release what ended."""
+    def commit(self, plan: Plan, step: Step, rows: FloatArray | None = None) -> Commit:
+        """Take over a completed step: append tokens, publish blocks, release what ended. ``rows``:
+        what a model that pools has given for logit rows."""
         commit = Commit()
         sampled = step.sampled()
         for sequence in plan.sequences:
             try:
-                self._commit_one(sequence, sampled, commit)
+                if rows is None:
+                    self._commit_one(sequence, sampled, commit)
+                else:
+                    self._commit_pooled(sequence, rows, commit)
             except Exception as error:  # one request's fault must not end the others
                 commit.failures.append((sequence, error))
                 self.finish_all(sequence.request.sequences)
         return commit
 
-    def _commit_one(self, sequence: Sequence, sampled: list[int], commit: Commit) -> None:
-        num_tokens, logit_row = sequence.num_scheduled, sequence.logit_row
+    def _commit_pooled(self, sequence: Sequence, rows: FloatArray, commit: Commit) -> None:
+        logit_row, num_tokens = sequence.logit_row, sequence.num_scheduled
+        end = self._step_over(sequence)
+        if sequence.is_ending:
+            self._release(sequence)
+            return
+        assert sequence.row_sum is not None
+        if logit_row >= 0:
+            sequence.row_sum.add(rows[logit_row:], num_tokens)
+        if end == sequence.num_prompt:
+            self.finish(sequence)
+            commit.pooled.append(sequence)
+
+    def _step_over(self, sequence: Sequence) -> int:
+        """Note that the sequence's part of a step is computed; returns how many tokens are, without
+        its drafts."""
+        num_tokens = sequence.num_scheduled - len(sequence.drafts)
         sequence.step_over()
-        start = sequence.num_computed
-        sequence.num_computed = end = start + num_tokens
+        sequence.num_computed = end = sequence.num_computed + num_tokens
         # A sequence that ended may have gone on by a token that nobody knows.
-        if end - sequence.num_published * self._block_size >= self._block_size and end <= len(
-            sequence.token_ids
-        ):
-            self.memory.publish(sequence)
+        if end <= len(sequence.token_ids):
+            self._publish(sequence)
+        return end
+
+    def _commit_one(self, sequence: Sequence, sampled: list[int], commit: Commit) -> None:
+        drafts, logit_row = sequence.drafts, sequence.logit_row
+        start = sequence.num_computed
+        end = self._step_over(sequence)
         if sequence.is_ending:
             if not sequence.num_scheduled:
                 self._release(sequence)
@@ -202,13 +237,39 @@ class Scheduler:
             return
         request = sequence.request
         if request.is_scoring_prompt and sequence.is_scoring_prompt:
-            num_scored = self._commit_scores(sequence, logit_row, start, num_tokens, commit)
+            num_scored = self._commit_scores(sequence, logit_row, start, end - start, commit)
             if request.is_scoring_prompt:
                 return
             logit_row += num_scored
         if end == sequence.num_prompt:
             self._release_held(request)
         commit.outputs.append(self._append(sequence, sampled[logit_row], logit_row))
+        if drafts:
+            self._commit_drafts(sequence, drafts, sampled, commit)
+
+    def _publish(self, sequence: Sequence) -> None:
+        num_new = sequence.num_computed - sequence.num_published * self._block_size
+        if num_new >= self._block_size:
+            self.memory.publish(sequence)
+
+    def _commit_drafts(
+        self, sequence: Sequence, drafts: list[int], sampled: list[int], commit: Commit
+    ) -> None:
+        """Go on from row to row as long as what one sampled is what the next one computed."""
+        num_accepted = 0
+        for draft in drafts:
+            output = commit.outputs[-1]
+            if output.token_id != draft or output.finish_reason is not None:
+                break
+            num_accepted += 1
+            sequence.num_computed += 1
+            self._publish(sequence)
+            row = output.logit_row + 1
+            commit.outputs.append(self._append(sequence, sampled[row], row))
+        if sequence.state is SequenceState.RUNNING:
+            self.memory.give_back(sequence)
+        if self._speculation is not None:
+            self._speculation.count(len(drafts), num_accepted)
 
     def _commit_scores(
         self, sequence: Sequence, logit_row: int, start: int, num_tokens: int, commit: Commit
@@ -272,6 +333,16 @@ class Scheduler:
             self.finish_all(request.sequences)
         return list(requests)
 
+    def drop(self, ahead: Plan) -> None:
+        """Give up a step that was submitted behind a failed one. Those that are in both are
+        finished; the others go on from where they were."""
+        for sequence in ahead.sequences:
+            sequence.step_over()
+            if sequence.is_ending and not sequence.num_scheduled:
+                self._release(sequence)
+            elif sequence.state is SequenceState.RUNNING:
+                self.memory.give_back(sequence)
+
     def finish_all(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:
             self.finish(sequence)
@@ -305,6 +376,8 @@ class Scheduler:
 
     def _end(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.FINISHED
+        if self._speculation is not None:
+            self._speculation.end(sequence)
         if sequence.request.adapter is not None:
             sequence.request.adapter.release()
 
@@ -315,6 +388,9 @@ class Scheduler:
                 self.queues.wait(sequence)
 
 
-def _mask_ready(sequence: Sequence, step: Step, logit_row: int, error: Exception | None) -> None:
+def _masks_ready(
+    sequence: Sequence, step: Step, logit_rows: range, error: Exception | None
+) -> None:
     sequence.error = error
-    step.set_mask_ready(logit_row)
+    for row in logit_rows:
+        step.set_mask_ready(row)

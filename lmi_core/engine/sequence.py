@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from lmi_core.models.pooling_head import RowSum
 from lmi_core.structured.matcher import Matcher
 from lmi_core.text.detokenizer import Detokenizer
 from lmi_core.text.stop import StopMatcher
@@ -31,6 +32,7 @@ class Sequence:
         "block_ids",
         "choice",
         "detokenizer",
+        "drafts",
         "end_ids",
         "error",
         "has_eos",
@@ -50,6 +52,7 @@ class Sequence:
         "num_scheduled",
         "request",
         "row",
+        "row_sum",
         "state",
         "stop_matcher",
         "token_ids",
@@ -87,6 +90,8 @@ class Sequence:
         across preemptions."""
         self.error: Exception | None = None
         """Why no token could be sampled, if it is known."""
+        self.row_sum: RowSum | None = None
+        """What is pooled so far; None: tokens are wanted."""
         self.needs_observe = request.needs_observe
         self.detokenizer = detokenizer
         self.stop_matcher = stop_matcher
@@ -105,6 +110,9 @@ class Sequence:
         """Tokens in the step being planned or in flight; 0 when it has no part in it."""
         self.logit_row = -1
         """First logit row in that step."""
+        self.drafts: list[int] = []
+        """What that step computes behind the last token, to be kept as far as it is what is
+        sampled; -1: it can't be."""
         self.num_ahead = 0
         """Tokens, 1 or 0, in a step submitted behind that one, before its results are known."""
         self.ahead_row = -1
@@ -123,6 +131,7 @@ class Sequence:
         """The step in flight completed: what lies in the one behind is now in flight."""
         self.num_scheduled, self.num_ahead = self.num_ahead, 0
         self.logit_row = self.ahead_row
+        self.drafts = []
 
     @property
     def can_run_ahead(self) -> bool:

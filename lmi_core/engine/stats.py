@@ -34,6 +34,11 @@ class EngineTotals:
     num_steps: int = 0
     num_failed_steps: int = 0
     num_preemptions: int = 0
+    num_drafts: int = 0
+    """Times that a sequence was given draft tokens for a step."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """Of the draft tokens; each spares its sequence a step."""
     step_seconds: float = 0.0
     """From submit to the loop's notice of completion, summed."""
     native_seconds: float = 0.0

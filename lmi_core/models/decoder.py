@@ -22,7 +22,8 @@ def record(
     max_model_len: int,
     adapters: LoraTable | None = None,
 ) -> Handle:
-    """Record ``model`` for contexts of up to ``max_model_len`` tokens; returns the logits.
+    """Record ``model`` for contexts of up to ``max_model_len`` tokens; returns the logits, or the
+    last hidden states of a model that pools.
 
     ``adapters``: for a model that was loaded with ``takes_adapters``."""
     return Decoder(model.spec, model.weights, cache, max_model_len, adapters).record(graph)
@@ -49,12 +50,17 @@ class Decoder:
         self.rotations = {rope: rope_tables(rope, max_model_len) for rope in set(spec.ropes)}
 
     def record(self, graph: Graph) -> Handle:
-        """Record the forward pass and the sampling of its logits, fp32 [L, vocab]."""
+        """Record the forward pass and the sampling of its logits, fp32 [L, vocab], or what is
+        pooled, fp32 [L, hidden]."""
         spec, weights = self.spec, self.weights
         x = self._embedded(graph)
         for layer_id, layer in enumerate(weights.layers):
             x = self._layer(x, layer, layer_id)
         x = ops.gather_logit_rows(x)
+        if weights.head is None:
+            x = x if weights.final_norm is None else self._stream_normed(x, weights.final_norm)
+            ops.output(x)
+            return x
         x = self._normed(x, weights.final_norm)
         if weights.project_out is not None:
             x = ops.linear(x, weights.project_out.weight, out_dtype="act")

@@ -7,9 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lmi_core.errors import UserError
+from lmi_core.models.pooling import PURPOSES, PoolingSpec, read_pooling, task_of
+from lmi_core.models.pooling_head import HeadLayer
 from lmi_core.models.rope_config import rope_spec, scaled_max_positions
 from lmi_core.models.spec import Activation, AttentionSpec, DecoderSpec, NormSpec, RopeSpec
 from lmi_core.models.weight_names import WeightNames
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.hf_config import HfConfig, UnsupportedSettingError
 from lmi_core.weights.safetensors_file import TensorInfo
 
@@ -50,7 +54,16 @@ NO_ROPE = RopeSpec(rotary_dim=2, kind="none")
 _LANGUAGE_MODEL = "language_model."
 """In names of a multimodal model's tensors that are its language model's."""
 _OLD_NAMES = {"embed_out.weight": "lm_head.weight"}
+_OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}
+"""Of norms' tensors, in checkpoints that were once TensorFlow's."""
+_WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
+"""What training in parallel, torch.compile and PEFT put before every name."""
 _NOT_LANGUAGE = ("vision_tower.", "multi_modal_projector.")
+
+
+def last_token_classifier(spec: DecoderSpec, config: HfConfig) -> tuple[HeadLayer, ...]:
+    """That of decoders."""
+    return (HeadLayer("score", 1, spec.hidden_size, bias=False),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +75,20 @@ class Family:
     keys: Mapping[str, str] = field(default_factory=dict)
     """What its config.json calls keys that others call otherwise."""
 
+    classifier: Callable[[DecoderSpec, HfConfig], tuple[HeadLayer, ...]] = last_token_classifier
+    """The layers that score what is pooled, where the checkpoint is a classifier."""
+
+    def pooled(self, spec: DecoderSpec, config: HfConfig, pooling: PoolingSpec) -> DecoderSpec:
+        """As ``spec``, of a model that pools."""
+        is_classifier = pooling.task == "rerank" and pooling.answers is None
+        return replace(
+            spec,
+            has_head=False,
+            head_layers=self.classifier(spec, config) if is_classifier else (),
+            logit_scale=1.0,
+            max_positions=min(spec.max_positions, pooling.max_tokens or spec.max_positions),
+        )
+
     def text_config(self, config: HfConfig) -> HfConfig:
         """What ``read_spec`` reads: of a multimodal model, its language model's part."""
         values, text = config.values, config.values.get("text_config")
@@ -70,9 +97,29 @@ class Family:
         return replace(config, values=values, keys=self.keys)
 
 
+def spec_and_pooling(
+    family: Family, config: HfConfig, asked: EngineConfig
+) -> tuple[DecoderSpec, PoolingSpec | None]:
+    """What ``config``, the text's part of a config.json, and the files beside it say of a model.
+    Raises UserError for a task that isn't the model's."""
+    spec = family.read_spec(config)
+    task = task_of(config.path.parent, config.architecture, asked.task)
+    pooling = read_pooling(config, task, is_causal=spec.is_causal)
+    if pooling is None:
+        return spec, None
+    if asked.device != "cpu":
+        raise UserError(
+            f"{config.architecture} is served for {PURPOSES[task]}, which only device=cpu computes",
+            field="device",
+        )
+    return family.pooled(spec, config, pooling), replace(pooling, normalizes=asked.normalize)
+
+
 def text_tensors(tensors: Mapping[str, TensorInfo], names: WeightNames) -> dict[str, TensorInfo]:
     """A checkpoint's tensors by the names that ``names`` are of: a multimodal model's without those
-    of its other parts, and those of a file that was saved without its head with their prefix."""
+    of its other parts, those of a file that was saved without its head with their prefix, and older
+    names as today's."""
+    tensors = _renamed(tensors)
     prefix = names.embedding.partition(".")[0] + "."
     adds_prefix = names.embedding.removeprefix(prefix) in tensors
     kept = {}
@@ -90,6 +137,18 @@ def text_tensors(tensors: Mapping[str, TensorInfo], names: WeightNames) -> dict[
             len(tensors) - len(kept),
         )
     return kept
+
+
+def _renamed(tensors: Mapping[str, TensorInfo]) -> Mapping[str, TensorInfo]:
+    """Without wrappers that every name has, and with today's endings."""
+    wrapper = next((w for w in _WRAPPERS if tensors and all(n.startswith(w) for n in tensors)), "")
+    renamed = {}
+    for name, tensor in tensors.items():
+        ours = name.removeprefix(wrapper)
+        for old, new in _OLD_ENDINGS.items():
+            ours = ours.removesuffix(old) + new if ours.endswith(old) else ours
+        renamed[ours] = tensor if ours == name else replace(tensor, name=ours)
+    return renamed if not wrapper else _renamed(renamed)
 
 
 def attention_spec(

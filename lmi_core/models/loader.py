@@ -10,14 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from lmi_core.errors import ModelError
-from lmi_core.models.family import text_tensors
+from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.gguf_spec import gguf_spec
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
 from lmi_core.models.linears import LayerLinear, layer_linears, rotate_half_order
+from lmi_core.models.pooling import PoolingSpec
+from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import override_rope
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.tensor_check import check_tensors
+from lmi_core.models.tensor_check import check_tensors, without_heads
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weights import (
     DecoderWeights,
@@ -25,6 +27,7 @@ from lmi_core.models.weights import (
     Linear,
     Norm,
     WeightBackend,
+    answer_matrix,
     bias_name,
     expected_shapes,
     qk_norm_tensors,
@@ -33,6 +36,7 @@ from lmi_core.settings.engine_config import DType, EngineConfig
 from lmi_core.settings.engine_config import Quantization as Quantize
 from lmi_core.settings.limits import check_max_model_len
 from lmi_core.settings.lora_config import LoraConfig
+from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.formats import FloatArray, PackFormat, Quantization, WeightFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
@@ -57,12 +61,15 @@ class LoadedModel:
     """What the layers' matrices are, also where the checkpoint had them so."""
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    pooling: PoolingSpec | None = None
+    """What its prompts are pooled to; None: it generates."""
+    head: PoolingHead | None = None
     kv_scales: tuple[LayerScales, ...] = ()
     """For an fp8 KV cache, of each layer; empty: the checkpoint has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelPlan:
+class FoundModel:
     """What a directory's headers and settings say of a model that can be loaded."""
 
     checkpoint: Checkpoint
@@ -74,20 +81,21 @@ class ModelPlan:
     quantized: StoredLayers
     quantize: Quantization | None
     """What matrices are quantised to while they are loaded."""
+    pooling: PoolingSpec | None
 
 
-def plan_model(asked: EngineConfig) -> ModelPlan:
+def find_model(asked: EngineConfig) -> FoundModel:
     """Read and check all but the weights of the model of ``asked``.
 
     Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape, and
-    UserError for a length that the model doesn't have.
+    UserError for a length or a task that the model doesn't have.
     """
     checkpoint = Checkpoint(asked.model)
     layout = layout_of(checkpoint.quantization)
     made = quantization_at_load(checkpoint, asked.quantize)
     family = family_of(checkpoint.config.architecture)
     config = override_rope(family.text_config(checkpoint.config), asked)
-    spec = family.read_spec(config)
+    spec, pooling = spec_and_pooling(family, config, asked)
     if (architecture := checkpoint.gguf_architecture) is not None:
         spec = gguf_spec(spec, architecture, checkpoint.tensors)
         _check_gguf(asked)
@@ -97,16 +105,18 @@ def plan_model(asked: EngineConfig) -> ModelPlan:
                 "eos_token_id", f"{token_id} is beyond the vocabulary of {spec.vocab_size}"
             )
     names = spec.names
-    tensors = text_tensors(checkpoint.tensors, names)
+    tensors = checkpoint.tensors if architecture else text_tensors(checkpoint.tensors, names)
     if "text_config" in config.values:
         spec = replace(spec, tied_head=f"{names.head}.weight" not in tensors)
     shapes = expected_shapes(spec)
     tables = (names.embedding, names.positions)
     matrices = {name: shape for name, shape in shapes.items() if name not in tables}
     quantized = StoredLayers(layout, matrices, tensors)
-    check_tensors(asked.model, spec, tensors, quantized)
+    check_tensors(asked.model, spec, without_heads(tensors, spec), quantized)
+    if pooling is not None and pooling.answers is not None:
+        shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     check_max_model_len(asked.max_model_len, spec.max_positions)
-    return ModelPlan(
+    return FoundModel(
         checkpoint=checkpoint,
         config=config,
         spec=spec,
@@ -114,6 +124,7 @@ def plan_model(asked: EngineConfig) -> ModelPlan:
         tensors=tensors,
         quantized=quantized,
         quantize=made,
+        pooling=pooling,
     )
 
 
@@ -129,16 +140,16 @@ def load_model(
     """The model in directory ``path``, with an engine's defaults; ``backend``: None: the CPU's."""
     lora = LoraConfig() if takes_adapters else None
     config = EngineConfig(model=path, dtype=dtype, quantize=quantize, lora=lora)
-    return load_weights(config, plan_model(config), backend or _native_backend(), progress)
+    return load_weights(config, find_model(config), backend or _native_backend(), progress)
 
 
 def load_weights(
     asked: EngineConfig,
-    plan: ModelPlan,
+    found: FoundModel,
     backend: WeightBackend,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Read and pack the weights of the model that ``plan_model`` found for ``asked``.
+    """Read and pack the weights of the model that ``find_model`` found for ``asked``.
 
     What is quantised is the matrices of layers and head; the head stays int8 with int4, whose
     errors would go straight into the logits, and the embedding as it is. Layers that the checkpoint
@@ -147,10 +158,10 @@ def load_weights(
     itself, which adapters must come before.
     Raises ModelError for damage inside of tensors.
     """
-    config, spec, made = plan.config, plan.spec, plan.quantize
+    config, spec, made = found.config, found.spec, found.quantize
     names = spec.names
-    tensors, quantized, shapes = plan.tensors, plan.quantized, plan.shapes
-    weight_format = stored_format(plan) if asked.dtype == "auto" else asked.dtype
+    tensors, quantized, shapes = found.tensors, found.quantized, found.shapes
+    weight_format = stored_format(found) if asked.dtype == "auto" else asked.dtype
     if spec.rounds_embedding_scale and weight_format == "bf16":
         spec = replace(spec, embedding_scale=_to_bf16(spec.embedding_scale))
     scale_names = kv_scale_names(spec, names, tensors)
@@ -161,10 +172,11 @@ def load_weights(
         weight_format,
         made,
         progress,
-        keeps_halves=plan.checkpoint.gguf_architecture is not None,
+        keeps_halves=found.checkpoint.gguf_architecture is not None,
     )
     head_format: PackFormat = weight_format if made is None else "int8"
     weights = _load_weights(reader, spec, head_format, fuses_gate=asked.lora is None)
+    head = None if found.pooling is None else _load_head(reader, asked.model, spec, found.pooling)
     _warn(reader, weight_format)
     model = LoadedModel(
         path=asked.model,
@@ -174,6 +186,8 @@ def load_weights(
         quantize=made or reader.kept_format,
         eos_token_ids=config.eos_token_ids,
         bos_token_id=config.bos_token_id,
+        pooling=found.pooling,
+        head=head,
         kv_scales=read_kv_scales(asked.model, spec, names, scale_names, reader.vector),
     )
     reader.check_files()
@@ -232,17 +246,17 @@ def _native_backend() -> WeightBackend:
     return NativeWeights()
 
 
-def stored_format(plan: ModelPlan) -> WeightFormat:
+def stored_format(found: FoundModel) -> WeightFormat:
     """What weights and activations are where nobody says it: as the checkpoint, or bf16."""
-    if plan.checkpoint.gguf_architecture is not None:
+    if found.checkpoint.gguf_architecture is not None:
         # A file may have any type for each matrix; none is rounded.
         has_fp32 = any(
-            plan.tensors[name].dtype == "F32"
-            for name, shape in plan.shapes.items()
+            found.tensors[name].dtype == "F32"
+            for name, shape in found.shapes.items()
             if len(shape) > 1
         )
         return "fp32" if has_fp32 else "bf16"
-    return "fp32" if plan.tensors[plan.spec.names.embedding].dtype == "F32" else "bf16"
+    return "fp32" if found.tensors[found.spec.names.embedding].dtype == "F32" else "bf16"
 
 
 def _to_bf16(value: float) -> float:
@@ -255,7 +269,10 @@ def _load_weights(
     reader: TensorReader, spec: DecoderSpec, head_format: PackFormat, *, fuses_gate: bool
 ) -> DecoderWeights:
     names = spec.names
-    if spec.tied_head:
+    head: Linear | None = None
+    if not spec.has_head:
+        pass
+    elif spec.tied_head:
         head = reader.tied_head(names.embedding, names.head, head_format)
     else:
         head = reader.linear([names.head], format=head_format)
@@ -275,6 +292,42 @@ def _load_weights(
         final_norm=_load_norm(reader, spec, "", names.final_norm, spec.logit_scale),
         head=head,
     )
+
+
+def _load_head(
+    reader: TensorReader, path: Path, spec: DecoderSpec, pooling: PoolingSpec
+) -> PoolingHead:
+    """What is behind the pooling. Raises ModelError."""
+    layers = [
+        Dense(
+            reader.vector(f"{layer.name}.weight"),
+            reader.vector(f"{layer.name}.bias") if layer.bias else None,
+            layer.activation,
+            reader.vector(layer.norm) if layer.norm else None,
+            spec.norm.eps,
+        )
+        for layer in spec.head_layers
+    ]
+    layers += [read_dense(directory) for directory in pooling.dense]
+    if pooling.answers is not None:
+        layers.append(_answer_layer(reader, path, spec, pooling.answers))
+    return PoolingHead(pooling, tuple(layers), spec.hidden_size)
+
+
+def _answer_layer(
+    reader: TensorReader, path: Path, spec: DecoderSpec, answers: tuple[str, str]
+) -> Dense:
+    """What the logit of the second answer is above that of the first."""
+    tokenizer = Tokenizer.load(path)
+    ids = [tokenizer.token_id(answer) for answer in answers]
+    tokenizer.close()
+    if None in ids:
+        raise ModelError(
+            f"{path}/tokenizer.json lacks one of the tokens {answers}, by which pairs are scored",
+            field="tokenizer.json",
+        )
+    no, yes = reader.rows(answer_matrix(spec), [i for i in ids if i is not None])
+    return Dense((yes - no)[None], None)
 
 
 def _load_layer(

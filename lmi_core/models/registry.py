@@ -51,8 +51,18 @@ MODULES = {
 """The module of each architecture's family, imported when it is wanted."""
 
 
+_DECODER = "ForCausalLM"
+POOLED = {
+    name.removesuffix(_DECODER) + ending: module
+    for name, module in MODULES.items()
+    if name.endswith(_DECODER)
+    for ending in ("Model", "ForSequenceClassification")
+}
+"""The same of architectures that give no tokens: decoders without their head, or with another."""
+
+
 def supported_architectures() -> tuple[str, ...]:
-    return tuple(MODULES)
+    return (*MODULES, *POOLED)
 
 
 def unsupported_setting(config: HfConfig) -> str | None:
@@ -70,13 +80,12 @@ def unsupported_setting(config: HfConfig) -> str | None:
 
 def family_of(architecture: str) -> Family:
     """The family that an architecture belongs to, or ModelError listing those there are."""
-    if architecture not in MODULES:
+    module = MODULES.get(architecture) or POOLED.get(architecture)
+    if module is None:
         raise ModelError(
             f"architecture {architecture!r} in config.json is not supported; supported: "
             f"{', '.join(MODULES)}",
             field="architectures",
         )
-    family: Family = importlib.import_module(
-        f"lmi_core.models.families.{MODULES[architecture]}"
-    ).FAMILY
+    family: Family = importlib.import_module(f"lmi_core.models.families.{module}").FAMILY
     return family

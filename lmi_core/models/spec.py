@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lmi_core.models.pooling_head import HeadLayer
 from lmi_core.models.weight_names import WeightNames
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
@@ -98,6 +99,8 @@ class DecoderSpec:
     ropes: tuple[RopeSpec, ...]
     """Of each layer."""
     tied_head: bool
+    is_causal: bool = True
+    """A token sees those before it; otherwise all of its sequence."""
     mlp_bias: bool = False
     head_bias: bool = False
     parallel: bool = False
@@ -113,6 +116,10 @@ class DecoderSpec:
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False
     """To bf16, where the model is."""
+    has_head: bool = True
+    """Logits; without, the last hidden states are what the model gives."""
+    head_layers: tuple[HeadLayer, ...] = ()
+    """Behind what is pooled of them."""
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
     max_positions: int

@@ -47,6 +47,15 @@ def check_tensors(
         raise tensor_faults(path, what, problems, field="model")
 
 
+def without_heads(tensors: Mapping[str, TensorInfo], spec: DecoderSpec) -> Mapping[str, TensorInfo]:
+    """Of a model that pools, the tensors but for those of heads that it doesn't use."""
+    if spec.has_head:
+        return tensors
+    prefix = spec.names.embedding.partition(".")[0] + "."
+    needed = expected_shapes(spec)
+    return {n: tensor for n, tensor in tensors.items() if n.startswith(prefix) or n in needed}
+
+
 def _problems(
     name: str, shape: tuple[int, ...], names: WeightNames, tensors: Mapping[str, TensorInfo]
 ) -> list[str]:

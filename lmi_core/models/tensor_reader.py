@@ -163,6 +163,13 @@ class TensorReader:
         self._release([name])
         return values
 
+    def rows(self, name: str, row_ids: Sequence[int]) -> FloatArray:
+        """A float32 copy of some rows."""
+        matrix = rows_of(self._matrix(name), np.array(row_ids, np.int64))
+        if not isinstance(matrix, np.ndarray):
+            return matrix.to_float32()
+        return to_float32(matrix, self._tensors[name].dtype)
+
     def table(self, name: str) -> Table:
         """The tensor as stored, mapped; fp16, which few kernels read, as a float32 copy."""
         view = self._matrix(name)

@@ -133,7 +133,8 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: Norm | None
     """Times the logits' scale."""
-    head: Linear
+    head: Linear | None
+    """None: a model whose hidden states are pooled."""
 
     @property
     def num_bytes(self) -> int:
@@ -162,15 +163,22 @@ def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         shapes[f"{names.project_in}.weight"] = (hidden, columns)
         shapes[f"{names.project_out}.weight"] = (columns, hidden)
     shapes |= _norm_shapes(spec, names.embedding_norm, names.final_norm)
-    if not spec.tied_head:
+    for made in spec.head_layers:
+        shapes |= made.shapes
+    if spec.has_head and not spec.tied_head:
         shapes[f"{names.head}.weight"] = (spec.vocab_size, columns)
-    if spec.head_bias:
+    if spec.has_head and spec.head_bias:
         shapes[f"{names.head}.bias"] = (spec.vocab_size,)
     layer = _layer_shapes(spec)
     for layer_id in range(spec.num_layers):
         prefix = names.layer.format(layer=layer_id)
         shapes |= {prefix + name: shape for name, shape in layer.items()}
     return shapes
+
+
+def answer_matrix(spec: DecoderSpec) -> str:
+    """The tensor whose rows give the logits of tokens."""
+    return spec.names.embedding if spec.tied_head else f"{spec.names.head}.weight"
 
 
 def _norm_shapes(spec: DecoderSpec, *names: str) -> dict[str, tuple[int, ...]]:

@@ -8,7 +8,7 @@ from lmi_core.ops.embedding import add_positions, embed, gather_logit_rows
 from lmi_core.ops.graph import Graph, Handle, KvCache, LinearWeight, LoraTable
 from lmi_core.ops.linear import activation, gated_activation, linear, lora_add, soft_cap
 from lmi_core.ops.norm import norm, norm_heads, rms_norm
-from lmi_core.ops.sampling import sample
+from lmi_core.ops.sampling import output, sample
 
 __all__ = [
     "Graph",
@@ -26,6 +26,7 @@ __all__ = [
     "lora_add",
     "norm",
     "norm_heads",
+    "output",
     "rms_norm",
     "rope_cache_write",
     "sample",

@@ -1,8 +1,13 @@
-"""From logits to token ids."""
+"""What a step gives: token ids sampled from logits, or a value as it is."""
 
 from __future__ import annotations
 
 from lmi_core.ops.graph import Handle
+
+
+def output(x: Handle) -> None:
+    """Keeps a value readable after the step."""
+    x.graph.add("output", None, {"x": x})
 
 
 def sample(logits: Handle) -> None:

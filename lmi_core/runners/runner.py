@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from lmi_core.models.pooling import PoolingSpec
+
 if TYPE_CHECKING:
     from lmi_core._native import BlockPool, BlockTables, SamplingTable, Step
     from lmi_core.adapters.store import PackedLora
+    from lmi_core.models.pooling_head import PoolingHead
+    from lmi_core.weights.formats import FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +41,19 @@ class RunnerInfo:
     """Which implementation runs which op; empty: the CPU engine's own run all."""
     shares_blocks: bool = True
     """Whether sequences can have blocks in common; False: each computes its whole prompt."""
+    continues_prompts: bool = True
+    """Whether outputs go on in the prompt's place; False: an encoder reads it. Then its tokens have
+    no log-probabilities, and what was generated can't be computed again as part of it."""
     num_saturating_tokens: int | None = None
     """From how many rows on the cost of a step is proportional to them, so that prompts could as
     well have a step each; None: there is no such number."""
     runs_ahead: bool = False
     """Whether the runner is an ``AheadRunner``."""
+    verifies_drafts: bool = False
+    """Whether several rows of a sequence can be sampled in one step, and all but some leading ones
+    be forgotten."""
+    pooling: PoolingSpec | None = None
+    """What prompts are pooled to, by a ``PoolingRunner``; None: the model generates."""
     has_adapters: bool = False
     """Whether it is a ``LoraRunner``, with LoRA on."""
 
@@ -67,13 +79,24 @@ class Runner(Protocol):
         ...
 
 
+class PoolingRunner(Runner, Protocol):
+    """Computes what prompts are pooled from, instead of tokens."""
+
+    head: PoolingHead
+
+    def pooled_rows(self, step: Step) -> FloatArray:
+        """The last hidden states of a completed step's logit rows, fp32 [L, hidden]; until the next
+        step is submitted."""
+        ...
+
+
 class AheadRunner(Runner, Protocol):
     """Takes a step before the last one's tokens are known: three ``steps``, two of them in flight.
     Completions come in the order of submission."""
 
     def submit_ahead(self, step: Step, logit_rows: list[int]) -> None:
         """As ``submit``, of a step whose token ids are what these rows of the last step sampled, or
-        any where that step failed or a row sampled none."""
+        any where that step failed or a row sampled none; -1: the id in the step."""
         ...
 
 

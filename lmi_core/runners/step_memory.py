@@ -32,15 +32,23 @@ class StepSizes:
 
     @classmethod
     def of(
-        cls, config: EngineConfig, *, vocab_size: int, max_positions: int, max_num_tokens: int
+        cls,
+        config: EngineConfig,
+        *,
+        vocab_size: int,
+        max_positions: int,
+        max_num_tokens: int,
+        pools: bool = False,
     ) -> StepSizes:
-        """``max_num_tokens``: of a step, where ``config`` says nothing."""
+        """``max_num_tokens``: of a step, where ``config`` says nothing. ``pools``: every row may be
+        wanted."""
         max_model_len = config.max_model_len or max_positions
+        max_num_tokens = config.max_num_batched_tokens or max_num_tokens
         return cls(
             vocab_size=vocab_size,
             max_model_len=max_model_len,
-            max_num_tokens=config.max_num_batched_tokens or max_num_tokens,
-            max_logit_rows=max(MAX_LOGIT_ROWS, config.max_num_seqs),
+            max_num_tokens=max_num_tokens,
+            max_logit_rows=max(MAX_LOGIT_ROWS, config.max_num_seqs, max_num_tokens * pools),
             max_blocks_per_seq=-(-max_model_len // config.block_size),
         )
 
@@ -81,7 +89,7 @@ class StepMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
+class KvCacheSize:
     """The size of the block pool and why it has that size."""
 
     num_blocks: int
@@ -93,14 +101,14 @@ class MemoryPlan:
         return self.num_blocks * self.block_bytes
 
 
-def plan_kv_cache(
+def size_kv_cache(
     config: EngineConfig,
     *,
     block_bytes: int,
     max_model_len: int,
     spare: tuple[int, str] | None = None,
     claimed_bytes: int = 0,
-) -> MemoryPlan:
+) -> KvCacheSize:
     """Decide how many blocks the pool has. ``spare``: memory in bytes that is the pool's to fill,
     and what it is; None: a part of the machine's, for as many tokens as are likely wanted.
     ``claimed_bytes``: what other engines have taken of the machine's.
@@ -133,7 +141,7 @@ def plan_kv_cache(
             f" {shorter}kv_cache_bytes to at least {needed}",
             field="kv_cache_bytes",
         )
-    return MemoryPlan(num_blocks, block_bytes, reason)
+    return KvCacheSize(num_blocks, block_bytes, reason)
 
 
 def _default_budget(num_models: int, claimed_bytes: int) -> tuple[int, str]:

@@ -9,10 +9,12 @@ from typing import Literal
 from lmi_core.errors import UserError
 from lmi_core.settings.field_checks import check_fields
 from lmi_core.settings.lora_config import LoraConfig
+from lmi_core.settings.speculation_config import SpeculationConfig
 
 DType = Literal["auto", "bf16", "fp32"]
 Activations = Literal["auto", "int8", "bf16"]
 KvDType = Literal["auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2"]
+Task = Literal["auto", "generate", "embed", "rerank"]
 Device = Literal["cpu", "cuda", "torch-cpu"]
 Quantization = Literal["int8", "int4", "fp8", "awq", "gptq", "compressed-tensors"]
 
@@ -38,6 +40,11 @@ class EngineConfig:
     model: Path
     """Directory with config.json, *.safetensors and tokenizer.json."""
     served_model_name: str = "model"
+    task: Task = "auto"
+    """What requests get: tokens, an embedding, or a pair's score; auto: what the checkpoint's
+    architecture and files say it is for."""
+    normalize: bool = True
+    """Whether embeddings have length 1, where a request doesn't say."""
     device: Device = "cpu"
     """cpu: the lmi engine; cuda: the first GPU; torch-cpu: as cuda, without one (tests)."""
     dtype: DType = "auto"
@@ -80,6 +87,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     guaranteed_no_evict: bool = False
     """Admit a sequence only when its whole possible length fits, so that none is preempted."""
+    speculation: SpeculationConfig | None = None
+    """Draft tokens; None: every step brings a sequence one token."""
     waiting_steps: int = 0
     """Steps after an admission in which nobody else is admitted, as long as anything runs."""
     gpu_memory_utilization: float = 0.9

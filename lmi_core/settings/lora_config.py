@@ -20,6 +20,9 @@ class LoraConfig:
     adapters: tuple[tuple[str, Path], ...] = ()
     """Names and PEFT directories of those loaded at start."""
 
+    default: str = ""
+    """The adapter of requests that name none; "": they are the base model's."""
+
     def __post_init__(self) -> None:
         check_fields(self)
         if not 1 <= self.max_rank <= LARGEST_RANK:

@@ -50,6 +50,9 @@ class AllowedTokensMatcher:
         if self._inner is not None:
             self._inner.accept(token_id)
 
+    def forced_tokens(self) -> list[int]:
+        return [] if self._inner is None else self._inner.forced_tokens()
+
     def rollback(self, num_tokens: int) -> None:
         if self._inner is not None:
             self._inner.rollback(num_tokens)

@@ -118,6 +118,9 @@ class GuidanceMatcher:
         if not self._matcher.consume_token(token_id):
             raise _too_slow(_reason(self._matcher.get_error()))
 
+    def forced_tokens(self) -> list[int]:
+        return list(self._matcher.compute_ff_tokens())
+
     def rollback(self, num_tokens: int) -> None:
         self._matcher.rollback(num_tokens)
 

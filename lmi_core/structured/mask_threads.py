@@ -22,18 +22,33 @@ _MAX_THREADS = 8
 
 
 class MissingMask:
-    """A mask that a step waits for."""
+    """A mask that a step waits for, and those of the rows behind it, which follow draft tokens."""
 
-    __slots__ = ("_lock", "_mask", "_matcher", "_ready", "clock", "is_settled", "started_s")
+    __slots__ = (
+        "_drafts",
+        "_lock",
+        "_masks",
+        "_matcher",
+        "_ready",
+        "clock",
+        "is_settled",
+        "started_s",
+    )
 
     def __init__(
-        self, matcher: Matcher, mask: Mask, ready: Callable[[Exception | None], None]
+        self,
+        matcher: Matcher,
+        masks: Sequence[Mask],
+        ready: Callable[[Exception | None], None],
+        drafts: list[int],
     ) -> None:
-        """``ready`` is called once, from any thread, with ``mask`` filled, or cleared and the
-        reason for that. Until then nobody else may use the matcher."""
+        """``ready`` is called once, from any thread, with ``masks`` filled, or cleared and the
+        reason for that; ``drafts`` that can't come are -1 then. Until then nobody else may use the
+        matcher."""
         self._matcher = matcher
-        self._mask = mask
+        self._masks = masks
         self._ready = ready
+        self._drafts = drafts
         self._lock = threading.Lock()
         self.is_settled = False
         self.started_s = 0.0
@@ -41,22 +56,42 @@ class MissingMask:
         """That of the thread which fills it, once one does; it began at ``started_s``."""
 
     def compute(self) -> tuple[Mask, Exception | None]:
-        """In memory of its own, since the step may give up and go on."""
-        mask = np.zeros_like(self._mask)
+        """All masks, in memory of their own, since the step may give up and go on."""
+        filled = np.zeros((len(self._masks), len(self._masks[0])), np.uint32)
         try:
-            self._matcher.fill_mask(mask)
+            self._matcher.fill_mask(filled[0])
+            if self._drafts:
+                self._follow_drafts(filled)
         except Exception as error:
-            mask[:] = 0
-            return mask, error
-        return mask, None
+            filled[:] = 0
+            return filled, error
+        return filled, None
 
-    def settle(self, mask: Mask | None, error: Exception | None) -> bool:
+    def _follow_drafts(self, filled: Mask) -> None:
+        """Fill the masks of later rows as long as the grammar allows the drafts before them, and go
+        back."""
+        matcher, drafts = self._matcher, self._drafts
+        num_accepted = num_kept = 0
+        with suppress(Exception):  # where the draft is what is sampled, it is raised once more
+            for draft in drafts:
+                if not int(filled[num_kept, draft // 32]) >> draft % 32 & 1:
+                    break
+                matcher.accept(draft)
+                num_accepted += 1
+                matcher.fill_mask(filled[num_kept + 1])
+                num_kept += 1
+        drafts[num_kept:] = [-1] * (len(drafts) - num_kept)
+        if num_accepted:
+            matcher.rollback(num_accepted)
+
+    def settle(self, filled: Mask | None, error: Exception | None) -> bool:
         """Whether this was the first outcome, which is the one that counts."""
         with self._lock:
             if self.is_settled:
                 return False
             self.is_settled = True
-            self._mask[:] = 0 if mask is None else mask
+            for i, mask in enumerate(self._masks):
+                mask[:] = 0 if filled is None else filled[i]
             self._ready(error)
             return True
 
@@ -70,7 +105,7 @@ class MissingMask:
 
 
 class MaskThreads:
-    """Fills the masks of one step at a time; all but the threads' work happens on one event loop.
+    """Fills the masks of steps in flight; all but the threads' work happens on one event loop.
 
     The library works without the interpreter's lock, so that masks and the loop don't wait for
     each other. It can't be stopped: the thread of a mask that is given up ends by itself when it
@@ -86,7 +121,7 @@ class MaskThreads:
 
     def fill(self, missing: Sequence[MissingMask]) -> None:
         """Begin to fill; each is settled in the end, whatever happens."""
-        self._missing = missing
+        self._missing = [*(one for one in self._missing if not one.is_settled), *missing]
         try:
             while self._num_threads < min(self._num_wanted, len(missing)):
                 self._start_thread()

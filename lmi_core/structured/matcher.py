@@ -25,6 +25,10 @@ class Matcher(Protocol):
         """Go on by a token. UserError when the grammar doesn't allow it or costs too much."""
         ...
 
+    def forced_tokens(self) -> list[int]:
+        """Tokens that spell what the grammar leaves no choice about; others may spell it, too."""
+        ...
+
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens that were accepted."""
         ...

@@ -8,9 +8,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from lmi_core.sandbox.pool import Limits, shared_pool
 from lmi_core.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from lmi_core.text.shortest_encoding import max_token_chars
 from lmi_core.text.token_bytes import TokenBytes, byte_rule
+
+Truncate = Literal["", "left", "right"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +44,16 @@ class TokenSpan:
     token_id: int
     start: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class FramedText:
+    """A text, or a pair that the tokenizer joins, and what is put around it instead of the special
+    tokens that it adds itself."""
+
+    text: str
+    pair: str | None = None
+    frame: tuple[str, str] | None = None
 
 
 class Tokenizer:
@@ -190,6 +202,49 @@ class Tokenizer:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._spans, text, add_special_tokens)
 
+    async def encode_whole(
+        self, framed: FramedText, max_tokens: int, truncate: Truncate = ""
+    ) -> list[int]:
+        """Token ids of a text, or a pair of texts, with what is added to it.
+
+        ``truncate``: the side on which more than ``max_tokens`` are cut, the longer text first,
+        but none that were added; "": UserError for them.
+        """
+        text, pair = framed.text, framed.pair
+        num_chars = len(text) + len(pair or "")
+        if num_chars > _THREAD_CHARS:
+            raise UserError(
+                f"the input has {num_chars} characters; at most {_THREAD_CHARS} are taken: shorten "
+                "it",
+                field="prompt",
+            )
+        encode = partial(self._encode_whole, framed, max_tokens, truncate)
+        if num_chars <= _INLINE_CHARS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+
+    def _encode_whole(self, framed: FramedText, max_tokens: int, truncate: Truncate) -> list[int]:
+        text, pair, frame = framed.text, framed.pair, framed.frame
+        try:
+            [encoding] = self._backend.encode_batch(
+                [text if pair is None else (text, pair)], add_special_tokens=frame is None
+            )
+        except TypeError:  # what the library makes of a lone surrogate
+            raise UserError(_not_unicode(text + (pair or "")), field="prompt") from None
+        if frame is None:
+            complete = self._with_bos_eos
+        else:
+            before, after = (self.encode_now(part, add_special_tokens=False) for part in frame)
+            complete = lambda ids: [*before, *ids, *after]  # noqa: E731
+        ids = complete(encoding.ids)
+        num_over = len(ids) - max_tokens
+        if num_over <= 0:
+            return ids
+        if not truncate:
+            raise prompt_too_long(len(ids), max_tokens, room=0)
+        kept = _kept_places(encoding.sequence_ids, num_over, truncate)
+        return complete([encoding.ids[place] for place in kept])
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence."""
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -297,6 +352,19 @@ class Tokenizer:
         return token_id
 
 
+def _kept_places(texts: Sequence[int | None], num_over: int, truncate: Truncate) -> Sequence[int]:
+    """Places of the tokens that stay when ``num_over`` go, of the longer text first; ``texts``: by
+    token, the number of its text, None: it was added."""
+    places = [[i for i, text in enumerate(texts) if text == number] for number in (0, 1)]
+    lengths = [len(own) for own in places]
+    for _ in range(min(num_over, sum(lengths))):
+        lengths[lengths[1] > lengths[0]] -= 1
+    kept = {i for i, text in enumerate(texts) if text is None}
+    for own, length in zip(places, lengths, strict=True):
+        kept.update(own[:length] if truncate == "right" else own[len(own) - length :])
+    return sorted(kept)
+
+
 def encode_limits(num_chars: int) -> Limits:
     """What a text may take to be encoded in a child."""
     return Limits(
@@ -328,12 +396,20 @@ def _made_tokenizer(backend: str, config: str) -> Tokenizer:
 
 
 def prompt_too_long(
-    num_tokens: int, max_tokens: int, *, is_least: bool = False
+    num_tokens: int, max_tokens: int, *, is_least: bool = False, room: int = 1
 ) -> ContextLengthError:
-    """The error for a prompt that leaves no room for a single new token.
+    """The error for a prompt that leaves no room for a single new token, or, with ``room`` 0, for
+    itself.
 
     Clients know it by its first words, OpenAI's, and then try a shorter prompt or another model.
     """
+    if not room:
+        return ContextLengthError(
+            f"This model's maximum context length is {max_tokens} tokens, but the input has "
+            f"{'at least ' if is_least else ''}{num_tokens} tokens: shorten it, or ask for it to "
+            "be truncated",
+            field="prompt",
+        )
     return ContextLengthError(
         f"This model's maximum context length is {max_tokens + 1} tokens, but the prompt has "
         f"{'at least ' if is_least else ''}{num_tokens} tokens; at most {max_tokens} fit and leave "

@@ -1,8 +1,8 @@
-"""A model directory: its settings, and its safetensors or GGUF files as one table of tensors."""
+"""A model directory: its settings, and its weight files as one table of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +13,10 @@ from lmi_core.weights.gguf.file import gguf_of, read_gguf
 from lmi_core.weights.hf_config import read_hf_config, read_json_object
 from lmi_core.weights.quantized.settings import QuantizationSettings, read_settings
 from lmi_core.weights.safetensors_file import TensorInfo, read_header
+from lmi_core.weights.torch_file import read_torch_file
 
 INDEX_NAME = "model.safetensors.index.json"
+PICKLED_NAME, PICKLED_INDEX_NAME = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _CONVERT_PICKLE = (
     'python -c "from transformers import AutoModelForCausalLM as M; '
     "M.from_pretrained('{path}', torch_dtype='auto').save_pretrained('{path}')\""
@@ -47,7 +49,7 @@ class Checkpoint:
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """By the names that the files have."""
-        for path in sorted([*self.path.glob("*.safetensors"), *self.path.glob("*.gguf")]):
+        for path in weight_files(self.path):
             with suppress(OSError):  # reading it says why
                 self._states[path] = FileState.of(path)
         return read_checkpoint(self.path)
@@ -64,26 +66,26 @@ class Checkpoint:
         return sum(file.num_bytes for file in self.files)
 
 
-def has_weights(directory: Path) -> bool:
-    """Whether it holds files that a checkpoint may be in."""
-    return any(directory.glob("*.safetensors")) or any(directory.glob("*.gguf"))
-
-
 def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:
     """Every tensor of a model directory by name.
 
     Sharded checkpoints follow model.safetensors.index.json; otherwise model.safetensors is read, or
-    the only ``*.safetensors`` file there is. Raises ModelError when there is none, when a shard is
-    missing or when the index and the shards disagree. Without any, a GGUF file is.
+    the only ``*.safetensors`` file there is. Where there is none, so are pytorch_model.bin and its
+    index, or a GGUF file. Raises ModelError when there is neither, when a shard is missing or when
+    the index and the shards disagree.
     """
     index = directory / INDEX_NAME
     if index.exists():
-        return _read_sharded(index)
-    if (gguf := gguf_of(directory)) is not None:
-        return dict(read_gguf(gguf).tensors)
+        return _read_sharded(index, "safetensors", read_header)
     files = sorted(directory.glob("*.safetensors"))
     if (directory / "model.safetensors") in files:
         files = [directory / "model.safetensors"]
+    if not files and (directory / PICKLED_INDEX_NAME).exists():
+        return _read_sharded(directory / PICKLED_INDEX_NAME, "bin", read_torch_file)
+    if not files and (directory / PICKLED_NAME).exists():
+        return read_torch_file(directory / PICKLED_NAME)
+    if not files and (gguf := gguf_of(directory)) is not None:
+        return dict(read_gguf(gguf).tensors)
     if not files:
         raise no_safetensors(directory)
     if len(files) > 1:
@@ -95,37 +97,46 @@ def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:
     return read_header(files[0])
 
 
-def _read_sharded(index: Path) -> dict[str, TensorInfo]:
-    weight_map = _read_weight_map(index)
+def weight_files(directory: Path) -> list[Path]:
+    """Those that may hold weights which ``read_checkpoint`` reads: safetensors, else pickled ones,
+    else GGUF; empty: there are none."""
+    patterns = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
+    return next((found for name in patterns if (found := sorted(directory.glob(name)))), [])
+
+
+def _read_sharded(
+    index: Path, suffix: str, read: Callable[[Path], dict[str, TensorInfo]]
+) -> dict[str, TensorInfo]:
+    weight_map = _read_weight_map(index, suffix)
     files = sorted(set(weight_map.values()))
     missing = [name for name in files if not (index.parent / name).exists()]
     if missing:
         raise ModelError(
             f"{index.parent} lacks {len(missing)} of {len(files)} shards: {', '.join(missing)}; "
             "fetch them",
-            field=INDEX_NAME,
+            field=index.name,
         )
-    shards = {name: read_header(index.parent / name) for name in files}
+    shards = {name: read(index.parent / name) for name in files}
     tensors = {name: tensor for shard in shards.values() for name, tensor in shard.items()}
     for name, file_name in weight_map.items():
         if name not in shards[file_name]:
             raise ModelError(
-                f"{index} says that {name!r} is in {file_name}, but it isn't", field=INDEX_NAME
+                f"{index} says that {name!r} is in {file_name}, but it isn't", field=index.name
             )
         tensors[name] = shards[file_name][name]
     return tensors
 
 
-def _read_weight_map(index: Path) -> dict[str, str]:
+def _read_weight_map(index: Path, suffix: str) -> dict[str, str]:
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index} has no weight_map from tensor to file", field=INDEX_NAME)
+        raise ModelError(f"{index} has no weight_map from tensor to file", field=index.name)
     for file_name in weight_map.values():
         is_name = isinstance(file_name, str) and Path(file_name).name == file_name
-        if not is_name or not file_name.endswith(".safetensors"):
+        if not is_name or not file_name.endswith(f".{suffix}"):
             raise ModelError(
-                f"{index}: {file_name!r} must be the name of a safetensors file beside it",
-                field=INDEX_NAME,
+                f"{index}: {file_name!r} must be the name of a {suffix} file beside it",
+                field=index.name,
             )
     return weight_map
 

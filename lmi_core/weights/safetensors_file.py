@@ -57,6 +57,15 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
+def check_is_no_pointer(path: Path, prefix: bytes) -> None:
+    """Raise ModelError if a file that begins with these 8 bytes stands for another one."""
+    if prefix == _LFS_POINTER:
+        raise ModelError(
+            f"{path} is a Git LFS pointer, not the file: fetch what it stands for (git lfs pull)",
+            field=path.name,
+        )
+
+
 def fault(path: Path, problem: str) -> ModelError:
     return ModelError(
         f"{path}: {problem}; the file is damaged or not safetensors, fetch it again",
@@ -67,11 +76,7 @@ def fault(path: Path, problem: str) -> ModelError:
 def _read_header_bytes(path: Path, prefix: bytes, read: Any, file_bytes: int) -> tuple[bytes, int]:
     if len(prefix) < 8:
         raise fault(path, f"holds {file_bytes} bytes, too few for a header")
-    if prefix == _LFS_POINTER:
-        raise ModelError(
-            f"{path} is a Git LFS pointer, not the file: fetch what it stands for (git lfs pull)",
-            field=path.name,
-        )
+    check_is_no_pointer(path, prefix)
     header_bytes = int.from_bytes(prefix, "little")
     if header_bytes > MAX_HEADER_BYTES:
         raise fault(path, f"header of {header_bytes} bytes is over {MAX_HEADER_BYTES}")

@@ -96,7 +96,7 @@ class Renderer(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ParsedCall:
     """What a call asks for: the engine's requests and how to answer."""
 
     requests: tuple[GenerationRequest, ...]
@@ -115,7 +115,7 @@ class Protocol(ABC):
     name: str
 
     @abstractmethod
-    def parse(self, call: Call) -> Plan:
+    def parse(self, call: Call) -> ParsedCall:
         """Raise UserError naming the field when the call can't be served as written."""
 
     @abstractmethod

@@ -7,7 +7,10 @@ from typing import Any
 
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
+from lmi_server.dialects.unknown_fields import shape
 
+RESPONSE_FORMAT = shape("type", json_schema=shape("name", "description", "schema", "strict"))
+"""Of OpenAI's ``response_format``."""
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 

@@ -7,9 +7,8 @@ nanosecond a byte. What comes back is bounded, so that the lock is never held fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from pickle import PickleBuffer
 from typing import Any, TypeVar
 
@@ -19,8 +18,10 @@ from lmi_core.errors import EngineError, UserError
 from lmi_core.sandbox.pool import Limits, shared_pool
 from lmi_core.text.metered_template import CostlyTemplateError, metered
 from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
-from lmi_server.dialects.base import Call, Plan
+from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.unknown_fields import collect_ignored, note_ignored
+from lmi_server.models.backend import Generates, Tokenizes
+from lmi_server.models.loaded_model import LoadedModel
 
 T = TypeVar("T")
 
@@ -53,12 +54,12 @@ async def rendered(render: Callable[[], bytes], num_items: int) -> bytes:
 
 
 async def decoded(
-    decode: Callable[[bytes], T], body: bytes, backend: Any, *, beside: bytes = b""
+    decode: Callable[[bytes], T], body: bytes, model: LoadedModel, *, beside: bytes = b""
 ) -> T:
     """``decode(body)``, in a child for a large body or a chat template that costs much: ``decode``
     must be something that can be pickled.
 
-    ``beside``: what ``decode`` has to decode besides the body. In the child ``backend`` is a
+    ``beside``: what ``decode`` has to decode besides the body. In the child ``model`` is a
     ``StandIn``. Raises what ``decode`` raises, and UserError when it takes too much time or memory,
     or makes too much of the body.
     """
@@ -80,11 +81,11 @@ async def decoded(
         _decode_in_child,
         decode,
         PickleBuffer(body),
-        backend,
+        model,
         limits=limits,
         num_bytes=len(body) + len(beside),
-        known=backend,
-        stand_in=_stand_in(backend),
+        known=model,
+        stand_in=_stand_in(model),
     )
     value, ignored = answer
     note_ignored(ignored)
@@ -92,28 +93,28 @@ async def decoded(
 
 
 @dataclass(frozen=True, slots=True)
-class ParseCall:
+class ParseBody:
     """``parse`` of a call, as a function of its body."""
 
-    parse: Callable[[Call], Plan]
+    parse: Callable[[Call], ParsedCall]
     call: Call
 
-    def __call__(self, body: bytes) -> Plan:
+    def __call__(self, body: bytes) -> ParsedCall:
         return self.parse(replace(self.call, body=body))
 
     def __reduce__(self) -> tuple[Any, ...]:
         call = self.call
         query = {name: call.query[name] for name in call.query}  # of a kind that can't be pickled
-        return ParseCall, (self.parse, replace(call, body=b"", query=query))
+        return ParseBody, (self.parse, replace(call, body=b"", query=query))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn:
-    """What decoding needs of a backend, in the child."""
+    """What decoding needs of a model, in the child."""
 
     known_tokenizer: Tokenizer | None
     known_info: EngineInfo | None
-    adapters: Mapping[str, Path]
+    adapters: tuple[str, ...]
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -126,6 +127,9 @@ class StandIn:
         info = self.known_info
         return self.tokenizer.num_tokens if info is None else info.runner.vocab_size
 
+    def adapter_names(self) -> tuple[str, ...]:
+        return self.adapters
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """As the engine does."""
         wrong = next((i for i in token_ids if not 0 <= i < self.vocab_size), None)
@@ -137,21 +141,15 @@ class StandIn:
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
-def _stand_in(backend: Any) -> StandIn:
-    tokenizer, info = (_of(backend, name) for name in ("tokenizer", "info"))
+def _stand_in(model: LoadedModel) -> StandIn:
+    """A model that answers by code of its own has neither."""
+    backend = model.backend
+    tokenizer = backend.tokenizer if isinstance(backend, Tokenizes) else None
     return StandIn(
         known_tokenizer=tokenizer if isinstance(tokenizer, Tokenizer) else None,
-        known_info=info if isinstance(info, EngineInfo) else None,
-        adapters=dict(_of(backend, "adapters") or {}),
+        known_info=backend.info if isinstance(backend, Generates) else None,
+        adapters=tuple(model.adapter_names()),
     )
-
-
-def _of(backend: Any, name: str) -> Any:
-    """A backend that generates by code of its own refuses these."""
-    try:
-        return getattr(backend, name, None)
-    except (UserError, EngineError):
-        return None
 
 
 def _decode_in_child(
@@ -160,7 +158,7 @@ def _decode_in_child(
     """The result, and the names of the fields that were ignored."""
     ignored = collect_ignored()
     value: Any = decode(bytes(body))
-    if isinstance(value, Plan):
+    if isinstance(value, ParsedCall):
         try:
             value = _bounded(value, stand_in)
         except UserError as error:
@@ -170,10 +168,10 @@ def _decode_in_child(
     return value, ignored
 
 
-def _bounded(plan: Plan, stand_in: StandIn) -> Plan:
-    """The plan with long prompts as token ids; UserError when there are too many of them."""
+def _bounded(parsed: ParsedCall, stand_in: StandIn) -> ParsedCall:
+    """The call with long prompts as token ids; UserError when there are too many of them."""
     requests = tuple(
-        _tokenized(request, plan.truncate_prompt_tokens, stand_in) for request in plan.requests
+        _tokenized(request, parsed.truncate_prompt_tokens, stand_in) for request in parsed.requests
     )
     num_ids = sum(len(request.prompt_token_ids or ()) for request in requests)
     if num_ids > _MAX_TOKEN_IDS:
@@ -187,7 +185,7 @@ def _bounded(plan: Plan, stand_in: StandIn) -> Plan:
             request.params.validate(
                 vocab_size=info.runner.vocab_size, max_logprobs=info.runner.max_logprobs
             )
-    return replace(plan, requests=requests)
+    return replace(parsed, requests=requests)
 
 
 def _tokenized(

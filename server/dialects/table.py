@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from lmi_core.errors import UserError
 from lmi_server.dialects.base import Reply
 from lmi_server.dialects.routes import Route
+from lmi_server.http.options import ServerOptions
 
 PRECEDENCE: Mapping[str, tuple[str, ...]] = {
     "lmi": ("lmi", "openai", "anthropic", "tgi"),
@@ -40,8 +41,9 @@ class Dialect:
 
     name: str
     routes: tuple[Route, ...]
-    error: Callable[[Exception], Reply]
-    """Also renders what HTTP or routing refuse (HttpError)."""
+    error: Callable[[Exception, ServerOptions], Reply]
+    """Also renders what HTTP or routing refuse (HttpError); with the options of the model that was
+    chosen, or of the server."""
     errors: ErrorForm
     headers: Mapping[str, str] = field(default_factory=dict)
     """On every response, unless the response sets them itself."""
@@ -49,7 +51,8 @@ class Dialect:
     """Beginnings of paths that are its own, whoever has their first segment; empty: it goes by
     segments."""
     has_open_calls: bool = False
-    """Pages of any site may post to its routes where no origins are configured."""
+    """Pages of any site may post to its routes where ``api`` is this dialect and no origins are
+    configured; a model's own code isn't for them."""
 
     @property
     def segments(self) -> frozenset[str]:

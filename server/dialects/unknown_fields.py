@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
+from aiohttp import web
 
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.decode import decode_json
@@ -16,6 +19,8 @@ log = logging.getLogger(__name__)
 
 IGNORED_HEADER = "x-lmi-ignored-parameters"
 """Names what was ignored of a request."""
+IGNORED = web.RequestKey("ignored", list[str])
+"""Fields of the request that nobody here knows."""
 _ignored: ContextVar[list[str]] = ContextVar("ignored")
 
 _LABELS = frozenset(
@@ -30,7 +35,6 @@ _LABELS = frozenset(
         "prompt_cache_options",
         "prediction",
         "moderation",
-        "reasoning_effort",
         "verbosity",
         "request_id",
     }
@@ -40,10 +44,45 @@ _PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _MAX_NAMES = 16
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
+Shape = Mapping[str, Any]
+"""The fields that an object may have: to the shapes of objects and lists of objects in them, or to
+None for what is taken as it is."""
 
-def unknown_fields(body: bytes, known: Collection[str]) -> list[str]:
-    """The fields of a JSON object, decoded before without a fault, that aren't known."""
-    return sorted(decode_json(_KEYS, body).keys() - _LABELS - set(known))
+
+def shape(*names: str, **within: Shape) -> Shape:
+    """Fields whose values are taken as they are, and those that hold objects of a shape."""
+    return MappingProxyType({**dict.fromkeys(names), **within})
+
+
+def unknown_fields(body: bytes, known: Collection[str], within: Shape | None = None) -> list[str]:
+    """The fields of a JSON object, decoded before without a fault, that aren't known; those of
+    objects ``within`` it by their path."""
+    given = decode_json(_KEYS, body)
+    names = given.keys() - _LABELS - set(known)
+    for field in (within or {}).keys() & given.keys():
+        value = msgspec.json.decode(given[field])
+        names |= set(_unknown_within(f"{field}.", value, (within or {})[field]))
+    return sorted(names)
+
+
+def unknown_within(values: Mapping[str, Any], within: Shape) -> list[str]:
+    """The unknown fields of the objects in a decoded one."""
+    names: set[str] = set()
+    for field in within.keys() & values.keys():
+        names |= set(_unknown_within(f"{field}.", values[field], within[field]))
+    return sorted(names)
+
+
+def _unknown_within(path: str, value: object, known: Shape | None) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _unknown_within(path, item, known)
+    elif isinstance(value, dict) and known is not None:
+        for name, inner in value.items():
+            if name not in known:
+                yield path + name
+            else:
+                yield from _unknown_within(f"{path}{name}.", inner, known[name])
 
 
 def report_unknown(request_id: str, names: Sequence[str], what: str) -> dict[str, str]:

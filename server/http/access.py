@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from aiohttp import web
 
 from lmi_core.config.address import is_loopback
 from lmi_core.sandbox.pool import CLIENT
 from lmi_server.dialects.base import HttpError
-from lmi_server.dialects.routes import METER, Handler, Route
+from lmi_server.dialects.routes import Route
+from lmi_server.http.metrics import METER
 from lmi_server.http.tenants import NO_LIMITS, TENANT, Tenant, TenantLimits, salt_of
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _PREFLIGHT_METHODS = "GET, POST, OPTIONS"
 _PREFLIGHT_MAX_AGE_S = 600

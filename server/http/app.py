@@ -17,24 +17,26 @@ from lmi_core.errors import LmiError
 from lmi_core.sandbox.pool import CLIENT
 from lmi_core.version import __version__
 from lmi_server.dialects.base import HttpError, Reply
-from lmi_server.dialects.routes import IGNORED, METER, Route
-from lmi_server.dialects.table import DialectTable
-from lmi_server.dialects.unknown_fields import IGNORED_HEADER
+from lmi_server.dialects.dialects import DIALECTS
+from lmi_server.dialects.routes import Route
+from lmi_server.dialects.table import Dialect, DialectTable
+from lmi_server.dialects.unknown_fields import IGNORED, IGNORED_HEADER
 from lmi_server.http.access import Access
 from lmi_server.http.connections import Connection, Refuse
 from lmi_server.http.load_report import load_report
 from lmi_server.http.logging import log_access
-from lmi_server.http.metrics import Metrics, RequestMeter
+from lmi_server.http.metrics import METER, Metrics, RequestMeter
 from lmi_server.http.openapi import TABLE
 from lmi_server.http.options import ServerOptions
-from lmi_server.http.ui import page_at_root, ui_routes
+from lmi_server.http.ui import UI_ROUTES, page_at_root
 from lmi_server.management.audit import SAID, audited, log_call
+from lmi_server.models.custom_code_backend import CustomCodeBackend
+from lmi_server.models.loaded_model import LoadedModel
 from lmi_server.models.model_choice import MODEL, ModelChoice
-from lmi_server.models.model_registry import ModelRegistry
+from lmi_server.models.model_registry import MODELS, ModelRegistry
 
 log = logging.getLogger(__name__)
 
-MODELS = web.AppKey("models", ModelRegistry)
 ROUTES: web.AppKey[Sequence[Route]] = web.AppKey("routes", Sequence)
 """Those without a dialect's prefix."""
 REFUSE: web.AppKey[Refuse] = web.AppKey("refuse", Callable)  # type: ignore[arg-type]
@@ -55,7 +57,8 @@ _HTTP_ERRORS = {
 def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Application:
     """An application that serves ``models``; ``is_management``: their management alone, on the
     address that is configured for it."""
-    options, table = models.options, models.common.table
+    options = models.options
+    table = DialectTable(DIALECTS, options.api)
     access = Access(
         options.api_keys,
         options.cors_origins,
@@ -68,10 +71,10 @@ def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Appl
     )
     choice = ModelChoice(models)
     app = web.Application(
-        middlewares=[_front(models, access), *([page_at_root] if options.ui else [])],
+        middlewares=[_front(models, table, access), *([page_at_root] if options.ui else [])],
         client_max_size=options.max_request_bytes,
     )
-    app.on_response_prepare.append(_common_headers(models, access))
+    app.on_response_prepare.append(_common_headers(models, table, access))
     has_management = is_management or (options.management is None and may_manage(options))
 
     def is_here(route: Route) -> bool:
@@ -80,11 +83,11 @@ def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Appl
     app[MODELS] = models
     app[TABLE] = table
     app[ROUTES] = [route for route in table.routes() if is_here(route)]
-    app[REFUSE] = _refuser(models)
-    expect = _expectations(models)
-    for route in () if is_management else ui_routes(options):
-        handler = access.guard(route, route.handler)
-        app.router.add_route(route.method, route.path, handler, expect_handler=expect)
+    app[REFUSE] = _refuser(models, table)
+    expect = _expectations(models, table)
+    for page in UI_ROUTES if options.ui and not is_management else ():
+        handler = access.guard(page, choice.handler(page, table.main))
+        app.router.add_route(page.method, page.path, handler, expect_handler=expect)
     for route in (*table.routes(), *table.prefixed_routes()):
         if is_here(route):
             handler = access.guard(route, choice.handler(route, table.of(route.path)))
@@ -123,15 +126,22 @@ def may_manage(options: ServerOptions) -> bool:
     return options.admin_key is not None or options.open_management or is_loopback(host)
 
 
-def _table(models: ModelRegistry, request: web.Request | None = None) -> DialectTable:
-    """The dialects of the model that was chosen, whose form of errors may be its own."""
+def _chosen(models: ModelRegistry, request: web.Request | None) -> LoadedModel | None:
+    """The model of a request, or the only one."""
     model = request.get(MODEL) if request is not None else None
     model = model or models.sole
-    endpoint = models.common if model is None or model.endpoint is None else model.endpoint
-    return endpoint.table
+    return None if model is None else model.loaded
 
 
-def _front(models: ModelRegistry, access: Access) -> Middleware:
+def _error_reply(
+    dialect: Dialect, error: Exception, models: ModelRegistry, request: web.Request | None = None
+) -> web.Response:
+    """In the dialect's form, which may have a choice of the model's own."""
+    model = _chosen(models, request)
+    return _reply(dialect.error(error, models.options if model is None else model.options))
+
+
+def _front(models: ModelRegistry, table: DialectTable, access: Access) -> Middleware:
     """The outermost layer: identify and time the request, render errors, log one line."""
     id_header = models.options.request_id_header
 
@@ -144,17 +154,16 @@ def _front(models: ModelRegistry, access: Access) -> Middleware:
         CLIENT.set(request.remote)
         status = _CLIENT_CLOSED
         try:
-            for_any = _is_for_any_origin(models, request)
+            for_any = _is_for_any_origin(models, table, request)
             response = access.preflight(request, for_any=for_any) or await handler(request)
             status = response.status
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception as error:
             models.error_rates.count(error)
-            dialect = _table(models, request).of(request.path)
             explained = _explain(error, request, meter.request_id)
             meter.error = str(explained)
-            response = _reply(dialect.error(explained))
+            response = _error_reply(table.of(request.path), explained, models, request)
             status = response.status
         finally:
             if isinstance(connection, Connection):
@@ -168,15 +177,14 @@ def _front(models: ModelRegistry, access: Access) -> Middleware:
     return front
 
 
-def _refuser(models: ModelRegistry) -> Refuse:
+def _refuser(models: ModelRegistry, table: DialectTable) -> Refuse:
     """Answers what the HTTP library can't parse, of which there is no request."""
 
     def refuse(path: str, error: HttpError) -> web.Response:
         meter = RequestMeter(str(uuid.uuid4()))
         meter.error = str(error)
-        table = _table(models)
         dialect = table.of(path) if path else table.main
-        response = _reply(dialect.error(error))
+        response = _error_reply(dialect, error, models)
         response.headers.update({**dialect.headers, "Server": _SERVER})
         response.headers[models.options.request_id_header] = meter.request_id
         _finish(models.metrics, "-", path, meter, response.status)
@@ -186,7 +194,7 @@ def _refuser(models: ModelRegistry) -> Refuse:
 
 
 def _expectations(
-    models: ModelRegistry,
+    models: ModelRegistry, table: DialectTable
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse | None]]:
     """What is done about ``Expect``: a body that will be refused is not asked for."""
 
@@ -194,7 +202,8 @@ def _expectations(
         expected = request.headers.get("Expect", "")
         if expected.lower() != "100-continue":
             kind, message = "ExpectationFailedException", f"Expect: {expected[:80]} is not known"
-            return _reply(_table(models).of(request.path).error(HttpError(417, kind, message)))
+            error = HttpError(417, kind, message)
+            return _error_reply(table.of(request.path), error, models)
         if (request.content_length or 0) <= models.options.max_request_bytes:
             with suppress(ConnectionError):  # reading the body will notice
                 await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -256,27 +265,32 @@ def _reply(reply: Reply) -> web.Response:
     return response
 
 
-def _is_for_any_origin(models: ModelRegistry, request: web.Request) -> bool:
+def _is_for_any_origin(models: ModelRegistry, table: DialectTable, request: web.Request) -> bool:
     """Whether pages of any site may make this call, unless origins are configured."""
     if "Origin" not in request.headers:
         return False
     method = request.headers.get("Access-Control-Request-Method", request.method)
-    return method == "POST" and _table(models, request).of(request.path).has_open_calls
+    dialect = table.of(request.path)
+    if method != "POST" or dialect is not table.main or not dialect.has_open_calls:
+        return False
+    model = _chosen(models, request)
+    return model is None or not isinstance(model.backend, CustomCodeBackend)
 
 
 def _common_headers(
-    models: ModelRegistry, access: Access
+    models: ModelRegistry, table: DialectTable, access: Access
 ) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     async def add(request: web.Request, response: web.StreamResponse) -> None:
         meter = request.get(METER)
         headers = response.headers
-        for name, value in _table(models, request).of(request.path).headers.items():
+        for name, value in table.of(request.path).headers.items():
             headers.setdefault(name, value)
         headers["Server"] = _SERVER
-        for_any = _is_for_any_origin(models, request)
+        for_any = _is_for_any_origin(models, table, request)
         headers.update(access.cors_headers(request.headers, for_any=for_any))
-        if MODEL in request and response.status == 200 and request.method == "POST":
-            headers.update(load_report(request.headers, request[MODEL].backend.stats()))
+        loaded = request[MODEL].loaded if MODEL in request else None
+        if loaded is not None and response.status == 200 and request.method == "POST":
+            headers.update(load_report(request.headers, loaded.backend.stats()))
         if meter is not None:
             headers[models.options.request_id_header] = meter.request_id
         if ignored := request.get(IGNORED):

@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from lmi_core.engine.stats import EngineInfo
 from lmi_core.units import megabytes
 from lmi_server.dialects.routes import Route
-from lmi_server.models.custom_code_backend import CustomCodeBackend
+from lmi_server.models.backend import Generates
 from lmi_server.models.model import ModelState, ServedModel
 
 _EXAMPLE = '{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 64}, "stream": true}'
@@ -49,9 +50,9 @@ def route_list(routes: Sequence[Route], url: str, *, needs_key: bool = False) ->
 
 def _facts(model: ServedModel) -> list[str]:
     lines = [f"  model    {_title(model)}"]
-    if model.state is not ModelState.READY or isinstance(model.backend, CustomCodeBackend):
+    if (info := _info(model)) is None:
         return lines
-    info, runner = model.backend.info, model.backend.info.runner
+    runner = info.runner
     formats = " and ".join(filter(None, (runner.dtype, runner.quantize)))
     kernels = runner.kernels or (runner.instruction_set and f"{runner.instruction_set} kernels")
     s = "" if runner.num_threads == 1 else "s"
@@ -73,11 +74,19 @@ def _facts(model: ServedModel) -> list[str]:
     return lines
 
 
+def _info(model: ServedModel) -> EngineInfo | None:
+    """None: it isn't ready, or answers by code of its own."""
+    if model.state is not ModelState.READY or model.loaded is None:
+        return None
+    backend = model.loaded.backend
+    return backend.info if isinstance(backend, Generates) else None
+
+
 def _summary(model: ServedModel) -> str:
     line = f"  model    {_title(model)}"
-    if model.state is not ModelState.READY or isinstance(model.backend, CustomCodeBackend):
+    if (info := _info(model)) is None:
         return line
-    info, runner = model.backend.info, model.backend.info.runner
+    runner = info.runner
     num_bytes = runner.weight_bytes + runner.kv_cache_bytes + runner.arena_bytes
     facts = f"{info.max_total_tokens} tokens, {megabytes(num_bytes)}"
     return f"{line}; {' '.join(filter(None, (model.recipe.engine, runner.dtype)))}, {facts}"

@@ -39,6 +39,13 @@ _TOTALS = (
     ("lmi_steps", "Steps completed.", "num_steps"),
     ("lmi_failed_steps", "Steps that failed.", "num_failed_steps"),
     ("lmi_preemptions", "Sequences preempted.", "num_preemptions"),
+    ("lmi_drafts", "Times that a sequence had draft tokens in a step.", "num_drafts"),
+    ("lmi_draft_tokens", "Tokens drafted.", "num_draft_tokens"),
+    (
+        "lmi_accepted_draft_tokens",
+        "Draft tokens that were sampled; each saved its sequence a step.",
+        "num_accepted_tokens",
+    ),
 )
 
 

@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from aiohttp import web
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -130,6 +131,10 @@ class RequestMeter:
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self.started
+
+
+METER = web.RequestKey("meter", RequestMeter)
+"""Set for every request before its route answers."""
 
 
 class LoopLag:

@@ -13,8 +13,9 @@ import msgspec
 from aiohttp import web
 
 from lmi_core.version import __version__
-from lmi_server.dialects.routes import Route
+from lmi_server.dialects.routes import Route, ServerRoute
 from lmi_server.dialects.table import Dialect, DialectTable
+from lmi_server.models.model_registry import ModelRegistry
 
 TABLE = web.AppKey("dialect_table", DialectTable)
 """Whose routes the document describes."""
@@ -24,18 +25,17 @@ _VARIABLE = re.compile(r"\{(?P<name>\w+)(?::[^}]*)?\}")
 _OPERATION_ID = re.compile(r"\W+", re.ASCII)
 
 
-def openapi_route(path: str = "/openapi.json") -> Route:
-    return Route(
+def openapi_route(path: str = "/openapi.json") -> ServerRoute:
+    return ServerRoute(
         "GET",
         path,
         _answer,
         "this interface (OpenAPI)",
-        is_server_wide=True,
         answers=("application/json",),
     )
 
 
-async def _answer(request: web.Request) -> web.Response:
+async def _answer(request: web.Request, models: ModelRegistry) -> web.Response:
     table = request.app[TABLE]
     if (
         table not in _documents

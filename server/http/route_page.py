@@ -9,12 +9,9 @@ import re
 import sys
 from pathlib import Path
 
-from lmi_server.dialects.endpoint import DIALECTS
+from lmi_server.dialects.dialects import DIALECTS
 from lmi_server.dialects.routes import Route
-from lmi_server.dialects.table import PRECEDENCE, Dialect, DialectTable
-from lmi_server.http.metrics import Metrics
-from lmi_server.http.options import ServerOptions
-from lmi_server.models.model_registry import ModelRegistry
+from lmi_server.dialects.table import PRECEDENCE, DialectTable
 
 _PATTERN = re.compile(r":[^{}]*\}")
 PAGE = Path(__file__).parents[1] / "ROUTES.md"
@@ -38,11 +35,10 @@ A field that a JSON body has twice counts as its last one says, on every route.
 
 def route_page() -> str:
     """The page as Markdown."""
-    every = dialects()
-    tables = {api: DialectTable(every, api) for api in PRECEDENCE}
+    tables = {api: DialectTable(DIALECTS, api) for api in PRECEDENCE}
     head = "".join(f" `--api {api}` |" for api in tables)
     lines = [f"| route | methods | what it does |{head}", "|---" * (3 + len(tables)) + "|"]
-    routes = [route for dialect in every for route in dialect.routes]
+    routes = [route for dialect in DIALECTS for route in dialect.routes]
     for path in sorted({shown_path(route) for route in routes}):
         here = [route for route in routes if shown_path(route) == path]
         methods = sorted({"any" if route.method == "*" else route.method for route in here})
@@ -50,12 +46,6 @@ def route_page() -> str:
         owners = "".join(f" {_owner(table, path)} |" for table in tables.values())
         lines.append(f"| `{path}` | {', '.join(methods)} | {'; '.join(purposes)} |{owners}")
     return _HEAD + "\n".join(lines) + "\n"
-
-
-def dialects() -> list[Dialect]:
-    """The dialects of a server that serves nothing: routes don't depend on what is served."""
-    service = ModelRegistry(ServerOptions(), Metrics()).common.service
-    return [dialect(service) for dialect in DIALECTS]
 
 
 def shown_path(route: Route) -> str:

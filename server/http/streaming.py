@@ -15,12 +15,12 @@ from aiohttp import web
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import EngineError, LmiError, UserError
-from lmi_server.dialects.base import Plan, Renderer
+from lmi_server.dialects.base import ParsedCall, Renderer
 from lmi_server.http.answer_deadline import AnswerDeadline, AnswerLimits
 from lmi_server.http.metrics import RequestMeter
 from lmi_server.http.pushed_batches import PushedBatches
 from lmi_server.http.tenants import salted
-from lmi_server.models.backend import Generator, Publisher
+from lmi_server.models.backend import Generates, Publisher
 
 log = logging.getLogger(__name__)
 
@@ -46,41 +46,41 @@ NumberedEvents = list[tuple[int, Sequence[TokenEvent]]]
 
 async def respond(
     request: web.Request,
-    backend: Generator,
-    plan: Plan,
+    backend: Generates,
+    parsed: ParsedCall,
     meter: RequestMeter,
     *,
     send_timeout_s: float,
     limits: AnswerLimits = AnswerLimits(),  # noqa: B008 it is frozen
 ) -> web.StreamResponse:
-    """Run a plan and answer it. Errors before the first byte are raised, later ones are sent."""
+    """Run a call and answer it. Errors before the first byte are raised, later ones are sent."""
     requests = []
-    for index, asked in enumerate(plan.requests):
+    for index, asked in enumerate(parsed.requests):
         await _take_turns(index)
         asked = salted(request, asked)
-        requests.append(await _truncated(backend, asked, plan.truncate_prompt_tokens))
-    if plan.renderer.streams:
+        requests.append(await _truncated(backend, asked, parsed.truncate_prompt_tokens))
+    if parsed.renderer.streams:
         if len(requests) == 1:
-            feed = partial(_feed, plan.renderer, meter, 0)
+            feed = partial(_feed, parsed.renderer, meter, 0)
             if isinstance(backend, Publisher):
                 pushed = PushedBatches(backend, requests[0])
                 attach = partial(_attach, pushed, request.transport, feed)
                 times = send_timeout_s, limits
-                return await _stream(request, pushed, feed, plan, meter, *times, attach)
+                return await _stream(request, pushed, feed, parsed, meter, *times, attach)
             batches = backend.generate_batches(requests[0])
-            return await _stream(request, batches, feed, plan, meter, send_timeout_s, limits)
+            return await _stream(request, batches, feed, parsed, meter, send_timeout_s, limits)
         merged = _merged(backend, requests)
-        feed_all = partial(_feed_all, plan.renderer, meter)
-        return await _stream(request, merged, feed_all, plan, meter, send_timeout_s, limits)
+        feed_all = partial(_feed_all, parsed.renderer, meter)
+        return await _stream(request, merged, feed_all, parsed, meter, send_timeout_s, limits)
     try:
         async with AnswerDeadline(meter, limits):
             if len(requests) == 1:
-                await _collect(backend, requests[0], 0, plan, meter)
+                await _collect(backend, requests[0], 0, parsed, meter)
             else:
-                await _collect_all(backend, requests, plan, meter)
+                await _collect_all(backend, requests, parsed, meter)
     except EngineError as error:
-        return _failed(plan, meter, error)
-    return _whole(plan, plan.renderer.finish())
+        return _failed(parsed, meter, error)
+    return _whole(parsed, parsed.renderer.finish())
 
 
 async def _take_turns(index: int) -> None:
@@ -89,21 +89,22 @@ async def _take_turns(index: int) -> None:
         await asyncio.sleep(0)
 
 
-def _whole(plan: Plan, body: bytes) -> web.Response:
-    headers = {**plan.headers, **plan.renderer.headers()}
-    return web.Response(body=body, headers={**headers, "Content-Type": plan.renderer.content_type})
+def _whole(parsed: ParsedCall, body: bytes) -> web.Response:
+    renderer = parsed.renderer
+    headers = {**parsed.headers, **renderer.headers(), "Content-Type": renderer.content_type}
+    return web.Response(body=body, headers=headers)
 
 
-def _failed(plan: Plan, meter: RequestMeter, error: EngineError) -> web.Response:
+def _failed(parsed: ParsedCall, meter: RequestMeter, error: EngineError) -> web.Response:
     """The answer that a failure before its first byte leaves, where it is no error of the call."""
-    if not plan.renderer.absorbs_failures:
+    if not parsed.renderer.absorbs_failures:
         raise error
     meter.error = str(error)
-    return _whole(plan, plan.renderer.error(error))
+    return _whole(parsed, parsed.renderer.error(error))
 
 
 async def _truncated(
-    backend: Generator, request: GenerationRequest, num_tokens: int | None
+    backend: Generates, request: GenerationRequest, num_tokens: int | None
 ) -> GenerationRequest:
     if num_tokens is None:
         return request
@@ -119,23 +120,27 @@ async def _truncated(
 
 
 async def _collect(
-    backend: Generator, request: GenerationRequest, index: int, plan: Plan, meter: RequestMeter
+    backend: Generates,
+    request: GenerationRequest,
+    index: int,
+    parsed: ParsedCall,
+    meter: RequestMeter,
 ) -> None:
     async with aclosing(backend.generate_batches(request)) as batches:
         async for events in batches:
             meter.observe(events)
-            plan.renderer.feed(index, events)
+            parsed.renderer.feed(index, events)
 
 
 async def _collect_all(
-    backend: Generator, requests: list[GenerationRequest], plan: Plan, meter: RequestMeter
+    backend: Generates, requests: list[GenerationRequest], parsed: ParsedCall, meter: RequestMeter
 ) -> None:
     """All prompts of one call at once; the first failure ends the others."""
     try:
         async with asyncio.TaskGroup() as group:
             for index, request in enumerate(requests):
                 await _take_turns(index)
-                group.create_task(_collect(backend, request, index, plan, meter))
+                group.create_task(_collect(backend, request, index, parsed, meter))
     except* UserError as errors:
         raise _first(errors) from None
     except* LmiError as errors:
@@ -161,7 +166,7 @@ def _feed_all(renderer: Renderer, meter: RequestMeter, numbered: NumberedEvents)
 
 
 async def _merged(
-    backend: Generator, requests: list[GenerationRequest]
+    backend: Generates, requests: list[GenerationRequest]
 ) -> AsyncGenerator[NumberedEvents, None]:
     """The events of several requests, all that are ready at once; the first failure ends all."""
     ready: NumberedEvents = []
@@ -202,7 +207,7 @@ async def _stream(
     request: web.Request,
     batches: Batches[T],
     feed: Callable[[T], bytes],
-    plan: Plan,
+    parsed: ParsedCall,
     meter: RequestMeter,
     send_timeout_s: float,
     limits: AnswerLimits,
@@ -210,16 +215,16 @@ async def _stream(
 ) -> web.StreamResponse:
     """One write per batch: while a slow client blocks one, the engine gathers the next. ``attach``
     is called once the status line is out."""
-    renderer = plan.renderer
+    renderer = parsed.renderer
     async with aclosing(batches):
         # The status line waits for the first events, so that a refusal can still set the status.
         try:
             async with AnswerDeadline(meter, limits):
                 batch = None if renderer.starts_at_once else await anext(batches)
         except EngineError as error:
-            return _failed(plan, meter, error)
+            return _failed(parsed, meter, error)
         response = web.StreamResponse(
-            headers={**plan.headers, "Content-Type": renderer.content_type}
+            headers={**parsed.headers, "Content-Type": renderer.content_type}
         )
         await response.prepare(request)
         with (

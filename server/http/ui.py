@@ -10,8 +10,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from lmi_server.dialects.routes import Handler, Route
-from lmi_server.http.options import ServerOptions
+from lmi_server.dialects.routes import ServerRoute
+from lmi_server.http.access import Handler
+from lmi_server.models.model_registry import ModelRegistry
 
 PAGE = Path(__file__).with_name("ui.html")
 _HEADERS = {
@@ -22,32 +23,33 @@ _HEADERS = {
 }
 
 
-def ui_routes(options: ServerOptions) -> tuple[Route, ...]:
-    """The page, which anybody may see, and what takes the API key: the configuration."""
-    if not options.ui:
-        return ()
-
-    async def config(request: web.Request) -> web.StreamResponse:
-        return web.json_response(options.ui_report)
-
-    return (
-        Route("GET", "/ui", show, "page for people", is_open=True, answers=("text/html",)),
-        Route(
-            "GET",
-            "/ui/config.json",
-            config,
-            "explanation of the configuration",
-            answers=("application/json",),
-        ),
-    )
+async def show(request: web.Request, models: ModelRegistry) -> web.StreamResponse:
+    return _page()
 
 
-async def show(request: web.Request) -> web.StreamResponse:
-    return web.Response(body=_page(), content_type="text/html", charset="utf-8", headers=_HEADERS)
+async def config(request: web.Request, models: ModelRegistry) -> web.StreamResponse:
+    return web.json_response(models.options.ui_report)
+
+
+UI_ROUTES = (
+    ServerRoute("GET", "/ui", show, "page for people", is_open=True, answers=("text/html",)),
+    ServerRoute(
+        "GET",
+        "/ui/config.json",
+        config,
+        "explanation of the configuration",
+        answers=("application/json",),
+    ),
+)
+"""The page, which anybody may see, and what takes the API key: the configuration."""
+
+
+def _page() -> web.Response:
+    return web.Response(body=_html(), content_type="text/html", charset="utf-8", headers=_HEADERS)
 
 
 @cache
-def _page() -> bytes:
+def _html() -> bytes:
     return PAGE.read_bytes()
 
 
@@ -56,4 +58,4 @@ async def page_at_root(request: web.Request, handler: Handler) -> web.StreamResp
     """Where a protocol's health check is, browsers get the page, which ask for HTML first."""
     accepted = request.headers.get("Accept", "").split(",")[0].partition(";")[0].strip()
     is_asked = request.method in ("GET", "HEAD") and request.path == "/"
-    return await (show if is_asked and accepted == "text/html" else handler)(request)
+    return _page() if is_asked and accepted == "text/html" else await handler(request)

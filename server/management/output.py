@@ -101,7 +101,7 @@ def _details(model: ServedModel) -> dict[str, object]:
         "maxBatchDelayMillis": recipe.max_batch_delay_ms,
         "maxIdleSeconds": recipe.max_idle_s,
         "queueSize": recipe.queue_size,
-        "requestInQueue": 0 if model.endpoint is None else model.backend.stats().num_waiting,
+        "requestInQueue": 0 if model.loaded is None else model.loaded.backend.stats().num_waiting,
         "status": model.status,
         "loadedAtStartup": model.loaded_at_startup,
         "workerGroups": [
@@ -117,11 +117,11 @@ def _details(model: ServedModel) -> dict[str, object]:
 
 def _workers(model: ServedModel) -> list[dict[str, object]]:
     """A handler's processes; else the engine is the model's one worker, while it runs."""
-    if model.endpoint is None:
+    if model.loaded is None:
         return []
-    starts = [model.loaded_at]
-    if isinstance(model.backend, CustomCodeBackend):
-        starts = [worker.started_at for worker in model.backend.pool.workers if worker.is_ready]
+    starts, backend = [model.loaded_at], model.loaded.backend
+    if isinstance(backend, CustomCodeBackend):
+        starts = [worker.started_at for worker in backend.pool.workers if worker.is_ready]
     status = "READY" if model.state is ModelState.READY else "UNLOADING"
     return [
         {"id": number, "startTime": _timestamp(start), "status": status}

@@ -6,14 +6,12 @@ those of SageMaker's multi-model endpoints (3.9).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 from aiohttp import web
 
 from lmi_core.errors import LmiError
 from lmi_server.dialects.base import HttpError
-from lmi_server.dialects.routes import Route, Service, management_route
+from lmi_server.dialects.routes import ServerRoute, management_route
 from lmi_server.management.audit import SAID
 from lmi_server.management.input import bad_request, integer, truth
 from lmi_server.management.output import (
@@ -26,134 +24,114 @@ from lmi_server.management.output import (
 )
 from lmi_server.models.custom_code_backend import CustomCodeBackend
 from lmi_server.models.model import ModelState, ServedModel
-
-if TYPE_CHECKING:
-    from lmi_server.models.model_registry import ModelRegistry
+from lmi_server.models.model_registry import ModelRegistry
 
 _JSON = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 
 
-def management_routes(service: Service) -> tuple[Route, ...]:
-    handler = ManagementHandler(service)
+async def register(request: web.Request, models: ModelRegistry) -> web.Response:
+    """Load a model: 200 once it answers requests, or 202 at once if not ``synchronous``."""
+    arguments = await _arguments(request, models)
+    waits = truth(arguments.pop("synchronous", "true"), "synchronous")
+    registrar = models.registrar
+    if registrar is None:
+        raise bad_request("This server loads no models while it runs")
+    try:
+        recipe = await registrar.recipe(arguments)
+    except LmiError as error:
+        raise load_error(error) from error
+    if models.has(recipe.name, recipe.version):
+        message = f"Workflow {recipe.label} is already registered."
+        raise HttpError(409, "BadRequestException", message)
+    model = models.add(recipe)
+    if not waits:
+        models.run(models.load(model, keep_failed=True))
+        return status_answer(f'Model "{model.name}" registration scheduled.', 202)
+    try:
+        await models.load(model, keep_failed=False)
+    except (LmiError, MemoryError, OSError) as error:
+        raise load_error(error) from error
+    return status_answer(f'Model "{model.name}" registered.')
 
-    return (
-        management_route("POST", "/models", handler.register, "register a model"),
-        management_route("GET", "/models", handler.list_models, "list models"),
-        *(
-            management_route(method, path, handle, purpose)
-            for path in ("/models/{model}", "/models/{model}/{version:(?!adapters$)[^/]+}")
-            for method, handle, purpose in (
-                ("GET", handler.describe, "describe a model"),
-                ("PUT", handler.scale, "scale a model"),
-                ("DELETE", handler.unregister, "unregister a model"),
+
+async def list_models(request: web.Request, models: ModelRegistry) -> web.Response:
+    limit = integer(request.query.get("limit", str(MAX_PAGE)), "limit")
+    start = integer(request.query.get("next_page_token", "0"), "next_page_token")
+    return json_answer(listing(list(models), limit, max(0, start)))
+
+
+async def describe(request: web.Request, models: ModelRegistry) -> web.Response:
+    return json_answer([description(model) for model in _found(request, models)])
+
+
+async def scale(request: web.Request, models: ModelRegistry) -> web.Response:
+    """A handler gets more or fewer processes; a model's one engine is stopped or started."""
+    query = request.query
+    for model in _found(request, models):
+        least = integer(query.get("min_worker", str(model.min_workers)), "min_worker")
+        usual = model.max_workers or model.recipe.max_workers
+        most = integer(query.get("max_worker", str(max(least, usual))), "max_worker")
+        _check_workers(least, most, has_processes=model.recipe.has_processes)
+        if query.get("device", "cpu") not in ("cpu", "-1", "*"):
+            raise bad_request(
+                f"device {query['device'][:40]} is not available in this version; models run on cpu"
             )
-        ),
+        if model.state is ModelState.LOADING:
+            raise HttpError(503, "WlmException", f"Model is not ready: {model.name}")
+        await _set_workers(models, model, least, most)
+    name = request.match_info["model"]
+    return status_answer(
+        f'Workflow "{name}" worker scaled. New Worker configuration min workers:{least} '
+        f"max workers:{most}"
     )
 
 
-class ManagementHandler:
-    """Handlers of the routes under ``/models``."""
+async def unregister(request: web.Request, models: ModelRegistry) -> web.Response:
+    """Answers once running requests have ended and the model's memory is free."""
+    for model in _found(request, models):
+        await models.remove(model)
+    return status_answer(f'Model or workflow "{request.match_info["model"]}" unregistered')
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._models: ModelRegistry = service.models
 
-    async def register(self, request: web.Request) -> web.Response:
-        """Load a model: 200 once it answers requests, or 202 at once if not ``synchronous``."""
-        arguments = await self._arguments(request)
-        waits = truth(arguments.pop("synchronous", "true"), "synchronous")
-        registrar = self._models.registrar
-        if registrar is None:
-            raise bad_request("This server loads no models while it runs")
+async def _set_workers(models: ModelRegistry, model: ServedModel, least: int, most: int) -> None:
+    model.min_workers, model.max_workers = least, most
+    if most == 0 and model.state is not ModelState.STOPPED:
+        await models.stop(model)
+    elif most and model.state in (ModelState.STOPPED, ModelState.FAILED):
         try:
-            recipe = await registrar.recipe(arguments)
-        except LmiError as error:
-            raise load_error(error) from error
-        if self._models.has(recipe.name, recipe.version):
-            message = f"Workflow {recipe.label} is already registered."
-            raise HttpError(409, "BadRequestException", message)
-        model = self._models.add(recipe)
-        if not waits:
-            self._models.run(self._models.load(model, keep_failed=True))
-            return status_answer(f'Model "{model.name}" registration scheduled.', 202)
-        try:
-            await self._models.load(model, keep_failed=False)
+            await models.load(model, keep_failed=True)
         except (LmiError, MemoryError, OSError) as error:
             raise load_error(error) from error
-        return status_answer(f'Model "{model.name}" registered.')
+    backend = None if model.loaded is None else model.loaded.backend
+    if isinstance(backend, CustomCodeBackend):
+        backend.pool.scale(least, most)
 
-    async def list_models(self, request: web.Request) -> web.Response:
-        limit = integer(request.query.get("limit", str(MAX_PAGE)), "limit")
-        start = integer(request.query.get("next_page_token", "0"), "next_page_token")
-        return json_answer(listing(list(self._models), limit, max(0, start)))
 
-    async def describe(self, request: web.Request) -> web.Response:
-        return json_answer([description(model) for model in self._found(request)])
+def _found(request: web.Request, models: ModelRegistry) -> list[ServedModel]:
+    """The model of the path: one version, or all of them."""
+    name, version = request.match_info["model"], request.match_info.get("version")
+    found = [m for m in models.versions(name) if version in (None, m.version)]
+    if not found:
+        full_name = name if version is None else f"{name}:{version}"
+        message = f"Model or workflow not found: {full_name[:200]}"
+        raise HttpError(404, "ModelNotFoundException", message)
+    return found
 
-    async def scale(self, request: web.Request) -> web.Response:
-        """A handler gets more or fewer processes; a model's one engine is stopped or started."""
-        query = request.query
-        for model in self._found(request):
-            least = integer(query.get("min_worker", str(model.min_workers)), "min_worker")
-            usual = model.max_workers or model.recipe.max_workers
-            most = integer(query.get("max_worker", str(max(least, usual))), "max_worker")
-            _check_workers(least, most, has_processes=model.recipe.has_processes)
-            if query.get("device", "cpu") not in ("cpu", "-1", "*"):
-                raise bad_request(
-                    f"device {query['device'][:40]} is not available in this version; "
-                    "models run on cpu"
-                )
-            if model.state is ModelState.LOADING:
-                raise HttpError(503, "WlmException", f"Model is not ready: {model.name}")
-            await self._set_workers(model, least, most)
-        name = request.match_info["model"]
-        return status_answer(
-            f'Workflow "{name}" worker scaled. New Worker configuration min workers:{least} '
-            f"max workers:{most}"
-        )
 
-    async def unregister(self, request: web.Request) -> web.Response:
-        """Answers once running requests have ended and the model's memory is free."""
-        for model in self._found(request):
-            await self._models.remove(model)
-        return status_answer(f'Model or workflow "{request.match_info["model"]}" unregistered')
-
-    async def _set_workers(self, model: ServedModel, least: int, most: int) -> None:
-        model.min_workers, model.max_workers = least, most
-        if most == 0 and model.state is not ModelState.STOPPED:
-            await self._models.stop(model)
-        elif most and model.state in (ModelState.STOPPED, ModelState.FAILED):
-            try:
-                await self._models.load(model, keep_failed=True)
-            except (LmiError, MemoryError, OSError) as error:
-                raise load_error(error) from error
-        if model.endpoint is not None and isinstance(model.backend, CustomCodeBackend):
-            model.backend.pool.scale(least, most)
-
-    def _found(self, request: web.Request) -> list[ServedModel]:
-        """The model of the path: one version, or all of them."""
-        name, version = request.match_info["model"], request.match_info.get("version")
-        found = [m for m in self._models.versions(name) if version in (None, m.version)]
-        if not found:
-            full_name = name if version is None else f"{name}:{version}"
-            message = f"Model or workflow not found: {full_name[:200]}"
-            raise HttpError(404, "ModelNotFoundException", message)
-        return found
-
-    async def _arguments(self, request: web.Request) -> dict[str, str]:
-        """The query's parameters, or those of a JSON body, which needs ``model_name``."""
-        if not request.content_type.endswith("json") or not request.can_read_body:
-            return {name: value for name, value in request.query.items() if value}
-        body = await self._service.admission.read_body(request)
-        try:
-            given = _JSON.decode(body)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise bad_request(f"The body is not an object of plain values: {error}") from None
-        arguments = {name: _text(value) for name, value in given.items() if value is not None}
-        request[SAID].update(arguments)
-        if "url" in arguments and "model_name" not in arguments:
-            raise bad_request("Parameter model_name is required.")
-        return arguments
+async def _arguments(request: web.Request, models: ModelRegistry) -> dict[str, str]:
+    """The query's parameters, or those of a JSON body, which needs ``model_name``."""
+    if not request.content_type.endswith("json") or not request.can_read_body:
+        return {name: value for name, value in request.query.items() if value}
+    body = await models.admission.read_body(request)
+    try:
+        given = _JSON.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise bad_request(f"The body is not an object of plain values: {error}") from None
+    arguments = {name: _text(value) for name, value in given.items() if value is not None}
+    request[SAID].update(arguments)
+    if "url" in arguments and "model_name" not in arguments:
+        raise bad_request("Parameter model_name is required.")
+    return arguments
 
 
 def _check_workers(least: int, most: int, *, has_processes: bool) -> None:
@@ -172,3 +150,18 @@ def _text(value: str | float | bool) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
+
+
+MANAGEMENT_ROUTES: tuple[ServerRoute, ...] = (
+    management_route("POST", "/models", register, "register a model"),
+    management_route("GET", "/models", list_models, "list models"),
+    *(
+        management_route(method, path, answer, purpose)
+        for path in ("/models/{model}", "/models/{model}/{version:(?!adapters$)[^/]+}")
+        for method, answer, purpose in (
+            ("GET", describe, "describe a model"),
+            ("PUT", scale, "scale a model"),
+            ("DELETE", unregister, "unregister a model"),
+        )
+    ),
+)

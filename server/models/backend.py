@@ -1,10 +1,11 @@
-"""What the server needs of an engine, so that tests can put a scripted one in its place."""
+"""What the server needs of those who serve a model. Each promises what it does and nothing else:
+lmi's engine and other libraries' all of it, a model's own code only to report."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
@@ -13,7 +14,17 @@ from lmi_core.engine.stream import EventStream
 from lmi_core.text.tokenizer import Tokenizer
 
 
-class Generator(Protocol):
+class Reports(Protocol):
+    """Every backend: how it is."""
+
+    @property
+    def healthy(self) -> bool: ...
+
+    def stats(self) -> EngineStats: ...
+
+
+@runtime_checkable
+class Generates(Protocol):
     """What turns requests into events."""
 
     def generate_batches(
@@ -34,10 +45,29 @@ class Generator(Protocol):
         """Tokens of the longest prompt and its output together."""
         ...
 
+    @property
+    def info(self) -> EngineInfo: ...
+
+
+@runtime_checkable
+class Tokenizes(Protocol):
+    """What knows the model's tokens."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
+        """Token ids of a text; UserError when it isn't valid Unicode."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included; UserError for ids there aren't."""
+        ...
+
 
 @runtime_checkable
 class Publisher(Protocol):
-    """A generator that can also hand over events without waking a task for them."""
+    """What generates and can also hand over events without waking a task for them."""
 
     async def subscribe(
         self, request: GenerationRequest, notify: Callable[[], None]
@@ -63,29 +93,3 @@ class AdapterHost(Protocol):
         """At once for new requests; returns when running ones have finished. UserError for a name
         that isn't registered."""
         ...
-
-
-class Backend(Generator, Protocol):
-    """The part of ``lmi_core.engine.Engine`` that the server calls."""
-
-    @property
-    def healthy(self) -> bool: ...
-
-    def stats(self) -> EngineStats: ...
-
-    @property
-    def info(self) -> EngineInfo: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included; UserError for ids there aren't."""
-        ...
-
-
-class NoBackend:
-    """Stands for an engine where routes are made that no model is needed for."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self

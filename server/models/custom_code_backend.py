@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
 from lmi_core.custom_code.pool import CustomCodePool
-from lmi_core.engine.outputs import TokenEvent
-from lmi_core.engine.request import GenerationRequest
-from lmi_core.engine.stats import EngineInfo, EngineStats, EngineTotals, LifeState
-from lmi_core.errors import UserError
+from lmi_core.engine.stats import EngineStats, EngineTotals, LifeState
 from lmi_core.settings.custom_code_config import CustomCodeConfig
-from lmi_core.text.tokenizer import Tokenizer
 
 
 class CustomCodeBackend:
-    """Starts and stops the model's processes; LMI's routes call ``pool``, others are refused."""
+    """Starts and stops the model's processes; routes that it may answer call ``pool``."""
 
     def __init__(self, config: CustomCodeConfig) -> None:
-        self._name = config.model_name
-        self._num_requests = 0
         self._state = LifeState.CREATED
         self.pool = CustomCodePool(config)
 
@@ -54,35 +47,4 @@ class CustomCodeBackend:
             num_cached_blocks=0,
             num_free_blocks=0,
             totals=EngineTotals(num_requests=self.pool.num_requests),
-        )
-
-    @property
-    def max_model_len(self) -> int:
-        """0: only the handler knows."""
-        return 0
-
-    def generate_batches(
-        self, request: GenerationRequest
-    ) -> AsyncGenerator[Sequence[TokenEvent], None]:
-        self._refuse()
-
-    @property
-    def info(self) -> EngineInfo:
-        self._refuse()
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        self._refuse()
-
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
-        self._refuse()
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise UserError(
-            f"The model {self._name} answers by its own handler, which knows no tokens; send "
-            "requests to /invocations",
-            field="model",
         )

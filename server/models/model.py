@@ -9,19 +9,16 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from lmi_core.engine.stats import EngineObserver
 from lmi_core.errors import EngineError
 from lmi_server.dialects.base import HttpError
-from lmi_server.dialects.routes import Handler
 from lmi_server.http.options import ServerOptions
-from lmi_server.models.backend import Backend
+from lmi_server.models.backend import Reports
 from lmi_server.models.custom_code_backend import CustomCodeBackend
+from lmi_server.models.loaded_model import LoadedModel, Shared
 from lmi_server.models.model_adapters import ModelAdapters
-
-if TYPE_CHECKING:
-    from lmi_server.dialects.endpoint import Endpoint, RouteKey
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +38,7 @@ class Opened(NamedTuple):
     """A model whose files are here: its options, and the engine that entering starts."""
 
     options: ServerOptions
-    engine: AbstractAsyncContextManager[Backend]
+    engine: AbstractAsyncContextManager[Reports]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +70,7 @@ class Recipe:
 
 
 def recipe_of_engine(
-    engine: AbstractAsyncContextManager[Backend], options: ServerOptions, url: str = ""
+    engine: AbstractAsyncContextManager[Reports], options: ServerOptions, url: str = ""
 ) -> Recipe:
     """The recipe of a model whose engine is made already."""
 
@@ -83,32 +80,21 @@ def recipe_of_engine(
     return Recipe(name=options.model_name, version=options.model_version, open=give, url=url)
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """What a model needs of the server that it runs in."""
-
-    observer: Callable[[str], EngineObserver]
-    make_endpoint: Callable[[ServerOptions, Backend], Endpoint]
-    attach: Callable[[str, Backend], None]
-    """Report the backend's state in the metrics, under a label."""
-    detach: Callable[[str], None]
-
-
 class ServedModel:
-    """One model and, while it is loaded, its endpoint."""
+    """One model of a server, loaded or not."""
 
-    def __init__(self, recipe: Recipe, host: Host, *, loaded_at_startup: bool) -> None:
+    def __init__(self, recipe: Recipe, shared: Shared, *, loaded_at_startup: bool) -> None:
         self.recipe = recipe
         self.loaded_at_startup = loaded_at_startup
         self.state = ModelState.LOADING
         self.min_workers = recipe.min_workers
         self.max_workers = recipe.max_workers
-        self.endpoint: Endpoint | None = None
+        self.loaded: LoadedModel | None = None
         self.adapters = ModelAdapters()
         self.loaded_at = 0.0
         """Seconds since the epoch."""
-        self._host = host
-        self._engine: AbstractAsyncContextManager[Backend] | None = None
+        self._shared = shared
+        self._engine: AbstractAsyncContextManager[Reports] | None = None
 
     @property
     def name(self) -> str:
@@ -127,7 +113,7 @@ class ServedModel:
             case ModelState.FAILED:
                 return "FAILED"
             case _:
-                return "Healthy" if self.endpoint is None else _health(self.backend)
+                return "Healthy" if self.loaded is None else _health(self.loaded.backend)
 
     @property
     def takes_requests(self) -> bool:
@@ -135,30 +121,25 @@ class ServedModel:
         return self.status in ("Healthy", "Unhealthy")
 
     @property
-    def backend(self) -> Backend:
-        assert self.endpoint is not None, "the model isn't loaded"
-        return self.endpoint.service.backend
-
-    @property
     def num_in_flight(self) -> int:
-        return 0 if self.endpoint is None else self.endpoint.service.admission.num_in_flight
+        return 0 if self.loaded is None else self.loaded.admission.num_in_flight
 
-    def handler(self, key: RouteKey) -> Handler:
-        """The handler of a route; HttpError 503 while the model takes no requests."""
+    def answering(self) -> LoadedModel:
+        """What answers requests; HttpError 503 while the model takes none."""
         if self.state is ModelState.STOPPED:
             message = f"All model workers has been shutdown: {self.name}"
             raise HttpError(503, "WlmShutdownException", message)
-        if self.endpoint is None:
+        if self.loaded is None:
             raise HttpError(503, "WlmException", f"Model is not ready: {self.name}")
-        return self.endpoint.handlers[key]
+        return self.loaded
 
     async def load(self) -> None:
         """Open the model and start its engine; on failure it is FAILED and the error is raised."""
         self.state = ModelState.LOADING
-        label = self.recipe.label
+        label, metrics = self.recipe.label, self._shared.metrics
         try:
             async with asyncio.timeout(self.recipe.loading_timeout_s):
-                options, engine = await self.recipe.open(self._host.observer(label))
+                options, engine = await self.recipe.open(metrics.observer(label))
                 backend = await engine.__aenter__()
         except TimeoutError as error:
             self.state = ModelState.FAILED
@@ -170,11 +151,11 @@ class ServedModel:
             self.state = ModelState.FAILED
             raise
         self._engine = engine
-        self.endpoint = self._host.make_endpoint(options, backend)
-        host = self.endpoint.service.adapter_host
+        self.loaded = LoadedModel(options, backend, self._shared)
+        host = self.loaded.adapter_host
         if host is not None:
             await self.adapters.attach(host)
-        self._host.attach(label, backend)
+        metrics.engines.read_from(label, backend.stats)
         self.loaded_at = time.time()
         if self.state is ModelState.LOADING:  # else it is to leave at once
             self.state = ModelState.READY
@@ -183,10 +164,10 @@ class ServedModel:
         """Be in state ``end``: refuse new requests, let running ones finish in time, then stop the
         engine and give back its memory."""
         self.state = end
-        endpoint, engine = self.endpoint, self._engine
-        if endpoint is None or engine is None:
+        loaded, engine = self.loaded, self._engine
+        if loaded is None or engine is None:
             return
-        admission = endpoint.service.admission
+        admission = loaded.admission
         admission.draining = True
         cut_off: TimeoutError | None = None
         try:
@@ -199,12 +180,12 @@ class ServedModel:
                 self.recipe.label,
                 admission.num_in_flight,
             )
-        self._host.detach(self.recipe.label)
-        self.endpoint = self._engine = None
+        self._shared.metrics.engines.forget(self.recipe.label)
+        self.loaded = self._engine = None
         await engine.__aexit__(None if cut_off is None else TimeoutError, cut_off, None)
 
 
-def _health(backend: Backend) -> str:
+def _health(backend: Reports) -> str:
     if not backend.healthy:
         return "FAILED"
     lacks_workers = isinstance(backend, CustomCodeBackend) and backend.pool.lacks_workers

@@ -20,10 +20,10 @@ from aiohttp import web
 from lmi_core.config.sources.load_models import name_of
 from lmi_core.errors import UserError
 from lmi_server.dialects.base import HttpError
-from lmi_server.dialects.endpoint import key_of
 from lmi_server.dialects.openai.errors import ModelNotFound
-from lmi_server.dialects.routes import Handler, Route
+from lmi_server.dialects.routes import Route, ServerRoute
 from lmi_server.dialects.table import Dialect
+from lmi_server.http.access import Handler
 from lmi_server.http.form import form_items
 from lmi_server.http.properties import request_properties
 from lmi_server.models.model import ServedModel
@@ -53,9 +53,14 @@ class ModelChoice:
 
     def handler(self, route: Route, dialect: Dialect) -> Handler:
         """The handler that an application has for a route of any model."""
-        if route.is_server_wide:
-            return route.handler
-        models, requested, key = self._models, self._requested, key_of(route)
+        models, requested = self._models, self._requested
+        if isinstance(route, ServerRoute):
+            serve = route.answer
+
+            async def answer(request: web.Request) -> web.StreamResponse:
+                return await serve(request, models)
+
+            return answer
         names_in_body = dialect.name != "lmi" and route.method == "POST"
 
         async def choose(request: web.Request) -> web.StreamResponse:
@@ -63,7 +68,7 @@ class ModelChoice:
             if model is None:
                 model = await self._choose(request, dialect.name, names_in_body)
             request[MODEL] = model
-            return await model.handler(key)(request)
+            return await route.answer(request, model.answering())
 
         return choose
 
@@ -117,8 +122,8 @@ class ModelChoice:
         return model
 
     async def _body(self, request: web.Request) -> bytes:
-        """The body, which the model's own handler will find read."""
-        admission = self._models.common.service.admission
+        """The body, which the model's own route will find read."""
+        admission = self._models.admission
         with admission.enter():
             return await admission.read_body(request)
 
@@ -145,7 +150,7 @@ class ModelChoice:
         return self._requested is not None and self._requested.is_arriving(model)
 
     def _any(self) -> ServedModel | None:
-        return next((model for model in self._models if model.endpoint is not None), None)
+        return next((model for model in self._models if model.loaded is not None), None)
 
     def _unknown(self, name: str, version: str | None, dialect_name: str) -> Exception:
         if dialect_name in ("openai", "anthropic"):

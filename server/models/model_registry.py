@@ -9,16 +9,16 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from aiohttp import web
+
 from lmi_core.errors import LmiError
-from lmi_server.dialects.endpoint import Endpoint
 from lmi_server.dialects.openai.responses_store import ResponseStore
-from lmi_server.dialects.routes import Service
 from lmi_server.http.admission import Admission
 from lmi_server.http.error_rates import ErrorRates
 from lmi_server.http.metrics import LoopLag, Metrics
 from lmi_server.http.options import ServerOptions
-from lmi_server.models.backend import Backend, NoBackend
-from lmi_server.models.model import Host, ModelState, Recipe, ServedModel
+from lmi_server.models.loaded_model import Shared, admission_of
+from lmi_server.models.model import ModelState, Recipe, ServedModel
 
 log = logging.getLogger(__name__)
 
@@ -67,15 +67,10 @@ class ModelRegistry:
         self.error_rates = ErrorRates(options.error_rates)
         self.sole: ServedModel | None = None
         """The one model, ready and of the start, of a server that has no other."""
-        self._host = Host(
-            observer=metrics.observer,
-            make_endpoint=self._endpoint,
-            attach=lambda label, backend: metrics.engines.read_from(label, backend.stats),
-            detach=metrics.engines.forget,
-        )
-        self._loop_lag = LoopLag(metrics, busy=lambda: self.num_in_flight > 0)
-        self.common = self._endpoint(options, NoBackend())
-        """Routes that no model answers, and the form of errors where none is chosen."""
+        self.admission = admission_of(options)
+        """Of bodies that are read before a model is chosen, or for none."""
+        loop_lag = LoopLag(metrics, busy=lambda: self.num_in_flight > 0)
+        self._shared = Shared(metrics, loop_lag, self.responses)
         self._models: dict[tuple[str, str | None], ServedModel] = {}
         self._turns: dict[str, int] = {}
         self._loading = asyncio.Lock()
@@ -97,7 +92,7 @@ class ModelRegistry:
     @property
     def num_in_flight(self) -> int:
         models = sum(model.num_in_flight for model in self._models.values())
-        return models + self.common.service.admission.num_in_flight
+        return models + self.admission.num_in_flight
 
     def versions(self, name: str) -> list[ServedModel]:
         return [model for model in self if model.name == name]
@@ -172,7 +167,7 @@ class ModelRegistry:
     def _add(self, recipe: Recipe, *, loaded_at_startup: bool) -> ServedModel:
         key = (recipe.name, recipe.version)
         assert key not in self._models, "the caller looks whether the name is free"
-        model = ServedModel(recipe, self._host, loaded_at_startup=loaded_at_startup)
+        model = ServedModel(recipe, self._shared, loaded_at_startup=loaded_at_startup)
         self._models[key] = model
         self._choose_sole()
         return model
@@ -221,23 +216,8 @@ class ModelRegistry:
         self.sole = only if only is not None and only.state is ModelState.READY else None
 
     def _admissions(self) -> list[Admission]:
-        loaded = [m.endpoint for m in self._models.values() if m.endpoint is not None]
-        return [endpoint.service.admission for endpoint in (self.common, *loaded)]
-
-    def _endpoint(self, options: ServerOptions, backend: Backend) -> Endpoint:
-        service = Service(
-            options=options,
-            backend=backend,
-            admission=Admission(
-                max_in_flight=options.max_in_flight,
-                max_request_bytes=options.max_request_bytes,
-                receive_timeout_s=options.receive_timeout_s,
-            ),
-            metrics=self.metrics,
-            loop_lag=self._loop_lag,
-            models=self,
-        )
-        return Endpoint(service, options.api)
+        loaded = [m.loaded for m in self._models.values() if m.loaded is not None]
+        return [self.admission, *(model.admission for model in loaded)]
 
     async def _shielded(self, work: Coroutine[Any, Any, None]) -> None:
         await asyncio.shield(self._start(work))
@@ -252,3 +232,7 @@ class ModelRegistry:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # seen: whoever waited has it, and the log has
+
+
+MODELS = web.AppKey("models", ModelRegistry)
+"""Of an application: what it serves."""

@@ -206,7 +206,7 @@ def test_directories_that_hold_no_adapter(model: Path, tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "a", adapter_tensors(model))
     weights = path / "adapter_model.safetensors"
     weights.rename(path / "adapter_model.bin")
-    with pytest.raises(ModelError, match=r"found adapter_model\.bin, convert it: python -c"):
+    with pytest.raises(ModelError, match=r"adapter_model\.bin: .*; the file is damaged"):
         read(model, path)
     (path / "adapter_model.bin").unlink()
     with pytest.raises(ModelError, match=r"has no adapter_model\.safetensors; fetch it"):
@@ -214,3 +214,17 @@ def test_directories_that_hold_no_adapter(model: Path, tmp_path: Path) -> None:
     save_file({}, weights)
     with pytest.raises(ModelError, match="holds no tensors"):
         read(model, path)
+
+
+def test_adapters_that_torch_saved_are_the_same(model: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    tensors = adapter_tensors(model)
+    whole = read(model, write_adapter(tmp_path / "a", tensors))
+    path = write_adapter(tmp_path / "b", tensors)
+    (path / "adapter_model.safetensors").unlink()
+    arrays = {name: torch.from_numpy(array) for name, array in tensors.items()}
+    torch.save(arrays, path / "adapter_model.bin")
+    for ours, theirs in zip(read(model, path), whole, strict=True):
+        for part, wanted in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(part.a, wanted.a)
+            np.testing.assert_array_equal(part.b, wanted.b)

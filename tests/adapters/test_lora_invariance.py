@@ -14,6 +14,7 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.lora_config import LoraConfig
 from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+from tests.engine.random_drafts import SPECULATION, draft_at_random
 from tests.engine.test_invariance import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
@@ -33,6 +34,7 @@ CONDITIONS: dict[str, dict[str, object]] = {
     "many at once, two threads": {"num_threads": 2},
     "chunks of 7": {"max_num_batched_tokens": 7, "max_num_seqs": 5},
     "plain loop, no prefix cache": {"overlap": False, "enable_prefix_caching": False},
+    "with drafts": {"num_threads": 2, "speculation": SPECULATION},
     "few blocks": {"max_num_batched_tokens": 300, "num_threads": 2},
 }
 CASES = [
@@ -83,19 +85,25 @@ async def together(config: EngineConfig, requests: list[Request], seed: int) -> 
         results = dict(zip(order, await asyncio.gather(*map(arrive, order)), strict=True))
         await disturbance
         totals = engine.stats().totals
+        assert bool(totals.num_accepted_tokens) == (config.speculation is not None)
         assert bool(totals.num_preemptions) == (config.kv_cache_bytes != 64 << 20)
     return [results[request] for request in requests]
 
 
 @pytest.mark.parametrize(("variant", "dtype", "quantize"), CASES)
 def test_bits_do_not_depend_on_the_adapters_beside(
-    variant: str, dtype: str, quantize: str | None
+    variant: str, dtype: str, quantize: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
     model = cached_checkpoint(variant, dtype=stored)
     lora = adapters_of(variant)
     requests = with_adapters(make_requests(seed=7))
     expected = asyncio.run(alone(model, dtype, quantize, "auto", requests, lora=lora))
+    truths = {
+        (request.prompt, request.params.seed, 0): [token_id for token_id, *_ in outcome]
+        for request, outcome in zip(requests, expected, strict=True)
+    }
+    draft_at_random(monkeypatch, truths, VOCAB_SIZE)
     for number, (name, changes) in enumerate(CONDITIONS.items()):
         if name == "few blocks":  # a bit more than one longest sequence
             num_blocks = MAX_MODEL_LEN // BLOCK_SIZE + 4

@@ -292,6 +292,17 @@ def test_adapters_are_vllms_lora_requests(vllm):
     run(main())
 
 
+def test_an_adapter_may_answer_what_names_none(vllm):
+    async def main():
+        lora = replace(LORA["lora"], default="fr")
+        async with open_backend(config(**{**LORA, "lora": lora})) as engine:
+            assert await events_of(engine, with_adapter(""))
+            (french,) = vllm.made[-1].lora_requests
+            assert french.lora_path == "/adapters/fr"
+
+    run(main())
+
+
 def test_a_name_belongs_to_the_adapter_that_is_being_loaded(vllm):
     async def main():
         async with open_backend(config(**LORA)) as engine:

@@ -138,7 +138,7 @@ def test_encoder_decoder_models_have_no_scheduler(model_dir, explained):
 
 def test_an_adapter_alone_cannot_be_served(model_dir, explained):
     report = explained(model_dir("", adapter_config__json="{}"))
-    assert "LoRA adapter without its base model" in texts(report.errors)
+    assert "the model is a LoRA adapter, and its base model" in texts(report.errors)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '"x"', "[" * 10_000])

@@ -58,6 +58,7 @@ def test_keys_become_fields(config):
         ("minWorkers=2\ncpu.minWorkers=3\ngpu.minWorkers=4", None, (3, 3)),
         ("minWorkers=2\ncpu.minWorkers=3\ngpu.minWorkers=4", Host(num_gpus=1), (4, 4)),
         ("gpu.maxWorkers=4", None, (1, 1)),
+        ("cpu.maxWorkers=4\ngpu.maxWorkers=5", None, (1, 4)),
     ],
 )
 def test_workers(config, properties, host, expected):

@@ -332,3 +332,28 @@ def test_speculation_only_tunes(model_dir, explained):
     row = next(row for row in report.rows[0] if row.key == "option.speculative_length")
     assert row.outcome == "no effect"
     assert not report.errors
+
+
+@pytest.mark.parametrize(
+    ("properties", "architecture", "purpose"),
+    [
+        ("", "Qwen3Model", "served for embeddings"),
+        ("", "MistralForSequenceClassification", "served for scores of pairs of texts"),
+        ("option.task=text_embedding", "Qwen3ForCausalLM", "served for embeddings"),
+        ("option.task=text-ranking", "Qwen3ForCausalLM", "served for scores of pairs of texts"),
+        ("option.task=text-generation", "Qwen3ForCausalLM", "Qwen3ForCausalLM"),
+    ],
+)
+def test_what_a_model_is_served_for(model_dir, explained, properties, architecture, purpose):
+    model = model_of(explained(model_dir(properties, config={"architectures": [architecture]})))
+    assert model.backend == "lmi"
+    assert model.reason.endswith(purpose)
+
+
+def test_embeddings_of_other_backends_are_refused(model_dir, explained):
+    name = model_dir("engine=MPI\noption.rolling_batch=vllm\noption.task=embed", config=LLAMA)
+    report = explained(name, host=Host(packages=frozenset({"vllm"})))
+    assert "option.task=embed" in str(report.errors[0])
+    engine = model_of(explained(name, "--prefer-native")).engine
+    assert engine is not None
+    assert engine.config.task == "embed"

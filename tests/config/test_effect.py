@@ -28,22 +28,19 @@ def with_capability(monkeypatch):
 
 
 def test_a_missing_capability_refuses_what_changes_tokens():
-    effect = effect_of(LOAD_FORMAT, "pt", "lmi")
+    effect = effect_of(LOAD_FORMAT, "dummy", "lmi")
     assert effect.outcome is Outcome.REFUSED
-    assert effect.text == (
-        "not available in this version: weights in PyTorch's pickle format (convert the weights to "
-        "safetensors)"
-    )
+    assert effect.text == "not available in this version: random weights"
 
 
 def test_a_missing_capability_has_no_effect_where_it_only_tunes():
-    effect = effect_of(BY_KEY["option.speculate"], 3, "lmi")
+    effect = effect_of(BY_KEY["option.sessions_path"], "/tmp", "lmi")
     assert effect.outcome is Outcome.NO_EFFECT
-    assert "speculative decoding by n-gram" in effect.text
+    assert "stateful sessions" in effect.text
 
 
 def test_values_that_ask_for_nothing_are_not_refused():
-    for key, value in (("option.speculate", 0),):
+    for key, value in (("option.chat_template_content_format", "auto"),):
         effect = effect_of(BY_KEY[key], value, "lmi")
         assert effect == Effect(Outcome.NO_EFFECT, "asks for what happens anyway")
 
@@ -51,7 +48,7 @@ def test_values_that_ask_for_nothing_are_not_refused():
 def test_adding_the_capability_turns_the_row_on(with_capability):
     with_capability("weights.dummy")
     assert effect_of(LOAD_FORMAT, "dummy", "lmi").outcome is Outcome.MAPPED
-    assert effect_of(LOAD_FORMAT, "pt", "lmi").outcome is Outcome.REFUSED
+    assert effect_of(LOAD_FORMAT, "pt", "lmi").outcome is Outcome.NO_EFFECT
 
 
 @pytest.mark.parametrize(
@@ -69,11 +66,11 @@ def test_adding_the_capability_turns_the_row_on(with_capability):
             Effect(Outcome.NO_EFFECT, "asks for what happens anyway"),
         ),
         (
-            needs("speculation.ngram", tuning=True, idle=()),
+            needs("server.sessions", tuning=True, idle=()),
             "v",
             Effect(
                 Outcome.NO_EFFECT,
-                "not available in this version: speculative decoding by n-gram",
+                "not available in this version: stateful sessions",
             ),
         ),
         (mapped("y", by_value={"v": refused("no")}), "v", Effect(Outcome.REFUSED, "no")),

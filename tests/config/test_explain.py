@@ -1,7 +1,6 @@
 """``lmi explain``: golden files, exit codes, JSON, colours, and that "honoured" is shown."""
 
 import ast
-import functools
 import io
 import json
 import os
@@ -177,36 +176,6 @@ def test_a_row_says_honoured_only_if_its_behaviour_test_exists(row, test):
     assert name.split("[")[0] in functions_of(path), f"{row}: {test} doesn't exist"
 
 
-SAY_THE_KEY = ("tests/config/test_honoured.py", "tests/cli/test_options.py")
-
-
-@functools.cache
-def source_of(path, name):
-    """A test's text, decorators included, and that of what it is parametrised with."""
-    text = (ROOT / path).read_text()
-    body = ast.parse(text).body
-    node = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == name)
-    first = min([node, *node.decorator_list], key=lambda n: n.lineno).lineno
-    parts = ["\n".join(text.splitlines()[first - 1 : node.end_lineno])]
-    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-    for assigned in body:
-        if isinstance(assigned, ast.Assign) and assigned.targets[0].id in names:
-            parts.append(ast.get_source_segment(text, assigned))
-    return "\n".join(parts)
-
-
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.key)
-def test_behaviour_tests_write_the_key_that_cites_them(option):
-    names = {option.name, option.variable, *option.env}
-    names |= {spelling.removeprefix("option.") for spelling in option.spellings}
-    names |= {option.flag.name} if option.flag else set()
-    for action in option.actions.values():
-        for each in (action, *(action.by_value or {}).values()):
-            path, _, name = (each.test or "").partition("::")
-            if path in SAY_THE_KEY:
-                assert any(written in source_of(path, name) for written in names), each.test
-
-
 def test_resolving_takes_less_than_5_ms(monkeypatch, tmp_path):
     """Of the processor's time, which other processes don't change; the least of ten."""
     monkeypatch.chdir(tmp_path)
@@ -247,3 +216,18 @@ def test_explaining_imports_no_heavy_package():
     heavy, _, count = done.stdout.strip().rpartition(" ")
     assert heavy == "[]"
     assert int(count) < 170
+
+
+@pytest.mark.parametrize(
+    ("properties", "text"),
+    [
+        ("", "pytorch_model.bin: tensors are read where they lie, without torch"),
+        ("option.rolling_batch=vllm", "pytorch_model.bin: left to the library"),
+    ],
+)
+def test_weights_that_are_torchs_are_mentioned(model_dir, properties, text) -> None:  # type: ignore[no-untyped-def]
+    name = model_dir(properties, config={"architectures": ["LlamaForCausalLM"]})
+    (Path(name) / "pytorch_model.bin").write_bytes(b"")
+    out = io.StringIO()
+    main([name], environ={}, host=Host(packages=frozenset({"vllm"})), out=out)
+    assert f"  weights  {text}" in out.getvalue()

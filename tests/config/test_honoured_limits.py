@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from lmi_core.engine.loop import StepLoop
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.stats import NullObserver
 from lmi_core.errors import CapacityError, UserError
@@ -78,6 +79,7 @@ def test_new_requests_wait_for_steps(configured):
     [
         ("option.max_rolling_batch_prefill_tokens=16\n", ()),
         ("option.rolling_batch=vllm\noption.max_num_batched_tokens=16\n", ()),
+        ("option.enable_chunked_prefill=true\noption.max_num_batched_tokens=16\n", ()),
         (f"{TRTLLM}option.max_num_tokens=16\n", ()),
         ("", ("--model-id", "MODEL", "--max-batch-prefill-tokens", "16")),
     ],
@@ -174,3 +176,23 @@ def test_requests_that_may_wait(configured, properties, argv):
             assert "at most 1 may" in str(refused[0])
 
     run(main())
+
+
+@pytest.mark.parametrize("line", ["option.overlap=", f"{TRTLLM}option.enable_trt_overlap="])
+def test_loops(configured, monkeypatch, line):
+    """The plain loop where it is asked for, and the same tokens."""
+    plain, steps = StepLoop._run_plain, []
+
+    async def run_plain(loop):
+        steps.append(loop)
+        await plain(loop)
+
+    async def tokens(value):
+        async with running(configured(f"{line}{value}\n")) as engine:
+            return [event.token_id for event in await generate(engine)]
+
+    monkeypatch.setattr(StepLoop, "_run_plain", run_plain)
+    ids = run(tokens("true"))
+    assert not steps
+    assert run(tokens("false")) == ids
+    assert steps

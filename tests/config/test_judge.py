@@ -112,7 +112,7 @@ BROKEN = {
         "has zero points",
     ),
     "a GPU": (None, ("-o", "device=cuda"), "no GPU is visible"),
-    "llava": (configure(**LLAVA), (), "no model of type 'llava' that continues a text"),
+    "llava": (configure(**LLAVA), (), "no model of type 'llava' that generates text"),
     "its own code": (configure(**OWN_CODE), (), "option.trust_remote_code=true"),
     "no code of its own": (
         configure(architectures=["MineForCausalLM"], model_type="mine"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -304,3 +307,64 @@ def test_adapters_may_be_in_another_directory(checkpoint, explained):
     assert [name for name, _ in launched(*argv).lora.adapters] == ["fr"]
     report = explained(*argv[:-1], "adapters=../mine")
     assert "leaves the model's directory: name one within it" in str(report.errors[0])
+
+
+@pytest.fixture
+def alone(checkpoint, tmp_path):
+    """A directory with an adapter of rank 32 and no model, whose base is named as given."""
+
+    def write(base=None, name="fr"):
+        directory = tmp_path / name
+        shutil.copytree(cached_adapter("llama2", rank=32), directory)
+        path = directory / "adapter_config.json"
+        config = json.loads(path.read_text())
+        config["base_model_name_or_path"] = str(checkpoint) if base is None else base
+        path.write_text(json.dumps(config))
+        return directory
+
+    return write
+
+
+def test_an_adapter_alone_is_served_with_its_base(checkpoint, alone, explained):
+    place = alone()
+    config = launched(str(place))
+    assert (config.model, config.lora.max_rank, config.lora.default) == (checkpoint, 32, "fr")
+    without_a_name, with_it = run(texts_of(config, "fr"))
+    direct = replace(config, lora=LoraConfig(max_rank=32, adapters=(("fr", place),)))
+    base, adapted = run(texts_of(direct, "fr"))
+    assert without_a_name == with_it == adapted != base
+    report = explained(str(place))
+    assert not report.errors
+    (row,) = [row for row in report.rows[0] if row.key == "base_model_name_or_path"]
+    assert row.text == "the base model's files; adapter fr answers what names no other"
+
+
+def test_a_base_beside_the_adapter(checkpoint, alone):
+    assert launched(str(alone(base="real"))).model.samefile(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("base", "text"),
+    [
+        ("/home/somebody/llama", "neither a directory here nor a hub id; name the base model in"),
+        ("", "neither a directory here nor a hub id"),
+        ("org/absent", "org/absent is not whole in"),
+    ],
+)
+def test_a_base_that_is_not_here(alone, base, text):
+    with pytest.raises(ConfigError, match=text):
+        launched(str(alone(base=base)), environ={"HF_HUB_OFFLINE": "1"})
+
+
+def test_an_adapter_alone_on_the_hub_brings_its_base(checkpoint, alone, tmp_path):
+    with FakeHub(alone(), COMMIT).running() as url:
+        environ = {**NO_CACHE, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_ENDPOINT": url}
+        (launch,) = prepare(resolve(("--model-id", "org/m"), environ, CPU), environ)
+    config = launch.engine
+    assert config.model.samefile(checkpoint)
+    assert [(name, path.name) for name, path in config.lora.adapters] == [("m", COMMIT)]
+
+
+def test_what_has_no_lora_refuses_an_adapter_alone(checkpoint, alone, explained):
+    report = explained(str(alone()), "-o", "rolling_batch=trtllm")
+    assert "is a LoRA adapter, which TensorRT-LLM applies to no model here" in texts(report.errors)

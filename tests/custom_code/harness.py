@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from lmi_core.config.resolve import resolve
 from lmi_core.custom_code.call import HandlerAnswer, HandlerRequest
 from lmi_core.custom_code.errors import FailureKind, HandlerError
 from lmi_core.custom_code.pool import CustomCodePool
 from lmi_core.settings.custom_code_config import CustomCodeConfig
+from tests.config.cases import CPU, NO_CACHE
 
 WAYS_TO_FAIL = """
 import os
@@ -146,11 +148,23 @@ def write(directory: Path, text: str) -> CustomCodeConfig:
     return CustomCodeConfig(path=path, model_dir=directory, function="handle")
 
 
+def configured(directory: Path, text: str, *lines: str) -> CustomCodeConfig:
+    """A handler as ``lmi serve`` runs it from ``directory`` with these lines of properties."""
+    write(directory, text)
+    (directory / "serving.properties").write_text("\n".join(("engine=Python", *lines)))
+    (model,) = resolve([str(directory)], NO_CACHE, CPU).models
+    config = model.custom_code_config()
+    assert config is not None
+    return config
+
+
 @asynccontextmanager
 async def running(
-    directory: Path, text: str = HANDLER, **fields: Any
+    directory: Path, text: str = HANDLER, *lines: str, **fields: Any
 ) -> AsyncIterator[CustomCodePool]:
-    pool = CustomCodePool(replace(write(directory, text), **fields))
+    """A pool of what ``lines`` of properties say, or of the defaults, with other ``fields``."""
+    config = configured(directory, text, *lines) if lines else write(directory, text)
+    pool = CustomCodePool(replace(config, **fields))
     await pool.start()
     pids = [worker._process.pid for worker in pool._workers]
     try:

@@ -13,6 +13,7 @@ from lmi_core.custom_code.errors import FailureKind, HandlerError
 from lmi_core.custom_code.pool import CustomCodePool
 from lmi_core.errors import CapacityError, EngineError
 from tests.custom_code.harness import (
+    HANDLER,
     ask,
     kind_of_failure,
     read,
@@ -51,7 +52,7 @@ def test_answers(tmp_path: Path) -> None:
 def test_configuration_reaches_the_handler(tmp_path: Path) -> None:
     async def run() -> None:
         settings = {"properties": {"a": "1"}, "call_properties": {"model_dir": "/m"}}
-        async with running(tmp_path, env={"LMI_PROBE": "2"}, **settings) as pool:
+        async with running(tmp_path, HANDLER, "option.env=LMI_PROBE=2", **settings) as pool:
             answer = await ask(pool, "configuration", header="h")
             assert json.loads(answer.body) == {
                 "init": {"a": "1", "model_dir": "/m"},
@@ -96,7 +97,7 @@ def test_a_stream_that_nobody_reads_ends(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_too_long_answers(tmp_path: Path) -> None:
     async def run() -> None:
-        async with running(tmp_path, max_output_bytes=1000) as pool:
+        async with running(tmp_path, HANDLER, "option.max_output_size=1000") as pool:
             answer = await ask(pool, "huge")
             assert answer.code == 424
             assert b"5000 bytes long, but option.max_output_size allows 1000" in answer.body
@@ -107,7 +108,7 @@ def test_too_long_answers(tmp_path: Path) -> None:
 
 def test_a_call_that_takes_too_long(tmp_path: Path) -> None:
     async def run() -> None:
-        async with running(tmp_path, predict_timeout_s=0.3) as pool:
+        async with running(tmp_path, HANDLER, "option.predict_timeout=1") as pool:
             assert await kind_of_failure(pool, "loop") is FailureKind.TIMEOUT
             assert (await ask(pool, "hello")).properties == {"x-calls": "1"}
 
@@ -116,7 +117,7 @@ def test_a_call_that_takes_too_long(tmp_path: Path) -> None:
 
 def test_the_pool_fails_after_too_many_failures(tmp_path: Path) -> None:
     async def run() -> None:
-        async with running(tmp_path, retry_threshold=1) as pool:
+        async with running(tmp_path, HANDLER, "retry_threshold=1") as pool:
             assert await kind_of_failure(pool, "die") is FailureKind.CRASHED
             assert not pool.has_failed
             assert await kind_of_failure(pool, "die") is FailureKind.CRASHED
@@ -142,7 +143,7 @@ def test_requests_are_refused_while_restarts_pause(tmp_path: Path) -> None:
 
 def test_batches_keep_their_order_and_their_own_errors(tmp_path: Path) -> None:
     async def run() -> None:
-        async with running(tmp_path, batch_size=4, max_batch_delay_ms=5000) as pool:
+        async with running(tmp_path, HANDLER, "batch_size=4", "max_batch_delay=5000") as pool:
             texts = ["a", "bad", "c", "d"]
             answers = await asyncio.gather(*(ask(pool, text) for text in texts))
             assert [answer.code for answer in answers] == [200, 424, 200, 200]
@@ -180,7 +181,7 @@ def test_a_batch_that_fails_as_a_whole(tmp_path: Path, text: str, expected: set[
 
 def test_a_batch_does_not_wait_for_ever(tmp_path: Path) -> None:
     async def run() -> None:
-        async with running(tmp_path, batch_size=4, max_batch_delay_ms=10) as pool:
+        async with running(tmp_path, HANDLER, "batch_size=4", "max_batch_delay=10") as pool:
             assert (await ask(pool, "alone")).body == b"alone"
 
     asyncio.run(run())
@@ -188,7 +189,7 @@ def test_a_batch_does_not_wait_for_ever(tmp_path: Path) -> None:
 
 def test_the_queue_is_bounded_and_forgets_who_left(tmp_path: Path) -> None:
     async def run() -> None:
-        async with running(tmp_path, max_queue_size=1) as pool:
+        async with running(tmp_path, HANDLER, "job_queue_size=1") as pool:
             running_task = asyncio.create_task(ask(pool, "slow"))
             await eventually(lambda: pool.num_running)
             waiting = asyncio.create_task(ask(pool, "waits"))
@@ -206,7 +207,7 @@ def test_the_queue_is_bounded_and_forgets_who_left(tmp_path: Path) -> None:
 
 def test_workers_are_added_while_many_wait(tmp_path: Path) -> None:
     async def run() -> None:
-        async with running(tmp_path, max_workers=2, max_idle_time_s=0) as pool:
+        async with running(tmp_path, HANDLER, "maxWorkers=2", "max_idle_time=0") as pool:
             await asyncio.gather(*(ask(pool, "slow") for _ in range(6)))
             await eventually(lambda: pool.num_ready_workers == 1, 20)
             assert pool.num_failures == 0

@@ -67,6 +67,19 @@ class SamplingRow:
             return counts
         return (self.settings["seed"], self.settings["choice"], counts)
 
+    def after(self, token_ids: Sequence[int]) -> SamplingRow:
+        """The row as it is once these have been generated."""
+        row = SamplingRow(**self.settings)
+        row.prompt_counts = self.prompt_counts
+        row.output_counts = self.output_counts + Counter(token_ids if self.observes() else ())
+        return row
+
+    def observes(self) -> bool:
+        neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+        return self.settings.get("min_tokens", 0) > 0 or any(
+            self.settings.get(name, value) != value for name, value in neutral.items()
+        )
+
     def banned(self) -> set[int]:
         banned = set(self.settings["banned_ids"])
         if self.output_counts.total() < self.settings["min_tokens"]:
@@ -178,6 +191,7 @@ class FakeModel:
             num_blocks=num_blocks,
             block_size=block_size,
             num_saturating_tokens=num_saturating_tokens,
+            verifies_drafts=True,
             has_adapters=has_adapters,
         )
         self.adapters = FakeAdapters()
@@ -205,7 +219,7 @@ class FakeModel:
 
     def execute(self, step: _native.Step, token_ids: Sequence[int] = ()) -> None:
         """Read the step as a kernel would and write its results. ``token_ids``: instead of its
-        own."""
+        own, where they aren't -1."""
         block_size = self.info.block_size
         for source, target in zip(step.view("copy_src"), step.view("copy_dst"), strict=True):
             self.cached[target * block_size : (target + 1) * block_size] = self.cached[
@@ -213,7 +227,10 @@ class FakeModel:
             ]
         slots = step.view("slots")
         assert len(set(slots.tolist())) == len(slots), "two tokens in one slot"
-        self.cached[slots, 0] = token_ids or step.view("token_ids")
+        own_ids = step.view("token_ids").tolist()
+        followed_ids = token_ids or [-1] * len(own_ids)
+        step_ids = [own if id < 0 else id for own, id in zip(own_ids, followed_ids, strict=True)]
+        self.cached[slots, 0] = step_ids
         self.cached[slots, 1] = step.view("positions")
         self.cached[slots, 2] = self.adapters.of_rows(step)
         self.num_computed_tokens += len(slots)
@@ -232,7 +249,9 @@ class FakeModel:
         context = self._context(step, token_row)
         target = int(step.view("target_ids")[logit_row])
         row = int(step.view("sampling_rows")[logit_row])
-        sampling = self.fake_sampling.rows[row]
+        num_drafts = int(step.view("num_drafts")[logit_row])
+        drafts = context[len(context) - num_drafts :]
+        sampling = self.fake_sampling.rows[row].after(drafts)
         num_top = sampling.settings["num_logprobs"]
         top = [(i, logprob_of(context, i)) for i in range(num_top)]
         if target >= 0:
@@ -310,7 +329,8 @@ class FakeRunner(FakeModel):
                     step.error = failure
                     sampled = [0] * self.info.max_logit_rows
                 else:
-                    self.execute(step, [max(sampled[row], 0) for row in logit_rows])
+                    ids = [max(sampled[row], 0) if row >= 0 else -1 for row in logit_rows]
+                    self.execute(step, ids)
                     sampled = step.sampled()
                     step.error = failure
             except Exception as error:

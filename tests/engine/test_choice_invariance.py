@@ -20,6 +20,7 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
 from tests.engine.harness import run
+from tests.engine.random_drafts import SPECULATION, draft_at_random
 
 BLOCK_BYTES = _native.KvCache.block_bytes(
     num_layers=3, block_size=16, num_kv_heads=2, head_dim=16, dtype="bf16"
@@ -29,6 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "chunks of 1": {"max_num_seqs": 1, "max_num_batched_tokens": 1},
     "chunks of up to 9": {"max_num_seqs": 6, "max_num_batched_tokens": 9},
     "without prefix cache": {"max_num_seqs": 16, "enable_prefix_caching": False},
+    "with drafts": {"max_num_seqs": 32, "num_threads": 2, "speculation": SPECULATION},
     "preempted": {"max_num_seqs": 32, "kv_cache_bytes": 26 * BLOCK_BYTES},
 }
 Fact = tuple[object, ...]
@@ -90,9 +92,19 @@ def answers_alone(path: Path) -> list[dict[int, list[Fact]]]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_choices_do_not_depend_on_circumstances(variant: str) -> None:
+def test_choices_do_not_depend_on_circumstances(
+    variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = cached_checkpoint("llama3")
     expected = answers_alone(path)
+    truths = {
+        (request.prompt_token_ids, request.params.seed, choice): [
+            fact[0] for fact in facts if not fact[-1]
+        ]
+        for request, answer in zip(random_requests(), expected, strict=True)
+        for choice, facts in answer.items()
+    }
+    draft_at_random(monkeypatch, truths, VOCAB_SIZE)
 
     async def main() -> int:
         async with engine_with(path, **VARIANTS[variant]) as engine:
@@ -103,6 +115,7 @@ def test_choices_do_not_depend_on_circumstances(variant: str) -> None:
                 assert together == alone, request
             stats = engine.stats()
             assert stats.num_used_blocks == 0
+            assert bool(stats.totals.num_accepted_tokens) == (variant == "with drafts")
             return stats.totals.num_preemptions
 
     assert (run(main(), timeout_s=100) > 0) == (variant == "preempted")

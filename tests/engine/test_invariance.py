@@ -4,6 +4,7 @@ else the engine is doing, however its prompt is cut into chunks, and whatever th
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.runners.cpu.cpu_runner import CpuRunner
 from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+from tests.engine.random_drafts import SPECULATION, draft_at_random
 
 MAX_MODEL_LEN = 480
 BLOCK_SIZE = 16
@@ -41,9 +43,10 @@ def make_requests(seed: int) -> list[Request]:
         prompt = [rng.randrange(4, VOCAB_SIZE) for _ in range(length)]
         if i % 3 == 0:
             prompt = prefix + prompt[:60]
+        num_tokens = rng.choice([1, 5, 24, 40, 120])
         sampled = i % 2 == 1
         params = SamplingParams(
-            max_new_tokens=rng.choice([1, 5, 24, 40, 120]),
+            max_new_tokens=num_tokens,
             temperature=rng.choice([0.7, 1.3]) if sampled else 0.0,
             top_k=rng.choice([0, 20]) if sampled else 0,
             top_p=rng.choice([1.0, 0.9]) if sampled else 1.0,
@@ -51,6 +54,8 @@ def make_requests(seed: int) -> list[Request]:
             seed=1000 + i,
             repetition_penalty=1.2 if i % 5 == 0 else 1.0,
             frequency_penalty=0.3 if i % 7 == 0 else 0.0,
+            stop_token_ids=tuple(range(i % 5, VOCAB_SIZE, 20)) if i % 9 == 1 else (),
+            min_new_tokens=num_tokens // 2 if i % 9 == 1 else 0,
             ignore_eos=True,
             logprobs=None if i % 4 == 2 else 3,
         )
@@ -175,29 +180,67 @@ CASES += [("llama3", "bf16", "int8", "auto"), ("qwen3", "bf16", "int4", "auto")]
 CASES += [("llama3", "bf16", None, "int8"), ("mistral", "fp32", None, "int8")]
 
 
+@functools.cache
+def outcomes_alone(
+    variant: str, dtype: str, quantize: str | None, kv_dtype: str
+) -> tuple[list[Request], list[Outcome]]:
+    requests = make_requests(seed=7)
+    model = stored_model(variant, dtype)
+    return requests, asyncio.run(alone(model, dtype, quantize, kv_dtype, requests))
+
+
+def stored_model(variant: str, dtype: str) -> Path:
+    return cached_checkpoint(variant, dtype={"fp32": "float32", "bf16": "bfloat16"}[dtype])
+
+
+def assert_same(
+    case: tuple[str, str, str | None, str], name: str, seed: int, **changes: object
+) -> Engine:
+    """All requests together have the bits that each has alone."""
+    variant, dtype, quantize, kv_dtype = case
+    requests, expected = outcomes_alone(*case)
+    if name == "few blocks":  # a bit more than one longest sequence
+        num_blocks = MAX_MODEL_LEN // BLOCK_SIZE + 4
+        size = block_bytes(MODELS[variant], dtype if kv_dtype == "auto" else kv_dtype)
+        changes = {**changes, "kv_cache_bytes": num_blocks * size}
+    config = config_of(
+        stored_model(variant, dtype), dtype, quantize=quantize, kv_dtype=kv_dtype, **changes
+    )
+    got, engine = asyncio.run(together(config, requests, seed=seed))
+    for i, request in enumerate(requests):
+        assert got[i] == expected[i], (name, i, len(request.prompt))
+    return engine
+
+
 @pytest.mark.parametrize(("variant", "dtype", "quantize", "kv_dtype"), CASES)
 def test_bits_do_not_depend_on_company(variant, dtype, quantize, kv_dtype, steps_ahead):
-    stored = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
-    model = cached_checkpoint(variant, dtype=stored)
-    requests = make_requests(seed=7)
-    expected = asyncio.run(alone(model, dtype, quantize, kv_dtype, requests))
+    case = (variant, dtype, quantize, kv_dtype)
+    outcomes_alone(*case)
     steps_ahead.clear()
     for number, (name, changes) in enumerate(CONDITIONS.items()):
-        if name == "few blocks":  # a bit more than one longest sequence
-            num_blocks = MAX_MODEL_LEN // BLOCK_SIZE + 4
-            changes = {
-                **changes,
-                "kv_cache_bytes": num_blocks
-                * block_bytes(MODELS[variant], dtype if kv_dtype == "auto" else kv_dtype),
-            }
-        config = config_of(model, dtype, quantize=quantize, kv_dtype=kv_dtype, **changes)
-        got, engine = asyncio.run(together(config, requests, seed=number))
-        for i, request in enumerate(requests):
-            assert got[i] == expected[i], (name, i, len(request.prompt))
-        totals = engine.stats().totals
+        totals = assert_same(case, name, number, **changes).stats().totals
         if name == "few blocks":
             assert totals.num_preemptions > 0
         if name == "many at once":
             assert totals.num_cached_tokens > 0
         assert bool(steps_ahead) == (name != "plain loop")
         steps_ahead.clear()
+
+
+@pytest.mark.parametrize(("variant", "dtype", "quantize", "kv_dtype"), CASES[1::2])
+def test_bits_do_not_depend_on_drafts(variant, dtype, quantize, kv_dtype, steps_ahead, monkeypatch):
+    """Neither on those that are right, nor on those that are wrong, whatever else happens."""
+    case = (variant, dtype, quantize, kv_dtype)
+    requests, expected = outcomes_alone(*case)
+    truths = {
+        (request.prompt, request.params.seed, 0): [token_id for token_id, *_ in outcome]
+        for request, outcome in zip(requests, expected, strict=True)
+    }
+    draft_at_random(monkeypatch, truths, VOCAB_SIZE)
+    for name in ("two threads", "chunks of 7", "plain loop", "few blocks"):
+        steps_ahead.clear()
+        changes = {**CONDITIONS[name], "speculation": SPECULATION}
+        totals = assert_same(case, name, len(name), **changes).stats().totals
+        assert 0 < totals.num_accepted_tokens < totals.num_draft_tokens
+        assert totals.num_preemptions > 0 or name != "few blocks"
+        assert bool(steps_ahead) or name != "two threads"

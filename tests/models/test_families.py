@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,24 @@ def check_multimodal(model: Any, path: Path) -> None:
     loaded = load_model(path)
     logits = all_logits(NativeForward(loaded, MAX_MODEL_LEN, "fp32"), inputs, max_chunk=9)
     assert np.abs(np.concatenate(logits) - exact).max() <= 1e-4 * exact.std()
+
+
+@pytest.mark.parametrize("wrapper", ["", "module.", "_orig_mod.", "module._orig_mod."])
+def test_older_and_wrapped_names_are_read(tmp_path: Path, wrapper: str) -> None:
+    path = shutil.copytree(cached_checkpoint("gpt_neox"), tmp_path / "model")
+    tensors = load_file(path / "model.safetensors")
+    endings = {"norm.weight": "norm.gamma", "norm.bias": "norm.beta"}
+    renamed = {}
+    for name, tensor in tensors.items():
+        old = next((name.removesuffix(e) + o for e, o in endings.items() if name.endswith(e)), name)
+        renamed[wrapper + old] = tensor
+    assert any(name.endswith("norm.gamma") for name in renamed)
+    save_file(renamed, path / "model.safetensors")
+    loaded, wanted = load_model(path), load_model(cached_checkpoint("gpt_neox"))
+    assert np.array_equal(loaded.weights.embedding, wanted.weights.embedding)
+    for ours, theirs in zip(loaded.weights.layers, wanted.weights.layers, strict=True):
+        assert np.array_equal(ours.mlp_norm.weight, theirs.mlp_norm.weight)  # type: ignore[union-attr]
+        assert np.array_equal(ours.mlp_norm.bias, theirs.mlp_norm.bias)  # type: ignore[union-attr]
 
 
 def test_tensors_saved_without_the_head_lack_the_prefix(tmp_path: Path) -> None:

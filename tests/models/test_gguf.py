@@ -12,7 +12,7 @@ import pytest
 
 from lmi_core.config.artefacts.gguf import model_directory
 from lmi_core.errors import ModelError
-from lmi_core.models.loader import LoadedModel, load_model, plan_model
+from lmi_core.models.loader import LoadedModel, find_model, load_model
 from lmi_core.models.rope import rope_tables
 from lmi_core.ops.graph import JoinedWeight
 from lmi_core.settings.engine_config import EngineConfig
@@ -152,7 +152,7 @@ def test_blocks_of_every_type_are_multiplied_as_they_are_stored(tmp_path: Path) 
     from lmi_core.ops.cpu import NativeWeights
 
     backend = NativeWeights(activations="bf16")
-    model = load_weights(config, plan_model(config), backend)
+    model = load_weights(config, find_model(config), backend)
     layer = model.weights.layers[0]
     assert isinstance(layer.qkv.weight, JoinedWeight)
     assert isinstance(layer.gate_up.weight, JoinedWeight)
@@ -243,9 +243,9 @@ def test_adapters_and_quantising_anew_are_refused(tmp_path: Path) -> None:
     stored, _ = mixed(cached_checkpoint("llama2"))
     directory = model_directory(written(tmp_path, "llama2", stored))
     with pytest.raises(ModelError, match="GGUF, whose layers LoRA adapters don't name"):
-        plan_model(EngineConfig(model=directory, lora=LoraConfig()))
+        find_model(EngineConfig(model=directory, lora=LoraConfig()))
     with pytest.raises(ModelError, match="quantised by gguf already: leave it out"):
-        plan_model(EngineConfig(model=directory, quantize="int8"))
+        find_model(EngineConfig(model=directory, quantize="int8"))
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:

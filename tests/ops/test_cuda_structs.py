@@ -75,7 +75,7 @@ def test_structs_and_numbers_are_those_of_the_headers(tmp_path: Path) -> None:
     source = tmp_path / "dump.cpp"
     source.write_text(
         "#include <cstddef>\n#include <cstdio>\n"
-        '#include "cuda/attention_plan.h"\n#include "cuda/step_list.h"\n'
+        '#include "cuda/attention_lists.h"\n#include "cuda/step_list.h"\n'
         f"using namespace lmi;\nint main() {{\n{lines}}}\n"
     )
     program = tmp_path / "dump"

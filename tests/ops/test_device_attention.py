@@ -73,11 +73,11 @@ def test_attention_over_several_splits(
         (100_000, 300, (100_000, 1)),
     ],
 )
-def test_plan_splits(
+def test_choose_splits(
     triton_ops: ModuleType, num_keys: int, num_programs: int, expected: tuple[int, int]
 ) -> None:
     module = importlib.import_module("lmi_core.ops.kernels.triton.attention")
-    assert module.plan_splits(num_keys, num_programs) == expected
+    assert module.choose_splits(num_keys, num_programs) == expected
 
 
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (90, 5.0)])

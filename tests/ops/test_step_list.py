@@ -205,7 +205,7 @@ def test_activations_share_memory_unless_they_live_together() -> None:
 def test_room_for_unpacked_weights_where_steps_have_rows_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the arena, which the memory plan measures, and shared by all weights."""
+    """In the arena, which is measured, and shared by all weights."""
 
     def arena_bytes(max_packed_rows: int, num_weights: int) -> int:
         monkeypatch.setattr(limits, "MAX_PACKED_ROWS", max_packed_rows)

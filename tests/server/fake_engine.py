@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.engine.request import GenerationRequest
@@ -34,6 +34,7 @@ class FakeEngine:
     text: str | None = None
     """Every token's text, instead of WORDS."""
     healthy: bool = True
+    tokenizer: Any = None
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
     requests: list[GenerationRequest] = field(default_factory=list)

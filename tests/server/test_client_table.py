@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from lmi_server.http.route_page import dialects, shown_path
+from lmi_server.dialects.dialects import DIALECTS
+from lmi_server.http.route_page import shown_path
 
 HERE = Path(__file__).parent
 
@@ -32,9 +33,7 @@ def proofs() -> list[Proof]:
 
 
 def test_every_route_has_its_line() -> None:
-    routes = {
-        (dialect.name, shown_path(route)) for dialect in dialects() for route in dialect.routes
-    }
+    routes = {(dialect.name, shown_path(route)) for dialect in DIALECTS for route in dialect.routes}
     assert {(proof.protocol, proof.path) for proof in proofs()} == routes
 
 

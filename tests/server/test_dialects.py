@@ -10,22 +10,23 @@ import pytest
 
 from lmi_core.errors import UserError
 from lmi_server.dialects.base import Reply
-from lmi_server.dialects.routes import Route
+from lmi_server.dialects.routes import ServerRoute
 from lmi_server.dialects.table import Dialect, DialectTable, ErrorForm
 from lmi_server.http.route_page import PAGE, route_page
+from tests.server.configured import configured, server_of
 from tests.server.harness import serving
 
 BODY = {"inputs": "He is", "parameters": {"max_new_tokens": 2}}
 
 
 def dialect(name: str, *paths: str) -> Dialect:
-    async def handler(request: Any) -> Any:
+    async def answer(request: Any, models: Any) -> Any:
         raise AssertionError
 
     return Dialect(
         name=name,
-        routes=tuple(Route("GET", path, handler, name) for path in paths),
-        error=lambda error: Reply(status=500, body=name.encode()),
+        routes=tuple(ServerRoute("GET", path, answer, name) for path in paths),
+        error=lambda error, options: Reply(status=500, body=name.encode()),
         errors=ErrorForm(schema={}, statuses={}),
     )
 
@@ -66,7 +67,7 @@ def test_a_doubled_slash_is_an_error_of_the_protocol_that_was_meant() -> None:
     ],
 )
 def test_owner(api: str, path: str, owner: str) -> None:
-    assert DialectTable(ALL, api).of(path).name == owner
+    assert DialectTable(ALL, server_of(f"api={api}").api).of(path).name == owner
 
 
 def test_routes_of_a_path_come_from_its_owner_alone() -> None:
@@ -137,7 +138,7 @@ def test_prefix_reaches_the_dialect() -> None:
 )
 def test_api_key(path: str, header: str | None, status: int) -> None:
     async def run() -> None:
-        async with serving(api_keys=("k1", "k2")) as served:
+        async with serving(**configured("option.api_key=k1", "api_keys=k2")) as served:
             headers = {} if header is None else {"Authorization": header}
             async with served.client.get(path, headers=headers) as response:
                 assert response.status == status
@@ -148,12 +149,13 @@ def test_api_key(path: str, header: str | None, status: int) -> None:
     asyncio.run(run())
 
 
-def test_cors_names_allowed_origins_only() -> None:
+@pytest.mark.parametrize("key", ["cors_allowed_origin", "option.cors_allow_origin"])
+def test_cors_names_allowed_origins_only(key: str) -> None:
     async def run() -> None:
         headers = {"Origin": "https://a.example"}
         async with serving() as served, served.client.get("/ping", headers=headers) as response:
             assert "Access-Control-Allow-Origin" not in response.headers
-        async with serving(cors_origins=("https://a.example",)) as served:
+        async with serving(**configured(f"{key}=https://a.example")) as served:
             async with served.client.get("/ping", headers=headers) as response:
                 assert response.headers["Access-Control-Allow-Origin"] == "https://a.example"
             headers["Origin"] = "https://b.example"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from lmi_core.text.chat import ChatTemplate
+from lmi_server.dialects.dialects import DIALECTS
 from lmi_server.http.metrics import Metrics
 from lmi_server.http.options import ServerOptions
-from lmi_server.http.route_page import dialects
 from lmi_server.models.model_registry import ModelRegistry
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import Served, eventually, http_request, serving_models
@@ -22,7 +22,7 @@ from tests.server.management.managed import FakeRegistrar
 from tests.server.models.test_models import recipe
 
 TEMPLATE = ChatTemplate({"default": "{{ messages | length }}"})
-DIALECTS = ("lmi", "openai", "anthropic", "tgi")
+NAMES = tuple(dialect.name for dialect in DIALECTS)
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH")
 REGISTER = "/models"
 VARIABLES = {
@@ -37,7 +37,7 @@ VARIABLES = {
 def paths(dialect: str) -> dict[str, set[str]]:
     """The methods of each path, with names of what there is for its variables."""
     found: dict[str, set[str]] = {}
-    (routes,) = [each.routes for each in dialects() if each.name == dialect]
+    (routes,) = [each.routes for each in DIALECTS if each.name == dialect]
     for route in routes:
         path = re.sub(r"\{(\w+)[^}]*\}", lambda match: VARIABLES[match[1]], route.path)
         found.setdefault(f"/{dialect}{path}", set()).add(route.method)
@@ -46,7 +46,7 @@ def paths(dialect: str) -> dict[str, set[str]]:
 
 def taking_bodies() -> Iterator[tuple[str, str]]:
     """Dialect and path of the routes that read a body."""
-    for dialect in dialects():
+    for dialect in DIALECTS:
         for route in dialect.routes:
             if route.bodies or (route.method, route.path) == ("POST", REGISTER):
                 path = re.sub(r"\{(\w+)[^}]*\}", lambda match: VARIABLES[match[1]], route.path)
@@ -103,12 +103,12 @@ def parsed(answer: bytes) -> tuple[int, bytes, bytes]:
 
 
 def test_the_table_has_every_dialect() -> None:
-    assert {dialect for dialect, _ in BODY_ROUTES} == set(DIALECTS)
+    assert {dialect for dialect, _ in BODY_ROUTES} == set(NAMES)
     assert ("lmi", "/lmi/models") in BODY_ROUTES
     assert len(BODY_ROUTES) >= 17
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", NAMES)
 def test_wrong_methods(dialect: str) -> None:
     async def run() -> None:
         async with serving() as served:
@@ -245,7 +245,7 @@ def test_half_closed_connections(dialect: str, path: str, num_bytes: int) -> Non
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", NAMES)
 def test_slow_heads(dialect: str) -> None:
     """Cut off without an answer: nobody knows yet what was to be asked."""
 
@@ -263,12 +263,12 @@ def test_slow_heads(dialect: str) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", NAMES)
 def test_unknown_models(dialect: str) -> None:
     """In the path, in each dialect's own form."""
 
     async def run() -> None:
-        (routes,) = [each.routes for each in dialects() if each.name == dialect]
+        (routes,) = [each.routes for each in DIALECTS if each.name == dialect]
         async with serving() as served:
             for route in routes:
                 if "{model}" not in route.path:

@@ -20,6 +20,7 @@ from lmi_server.dialects.tgi.v1_schema import ChatBody as TgiChatBody
 from lmi_server.dialects.tgi.v1_schema import CompletionBody as TgiCompletionBody
 from lmi_server.dialects.unknown_fields import IGNORED_HEADER
 from tests.engine.fake_runner import FakeRunner
+from tests.server.configured import configured
 from tests.server.dialects.tgi.test_tgi_http import serving
 
 TEMPLATE = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"})
@@ -77,6 +78,52 @@ def test_values_of_every_type(
     asyncio.run(run())
 
 
+RESPONSE_FORMAT = {"type": "text", "schema": {}}
+STREAMED = {"stream": True, "stream_options": {"include_usage": True, "usage": True}}
+MESSAGES = {**CHAT, "model": "model"}
+NESTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("/v1/completions", {"prompt": "x", "max_tokens": 2}, STREAMED, "stream_options.usage"),
+    ("/v1/chat/completions", CHAT, STREAMED, "stream_options.usage"),
+    ("/v1/chat/completions", CHAT, {"response_format": RESPONSE_FORMAT}, "response_format.schema"),
+    ("/invocations", CHAT, STREAMED, "stream_options.usage"),
+    ("/invocations", {"prompt": "x"}, STREAMED, "stream_options.usage"),
+    (
+        "/invocations",
+        {"inputs": "x"},
+        {"parameters": {"response_format": RESPONSE_FORMAT}},
+        "response_format.schema",
+    ),
+    ("/tgi/v1/chat/completions", CHAT, STREAMED, "stream_options.usage"),
+    (
+        "/v1/messages",
+        MESSAGES,
+        {
+            "tools": [{"name": "f", "input_schema": {}, "examples": []}],
+            "tool_choice": {"type": "none", "tool": "f"},
+        },
+        "tool_choice.tool, tools.examples",
+    ),
+    ("/v1/messages", MESSAGES, {"thinking": {"type": "disabled", "tokens": 1}}, "thinking.tokens"),
+    (
+        "/v1/messages/count_tokens",
+        {"model": "model", "messages": CHAT["messages"]},
+        {"tokens": 1},
+        "tokens",
+    ),
+    (
+        "/v1/responses",
+        {"model": "model", "input": "x", "store": False},
+        {"text": {"format": {"type": "text", "json": 1}}, "reasoning": {"efort": "low"}},
+        "reasoning.efort, text.format.json",
+    ),
+    ("/tokenize", {"prompt": "x"}, {"special": True}, "special"),
+    ("/tokenize", {"messages": CHAT["messages"]}, {"special": True}, "special"),
+    ("/detokenize", {"tokens": [1]}, {"skip": True}, "skip"),
+    ("/tgi/tokenize", {"inputs": "x"}, {"special": True}, "special"),
+    ("/tgi/chat_tokenize", CHAT, {"special": True}, "special"),
+]
+
+
 @pytest.mark.parametrize(
     ("path", "where", "valid"),
     [
@@ -91,10 +138,25 @@ def test_unknown_fields_are_reported_or_refused(
 ) -> None:
     body = json.loads(json.dumps(valid))
     (body if where is None else body[where])["max_new_token"] = 1
+    check_unknown(path, valid, body, "max_new_token")
+
+
+@pytest.mark.parametrize(
+    ("path", "valid", "more", "names"), NESTED, ids=lambda value: str(value)[:40]
+)
+def test_unknown_fields_of_objects_and_of_other_routes(
+    path: str, valid: dict[str, Any], more: dict[str, Any], names: str
+) -> None:
+    check_unknown(path, valid, {**valid, **more}, names)
+
+
+def check_unknown(path: str, valid: dict[str, Any], body: dict[str, Any], names: str) -> None:
+    """Reported in the header, or refused by a server that is strict."""
 
     async def run(strict: bool) -> tuple[int, bytes, str]:
         options: dict[str, Any] = {"tgi": TgiOptions(), "chat_template": TEMPLATE}
-        options["strict_requests"] = strict
+        options |= configured(f"strict_requests={strict}")
+        options["tgi"] = TgiOptions()
         async with serving(FakeRunner(max_model_len=32), api="lmi", **options) as served:
             known = await served.post(valid, path)
             assert known.status == 200
@@ -104,8 +166,8 @@ def test_unknown_fields_are_reported_or_refused(
 
     status, _, header = asyncio.run(run(False))
     assert status == 200
-    assert header.removeprefix("parameters.") == "max_new_token"
+    assert header.removeprefix("parameters.") == names
     status, text, _ = asyncio.run(run(True))
     assert status == 422
     assert b"unknown fields: " in text
-    assert b"max_new_token" in text
+    assert names.encode() in text

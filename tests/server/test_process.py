@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from tests.server.configured import configured
+
 STREAM = {"inputs": "a secret prompt", "parameters": {"max_new_tokens": 50}, "stream": True}
 
 
@@ -107,7 +109,7 @@ def test_banner_is_short() -> None:
 
 
 def test_routes_are_printed_if_asked() -> None:
-    with running(server={"verbose": True}) as process:
+    with running(server=configured("verbose=true")) as process:
         assert process.popen.stdout is not None
         lines = iter(process.popen.stdout.readline, "")
         text = next(lines)

@@ -17,8 +17,8 @@ from lmi_core.engine.engine import Engine
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured import library
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.dialects.tgi.options import TgiOptions
 from lmi_server.http.metrics import Metrics
+from tests.server.configured import configured
 from tests.server.harness import Answer, Served, serving_backend
 
 SCHEMA = {
@@ -188,7 +188,7 @@ def test_grammars_can_be_disabled() -> None:
             "Input validation error: grammar is not supported",
         )
 
-    run(use, api="tgi", tgi=TgiOptions(disable_grammar_support=True))
+    run(use, **configured("api=tgi", "disable_grammar_support=true"))
 
 
 def test_without_the_library_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,11 @@ from tests.engine.harness import (
     text,
     token_ids,
 )
+from tests.engine.random_drafts import (
+    SPECULATION,
+    draft_at_random,
+    draft_whatever_it_costs,
+)
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -151,12 +156,16 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "many at once": {},
     "plain loop": {"overlap": False, "max_num_batched_tokens": 40},
     "two threads": {"num_threads": 2, "max_num_batched_tokens": 64},
+    "random drafts": {"num_threads": 2, "speculation": SPECULATION},
+    "forced drafts": {"speculation": SPECULATION},
     "few blocks": {"kv_cache_bytes": None},
 }
 
 
 @pytest.mark.parametrize("name", CONDITIONS)
-def test_same_request_same_tokens_with_and_without_grammars(name: str) -> None:
+def test_same_request_same_tokens_with_and_without_grammars(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Masked rows and rows beside them are what they are alone, to the bit."""
     rng = random.Random(3)
     requests = []
@@ -182,9 +191,19 @@ def test_same_request_same_tokens_with_and_without_grammars(name: str) -> None:
             results = await asyncio.gather(*(collect(engine, *r) for r in requests))
             await assert_nothing_leaked(engine)
             assert sum(len(events) for events in results) > 1000
-            return [outcome(events) for events in results], engine.stats().totals.num_preemptions
+            totals = engine.stats().totals
+            assert bool(totals.num_accepted_tokens) == ("drafts" in name)
+            return [outcome(events) for events in results], totals.num_preemptions
 
     expected = run(alone(), timeout_s=100)
+    if name == "random drafts":
+        truths: dict[Any, list[int]] = {}
+        for (prompt, params), facts in zip(requests, expected, strict=True):
+            for choice, _, token_id, _ in facts:
+                truths.setdefault((tuple(prompt), params.seed, choice), []).append(token_id)
+        draft_at_random(monkeypatch, truths, 384)
+    else:
+        draft_whatever_it_costs(monkeypatch)
     got, num_preemptions = run(together(), timeout_s=100)
     for number in range(len(requests)):
         assert got[number] == expected[number], number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import re
 from collections.abc import Mapping
@@ -20,7 +19,9 @@ PATTERNS = (
     "*.model",
     "*.tiktoken",
 )
-"""Files that are fetched: no pickled weights and no Python code."""
+"""Files that are fetched: no Python code, and pickled weights only where there are no others."""
+PICKLED = ("pytorch_model*.bin", "adapter_model.bin")
+"""Fetched beside them for a model that has no safetensors; only tensors are read of them."""
 CODE = ("*.py",)
 """Fetched beside them for a model whose own code is trusted."""
 
@@ -93,7 +94,10 @@ def fetch_from_hub(
         raise _offline(model_id, revision, cache)
     try:
         patterns = [*PATTERNS, *(CODE if with_code else ())]
-        return _download(model_id, revision, cache, environ, patterns)
+        directory = _download(model_id, revision, cache, environ, patterns)
+        if not any(directory.glob("*.safetensors")):
+            directory = _download(model_id, revision, cache, environ, [*patterns, *PICKLED])
+        return directory
     except MissingExtraError:
         if found is None:
             raise
@@ -108,21 +112,31 @@ def _token(environ: Mapping[str, str]) -> str | None:
 def fetch_config_from_hub(
     model_id: str, revision: str | None, cache: Path | None, environ: Mapping[str, str]
 ) -> None:
-    """Have config.json in the cache, if the hub can be asked and has it."""
+    """Have config.json in the cache, or that of an adapter, if the hub can be asked and has it."""
     try:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError:
         return
-    with contextlib.suppress(HfHubHTTPError, HFValidationError, OSError, ValueError):
-        hf_hub_download(
-            model_id,
-            "config.json",
-            revision=revision,
-            cache_dir=hub_cache(environ) if cache is None else cache,
-            token=_token(environ),
-            endpoint=environ.get("HF_ENDPOINT") or None,
-        )
+    for name in ("config.json", "adapter_config.json"):
+        try:
+            hf_hub_download(
+                model_id,
+                name,
+                revision=revision,
+                cache_dir=hub_cache(environ) if cache is None else cache,
+                token=_token(environ),
+                endpoint=environ.get("HF_ENDPOINT") or None,
+            )
+        except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+            if _has_no_such_file(error):
+                continue
+        return
+
+
+def _has_no_such_file(error: Exception) -> bool:
+    """Whether the hub has said so, rather than not answered."""
+    return type(error).__name__ in ("EntryNotFoundError", "RemoteEntryNotFoundError")
 
 
 def check_hub(

@@ -10,6 +10,8 @@ from pathlib import Path
 from lmi_core.config.paths import is_dir, is_file
 from lmi_core.config.problem import Problems
 from lmi_core.errors import ModelError
+from lmi_core.models.pooling import Task, task_of
+from lmi_core.weights.checkpoint import weight_files
 from lmi_core.weights.hf_config import HfConfig
 from lmi_core.weights.quantized.methods import is_in_fp8
 from lmi_core.weights.quantized.settings import QuantizationSettings, read_settings
@@ -27,11 +29,14 @@ class ModelFiles:
     model_type: str | None = None
     max_position_embeddings: int | None = None
     quantization: QuantizationSettings | None = None
+    task: Task = "generate"
+    """What the model is for, unless it is asked for something else."""
     is_encoder_decoder: bool = False
     is_diffusion: bool = False
-    is_library: bool = False
     unsupported: str | None = None
     """A setting of a native architecture that the lmi engine doesn't have."""
+    pickled: str = ""
+    """A file of weights, where they are torch's; "": they are safetensors."""
     requirements: Path | None = None
     gguf_types: Mapping[str, int] = field(default_factory=dict)
     """Of a model in GGUF, how many tensors it has of each type."""
@@ -61,15 +66,17 @@ def read_model_files(directory: Path | None, problems: Problems) -> ModelFiles:
     config = _read_config(directory / "config.json", problems)
     facts = config or {}
     architectures = facts.get("architectures")
+    architecture = _first_text(architectures)
     return ModelFiles(
-        architecture=_first_text(architectures),
+        architecture=architecture,
+        task="generate" if architecture is None else task_of(directory, architecture),
         model_type=_text(facts.get("model_type")),
         max_position_embeddings=_max_positions(facts),
         quantization=_quantization(directory, facts, problems),
         is_encoder_decoder=facts.get("is_encoder_decoder") is True,
         is_diffusion=is_file(directory / "model_index.json"),
-        is_library=config is None and is_file(directory / "adapter_config.json"),
         unsupported=_unsupported(directory / "config.json", facts),
+        pickled=_pickled(directory),
         requirements=requirements if is_file(requirements) else None,
         gguf_types=_gguf_types(facts),
         known=config is not None,
@@ -80,6 +87,14 @@ def _gguf_types(facts: dict[str, object]) -> dict[str, int]:
     settings = facts.get("gguf")
     types = settings.get("types") if isinstance(settings, dict) else None
     return types if isinstance(types, dict) else {}
+
+
+def _pickled(directory: Path) -> str:
+    try:
+        name = next((path.name for path in weight_files(directory)), "")
+    except OSError:
+        return ""  # what can't be listed is for loading to say
+    return name if name.endswith(".bin") else ""
 
 
 def _unsupported(path: Path, facts: dict[str, object]) -> str | None:
@@ -116,7 +131,10 @@ def _quantization(
 
 
 def _max_positions(facts: dict[str, object]) -> int | None:
-    """Return the model's length limit, unless rotary scaling moves it; the loader knows then."""
+    """Return the model's length limit, unless rotary scaling moves it, which the loader knows then,
+    or positions are relative, as T5's."""
+    if "relative_attention_num_buckets" in facts:
+        return None
     scaling = facts.get("rope_scaling") or facts.get("rope_parameters")
     if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) != "default":
         return None

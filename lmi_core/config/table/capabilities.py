@@ -42,7 +42,8 @@ CAPABILITIES = {
     "server.sessions": "stateful sessions",
     "speculation.draft_model": "speculative decoding with a draft model",
     "speculation.ngram": "speculative decoding by n-gram",
-    "task.other": "tasks other than text generation",
+    "task.other": "this task",
+    "task.pooling": "embeddings, and scores of pairs of texts",
     "weights.awq": "AWQ checkpoints",
     "weights.compressed-tensors": "checkpoints of compressed-tensors",
     "weights.dummy": "random weights",
@@ -50,7 +51,6 @@ CAPABILITIES = {
     "weights.fp8": "fp8 checkpoints",
     "weights.gguf": "GGUF files",
     "weights.gptq": "GPTQ checkpoints",
-    "weights.pickle": "weights in PyTorch's pickle format",
 }
 """Every capability that the option table names, in words."""
 
@@ -114,6 +114,8 @@ BACKENDS = {
                 "quant.fp8",
                 "quant.int4",
                 "quant.int8",
+                "speculation.ngram",
+                "task.pooling",
                 "weights.awq",
                 "weights.compressed-tensors",
                 "weights.fbgemm_fp8",

@@ -13,7 +13,8 @@ from lmi_core.config.table.option import (
 from lmi_core.config.table.value_type import Bool, Choice, Int, Items, Text
 
 _COMMON = ("common",)
-_PIPELINE = "tests/server/dialects/lmi/test_pipelines.py::test_answers_without_a_rolling_batch"
+_PIPELINES = "tests/server/dialects/lmi/test_pipelines.py"
+_PIPELINE = f"{_PIPELINES}::test_answers_without_a_rolling_batch"
 _CHOICE = mapped(None, "takes part in the choice of the backend")
 _INT8 = needs("quant.int8", "leave it out to serve the model in bf16", setting="quantize")
 
@@ -30,16 +31,12 @@ DTYPES = {
 }
 """Written dtype to the one the CPU engine computes in; fp16 has no fast CPU path."""
 
-_AUTO = honoured(
-    "dtype", test="tests/models/test_loader.py::test_auto_dtype_follows_the_checkpoint"
-)
-_FP32 = honoured(
-    "dtype", convert=DTYPES, test="tests/models/test_parity.py::test_fp32_logits_and_greedy_tokens"
-)
+_AUTO = honoured("dtype", test="tests/config/test_honoured.py::test_data_types")
+_FP32 = honoured("dtype", convert=DTYPES, test="tests/config/test_honoured.py::test_data_types")
 _BF16 = honoured(
     "dtype",
     convert=DTYPES,
-    test="tests/models/test_parity.py::test_bf16_error_is_close_to_that_of_transformers",
+    test="tests/config/test_honoured.py::test_data_types",
 )
 
 LONG_DTYPES = {
@@ -51,6 +48,20 @@ LONG_DTYPES = {
 }
 
 TEXT_TASKS = ("text-generation", "generate", "auto", "conversational")
+TASKS = {
+    **dict.fromkeys(TEXT_TASKS, "generate"),
+    "auto": "auto",
+    **dict.fromkeys(("text_embedding", "text-embedding", "embedding", "embed"), "embed"),
+    **dict.fromkeys(("feature-extraction", "sentence-similarity"), "embed"),
+    **dict.fromkeys(("rerank", "reranking", "text-ranking", "score"), "rerank"),
+}
+"""What our engine calls the tasks that it has."""
+_POOLED = honoured(
+    "task",
+    capability="task.pooling",
+    convert=TASKS,
+    test="tests/engine/test_pooling.py::test_a_model_gives_what_it_is_for",
+)
 
 ROLLING_BATCHES = (
     "auto",
@@ -103,7 +114,7 @@ OPTIONS = (
         actions={
             "lmi": honoured(
                 "model",
-                test="tests/config/artefacts/test_local.py::test_a_whole_model_is_returned_as_it_is",
+                test="tests/cli/test_options.py::test_name_log_and_size",
             ),
             "vllm": mapped("model"),
             "trtllm": mapped("model"),
@@ -387,7 +398,7 @@ OPTIONS = (
                 None,
                 "beside option.rolling_batch=disable, as LMI streams without a rolling batch; else "
                 "a request asks for a stream",
-                test=_PIPELINE,
+                test=f"{_PIPELINES}::test_streams_without_a_rolling_batch",
                 idle=("false",),
                 by_value={
                     "false": no_effect("continuous batching streams whenever a request asks")
@@ -529,7 +540,15 @@ OPTIONS = (
         systems=("accelerate", "deepspeed", "neuronx", "vllm", "common"),
         env=("HF_TASK",),
         actions={
-            "lmi": mapped("task", capability="task.other", idle=TEXT_TASKS),
+            "lmi": mapped(
+                "task",
+                capability="task.other",
+                by_value={
+                    name: _POOLED if task in ("embed", "rerank") else mapped("task", convert=TASKS)
+                    for name, task in TASKS.items()
+                },
+            ),
+            "vllm": needs("task.other", idle=TEXT_TASKS),
         },
     ),
 )

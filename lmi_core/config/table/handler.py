@@ -39,7 +39,7 @@ ACTIONS: Mapping[str, Action] = {
         "predict_timeout_s", test=f"{_POOL}::test_a_call_that_takes_too_long"
     ),
     "option.model_loading_timeout": honoured(
-        "loading_timeout_s", test=f"{_PROCESS}::test_loading_fails"
+        "loading_timeout_s", test=f"{_PROCESS}::test_loading_has_a_limit"
     ),
     "option.parallel_loading": mapped("parallel_loading"),
     "option.mpi_mode": no_effect("handlers run without MPI"),

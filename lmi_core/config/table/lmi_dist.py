@@ -58,9 +58,8 @@ OPTIONS = (
         default="auto",
         actions={
             "lmi": no_effect(
-                "safetensors is the only format read",
+                "safetensors are read, and pytorch_model.bin where there are none",
                 by_value={
-                    "pt": needs("weights.pickle", "convert the weights to safetensors", idle=()),
                     "dummy": needs("weights.dummy", idle=()),
                 },
             ),

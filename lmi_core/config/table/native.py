@@ -43,6 +43,18 @@ def _native(
 
 OPTIONS = (
     _native(
+        "speculation",
+        Choice(("ngram", "off")),
+        "Draft tokens from the request's text, earlier texts and grammars; tokens are the same.",
+        "off",
+        honoured(
+            "speculation",
+            "up to 16 tokens a step, where that pays",
+            test="tests/config/test_speculation.py::test_how_many_tokens_are_drafted",
+            by_value={"off": mapped(None, "nothing is drafted")},
+        ),
+    ),
+    _native(
         "device",
         Choice(("cpu", "cuda", "torch-cpu")),
         "Device: the CPU engine, the first GPU through torch, or torch on the CPU (for tests).",
@@ -171,7 +183,7 @@ OPTIONS = (
         True,
         honoured(
             "overlap",
-            test="tests/engine/test_loop.py::test_overlapped_and_plain_loops_give_the_same_events",
+            test="tests/config/test_honoured_limits.py::test_loops",
         ),
     ),
     _native(

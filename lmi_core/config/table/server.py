@@ -164,7 +164,10 @@ OPTIONS = (
         "max_tenant_tokens_per_minute",
         Int(1),
         "Tokens of prompts and answers that one API key may use a minute; then 429.",
-        honoured("max_tenant_tokens_per_minute", test=f"{_TENANTS}::test_tokens_a_minute"),
+        honoured(
+            "max_tenant_tokens_per_minute",
+            test=f"{_TENANTS}::test_a_key_that_used_its_tokens_waits_alone",
+        ),
     ),
     _server(
         "share_prefix_cache",
@@ -235,7 +238,7 @@ OPTIONS = (
         "again: the newest that fit, in bytes; 0 stores none.",
         honoured(
             "response_store_bytes",
-            test="tests/server/dialects/openai/test_responses_store.py::test_the_store_is_bounded",
+            test="tests/server/dialects/openai/test_responses_store.py::test_a_response_that_does_not_fit_says_so",
         ),
         67108864,
     ),
@@ -300,11 +303,7 @@ OPTIONS = (
         "prometheus",
         Bool(),
         "Serve metrics in Prometheus' format.",
-        honoured(
-            None,
-            "at /metrics and /server/metrics, under names of our own; false takes nothing away",
-            test="tests/server/dialects/lmi/test_server_routes.py::test_metrics_are_where_djl_serving_has_them",
-        ),
+        no_effect("always served, at /metrics and /server/metrics, under names of our own"),
     ),
     _server(
         "ui",

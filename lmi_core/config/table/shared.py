@@ -51,7 +51,6 @@ FRONT = frozenset(
         "option.sessions_path",
         "option.sessions_s3url",
         "option.stop_sequence",
-        "option.task",
         "option.tgi_compat",
         "option.tokenizer_config_path",
         "option.tool_call_parser",

@@ -73,7 +73,14 @@ OPTIONS = (
         "--speculate",
         Int(0),
         "Tokens drafted per step by n-gram or the model's extra heads.",
-        needs("speculation.ngram", "tokens are the same without", tuning=True, idle=(0,)),
+        honoured(
+            "speculation.max_draft_tokens",
+            "by n-gram, and fewer where so many don't pay; tokens are the same",
+            test="tests/config/test_speculation.py::test_how_many_tokens_are_drafted",
+            capability="speculation.ngram",
+            idle=(0,),
+            by_value={0: mapped(None, "nothing is drafted")},
+        ),
     ),
     _tgi(
         "--max-best-of",

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 
-from lmi_core.config.table.common import LONG_DTYPES
+from lmi_core.config.table.common import LONG_DTYPES, TEXT_TASKS
 from lmi_core.config.table.option import (
     Action,
     Option,
     Outcome,
     honoured,
     mapped,
+    needs,
     no_effect,
     refused,
 )
@@ -26,7 +27,8 @@ _TOKENS = honoured("max_num_batched_tokens", test=f"{_TESTS}::test_sizes_of_step
 _ROWS = honoured("max_num_seqs", test=f"{_TESTS}::test_sizes_of_steps")
 
 ACTIONS: Mapping[str, Action] = {
-    "option.model_id": honoured("model", test=f"{_TESTS}::test_lengths"),
+    "option.task": needs("task.other", idle=TEXT_TASKS),
+    "option.model_id": honoured("model", test=f"{_TESTS}::test_the_model_may_be_elsewhere"),
     "option.dtype": honoured(
         "torch_dtype",
         convert=LONG_DTYPES,
@@ -70,7 +72,9 @@ ACTIONS: Mapping[str, Action] = {
         "give a checkpoint that is quantised, or leave it out",
         by_value={"awq": _CHECKPOINT, "gptq": _CHECKPOINT},
     ),
-    "option.load_format": no_effect("weights are read from safetensors"),
+    "option.load_format": no_effect(
+        "safetensors are read, and pytorch_model.bin where there are none"
+    ),
     "option.enforce_eager": mapped(None, "models always run eagerly"),
     "option.enable_prefix_caching": _NO_SHARING,
     "option.enable_kv_cache_reuse": _NO_SHARING,

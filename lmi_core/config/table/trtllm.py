@@ -138,7 +138,7 @@ OPTIONS = (
         False,
         honoured(
             "overlap",
-            test="tests/engine/test_loop.py::test_overlapped_and_plain_loops_give_the_same_events",
+            test="tests/config/test_honoured_limits.py::test_loops",
         ),
         mapped("disable_overlap_scheduler", convert={True: False, False: True}),
     ),

@@ -214,7 +214,7 @@ OPTIONS = (
         honoured(
             None,
             "prompts are always chunked",
-            test="tests/models/test_parity.py::test_chunked_prefill_over_a_window",
+            test="tests/config/test_honoured_limits.py::test_tokens_of_a_step",
             capability="batch.chunked_prefill",
             by_value={False: no_effect("prompts are always chunked; tokens are the same")},
         ),
@@ -256,8 +256,11 @@ OPTIONS = (
         "speculative_config",
         Json(),
         "Speculative decoding as the library's JSON.",
-        needs(
-            "speculation.draft_model", "greedy tokens are the same without", tuning=True, idle=()
+        mapped(
+            "speculation",
+            "by n-gram; prompt_lookup_min finds places in texts, prompt_lookup_max ranks them",
+            capability="speculation.ngram",
+            tuning=True,
         ),
         trtllm="speculative_config",
     ),
@@ -339,7 +342,7 @@ OPTIONS = (
         "normalize",
         Bool(),
         "Normalise embeddings.",
-        no_effect("the lmi engine generates text; it has no embeddings"),
+        honoured("normalize", test="tests/engine/test_pooling.py::test_normalising_is_an_option"),
         True,
         vllm=no_effect("models that generate text have no embeddings"),
     ),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from lmi_core.config.artefacts.model_files import ModelFiles
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Values
 from lmi_core.config.system import WrittenFor
 from lmi_core.config.table.capabilities import BACKENDS
-from lmi_core.config.table.common import TEXT_TASKS
+from lmi_core.config.table.common import TASKS
 from lmi_core.config.targets.host import Host
+from lmi_core.models.pooling import PURPOSES, Task
 from lmi_core.models.registry import supported_architectures
 
 _RETIRED = {
@@ -80,17 +82,17 @@ def _wanted(written: WrittenFor, values: Values, files: ModelFiles, host: Host) 
     if system in _WANTED:
         return Decision(_WANTED[system], written.reason)
     task = values.get("option.task")
-    if task is not None and task not in TEXT_TASKS:
+    if task is not None and task not in TASKS:
         return Decision("transformers", f"option.task={task}")
     if files.architecture is not None and files.architecture not in supported_architectures():
         reason = f"the lmi engine has no description of {files.architecture}"
         return Decision("transformers", reason)
     if files.unsupported is not None:
         return Decision("transformers", f"the lmi engine doesn't have this: {files.unsupported}")
-    return Decision("lmi", _native_reason(written, files))
+    return Decision("lmi", _native_reason(written, files, TASKS.get(str(task), "auto")))
 
 
-def _native_reason(written: WrittenFor, files: ModelFiles) -> str:
+def _native_reason(written: WrittenFor, files: ModelFiles, asked: str) -> str:
     parts = [written.reason]
     if written.system in _RETIRED:
         parts.append(f"{_RETIRED[written.system]} is retired, its keys map onto the lmi engine")
@@ -100,13 +102,16 @@ def _native_reason(written: WrittenFor, files: ModelFiles) -> str:
         parts.append("the architecture is checked once the model is here")
     else:
         parts.append(files.architecture)
+    task = files.task if asked == "auto" else cast(Task, asked)
+    if task != "generate":
+        parts.append(f"served for {PURPOSES[task]}")
     return "; ".join(parts)
 
 
 def _can_be_native(values: Values, files: ModelFiles) -> bool:
     task = values.get("option.task")
     known = files.architecture is None or files.architecture in supported_architectures()
-    return known and files.unsupported is None and (task is None or task in TEXT_TASKS)
+    return known and files.unsupported is None and (task is None or task in TASKS)
 
 
 def _require(
@@ -132,24 +137,21 @@ def _require(
 
 
 def _generates(wanted: Decision, values: Values, files: ModelFiles, problems: Problems) -> bool:
-    """Whether the model continues a text, as far as its files tell; else that is an error.
+    """Whether the model generates text, as far as its files tell; else that is an error.
 
     Names of architectures that come with their own code tell nothing.
     """
-    what = ""
-    if files.is_encoder_decoder:
-        what = "has an encoder beside its decoder"
-    elif not files.is_generative and values.get("option.trust_remote_code") is not True:
-        what = "doesn't generate text, by its name"
-    if what:
-        key = "option.model_id"
-        problems.error(
-            values.where(key),
-            f"{wanted.reason}, and {files.architecture} {what}: Transformers models are served "
-            "here if they continue a text (ForCausalLM, LMHeadModel)",
-            key,
-        )
-    return not what
+    if files.is_generative or values.get("option.trust_remote_code") is True:
+        return True
+    key = "option.model_id"
+    problems.error(
+        values.where(key),
+        f"{wanted.reason}, and {files.architecture} doesn't generate text, by its name: "
+        "Transformers models are served here if they do (ForCausalLM, LMHeadModel, "
+        "ForConditionalGeneration)",
+        key,
+    )
+    return False
 
 
 def _deciding_key(written: WrittenFor, values: Values) -> str | None:

@@ -18,11 +18,12 @@ from lmi_core.config.targets.lengths import sum_of_lengths
 from lmi_core.errors import ModelError, UserError
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.limits import BLOCK_MULTIPLE, GPU_FORMATS, is_too_long
+from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.settings.transformers_config import TransformersConfig
 from lmi_core.weights.quantized.methods import objection
 from lmi_core.weights.quantized.settings import QuantizationSettings
 
-_NOT_SET = frozenset({"model", "served_model_name", "num_models"})
+_NOT_SET = frozenset({"model", "served_model_name", "num_models", "speculation"})
 _CONFIGS: dict[str, type[EngineConfig]] = {
     "lmi": EngineConfig,
     "transformers": TransformersConfig,
@@ -49,7 +50,12 @@ class EngineSettings:
 
 
 def engine_settings(
-    values: Values, backend: str, name: str, system: str, problems: Problems
+    values: Values,
+    backend: str,
+    name: str,
+    system: str,
+    problems: Problems,
+    speculation: SpeculationConfig | None = None,
 ) -> EngineSettings | None:
     """Return the engine's configuration for the model ``name``, which ``backend`` computes, as
     ``values`` set it, with the defaults of ``system``; None if its fields don't go together, which
@@ -87,6 +93,8 @@ def engine_settings(
         settings.setdefault("max_model_len", length)
     if settings.get("instruction_set") == "auto":
         settings["instruction_set"] = ""
+    if speculation is not None:
+        settings["speculation"] = speculation
     try:
         config = _CONFIGS[backend](model=Path(), served_model_name=name, **settings)
     except UserError as error:

@@ -99,7 +99,10 @@ def _known(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str])
     fetch_config(model.source, server, environ)
     if readable_directory(model.source, server, environ) is None:
         return model
-    return model.again()
+    again = model.again()
+    if again.source == model.source:
+        return again
+    return _known(again, server, environ)  # the base of what was an adapter alone
 
 
 def _refuse(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]) -> None:

@@ -13,6 +13,7 @@ from lmi_core.config.artefacts.adapter_directories import (
     check_adapter_code,
 )
 from lmi_core.config.artefacts.model_source import locate
+from lmi_core.config.artefacts.own_adapter import OwnAdapter
 from lmi_core.config.model_config import ModelSource
 from lmi_core.config.problem import Problems
 from lmi_core.config.rows import Row
@@ -49,6 +50,8 @@ class LoraSettings:
     folder: str = FOLDER
     """Where adapters lie beside the model."""
     named: tuple[NamedAdapter, ...] = ()
+    own: OwnAdapter | None = None
+    """Of a model that is an adapter alone; it is among ``named``."""
 
     def config(self, model: Path | None, named: Sequence[tuple[str, Path]] = ()) -> LoraConfig:
         """The engine's part; ``model`` is where the model's files are, ``named`` where those of
@@ -56,14 +59,21 @@ class LoraSettings:
         adapters = (*adapters_beside(self.directory, model, folder=self.folder), *named)
         for _, path in adapters:
             check_adapter_code(path)
-        return LoraConfig(max_rank=self.max_rank, adapters=adapters)
+        default = "" if self.own is None else self.own.name
+        return LoraConfig(max_rank=self.max_rank, adapters=adapters, default=default)
 
     def rows(self, model: Path | None) -> tuple[Row, ...]:
         """What an explanation says of adapters beside the model."""
-        return tuple(
+        beside = tuple(
             Row(f"adapters/{name}", "", str(path.parent), Outcome.MAPPED, f"registered as {name}")
             for name, path in adapters_beside(self.directory, model, folder=self.folder)
         )
+        if self.own is None:
+            return beside
+        place = f"{self.own.source.location}/adapter_config.json"
+        text = f"the base model's files; adapter {self.own.name} answers what names no other"
+        base = self.own.base.location
+        return (Row("base_model_name_or_path", base, place, Outcome.MAPPED, text), *beside)
 
 
 def lora_settings(
@@ -73,33 +83,48 @@ def lora_settings(
     directory: Path | None,
     model: Path | None,
     problems: Problems,
+    own: OwnAdapter | None = None,
 ) -> LoraSettings | None:
     """Return what ``backend`` is told, or None where LoRA is off or ``backend`` has none.
 
     ``directory`` is that of the model's serving.properties, ``model`` where its files are, if they
-    are here. Faults go to ``problems``.
+    are here, ``own`` what it is served with where it is an adapter alone. Faults go to
+    ``problems``.
     """
     named, folder = _named(values, directory, problems), _folder(values, problems)
-    if values.get(_ENABLE) is not True and not named:
+    if values.get(_ENABLE) is not True and not named and own is None:
         _mention(adapters_beside(directory, model, folder=folder), backend, problems)
         return None
-    if values.get(_ENABLE) is False:
+    if values.get(_ENABLE) is False and named:
         problems.error(
             values.where(_NAMED),
             f"{_NAMED} names adapters, but {_ENABLE}=false ({values.where(_ENABLE)}); remove one",
             _NAMED,
         )
     if "lora" not in BACKENDS[backend].capabilities:
+        if own is not None:
+            problems.error(
+                own.source.location,
+                f"is a LoRA adapter, which {BACKENDS[backend].title} applies to no model here: "
+                "merge it into its base model",
+            )
         return None
     if backend == "lmi":
         _check_dtype(values)
-    max_rank = values.get(_RANK) or BY_KEY[_RANK].default_for(system)
+    default_rank = BY_KEY[_RANK].default_for(system)
+    assert isinstance(default_rank, int)
+    if own is not None:
+        named = (*named, NamedAdapter(own.name, own.source))
+        default_rank = max(default_rank, own.rank)
+    max_rank = values.get(_RANK) or default_rank
     assert isinstance(max_rank, int)
-    settings = LoraSettings(max_rank=max_rank, directory=directory, folder=folder, named=named)
+    settings = LoraSettings(
+        max_rank=max_rank, directory=directory, folder=folder, named=named, own=own
+    )
     try:
         settings.config(model, [(adapter.name, Path()) for adapter in named])
     except UserError as error:
-        problems.error(values.where(_NAMED if named else _ENABLE), str(error))
+        problems.error(values.where(_NAMED if _NAMED in values.known else _ENABLE), str(error))
     return settings
 
 

@@ -14,8 +14,8 @@ _NUM_ARRAYS = 4
 """Token ids, positions, slots and KV lengths; the block tables follow."""
 
 
-class RefreshedPlan(Protocol):
-    """What an op worked out for a step (``DeviceStep.plans``) and keeps in fixed places."""
+class Refreshed(Protocol):
+    """What an op worked out for a step (``DeviceStep.derived``) and keeps in fixed places."""
 
     def refresh(self, host: StepArrays) -> None:
         """Work it out anew for a step with other lengths."""
@@ -93,10 +93,10 @@ class DecodeStep:
             lengths[:count] = arrays.kv_lengths
             tables[:count, : arrays.block_tables.shape[1]] = arrays.block_tables
         self._values.copy_(staging, non_blocking=True)
-        if self.step.plans:
+        if self.step.derived:
             host = self._host(lengths)
-            for plan in self.step.plans.values():
-                cast(RefreshedPlan, plan).refresh(host)
+            for derived in self.step.derived.values():
+                cast(Refreshed, derived).refresh(host)
 
     def _split(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         starts = [i * self._stride for i in range(_NUM_ARRAYS)]

@@ -40,9 +40,9 @@ class DeviceStep:
     is_refilled: bool = False
     """The tensors stay where they are and get other steps' values (``DecodeStep``), of up to the
     lengths in ``host``."""
-    plans: dict[object, object] = field(default_factory=dict, init=False)
+    derived: dict[object, object] = field(default_factory=dict, init=False)
     """What an implementation of an op worked out for this step, for its next calls; where
-    ``is_refilled``, each has ``decode_step.RefreshedPlan.refresh``."""
+    ``is_refilled``, each has ``decode_step.Refreshed.refresh``."""
 
     @classmethod
     def upload(cls, arrays: StepArrays, *, block_size: int, device: torch.device) -> DeviceStep:

@@ -35,7 +35,7 @@ class _Results(Protocol):
 
 
 class _SamplingTable(Protocol):
-    def gather(self, rows: list[int]) -> dict[str, Any]: ...
+    def gather(self, rows: list[int], drafts: list[list[int]], /) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class SamplingInputs:
         target_ids = np.array(step.view("target_ids"), np.int32)
         positions = np.array(step.view("sample_positions"), np.int32)
         has_row = np.flatnonzero(sampling_rows >= 0)
-        rows = table.gather(sampling_rows[has_row].tolist())
+        rows = table.gather(sampling_rows[has_row].tolist(), _drafts(step, has_row))
 
         def spread(name: str, neutral: float) -> npt.NDArray[Any]:
             values = np.full(len(sampling_rows), neutral, rows[name].dtype)
@@ -117,6 +117,19 @@ class SamplingInputs:
                 )
             },
         )
+
+
+def _drafts(step: _Step, logit_rows: npt.NDArray[np.intp]) -> list[list[int]]:
+    """What each row counts as generated; empty if no row has drafts."""
+    counts = step.view("num_drafts")[logit_rows].tolist()
+    if not any(counts):
+        return []
+    token_ids = step.view("token_ids")
+    ends = step.view("logit_token_rows")[logit_rows].tolist()
+    return [
+        token_ids[end + 1 - count : end + 1].tolist()
+        for end, count in zip(ends, counts, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,14 +90,14 @@ class _Prefills:
 def _prefills_of(step: DeviceStep, window: int) -> _Prefills:
     """Worked out once for all layers with the same window."""
     key = ("flash prefills", window)
-    prefills = step.plans.get(key)
+    prefills = step.derived.get(key)
     if prefills is None:
-        prefills = step.plans[key] = _plan(step, window)
+        prefills = step.derived[key] = _prefills(step, window)
     assert isinstance(prefills, _Prefills)
     return prefills
 
 
-def _plan(step: DeviceStep, window: int) -> _Prefills:
+def _prefills(step: DeviceStep, window: int) -> _Prefills:
     host, block_size = step.host, step.block_size
     rows, slots = [], []
     for seq in np.flatnonzero(host.num_rows > 1).tolist():

@@ -13,15 +13,16 @@ from lmi_core import _native
 from lmi_core.errors import UserError
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
-from lmi_core.runners.step_memory import StepMemory, StepSizes, plan_kv_cache
+from lmi_core.runners.step_memory import StepMemory, StepSizes, size_kv_cache
 from lmi_core.settings.limits import BLOCK_MULTIPLE, GPU_FORMATS
 
 if TYPE_CHECKING:
     from lmi_core.adapters.store import LoraStore
-    from lmi_core.models.loader import LoadedModel, ModelPlan
+    from lmi_core.models.loader import FoundModel, LoadedModel
     from lmi_core.ops.graph import LoraTable
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.settings.lora_config import LoraConfig
+    from lmi_core.weights.formats import FloatArray
     from lmi_core.weights.packed_model import PackedModel
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class CpuRunner:
             vocab_size=spec.vocab_size,
             max_positions=spec.max_positions,
             max_num_tokens=DEFAULT_BATCHED_TOKENS,
+            pools=model.pooling is not None,
         )
         attention = spec.attention
         block_bytes = _native.KvCache.block_bytes(
@@ -92,7 +94,7 @@ class CpuRunner:
             head_dim=attention.head_dim,
             dtype=kv_dtype,
         )
-        self.memory = plan_kv_cache(
+        self.memory = size_kv_cache(
             config,
             block_bytes=block_bytes,
             max_model_len=sizes.max_model_len,
@@ -124,9 +126,11 @@ class CpuRunner:
             self.adapters = _lora_store(config, config.lora, model)
         table = None if self.adapters is None else self.adapters.table
         recorded = Graph(model.dtype)
-        record(model, recorded, self.cache, sizes.max_model_len, table)
-        lower(recorded, self.graph)
+        result = record(model, recorded, self.cache, sizes.max_model_len, table)
+        self._result = lower(recorded, self.graph)[result]
         self.graph.finish()
+        if model.head is not None:
+            self.head = model.head
 
         self._worker: _native.Worker | None = SharedWorker.acquire(
             config.num_threads or _native.num_physical_cores()
@@ -152,7 +156,9 @@ class CpuRunner:
             dtype=model.dtype,
             quantize=model.quantize or "",
             kv_dtype=kv_dtype,
-            runs_ahead=True,
+            runs_ahead=model.pooling is None,
+            verifies_drafts=model.pooling is None,
+            pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
         self._packed = packed
@@ -180,6 +186,9 @@ class CpuRunner:
         assert self._worker is not None, "submit after close"
         self._worker.submit(self.graph, step, self.completion_fd)
         self._last_step = step
+
+    def pooled_rows(self, step: _native.Step) -> FloatArray:
+        return self.graph.read(self._result, step.num_logit_rows)
 
     def submit_ahead(self, step: _native.Step, logit_rows: list[int]) -> None:
         step.follow(self._last_step, logit_rows)
@@ -209,28 +218,28 @@ def load_cpu_runner(
     from lmi_core.runners.cpu.memory_needs import memory_errors
     from lmi_core.weights.packed_model import open_packed_model
 
-    plan = plan_cpu_model(config, HOST_MEMORY.total_bytes)
+    found = find_cpu_model(config, HOST_MEMORY.total_bytes)
     with memory_errors():
         num_threads = config.num_threads or _native.num_physical_cores()
-        packed = open_packed_model(config, plan.checkpoint, num_threads)
+        packed = open_packed_model(config, found.checkpoint, num_threads)
         weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
         on_weights = None if progress is None else partial(progress, "weights")
-        model = load_weights(config, plan, weights, on_weights)
+        model = load_weights(config, found, weights, on_weights)
         return CpuRunner(config, model, packed), model
 
 
-def plan_cpu_model(config: EngineConfig, claimed_bytes: int = 0) -> ModelPlan:
+def find_cpu_model(config: EngineConfig, claimed_bytes: int = 0) -> FoundModel:
     """What will be loaded, as far as settings and headers tell whether it can be: what explains,
     serves and manages models asks here. ``claimed_bytes``: what other engines have of the memory.
     Raises as ``load_cpu_runner``."""
-    from lmi_core.models.loader import plan_model
+    from lmi_core.models.loader import find_model
     from lmi_core.runners.cpu.memory_needs import check_memory
 
     check_sizes(config)
     cache_dtype(config, "fp32")
-    plan = plan_model(config)
-    check_memory(config, plan, claimed_bytes)
-    return plan
+    found = find_model(config)
+    check_memory(config, found, claimed_bytes)
+    return found
 
 
 def _lora_store(config: EngineConfig, lora: LoraConfig, model: LoadedModel) -> LoraStore:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
-from lmi_core.models.loader import ModelPlan, stored_format
+from lmi_core.models.loader import FoundModel, stored_format
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.cpu_runner import (
     DEFAULT_BATCHED_TOKENS,
     cache_dtype,
 )
-from lmi_core.runners.step_memory import StepSizes, plan_kv_cache
+from lmi_core.runners.step_memory import StepSizes, size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
 
@@ -47,20 +47,21 @@ class Estimate:
         )
 
 
-def estimate(config: EngineConfig, plan: ModelPlan, claimed_bytes: int = 0) -> Estimate:
+def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) -> Estimate:
     """What the CPU engine takes for a model whose files are here; ``claimed_bytes``: what other
     engines have. Raises InsufficientMemoryError for a KV cache that can't be had."""
-    spec, names = plan.spec, plan.spec.names
-    stored_bytes = plan.checkpoint.stored_bytes
-    stored = stored_format(plan)
+    spec, names = found.spec, found.spec.names
+    stored_bytes = found.checkpoint.stored_bytes
+    stored = stored_format(found)
     dtype = stored if config.dtype == "auto" else config.dtype
-    if plan.checkpoint.quantization is not None:
+    if found.checkpoint.quantization is not None:
         weight_bytes = stored_bytes
     else:
-        shapes = dict(plan.shapes)
+        shapes = dict(found.shapes)
         embedding = math.prod(shapes.pop(names.embedding))
         head_name = f"{names.head}.weight"
-        head = embedding if spec.tied_head else math.prod(shapes.pop(head_name))
+        head = embedding if spec.tied_head else math.prod(shapes.pop(head_name, (0,)))
+        head = head if spec.has_head else 0
         matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
         vectors = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 1)
         copied = 0 if dtype == stored else embedding * _BYTES[dtype]
@@ -69,7 +70,7 @@ def estimate(config: EngineConfig, plan: ModelPlan, claimed_bytes: int = 0) -> E
             matrices * _BYTES[config.quantize or dtype] + head * head_bytes + 4 * vectors + copied
         )
     attention = spec.attention
-    cache = plan_kv_cache(
+    cache = size_kv_cache(
         config,
         block_bytes=_native.KvCache.block_bytes(
             num_layers=spec.num_layers,
@@ -89,10 +90,10 @@ def estimate(config: EngineConfig, plan: ModelPlan, claimed_bytes: int = 0) -> E
     )
 
 
-def check_memory(config: EngineConfig, plan: ModelPlan, claimed_bytes: int = 0) -> None:
+def check_memory(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) -> None:
     """Raise InsufficientMemoryError, with the numbers, unless the model fits beside what other
     engines have taken: into the memory that the process may use, and its address space."""
-    needs = estimate(config, plan, claimed_bytes)
+    needs = estimate(config, found, claimed_bytes)
     limit = int(_native.cpu_info()["memory_limit_bytes"])
     if needs.total > limit - claimed_bytes:
         taken = f", of which other models have taken {megabytes(claimed_bytes)}"
@@ -140,12 +141,14 @@ def free_address_bytes() -> int | None:
 
 def _workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
     """A row has its residual, its widest linear's input and output, and q, k and v; logits are
-    fp32 of the whole vocabulary."""
+    fp32 of the whole vocabulary, what is pooled of the hidden size."""
     sizes = StepSizes.of(
         config,
         vocab_size=spec.vocab_size,
         max_positions=spec.max_positions,
         max_num_tokens=DEFAULT_BATCHED_TOKENS,
+        pools=not spec.has_head,
     )
+    result_columns = spec.vocab_size if spec.has_head else spec.hidden_size
     row_bytes = 4 * (2 * spec.hidden_size + 2 * spec.intermediate_size)
-    return sizes.max_num_tokens * row_bytes + sizes.max_logit_rows * spec.vocab_size * 4
+    return sizes.max_num_tokens * row_bytes + sizes.max_logit_rows * result_columns * 4

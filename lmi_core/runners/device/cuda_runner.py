@@ -16,12 +16,12 @@ from lmi_core.ops.device.recorded_steps import RecordedSteps
 from lmi_core.ops.device.step_list import StepListSizes
 from lmi_core.ops.device.step_lowering import NotNativeError, StepLowering
 from lmi_core.ops.graph import Graph
-from lmi_core.ops.kernels.cuda import attention_plan
+from lmi_core.ops.kernels.cuda import attention_lists
 from lmi_core.ops.kernels.cuda.sampling import MAX_TOP
 from lmi_core.runners.device import decode_graphs
 from lmi_core.runners.device.decode_graphs import key_counts, row_counts
 from lmi_core.runners.device.device_cache import DeviceCache
-from lmi_core.runners.device.device_memory import DeviceMemory, DeviceMemoryPlan, measure, memory_of
+from lmi_core.runners.device.device_memory import DeviceMemory, MeasuredMemory, measure, memory_of
 from lmi_core.runners.device.widest_step import fill_widest
 from lmi_core.runners.step_memory import StepMemory
 
@@ -119,8 +119,8 @@ class CudaRunner:
                 max_blocks_per_seq=sizes.max_blocks_per_seq,
                 block_size=config.block_size,
                 max_top=config.max_logprobs,
-                num_attention_slots=attention_plan.num_slots(self.device),
-                split_tokens=attention_plan.SPLIT_TOKENS,
+                num_attention_slots=attention_lists.num_slots(self.device),
+                split_tokens=attention_lists.SPLIT_TOKENS,
                 scratch_block=scratch_block,
                 num_misses=decode_graphs.NUM_MISSES,
                 row_counts=row_counts(num_graph_rows) if is_captured else (),
@@ -128,7 +128,7 @@ class CudaRunner:
             )
         )
 
-    def _measure(self, others_bytes: int) -> DeviceMemoryPlan | None:
+    def _measure(self, others_bytes: int) -> MeasuredMemory | None:
         """Run the widest step and capture graphs, over a cache of one block."""
         memory = memory_of(self.device)
         if memory is None:

@@ -9,13 +9,13 @@ import torch
 from lmi_core.ops.device.paged_cache import FixedScales, PagedCache
 from lmi_core.ops.kernels import select
 from lmi_core.runners.runner import RunnerInfo
-from lmi_core.runners.step_memory import MemoryPlan, StepSizes, plan_kv_cache
+from lmi_core.runners.step_memory import KvCacheSize, StepSizes, size_kv_cache
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lmi_core.models.loader import LoadedModel
-    from lmi_core.runners.device.device_memory import DeviceMemoryPlan
+    from lmi_core.runners.device.device_memory import MeasuredMemory
     from lmi_core.settings.engine_config import EngineConfig
 
 DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
@@ -46,7 +46,7 @@ class DeviceCache:
         )
         self._block_bytes = self.store.num_bytes
 
-    def grow(self, measured: DeviceMemoryPlan | None) -> MemoryPlan:
+    def grow(self, measured: MeasuredMemory | None) -> KvCacheSize:
         """Take what ``measured`` leaves, or what the configuration says, and a block more: the
         last one, of rows that stand for none.
 
@@ -56,7 +56,7 @@ class DeviceCache:
         if measured is not None:
             measured.check(config, max_model_len=sizes.max_model_len, block_bytes=self._block_bytes)
             spare = measured.spare_bytes - self._block_bytes, measured.reason
-        memory = plan_kv_cache(
+        memory = size_kv_cache(
             config,
             block_bytes=self._block_bytes,
             max_model_len=sizes.max_model_len,
@@ -73,7 +73,7 @@ class DeviceCache:
         return memory
 
     def info(
-        self, memory: MemoryPlan, measured: DeviceMemoryPlan | None, chosen: Mapping[str, str]
+        self, memory: KvCacheSize, measured: MeasuredMemory | None, chosen: Mapping[str, str]
     ) -> RunnerInfo:
         config, sizes, model = self._config, self.sizes, self._model
         return RunnerInfo(
@@ -94,4 +94,5 @@ class DeviceCache:
             device=config.device,
             kernels=select.describe(chosen),
             runs_ahead=True,
+            verifies_drafts=True,
         )

@@ -15,7 +15,7 @@ from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.quantized.checkpoint import can_be_quantized
 
 if TYPE_CHECKING:
-    from lmi_core.runners.step_memory import MemoryPlan
+    from lmi_core.runners.step_memory import KvCacheSize
     from lmi_core.settings.engine_config import EngineConfig
 
 _log = logging.getLogger(__name__)
@@ -82,12 +82,12 @@ class CudaMemory:
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:
-    """None: the host's, which is planned otherwise."""
+    """None: the host's, which is sized otherwise."""
     return CudaMemory(device) if device.type == "cuda" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemoryPlan:
+class MeasuredMemory:
     """Bytes; all but ``kept_bytes`` are measured, with everything in place but the KV cache."""
 
     weight_bytes: int
@@ -167,7 +167,7 @@ class DeviceMemoryPlan:
             field="kv_cache_bytes",
         )
 
-    def report(self, memory: MemoryPlan) -> None:
+    def report(self, memory: KvCacheSize) -> None:
         _log.info(
             "device memory: weights %.2f GiB, workspace %.2f GiB, graphs %.2f GiB, KV cache "
             "%.2f GiB, %d blocks (%s)",
@@ -188,7 +188,7 @@ def measure(
     usable_share: float,
     run_step: Callable[[int], None],
     measure_graphs: Callable[[], int],
-) -> DeviceMemoryPlan:
+) -> MeasuredMemory:
     """Measure with the weights in place, and a KV cache of next to nothing.
 
     ``others_bytes`` was allocated before the weights. ``run_step`` runs the widest step of so many
@@ -205,7 +205,7 @@ def measure(
     workspace_bytes = memory.peak_bytes()
     graph_bytes = measure_graphs()
     total_bytes = memory.total_bytes
-    return DeviceMemoryPlan(
+    return MeasuredMemory(
         weight_bytes=weight_bytes,
         workspace_bytes=workspace_bytes,
         graph_bytes=graph_bytes,

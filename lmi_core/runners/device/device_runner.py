@@ -35,22 +35,22 @@ def load_device_runner(
     Raises ModelError for files that can't be served, UserError for a device that isn't there, for
     ``LMI_OPS`` that can't be had and for sizes that don't fit.
     """
-    from lmi_core.models.loader import load_weights, plan_model
+    from lmi_core.models.loader import find_model, load_weights
 
     device = find_device(config)
     chosen = select.select_for(device.type, is_deterministic=config.deterministic)
     memory = memory_of(device)
-    plan = plan_model(config)
+    found = find_model(config)
     others_bytes = 0 if memory is None else memory.allocated_bytes()
     try:
         model = load_weights(
             config,
-            plan,
+            found,
             DeviceWeights(device, config.activations),
             None if progress is None else partial(progress, "weights"),
         )
     except torch.OutOfMemoryError as error:
-        raise _no_room_for_weights(config, plan.checkpoint, device) from error
+        raise _no_room_for_weights(config, found.checkpoint, device) from error
     return make_runner(config, model, device, chosen, others_bytes), model
 
 

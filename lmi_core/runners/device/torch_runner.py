@@ -31,7 +31,7 @@ from lmi_core.ops.kernels import select
 from lmi_core.ops.kernels.flash_choice import AttentionShape, prefer_flash
 from lmi_core.runners.device.decode_graphs import Capture, CudaCapture, DecodeGraphs
 from lmi_core.runners.device.device_cache import DeviceCache
-from lmi_core.runners.device.device_memory import DeviceMemoryPlan, measure, memory_of
+from lmi_core.runners.device.device_memory import MeasuredMemory, measure, memory_of
 from lmi_core.runners.device.widest_step import widest_arrays, widest_sampling
 from lmi_core.runners.step_memory import StepMemory, StepSizes
 
@@ -124,7 +124,7 @@ class TorchRunner:
 
     def _measure(
         self, config: EngineConfig, sizes: StepSizes, others_bytes: int
-    ) -> DeviceMemoryPlan | None:
+    ) -> MeasuredMemory | None:
         """Run the widest step and the graphs' kernels, over a cache of one block."""
         memory = memory_of(self.device)
         if memory is None:
@@ -272,7 +272,8 @@ class TorchRunner:
         count = len(logit_rows)
         sampled = self._sampled[:count]
         if logit_rows != list(range(count)):
-            sampled = self._sampled[torch.tensor(logit_rows).to(self.device, non_blocking=True)]
+            rows = torch.tensor(logit_rows).to(self.device, non_blocking=True)
+            sampled = torch.where(rows < 0, token_ids[:count], self._sampled[rows.clamp(min=0)])
         token_ids[:count].copy_(sampled.clamp(min=0))
 
 

@@ -73,6 +73,14 @@ class CausalModel:
         output = self._model(input_ids=token_ids, **inputs)
         return output.logits[:, -num_logits:], getattr(output, self.cache_name)
 
+    def token_bytes(self) -> int:
+        """What the cache holds for a token; it runs one."""
+        import torch
+
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        _, cache = self(ids, None, 1)
+        return sum(_num_bytes(layer) for layer in getattr(cache, "layers", ()))
+
     @property
     def vocab_size(self) -> int:
         head = self._model.get_output_embeddings()
@@ -126,6 +134,11 @@ class CausalModel:
         return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
+def _num_bytes(layer: Any) -> int:
+    tensors = (getattr(layer, "keys", None), getattr(layer, "values", None))
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
 def load_causal_model(config: TransformersConfig) -> CausalModel:
     """Load the model's weights to the configured device.
 
@@ -137,7 +150,11 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
     except ImportError:
         raise MissingExtraError("serving a model with Transformers", "transformers") from None
     from lmi_core.runners.device.device_runner import find_device
+    from lmi_core.runners.transformers.encoder_decoder import EncoderDecoderModel
+    from lmi_core.weights.hf_config import read_json_object
 
+    has_encoder = read_json_object(config.model / "config.json").get("is_encoder_decoder") is True
+    loader = library.AutoModelForSeq2SeqLM if has_encoder else library.AutoModelForCausalLM
     library.utils.logging.disable_progress_bar()
     device = find_device(config)
     arguments: dict[str, Any] = {"dtype": config.torch_dtype}
@@ -146,7 +163,7 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
     if config.device_map is not None:
         arguments["device_map"] = config.device_map
     try:
-        model = library.AutoModelForCausalLM.from_pretrained(
+        model = loader.from_pretrained(
             str(config.model),
             trust_remote_code=config.trust_remote_code,
             local_files_only=True,
@@ -157,7 +174,8 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
     model.eval()
     if config.device_map is None:
         model.to(device)
-    causal = CausalModel(model, model.device if config.device_map else device)
+    kind = EncoderDecoderModel if has_encoder else CausalModel
+    causal = kind(model, model.device if config.device_map else device)
     if causal.max_positions is None and config.max_model_len is None:
         _log.warning(
             "config.json doesn't say how long a sequence may be; option.max_model_len raises or "

@@ -33,7 +33,8 @@ class Split:
 
     rows: list[int]
     lengths: list[int]
-    cache: DynamicCache
+    cache: Any
+    """A DynamicCache, or what a subclass of ``PaddedCaches`` keeps."""
 
 
 class PaddedCaches:
@@ -100,16 +101,37 @@ class PaddedCaches:
         first = self._splits[rows[0]]
         if set(first.rows) == set(rows) and all(self._splits[row] is first for row in rows):
             return first
-        sources = [(self._splits[row], self._splits[row].rows.index(row)) for row in rows]
-        lengths = [split.lengths[i] for split, i in sources]
-        gathered = Split(rows, lengths, _merge(sources, max(lengths)))
+        gathered = self._merged(
+            rows, [(self._splits[row], self._splits[row].rows.index(row)) for row in rows]
+        )
         self._splits |= dict.fromkeys(rows, gathered)
         return gathered
+
+    def _merged(self, rows: list[int], sources: list[tuple[Split, int]]) -> Split:
+        """A split of these rows, each copied from its place in another."""
+        lengths = [split.lengths[i] for split, i in sources]
+        parts = [(split.cache, i, split.lengths[i]) for split, i in sources]
+        return Split(rows, lengths, merge(parts, max(lengths)))
 
     def _call(self, split: Split, chunks: list[Chunk], logits: dict[int, torch.Tensor]) -> None:
         """Only prompts differ in length: those of one split are padded to the longest."""
         width = max(len(chunk.token_ids) for chunk in chunks)
         padded = [[0] * (width - len(chunk.token_ids)) + chunk.token_ids for chunk in chunks]
+        mask, positions = self._padding(split, chunks)
+        num_logits = max(1, max(chunk.num_logits for chunk in chunks))
+        values, _ = self._model(
+            torch.tensor(padded, device=self._model.device),
+            split.cache,
+            num_logits,
+            mask=mask,
+            positions=positions,
+        )
+        for chunk, rows in zip(chunks, values, strict=True):
+            logits[chunk.row] = rows[num_logits - chunk.num_logits :]
+
+    def _padding(self, split: Split, chunks: list[Chunk]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Count the chunks' tokens; the mask of what is cached then, and the tokens' positions."""
+        width = max(len(chunk.token_ids) for chunk in chunks)
         split.lengths = [
             length + len(chunk.token_ids)
             for length, chunk in zip(split.lengths, chunks, strict=True)
@@ -119,47 +141,41 @@ class PaddedCaches:
         total = max(split.lengths)
         mask = (torch.arange(total) >= total - lengths).long()
         positions = (lengths - width + torch.arange(width)).clamp(min=0)
-        num_logits = max(1, max(chunk.num_logits for chunk in chunks))
-        values, _ = self._model(
-            torch.tensor(padded, device=device),
-            split.cache,
-            num_logits,
-            mask=mask.to(device),
-            positions=positions.to(device),
-        )
-        for chunk, rows in zip(chunks, values, strict=True):
-            logits[chunk.row] = rows[num_logits - chunk.num_logits :]
+        return mask.to(device), positions.to(device)
 
 
-def _merge(sources: list[tuple[Split, int]], width: int) -> DynamicCache:
-    """A cache of ``width`` tokens: one sequence from each source, padded on the left."""
+def merge(
+    parts: list[tuple[DynamicCache, int, int]], width: int, *, is_left: bool = True
+) -> DynamicCache:
+    """A cache of ``width`` tokens: of each part its cache, the sequence in it, and the tokens of
+    that. Padding is on the left, there as here, or on the right."""
     from transformers import DynamicCache
 
-    cache = DynamicCache()
-    for layer in range(len(sources[0][0].cache.layers)):
-        if not getattr(sources[0][0].cache.layers[layer], "is_initialized", False):
+    merged = DynamicCache()
+    for layer in range(len(parts[0][0].layers)):
+        if not getattr(parts[0][0].layers[layer], "is_initialized", False):
             continue
         keys, values = (
             _pad(
-                [(_tensor(split, layer, name)[i], split.lengths[i]) for split, i in sources], width
+                [(getattr(cache.layers[layer], name)[i], length) for cache, i, length in parts],
+                width,
+                is_left=is_left,
             )
             for name in ("keys", "values")
         )
-        cache.update(keys, values, layer)
-    return cache
+        merged.update(keys, values, layer)
+    return merged
 
 
-def _tensor(split: Split, layer: int, name: str) -> torch.Tensor:
-    tensor: torch.Tensor = getattr(split.cache.layers[layer], name)
-    return tensor
-
-
-def _pad(parts: list[tuple[torch.Tensor, int]], width: int) -> torch.Tensor:
+def _pad(parts: list[tuple[torch.Tensor, int]], width: int, *, is_left: bool) -> torch.Tensor:
     """Each [heads, tokens, columns] and how many of its tokens: [parts, heads, width, columns]."""
     num_heads, _, num_columns = parts[0][0].shape
     merged = parts[0][0].new_zeros(len(parts), num_heads, width, num_columns)
     for target, (part, length) in zip(merged, parts, strict=True):
-        target[:, width - length :] = part[:, part.shape[1] - length :]
+        if is_left:
+            target[:, width - length :] = part[:, part.shape[1] - length :]
+        else:
+            target[:, :length] = part[:, :length]
     return merged
 
 

@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,12 @@ from lmi_core import _native
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.kernels.torch_ops import sample
 from lmi_core.runners.runner import RunnerInfo
-from lmi_core.runners.step_memory import StepMemory, StepSizes, plan_kv_cache
+from lmi_core.runners.step_memory import StepMemory, StepSizes, size_kv_cache
 from lmi_core.runners.transformers.causal_model import CausalModel, load_causal_model
+from lmi_core.runners.transformers.encoder_decoder import (
+    EncoderDecoderCaches,
+    EncoderDecoderModel,
+)
 from lmi_core.runners.transformers.padded_caches import Chunk, PaddedCaches, SingleCaches
 
 if TYPE_CHECKING:
@@ -50,13 +54,9 @@ class TransformersRunner:
             max_num_tokens=max(_BATCHED_TOKENS, config.max_num_seqs),
         )
         self._model = model
-        self._caches: PaddedCaches | SingleCaches = (
-            PaddedCaches(model, config.max_sparsity, config.max_splits)
-            if model.is_mergeable
-            else SingleCaches(model)
-        )
+        self._caches = _caches(model, config)
         token_bytes = _warm_up(model)
-        memory = plan_kv_cache(
+        memory = size_kv_cache(
             config,
             block_bytes=token_bytes * config.block_size,
             max_model_len=max_model_len,
@@ -82,6 +82,7 @@ class TransformersRunner:
             device=str(model.device),
             kernels="Transformers",
             shares_blocks=False,
+            continues_prompts=not isinstance(model, EncoderDecoderModel),
         )
         self._num_threads = config.num_threads
         self._held: set[int] = set()
@@ -178,17 +179,18 @@ def _chunks(step: _native.Step) -> list[Chunk]:
     ]
 
 
+def _caches(model: CausalModel, config: TransformersConfig) -> PaddedCaches | SingleCaches:
+    if isinstance(model, EncoderDecoderModel):
+        return EncoderDecoderCaches(model, config.max_sparsity, config.max_splits)
+    if model.is_mergeable:
+        return PaddedCaches(model, config.max_sparsity, config.max_splits)
+    return SingleCaches(model)
+
+
 @torch.inference_mode()
 def _warm_up(model: CausalModel) -> int:
     """Run one token, and return the bytes that the cache holds for it."""
-    ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    _, cache = model(ids, None, 1)
-    return max(1, sum(_num_bytes(layer) for layer in getattr(cache, "layers", ())))
-
-
-def _num_bytes(layer: Any) -> int:
-    tensors = (getattr(layer, "keys", None), getattr(layer, "values", None))
-    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
+    return max(1, model.token_bytes())
 
 
 def _spare_memory(device: torch.device, usable_share: float) -> tuple[int, str] | None:

@@ -7,24 +7,26 @@ from aiohttp import web
 from lmi_server.dialects.anthropic.errors import anthropic_error
 from lmi_server.dialects.anthropic.output import Message, MessageEventsRenderer, MessageRenderer
 from lmi_server.dialects.anthropic.schema import (
+    WITHIN,
     CountBody,
     MessagesBody,
     chat_of,
     decode_count,
     decode_messages,
 )
-from lmi_server.dialects.base import Call, Plan, Renderer, no_adapters
-from lmi_server.dialects.large_bodies import decoded
+from lmi_server.dialects.base import Call, ParsedCall, Renderer
+from lmi_server.dialects.generation import generate, read_known
 from lmi_server.dialects.openai.chat_schema import (
     chat_request,
     chat_sampling_params,
     form_of,
     tools_of,
 )
-from lmi_server.dialects.openai.openai import OpenAIProtocol, check_content_type
-from lmi_server.dialects.routes import GenerationHandler, Route, Service
+from lmi_server.dialects.openai.openai import check_content_type, openai_protocol
+from lmi_server.dialects.routes import ModelRoute
 from lmi_server.dialects.table import Dialect, ErrorForm
-from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.dialects.unknown_fields import log_ignored, report_unknown, unknown_fields
+from lmi_server.models.loaded_model import LoadedModel
 
 _JSON = ("application/json",)
 _ERRORS = ErrorForm(
@@ -55,54 +57,15 @@ _ERRORS = ErrorForm(
 )
 
 
-def anthropic_dialect(service: Service) -> Dialect:
-    messages = MessagesHandler(service)
-    create = GenerationHandler(service, messages.parse)
-    routes = (
-        Route(
-            "POST",
-            "/v1/messages",
-            create.handle,
-            "messages (Anthropic)",
-            bodies=(MessagesBody,),
-            answers=(*_JSON, "text/event-stream"),
-        ),
-        Route(
-            "POST",
-            "/v1/messages/count_tokens",
-            messages.count,
-            "tokens of messages (Anthropic)",
-            bodies=(CountBody,),
-            answers=_JSON,
-        ),
-    )
-    return Dialect(
-        name="anthropic",
-        routes=routes,
-        error=anthropic_error,
-        errors=_ERRORS,
-        prefixes=("/v1/messages",),
-    )
+class MessagesProtocol:
+    """Parses calls, as chats under other names."""
 
+    def __init__(self, model: LoadedModel) -> None:
+        self._template = model.options.chat_template
+        self._model_name = model.options.model_name
+        self._chats = model.of(openai_protocol)
 
-class MessagesHandler:
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        options = service.options
-        self._template = options.chat_template
-        self._model_name = options.model_name
-        self._chats = OpenAIProtocol(
-            options.model_name,
-            options.chat_template,
-            decode=service.backend.decode,
-            adapters=service.adapter_names or no_adapters,
-        )
-
-    def __getstate__(self) -> dict[str, object]:
-        """For the child that decodes large bodies: without the server."""
-        return {name: value for name, value in vars(self).items() if name != "_service"}
-
-    def parse(self, call: Call) -> Plan:
+    def parse(self, call: Call) -> ParsedCall:
         check_content_type(call.content_type)
         body = decode_messages(call.body)
         adapter = self._chats.adapter_named(body.model)
@@ -115,26 +78,57 @@ class MessagesHandler:
         message = Message(f"msg_{call.request_id}", body.model or self._model_name, form)
         kind = MessageEventsRenderer if body.stream else MessageRenderer
         renderer: Renderer = kind(message)
-        unknown = unknown_fields(call.body, body.__struct_fields__)
+        unknown = unknown_fields(call.body, body.__struct_fields__, WITHIN)
         report_unknown(call.request_id, unknown, "fields")
-        return Plan(
+        return ParsedCall(
             requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
             renderer=renderer,
             prompt_field="messages",
             headers={"Cache-Control": "no-cache"} if body.stream else {},
         )
 
-    async def count(self, request: web.Request) -> web.Response:
-        service = self._service
-        with service.admission.enter():
-            check_content_type(request.headers.get("Content-Type", ""))
-            body = await service.admission.read_body(request)
-            prompt = await decoded(self._counted, body, service.backend)
-            ids = await service.backend.encode(prompt, add_special_tokens=False)
-        return web.json_response({"input_tokens": len(ids)})
-
-    def _counted(self, data: bytes) -> str:
+    def counted(self, data: bytes) -> str:
         """The prompt whose tokens are to be counted."""
         body = decode_count(data)
         self._chats.adapter_named(body.model)
+        log_ignored("a request's", unknown_fields(data, body.__struct_fields__, WITHIN))
         return self._chats.render_chat(chat_of(body))
+
+
+async def create(request: web.Request, model: LoadedModel) -> web.StreamResponse:
+    return await generate(request, model, model.of(MessagesProtocol).parse)
+
+
+async def count(request: web.Request, model: LoadedModel) -> web.Response:
+    with model.admission.enter():
+        check_content_type(request.headers.get("Content-Type", ""))
+        body = await model.admission.read_body(request)
+        prompt = await read_known(request, model, model.of(MessagesProtocol).counted, body)
+        ids = await model.tokenizes.encode(prompt, add_special_tokens=False)
+    return web.json_response({"input_tokens": len(ids)})
+
+
+ANTHROPIC = Dialect(
+    name="anthropic",
+    routes=(
+        ModelRoute(
+            "POST",
+            "/v1/messages",
+            create,
+            "messages (Anthropic)",
+            bodies=(MessagesBody,),
+            answers=(*_JSON, "text/event-stream"),
+        ),
+        ModelRoute(
+            "POST",
+            "/v1/messages/count_tokens",
+            count,
+            "tokens of messages (Anthropic)",
+            bodies=(CountBody,),
+            answers=_JSON,
+        ),
+    ),
+    error=lambda error, _: anthropic_error(error),
+    errors=_ERRORS,
+    prefixes=("/v1/messages",),
+)

@@ -17,8 +17,18 @@ from lmi_core.errors import UserError
 from lmi_server.dialects.decode import Messages, decode_json
 from lmi_server.dialects.openai.chat_schema import ChatBody
 from lmi_server.dialects.openai.schema import check_range
+from lmi_server.dialects.unknown_fields import shape
 
 _TEXT_ONLY = "only text is available"
+
+
+WITHIN = shape(
+    thinking=shape("type", "budget_tokens", "display"),
+    tool_choice=shape("type", "name", "disable_parallel_tool_use"),
+    tools=shape("type", "name", "description", "input_schema", "strict", "cache_control"),
+    metadata=shape("user_id"),
+)
+"""What the objects in a body may have."""
 
 
 class CountBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.dialects.base import Call, Plan, Renderer
+from lmi_server.dialects.base import Call, ParsedCall, Renderer
 from lmi_server.dialects.lmi.adapters import LmiAdapters
 from lmi_server.dialects.lmi.chat_output import chat_renderer
 from lmi_server.dialects.lmi.output import error_body
@@ -23,6 +23,7 @@ from lmi_server.dialects.openai.chat_schema import (
 )
 from lmi_server.dialects.openai.chat_tools import AnswerForm
 from lmi_server.dialects.openai.output import Answer
+from lmi_server.dialects.openai.schema import WITHIN
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 
 
@@ -41,7 +42,7 @@ class LmiChats:
         self._adapters = adapters
         self._release = release
 
-    def parse(self, call: Call, body: LmiBody) -> Plan:
+    def parse(self, call: Call, body: LmiBody) -> ParsedCall:
         """``body``: the call's, decoded as far as all of LMI's are."""
         release = self._release
         if release is not None and not release.has_chat:
@@ -76,9 +77,9 @@ class LmiChats:
         else:
             renderer = chat_renderer(chat, answer_id, params.n, release)
         request = chat_request(call.request_id, chat, prompt, params, adapter)
-        unknown = unknown_fields(call.body, (*chat.__struct_fields__, "adapters"))
+        unknown = unknown_fields(call.body, (*chat.__struct_fields__, "adapters"), WITHIN)
         headers = report_unknown(call.request_id, unknown, "fields")
-        return Plan(
+        return ParsedCall(
             requests=(request,),
             renderer=renderer,
             truncate_prompt_tokens=chat.truncate_prompt_tokens,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from lmi_core.errors import UserError
 from lmi_core.text.infill import InfillForm
-from lmi_server.dialects.base import Call, Plan, Renderer
+from lmi_server.dialects.base import Call, ParsedCall, Renderer
 from lmi_server.dialects.lmi.adapters import LmiAdapters
 from lmi_server.dialects.lmi.output import error_body
 from lmi_server.dialects.lmi.schema import LmiBody
@@ -27,6 +27,7 @@ from lmi_server.dialects.openai.completion_schema import (
     with_suffix,
 )
 from lmi_server.dialects.openai.output import Answer
+from lmi_server.dialects.openai.schema import WITHIN
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 
 
@@ -36,7 +37,7 @@ def parse_completion(
     model_name: str,
     adapters: LmiAdapters,
     infill: Callable[[], InfillForm | None],
-) -> Plan:
+) -> ParsedCall:
     """``given``: the call's body, decoded as far as all of LMI's are. Raises UserError naming the
     field at fault."""
     body = decode_completion(call.body)
@@ -69,8 +70,8 @@ def parse_completion(
         renderer = kind(answer, echo)
     else:
         renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
-    unknown = unknown_fields(call.body, (*body.__struct_fields__, "adapters"))
-    return Plan(
+    unknown = unknown_fields(call.body, (*body.__struct_fields__, "adapters"), WITHIN)
+    return ParsedCall(
         requests=completion_requests(call.request_id, body, whole, params, adapter),
         renderer=renderer,
         truncate_prompt_tokens=body.truncate_prompt_tokens,

@@ -14,10 +14,10 @@ from lmi_core.custom_code.errors import FailureKind, HandlerError
 from lmi_core.errors import EngineError
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.lmi.output import error_body
-from lmi_server.dialects.routes import Service
 from lmi_server.http.form import handler_request
 from lmi_server.http.streaming import SendDeadline
 from lmi_server.models.custom_code_backend import CustomCodeBackend
+from lmi_server.models.loaded_model import LoadedModel
 
 _FAILURES = {
     FailureKind.CRASHED: (500, "EngineException"),
@@ -34,45 +34,47 @@ _OWN_HEADERS = frozenset(
 _MAX_REASON = 200
 
 
-class CustomCodeCalls:
-    """Turns requests into inputs of the handler, and its outputs into responses."""
+async def call_custom_code(
+    request: web.Request, model: LoadedModel, backend: CustomCodeBackend
+) -> web.StreamResponse:
+    """The request as an input of the handler, and its output as a response."""
+    with model.admission.enter():
+        model.shared.loop_lag.wake()
+        body = await model.admission.read_body(request)
+        try:
+            async with backend.pool.call(handler_request(request, body)) as answer:
+                if answer.chunks is None:
+                    return _whole(answer)
+                return await _stream(
+                    request, answer, answer.chunks, send_timeout_s=model.options.send_timeout_s
+                )
+        except HandlerError as error:
+            status, kind = _FAILURES[error.kind]
+            raise HttpError(status, kind, str(error)) from None
 
-    def __init__(self, service: Service, backend: CustomCodeBackend) -> None:
-        self._service = service
-        self._pool = backend.pool
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        admission = self._service.admission
-        with admission.enter():
-            self._service.loop_lag.wake()
-            body = await admission.read_body(request)
-            try:
-                async with self._pool.call(handler_request(request, body)) as answer:
-                    if answer.chunks is None:
-                        return _whole(answer)
-                    return await self._stream(request, answer, answer.chunks)
-            except HandlerError as error:
-                status, kind = _FAILURES[error.kind]
-                raise HttpError(status, kind, str(error)) from None
-
-    async def _stream(
-        self, request: web.Request, answer: HandlerAnswer, chunks: AsyncIterator[bytes]
-    ) -> web.StreamResponse:
-        """The status line waits for the first piece: until then a failure has its own status."""
-        chunk = await anext(chunks, b"")
-        response = web.StreamResponse(
-            status=answer.code, reason=_reason(answer), headers=_headers(answer)
-        )
-        await response.prepare(request)
-        with SendDeadline(request.transport, self._service.options.send_timeout_s) as deadline:
-            await _send(deadline, response, chunk)
-            try:
-                async for chunk in chunks:
-                    await _send(deadline, response, chunk)
-            except EngineError as error:
-                await deadline.send(response, error_body(error))
-            await response.write_eof()
-        return response
+async def _stream(
+    request: web.Request,
+    answer: HandlerAnswer,
+    chunks: AsyncIterator[bytes],
+    *,
+    send_timeout_s: float,
+) -> web.StreamResponse:
+    """The status line waits for the first piece: until then a failure has its own status."""
+    chunk = await anext(chunks, b"")
+    response = web.StreamResponse(
+        status=answer.code, reason=_reason(answer), headers=_headers(answer)
+    )
+    await response.prepare(request)
+    with SendDeadline(request.transport, send_timeout_s) as deadline:
+        await _send(deadline, response, chunk)
+        try:
+            async for chunk in chunks:
+                await _send(deadline, response, chunk)
+        except EngineError as error:
+            await deadline.send(response, error_body(error))
+        await response.write_eof()
+    return response
 
 
 async def _send(deadline: SendDeadline, response: web.StreamResponse, chunk: bytes) -> None:

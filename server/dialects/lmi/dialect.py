@@ -7,21 +7,25 @@ from functools import partial
 
 from aiohttp import web
 
-from lmi_server.dialects.base import HttpError
-from lmi_server.dialects.lmi.custom_code_calls import CustomCodeCalls
+from lmi_server.dialects.base import HttpError, Reply
+from lmi_server.dialects.generation import generate
+from lmi_server.dialects.lmi.custom_code_calls import call_custom_code
 from lmi_server.dialects.lmi.formatting import FormattingBackend
 from lmi_server.dialects.lmi.lmi import LmiProtocol, pretty_json
 from lmi_server.dialects.lmi.schema import LmiRequest
-from lmi_server.dialects.lmi.server_routes import server_routes
+from lmi_server.dialects.lmi.server_routes import SERVER_ROUTES
 from lmi_server.dialects.openai.chat_schema import ChatBody
 from lmi_server.dialects.openai.completion_schema import CompletionBody, infill_of
-from lmi_server.dialects.routes import GenerationHandler, Handler, Route, Service, metrics_route
+from lmi_server.dialects.routes import ModelRoute, ServerRoute, metrics_route
 from lmi_server.dialects.table import Dialect, ErrorForm
 from lmi_server.http.openapi import openapi_route
+from lmi_server.http.options import ServerOptions
 from lmi_server.http.properties import request_properties
-from lmi_server.management.adapters import adapter_routes
-from lmi_server.management.routes import management_routes
+from lmi_server.management.adapters import ADAPTER_ROUTES
+from lmi_server.management.routes import MANAGEMENT_ROUTES
 from lmi_server.models.custom_code_backend import CustomCodeBackend
+from lmi_server.models.loaded_model import LoadedModel
+from lmi_server.models.model_registry import ModelRegistry
 
 _WORSE = ("Healthy", "Unhealthy", "PENDING", "FAILED")
 _HEADERS = {
@@ -59,94 +63,57 @@ _ERRORS = ErrorForm(
 )
 
 
-def lmi_dialect(service: Service) -> Dialect:
-    options = service.options
-    protocol = LmiProtocol(
+def lmi_protocol(model: LoadedModel) -> LmiProtocol:
+    options = model.options
+    return LmiProtocol(
         options.model_name,
         options.lmi,
         options.chat_template,
-        service.adapter_names,
-        partial(infill_of, service.backend),
-    )
-    inference = InferenceHandler(service, protocol).handle
-
-    def generates(path: str) -> Route:
-        return Route("*", path, inference, "generate (LMI)", bodies=_BODIES, answers=_ANSWERS)
-
-    ping = PingHandler(service).handle
-    routes = (
-        generates("/invocations"),
-        generates("/predictions/{model}"),
-        generates("/predictions/{model}/{version}"),
-        generates("/models/{model}/invoke"),
-        Route(
-            "*",
-            "/ping",
-            ping,
-            "health",
-            is_open=True,
-            is_server_wide=True,
-            answers=("application/json",),
-        ),
-        *adapter_routes(service),
-        *management_routes(service),
-        metrics_route(service),
-        *server_routes(service),
-        openapi_route(),
-    )
-    return Dialect(
-        name="lmi", routes=routes, error=protocol.error, errors=_ERRORS, headers=_HEADERS
+        model.adapter_names if options.has_lora else None,
+        partial(infill_of, model),
     )
 
 
-class InferenceHandler:
-    """Check the request's properties, choose the model, generate."""
+async def invoke(request: web.Request, model: LoadedModel) -> web.StreamResponse:
+    """Check the request's properties and the names of models in it, generate."""
+    properties = request_properties(request.headers)
+    _check_model(request, properties, model.options)
+    if request.method == "OPTIONS":
+        return web.Response(body=pretty_json({}), content_type="application/json")
+    _refuse_unavailable(properties)
+    if "handler" in properties:
+        raise HttpError(400, "BadRequestException", "The handler can't be overridden in a request")
+    backend = model.backend
+    if isinstance(backend, CustomCodeBackend):
+        return await call_custom_code(request, model, backend)
+    read = backend.reader if isinstance(backend, FormattingBackend) else None
+    return await generate(request, model, model.of(lmi_protocol).parse, read)
 
-    def __init__(self, service: Service, protocol: LmiProtocol) -> None:
-        self._model_name = service.options.model_name
-        self._version = service.options.model_version
-        backend = service.backend
-        self._handle: Handler
-        if isinstance(backend, CustomCodeBackend):
-            self._handle = CustomCodeCalls(service, backend).handle
-        else:
-            read = backend.reader if isinstance(backend, FormattingBackend) else None
-            self._handle = GenerationHandler(service, protocol.parse, read).handle
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        properties = request_properties(request.headers)
-        self._choose_model(request, properties)
-        if request.method == "OPTIONS":
-            return web.Response(body=pretty_json({}), content_type="application/json")
-        _refuse_unavailable(properties)
-        if "handler" in properties:
-            raise HttpError(
-                400, "BadRequestException", "The handler can't be overridden in a request"
-            )
-        return await self._handle(request)
-
-    def _choose_model(self, request: web.Request, properties: dict[str, str]) -> None:
-        """Refuse a name, in path, query, header or custom attribute, that isn't this model's."""
-        name = (
-            request.match_info.get("model")
-            or request.query.get("model_name")
-            or properties.get("model_name")
+def _check_model(
+    request: web.Request, properties: Mapping[str, str], options: ServerOptions
+) -> None:
+    """Refuse a name, in path, query, header or custom attribute, that isn't this model's."""
+    name = (
+        request.match_info.get("model")
+        or request.query.get("model_name")
+        or properties.get("model_name")
+    )
+    served = options.model_name
+    if name is not None and name != served:
+        raise HttpError(404, "ModelNotFoundException", f"Model or workflow not found: {name}")
+    version = (
+        request.match_info.get("version")
+        or request.query.get("model_version")
+        or properties.get("model_version")
+    )
+    if version is not None and version != options.model_version:
+        having = options.model_version or "no versions"
+        raise HttpError(
+            404,
+            "ModelNotFoundException",
+            f"Model or workflow not found: {served}:{version} (the model has {having})",
         )
-        served = self._model_name
-        if name is not None and name != served:
-            raise HttpError(404, "ModelNotFoundException", f"Model or workflow not found: {name}")
-        version = (
-            request.match_info.get("version")
-            or request.query.get("model_version")
-            or properties.get("model_version")
-        )
-        if version is not None and version != self._version:
-            having = self._version or "no versions"
-            raise HttpError(
-                404,
-                "ModelNotFoundException",
-                f"Model or workflow not found: {served}:{version} (the model has {having})",
-            )
 
 
 def _refuse_unavailable(properties: Mapping[str, str]) -> None:
@@ -160,29 +127,51 @@ def _refuse_unavailable(properties: Mapping[str, str]) -> None:
         )
 
 
-class PingHandler:
+async def ping(request: web.Request, models: ModelRegistry) -> web.Response:
     """Health as a map from model to status: 500 once a model has failed; while one is loading,
     200, or 207 with ``allow_multi_status``; 503 once an error rate was exceeded."""
+    # Versions of a name share its key: the worst of them counts.
+    states: dict[str, str] = {}
+    for model in models:
+        known = states.get(model.name, "Healthy")
+        states[model.name] = max(known, model.status, key=_WORSE.index)
+    status = 200
+    if models.error_rates.exceeded is not None:
+        status = 503
+    elif "FAILED" in states.values():
+        status = 500
+    elif "PENDING" in states.values() and models.options.allow_multi_status:
+        status = 207
+    return web.Response(
+        status=status,
+        body=pretty_json({name: {"status": state} for name, state in states.items()}),
+        content_type="application/json",
+    )
 
-    def __init__(self, service: Service) -> None:
-        self._models = service.models
-        self._pending = 207 if service.options.allow_multi_status else 200
 
-    async def handle(self, request: web.Request) -> web.Response:
-        # Versions of a name share its key: the worst of them counts.
-        states: dict[str, str] = {}
-        for model in self._models:
-            known = states.get(model.name, "Healthy")
-            states[model.name] = max(known, model.status, key=_WORSE.index)
-        status = 200
-        if self._models.error_rates.exceeded is not None:
-            status = 503
-        elif "FAILED" in states.values():
-            status = 500
-        elif "PENDING" in states.values():
-            status = self._pending
-        return web.Response(
-            status=status,
-            body=pretty_json({name: {"status": state} for name, state in states.items()}),
-            content_type="application/json",
-        )
+def _error(error: Exception, options: ServerOptions) -> Reply:
+    return LmiProtocol(options.model_name, options.lmi).error(error)
+
+
+def _generates(path: str) -> ModelRoute:
+    return ModelRoute("*", path, invoke, "generate (LMI)", bodies=_BODIES, answers=_ANSWERS)
+
+
+LMI = Dialect(
+    name="lmi",
+    routes=(
+        _generates("/invocations"),
+        _generates("/predictions/{model}"),
+        _generates("/predictions/{model}/{version}"),
+        _generates("/models/{model}/invoke"),
+        ServerRoute("*", "/ping", ping, "health", is_open=True, answers=("application/json",)),
+        *ADAPTER_ROUTES,
+        *MANAGEMENT_ROUTES,
+        metrics_route(),
+        *SERVER_ROUTES,
+        openapi_route(),
+    ),
+    error=_error,
+    errors=_ERRORS,
+    headers=_HEADERS,
+)

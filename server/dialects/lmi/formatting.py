@@ -19,8 +19,8 @@ from lmi_core.engine.stats import EngineInfo, EngineStats
 from lmi_core.settings.custom_code_config import CustomCodeConfig
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_server.dialects.base import Call
+from lmi_server.dialects.generation import Read
 from lmi_server.dialects.lmi.formatted import FormattedEvents, FormattedRequest
-from lmi_server.dialects.routes import Read
 from lmi_server.http.form import handler_request
 
 

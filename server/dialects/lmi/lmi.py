@@ -27,7 +27,7 @@ from lmi_server.dialects.base import (
     AdapterNames,
     Call,
     HttpError,
-    Plan,
+    ParsedCall,
     Protocol,
     Renderer,
     Reply,
@@ -136,7 +136,7 @@ class LmiProtocol(Protocol):
         self._adapters = LmiAdapters(adapters, self._options.release)
         self._chats = LmiChats(model_name, chat_template, self._adapters, self._options.release)
 
-    def parse(self, call: Call) -> Plan:
+    def parse(self, call: Call) -> ParsedCall:
         body = _decode(call)
         if body.messages is not None:
             return self._chats.parse(call, body)
@@ -184,7 +184,7 @@ class LmiProtocol(Protocol):
                 input_number=call.input_number,
             )
             renderer = FormattedRenderer(streamed=stream)
-        return Plan(
+        return ParsedCall(
             requests=tuple(
                 make(
                     request_id=call.request_id if len(prompts) == 1 else f"{call.request_id}-{i}",

@@ -8,6 +8,8 @@ import msgspec
 
 from lmi_core.errors import UserError
 from lmi_server.dialects.decode import convert, decode_json
+from lmi_server.dialects.grammar_fields import RESPONSE_FORMAT
+from lmi_server.dialects.unknown_fields import shape, unknown_within
 
 
 class LmiBody(msgspec.Struct, frozen=True):
@@ -80,6 +82,7 @@ class LmiRequest(LmiBody, frozen=True):
     parameters: LmiParameters | None = None  # type: ignore[assignment]
 
 
+_WITHIN = shape(response_format=RESPONSE_FORMAT)
 _KNOWN = frozenset(LmiParameters.__struct_fields__)
 _NEUTRAL = {
     "num_beams": 1,
@@ -116,7 +119,8 @@ def decode_parameters(raw: dict[str, Any]) -> tuple[LmiParameters, tuple[str, ..
                 f"parameters.{name} is not available in this version (got {value!r}); {keep}",
                 field=f"parameters.{name}",
             )
-    return parameters, tuple(name for name in given if name not in _KNOWN)
+    within = unknown_within(given, _WITHIN)
+    return parameters, (*(name for name in given if name not in _KNOWN), *within)
 
 
 def _check_ranges(parameters: LmiParameters) -> None:

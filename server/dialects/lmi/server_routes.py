@@ -8,8 +8,9 @@ from aiohttp import web
 
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.lmi.lmi import pretty_json
-from lmi_server.dialects.routes import Route, Service, metrics_route
+from lmi_server.dialects.routes import management_route, metrics_route
 from lmi_server.http.logging import set_level
+from lmi_server.models.model_registry import ModelRegistry
 
 log = logging.getLogger(__name__)
 
@@ -23,22 +24,7 @@ _LEVELS = {
 }
 
 
-def server_routes(service: Service) -> tuple[Route, ...]:
-    return (
-        metrics_route(service, "/server/metrics"),
-        Route(
-            "POST",
-            "/server/logging",
-            change_level,
-            "set the log level",
-            is_server_wide=True,
-            is_management=True,
-            answers=("application/json",),
-        ),
-    )
-
-
-async def change_level(request: web.Request) -> web.Response:
+async def change_level(request: web.Request, models: ModelRegistry) -> web.Response:
     """``?level=``: the least severity that is logged from now on."""
     given = request.query.get("level", "")
     level = _LEVELS.get(given.lower())
@@ -49,3 +35,9 @@ async def change_level(request: web.Request) -> web.Response:
     set_level(level)
     log.warning("the log level is %s now", level)
     return web.Response(body=pretty_json({"status": "OK"}), content_type="application/json")
+
+
+SERVER_ROUTES = (
+    metrics_route("/server/metrics"),
+    management_route("POST", "/server/logging", change_level, "set the log level"),
+)

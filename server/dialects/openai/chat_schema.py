@@ -32,6 +32,7 @@ from lmi_server.dialects.openai.schema import (
 )
 
 _TOP_LOGPROBS_MAX = 20
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
 class ChatBody(OpenAIBody, frozen=True, kw_only=True):
@@ -57,6 +58,7 @@ class ChatBody(OpenAIBody, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: str | None = None
 
 
 _BODY = msgspec.json.Decoder(ChatBody)
@@ -103,11 +105,25 @@ def template_arguments(chat: ChatBody) -> dict[str, Any]:
     for reserved in ("messages", "tools", "documents", "self"):
         variables.pop(reserved, None)
     return {
+        **thinking_variables(chat.reasoning_effort, "reasoning_effort"),
         **variables,
         "add_generation_prompt": chat.add_generation_prompt is not False,
         "continue_final_message": bool(chat.continue_final_message),
         "documents": chat.documents,
     }
+
+
+def thinking_variables(effort: object, field: str) -> dict[str, Any]:
+    """What chat templates know of it: the effort, or a switch by one of two names."""
+    if effort is None:
+        return {}
+    if effort not in _EFFORTS:
+        raise UserError(
+            f"{field} must be {', '.join(_EFFORTS)}, got {str(effort)[:40]!r}", field=field
+        )
+    if effort == "none":
+        return {"enable_thinking": False, "thinking": False}
+    return {"reasoning_effort": effort}
 
 
 def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ a warning; those whose mechanism isn't there are refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import UserError
@@ -16,7 +17,7 @@ from lmi_server.dialects.base import (
     AdapterNames,
     Call,
     HttpError,
-    Plan,
+    ParsedCall,
     Protocol,
     Renderer,
     Reply,
@@ -42,13 +43,15 @@ from lmi_server.dialects.openai.completion_schema import (
     completion_requests,
     completion_sampling_params,
     decode_completion,
+    infill_of,
     prompts_of,
     with_suffix,
 )
 from lmi_server.dialects.openai.errors import ModelNotFound, error_body, openai_error
 from lmi_server.dialects.openai.output import Answer
-from lmi_server.dialects.openai.schema import OpenAIBody
+from lmi_server.dialects.openai.schema import WITHIN, OpenAIBody
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.models.loaded_model import LoadedModel
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -75,12 +78,12 @@ class OpenAIProtocol(Protocol):
         self._infill = infill
         self._adapters = adapters
 
-    def parse(self, call: Call) -> Plan:
+    def parse(self, call: Call) -> ParsedCall:
         """A body with messages is a chat, any other a completion."""
         is_chat = b'"messages"' in call.body and b'"prompt"' not in call.body
         return self.parse_chat(call) if is_chat else self.parse_completion(call)
 
-    def parse_completion(self, call: Call) -> Plan:
+    def parse_completion(self, call: Call) -> ParsedCall:
         check_content_type(call.content_type)
         body = decode_completion(call.body)
         adapter = self.adapter_named(body.model)
@@ -98,9 +101,9 @@ class OpenAIProtocol(Protocol):
             renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
         whole = with_suffix(prompts, body.suffix, self._infill)
         requests = completion_requests(call.request_id, body, whole, params, adapter)
-        return _plan(call, body, requests, renderer)
+        return _parsed(call, body, requests, renderer)
 
-    def parse_chat(self, call: Call) -> Plan:
+    def parse_chat(self, call: Call) -> ParsedCall:
         check_content_type(call.content_type)
         body = decode_chat(call.body)
         adapter = self.adapter_named(body.model)
@@ -115,7 +118,7 @@ class OpenAIProtocol(Protocol):
         kind = ChatSseRenderer if body.stream else ChatRenderer
         renderer: Renderer = kind(answer, form, before=echoed_text(body))
         request = chat_request(call.request_id, body, prompt, params, adapter)
-        return _plan(call, body, (request,), renderer, prompt_field="messages")
+        return _parsed(call, body, (request,), renderer, prompt_field="messages")
 
     def render_chat(self, body: ChatBody) -> str:
         """The prompt of a chat; UserError when the model has no template."""
@@ -156,19 +159,29 @@ class OpenAIProtocol(Protocol):
         )
 
 
-def _plan(
+def openai_protocol(model: LoadedModel) -> OpenAIProtocol:
+    return OpenAIProtocol(
+        model.options.model_name,
+        model.options.chat_template,
+        decode=model.decode,
+        infill=partial(infill_of, model),
+        adapters=model.adapter_names,
+    )
+
+
+def _parsed(
     call: Call,
     body: OpenAIBody,
     requests: tuple[GenerationRequest, ...],
     renderer: Renderer,
     prompt_field: str = "prompt",
-) -> Plan:
+) -> ParsedCall:
     if body.stream_options is not None and not body.stream:
         raise UserError("stream_options needs stream: true", field="stream_options")
     headers = STREAM_HEADERS if renderer.streams else {}
-    unknown = unknown_fields(call.body, body.__struct_fields__)
+    unknown = unknown_fields(call.body, body.__struct_fields__, WITHIN)
     report_unknown(call.request_id, unknown, "fields")
-    return Plan(
+    return ParsedCall(
         requests=requests,
         renderer=renderer,
         truncate_prompt_tokens=body.truncate_prompt_tokens,

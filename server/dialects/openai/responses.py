@@ -22,7 +22,8 @@ from aiohttp import web
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.dialects.base import Call, Plan
+from lmi_server.dialects.base import Call, ParsedCall
+from lmi_server.dialects.generation import generate_with, parse_call
 from lmi_server.dialects.openai.chat_schema import (
     chat_request,
     chat_sampling_params,
@@ -30,18 +31,30 @@ from lmi_server.dialects.openai.chat_schema import (
     tools_of,
 )
 from lmi_server.dialects.openai.errors import PreviousResponseNotFound
-from lmi_server.dialects.openai.openai import STREAM_HEADERS, OpenAIProtocol, check_content_type
+from lmi_server.dialects.openai.openai import (
+    STREAM_HEADERS,
+    OpenAIProtocol,
+    check_content_type,
+    openai_protocol,
+)
 from lmi_server.dialects.openai.responses_input import messages_of
 from lmi_server.dialects.openai.responses_output import (
     Response,
     ResponseEventsRenderer,
     ResponseRenderer,
 )
-from lmi_server.dialects.openai.responses_schema import ResponsesBody, chat_of, decode_responses
+from lmi_server.dialects.openai.responses_schema import (
+    WITHIN,
+    ResponsesBody,
+    chat_of,
+    decode_responses,
+)
 from lmi_server.dialects.openai.responses_store import ResponseStore, Stored
-from lmi_server.dialects.routes import GenerationHandler, Route, Service
+from lmi_server.dialects.routes import ModelRoute, ServerRoute
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 from lmi_server.http.tenants import TENANT
+from lmi_server.models.loaded_model import LoadedModel
+from lmi_server.models.model_registry import ModelRegistry
 
 _PREVIOUS = re.compile(rb'"previous_response_id"\s*:\s*"(resp_[0-9a-f]{32})"')
 _MAX_PREVIOUS = 4
@@ -62,35 +75,6 @@ class ResponsesCall(Call):
     previous: Mapping[str, Stored] = field(default_factory=dict)
 
 
-def responses_routes(service: Service, chats: OpenAIProtocol) -> tuple[Route, ...]:
-    options, store = service.options, service.models.responses
-    protocol = ResponsesProtocol(
-        chats, options.model_name, options.chat_template, stores=store.is_on
-    )
-    create = ResponsesHandler(service, protocol, store)
-    stored = StoredHandler(store)
-    path, json_only = "/v1/responses/{response}", ("application/json",)
-    return (
-        Route(
-            "POST",
-            "/v1/responses",
-            create.handle,
-            "respond (OpenAI)",
-            bodies=(ResponsesBody,),
-            answers=(*json_only, "text/event-stream"),
-        ),
-        Route("GET", path, stored.get, "a stored response", is_server_wide=True, answers=json_only),
-        Route(
-            "DELETE",
-            path,
-            stored.delete,
-            "forget a stored response",
-            is_server_wide=True,
-            answers=json_only,
-        ),
-    )
-
-
 class ResponsesProtocol:
     """Parses calls; holds configuration only."""
 
@@ -107,15 +91,15 @@ class ResponsesProtocol:
         self._template = template
         self._stores = stores
 
-    def parse(self, call: Call) -> Plan:
+    def parse(self, call: Call) -> ParsedCall:
         """UserError names the field at fault."""
         try:
-            return self._plan(call)
+            return self._parse(call)
         except UserError as error:
             error.field = _FIELDS.get(error.field or "", error.field)
             raise
 
-    def _plan(self, call: Call) -> Plan:
+    def _parse(self, call: Call) -> ParsedCall:
         check_content_type(call.content_type)
         asked = decode_responses(call.body)
         stores = self._stores if asked.store is None else asked.store
@@ -136,9 +120,9 @@ class ResponsesProtocol:
         response = Response(head, form, frozenset(customs.formats), customs.sole)
         response.messages = json.dumps(messages).encode() if stores else None
         kind = ResponseEventsRenderer if asked.stream else ResponseRenderer
-        unknown = unknown_fields(call.body, asked.__struct_fields__)
+        unknown = unknown_fields(call.body, asked.__struct_fields__, WITHIN)
         report_unknown(call.request_id, unknown, "fields")
-        return Plan(
+        return ParsedCall(
             requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
             renderer=kind(response),
             prompt_field="input",
@@ -165,50 +149,58 @@ class ResponsesProtocol:
         return messages_of(said, messages) if said else messages
 
 
-class ResponsesHandler(GenerationHandler):
+def responses_protocol(model: LoadedModel) -> ResponsesProtocol:
+    options = model.options
+    return ResponsesProtocol(
+        model.of(openai_protocol),
+        options.model_name,
+        options.chat_template,
+        stores=model.shared.responses.is_on,
+    )
+
+
+async def respond(request: web.Request, model: LoadedModel) -> web.StreamResponse:
+    return await generate_with(request, model, partial(_parsed, request, model))
+
+
+async def _parsed(request: web.Request, model: LoadedModel, call: Call) -> ParsedCall:
     """Brings calls and the store together: parsing may happen in another process."""
-
-    def __init__(self, service: Service, protocol: ResponsesProtocol, store: ResponseStore) -> None:
-        super().__init__(service, protocol.parse)
-        self._store = store
-
-    async def plan(self, request: web.Request, call: Call, *, beside: bytes = b"") -> Plan:
-        tenant = request.get(TENANT)
-        names = {
-            match[1].decode() for match in islice(_PREVIOUS.finditer(call.body), _MAX_PREVIOUS)
-        }
-        found = {name: self._store.find(tenant, name) for name in names}
-        given = {each.name: getattr(call, each.name) for each in fields(call)}
-        previous = {name: stored for name, stored in found.items() if stored is not None}
-        beside = b"".join(stored.messages for stored in previous.values())
-        plan = await super().plan(request, ResponsesCall(**given, previous=previous), beside=beside)
-        assert isinstance(plan.renderer, ResponseRenderer)
-        response = plan.renderer.response
-        if response.messages is not None:
-            response.keep = partial(self._keep, tenant, response.messages)
-        return plan
-
-    def _keep(self, tenant: Hashable, messages: bytes, response: Mapping[str, Any]) -> bool:
-        body = json.dumps(response, ensure_ascii=False).encode("utf-8", "replace")
-        return self._store.put(tenant, str(response["id"]), Stored(body, messages))
+    tenant, store = request.get(TENANT), model.shared.responses
+    names = {match[1].decode() for match in islice(_PREVIOUS.finditer(call.body), _MAX_PREVIOUS)}
+    found = {name: store.find(tenant, name) for name in names}
+    given = {each.name: getattr(call, each.name) for each in fields(call)}
+    previous = {name: stored for name, stored in found.items() if stored is not None}
+    beside = b"".join(stored.messages for stored in previous.values())
+    parse = model.of(responses_protocol).parse
+    parsed = await parse_call(
+        model, parse, ResponsesCall(**given, previous=previous), beside=beside
+    )
+    assert isinstance(parsed.renderer, ResponseRenderer)
+    response = parsed.renderer.response
+    if response.messages is not None:
+        response.keep = partial(_keep, store, tenant, response.messages)
+    return parsed
 
 
-class StoredHandler:
+def _keep(
+    store: ResponseStore, tenant: Hashable, messages: bytes, response: Mapping[str, Any]
+) -> bool:
+    body = json.dumps(response, ensure_ascii=False).encode("utf-8", "replace")
+    return store.put(tenant, str(response["id"]), Stored(body, messages))
+
+
+async def get_stored(request: web.Request, models: ModelRegistry) -> web.Response:
     """What was answered before, for the tenant that asked for it."""
+    if request.query.get("stream", "false") != "false":
+        raise UserError("a stored response isn't streamed; leave stream out", field="stream")
+    stored = models.responses.get(request.get(TENANT), request.match_info["response"])
+    return web.Response(body=stored.response, content_type="application/json")
 
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
 
-    async def get(self, request: web.Request) -> web.Response:
-        if request.query.get("stream", "false") != "false":
-            raise UserError("a stored response isn't streamed; leave stream out", field="stream")
-        stored = self._store.get(request.get(TENANT), request.match_info["response"])
-        return web.Response(body=stored.response, content_type="application/json")
-
-    async def delete(self, request: web.Request) -> web.Response:
-        name = request.match_info["response"]
-        self._store.delete(request.get(TENANT), name)
-        return web.json_response({"id": name, "object": "response", "deleted": True})
+async def delete_stored(request: web.Request, models: ModelRegistry) -> web.Response:
+    name = request.match_info["response"]
+    models.responses.delete(request.get(TENANT), name)
+    return web.json_response({"id": name, "object": "response", "deleted": True})
 
 
 def _is_whole(item: Mapping[str, Any]) -> bool:
@@ -249,3 +241,18 @@ def _head(asked: ResponsesBody, model: str, stores: bool) -> dict[str, Any]:
         "truncation": "disabled",
         "user": asked.user,
     }
+
+
+_STORED, _JSON = "/v1/responses/{response}", ("application/json",)
+RESPONSES_ROUTES = (
+    ModelRoute(
+        "POST",
+        "/v1/responses",
+        respond,
+        "respond (OpenAI)",
+        bodies=(ResponsesBody,),
+        answers=(*_JSON, "text/event-stream"),
+    ),
+    ServerRoute("GET", _STORED, get_stored, "a stored response", answers=_JSON),
+    ServerRoute("DELETE", _STORED, delete_stored, "forget a stored response", answers=_JSON),
+)

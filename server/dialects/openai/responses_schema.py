@@ -14,15 +14,23 @@ import msgspec
 
 from lmi_core.errors import UserError
 from lmi_server.dialects.decode import Messages, decode_json
-from lmi_server.dialects.openai.chat_schema import ChatBody
+from lmi_server.dialects.openai.chat_schema import ChatBody, thinking_variables
 from lmi_server.dialects.openai.responses_input import messages_of
 from lmi_server.dialects.openai.responses_tools import CustomTools, custom_tools, tool_of
 from lmi_server.dialects.openai.schema import check_range
+from lmi_server.dialects.unknown_fields import shape
 
 _REFUSED = ("background", "conversation", "prompt", "top_logprobs", "context_management")
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _PLAIN = {"type": "text"}
 _INCLUDED = "reasoning.encrypted_content"
+
+
+WITHIN = shape(
+    stream_options=shape("include_obfuscation"),
+    reasoning=shape("effort", "summary", "generate_summary"),
+    text=shape("verbosity", format=shape("type", "name", "description", "schema", "strict")),
+)
+"""What the objects in a body may have."""
 
 
 class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +124,9 @@ def chat_of(
         stream=asked.stream,
         response_format=response_format,
         guided_grammar=None if grammar is None else customs.grammar_text(grammar),
-        chat_template_kwargs=_thinking(asked.reasoning),
+        chat_template_kwargs=thinking_variables(
+            (asked.reasoning or {}).get("effort"), "reasoning.effort"
+        ),
     )
     return chat, messages, customs
 
@@ -129,21 +139,6 @@ def _with_system(told: list[str], messages: list[dict[str, Any]]) -> list[dict[s
         count += 1
     system = [{"role": "system", "content": "\n\n".join(told)}] if told else []
     return [*system, *messages[count:]]
-
-
-def _thinking(reasoning: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Templates know the effort, or a switch by one of two names."""
-    effort = (reasoning or {}).get("effort")
-    if effort is None:
-        return None
-    if effort not in _EFFORTS:
-        raise UserError(
-            f"reasoning.effort must be {', '.join(_EFFORTS)}, got {str(effort)[:40]!r}",
-            field="reasoning.effort",
-        )
-    if effort == "none":
-        return {"enable_thinking": False, "thinking": False}
-    return {"reasoning_effort": effort}
 
 
 def _format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -14,8 +14,9 @@ import msgspec
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
-from lmi_server.dialects.grammar_fields import GUIDED_FIELDS, grammar_of
+from lmi_server.dialects.grammar_fields import GUIDED_FIELDS, RESPONSE_FORMAT, grammar_of
 from lmi_server.dialects.openai.output import Extras
+from lmi_server.dialects.unknown_fields import shape
 
 _TEMPERATURE_MAX = 2.0
 _NUM_CHOICES_MAX = 128
@@ -27,6 +28,16 @@ _MAX_NAMED = 16
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+WITHIN = shape(
+    stream_options=shape(*StreamOptions.__struct_fields__, "include_obfuscation"),
+    response_format=RESPONSE_FORMAT,
+    tool_choice=shape(
+        "type", function=shape("name"), custom=shape("name"), allowed_tools=shape("mode", "tools")
+    ),
+)
+"""What the objects in a body may have; chat templates get messages and tools whole."""
 
 
 class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,11 +10,18 @@ import msgspec
 from aiohttp import web
 
 from lmi_server.dialects.decode import decode_json
-from lmi_server.dialects.large_bodies import decoded, rendered
+from lmi_server.dialects.generation import read_known
+from lmi_server.dialects.large_bodies import rendered
 from lmi_server.dialects.openai.chat_schema import ChatBody, decode_chat
-from lmi_server.dialects.openai.openai import OpenAIProtocol, check_content_type
-from lmi_server.dialects.routes import Service
-from lmi_server.models.backend import Backend
+from lmi_server.dialects.openai.openai import (
+    OpenAIProtocol,
+    check_content_type,
+    openai_protocol,
+)
+from lmi_server.dialects.openai.schema import WITHIN
+from lmi_server.dialects.routes import ModelRoute
+from lmi_server.dialects.unknown_fields import log_ignored, unknown_fields
+from lmi_server.models.loaded_model import LoadedModel
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,56 +65,87 @@ def _text(protocol: OpenAIProtocol, body: bytes) -> _Text:
     if kind.messages is not None:
         chat: ChatBody = decode_chat(body)
         protocol.adapter_named(chat.model)
+        known: type = ChatBody
         text, special = protocol.render_chat(chat), bool(chat.add_special_tokens)
     else:
         plain = decode_json(_TEXT, body)
         protocol.adapter_named(plain.model)
+        known = TokenizeBody
         text, special = plain.prompt, plain.add_special_tokens
+    _log_unknown(body, known)
     return _Text(text, special, kind.return_token_strs)
+
+
+def _log_unknown(body: bytes, kind: type) -> None:
+    known = (*kind.__struct_fields__, "return_token_strs")  # type: ignore[attr-defined]
+    log_ignored("a request's", unknown_fields(body, known, WITHIN))
 
 
 def _decoded_text(protocol: OpenAIProtocol, body: bytes) -> str:
     decoded_body = decode_json(_TOKENS, body)
     protocol.adapter_named(decoded_body.model)
+    _log_unknown(body, DetokenizeBody)
     return protocol.decode(decoded_body.tokens)
 
 
-def _answer(backend: Backend, ids: list[int], *, shows_strings: bool) -> bytes:
+def _answer(model: LoadedModel, ids: list[int], *, shows_strings: bool) -> bytes:
     pieces = [ids[start : start + _PIECE] for start in range(0, len(ids), _PIECE)]
     tokens = ", ".join(json.dumps(piece)[1:-1] for piece in pieces)
     strings = "null"
     if shows_strings:
-        names = (json.dumps([backend.decode((i,)) for i in piece])[1:-1] for piece in pieces)
+        names = (json.dumps([model.decode((i,)) for i in piece])[1:-1] for piece in pieces)
         strings = f"[{', '.join(names)}]"
-    head = f'"count": {len(ids)}, "max_model_len": {backend.max_model_len}'
+    head = f'"count": {len(ids)}, "max_model_len": {model.max_model_len}'
     return f'{{{head}, "tokens": [{tokens}], "token_strs": {strings}}}'.encode()
 
 
-class TokenHandler:
-    def __init__(self, service: Service, protocol: OpenAIProtocol) -> None:
-        self._service = service
-        self._protocol = protocol
+async def tokenize(request: web.Request, model: LoadedModel) -> web.Response:
+    with model.admission.enter():
+        body = await _read(request, model)
+        decode = partial(_text, model.of(openai_protocol))
+        asked = await read_known(request, model, decode, body)
+        special = asked.special
+        ids = list(await model.tokenizes.encode(asked.text, add_special_tokens=special))
+        answer = partial(_answer, model, ids, shows_strings=asked.shows_strings)
+        data = await rendered(answer, len(ids))
+    return web.Response(body=data, content_type="application/json")
 
-    async def tokenize(self, request: web.Request) -> web.Response:
-        with self._service.admission.enter():
-            body = await self._read(request)
-            backend = self._service.backend
-            asked = await decoded(partial(_text, self._protocol), body, backend)
-            ids = list(await backend.encode(asked.text, add_special_tokens=asked.special))
-            answer = partial(_answer, backend, ids, shows_strings=asked.shows_strings)
-            data = await rendered(answer, len(ids))
-        return web.Response(body=data, content_type="application/json")
 
-    async def detokenize(self, request: web.Request) -> web.Response:
-        with self._service.admission.enter():
-            body, backend = await self._read(request), self._service.backend
-            text = await decoded(partial(_decoded_text, self._protocol), body, backend)
-        return web.json_response({"prompt": text})
+async def detokenize(request: web.Request, model: LoadedModel) -> web.Response:
+    with model.admission.enter():
+        body = await _read(request, model)
+        decode = partial(_decoded_text, model.of(openai_protocol))
+        text = await read_known(request, model, decode, body)
+    return web.json_response({"prompt": text})
 
-    async def information(self, request: web.Request) -> web.Response:
-        """The tokenizer's configuration, as it came with the model."""
-        return web.json_response(dict(self._service.backend.tokenizer.config))
 
-    async def _read(self, request: web.Request) -> bytes:
-        check_content_type(request.headers.get("Content-Type", ""))
-        return await self._service.admission.read_body(request)
+async def information(request: web.Request, model: LoadedModel) -> web.Response:
+    """The tokenizer's configuration, as it came with the model."""
+    return web.json_response(dict(model.tokenizer.config))
+
+
+async def _read(request: web.Request, model: LoadedModel) -> bytes:
+    check_content_type(request.headers.get("Content-Type", ""))
+    return await model.admission.read_body(request)
+
+
+_JSON = ("application/json",)
+TOKEN_ROUTES = (
+    ModelRoute("GET", "/tokenizer_info", information, "tokenizer", answers=_JSON),
+    ModelRoute(
+        "POST",
+        "/tokenize",
+        tokenize,
+        "token ids of a text or chat",
+        bodies=(TokenizeBody, ChatBody),
+        answers=_JSON,
+    ),
+    ModelRoute(
+        "POST",
+        "/detokenize",
+        detokenize,
+        "text of token ids",
+        bodies=(DetokenizeBody,),
+        answers=_JSON,
+    ),
+)

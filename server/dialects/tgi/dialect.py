@@ -9,7 +9,6 @@ as ``transformers`` renders them; a stop string also ends the text inside a toke
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,9 +19,10 @@ from aiohttp import web
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.errors import CapacityError, LmiError
-from lmi_server.dialects.base import HttpError, Plan, Renderer
-from lmi_server.dialects.large_bodies import decoded, rendered
-from lmi_server.dialects.routes import IGNORED, METER, Handler, Route, Service
+from lmi_server.dialects.base import HttpError, ParsedCall, Renderer
+from lmi_server.dialects.generation import read_known
+from lmi_server.dialects.large_bodies import rendered
+from lmi_server.dialects.routes import ModelAnswer, ModelRoute, ServerRoute
 from lmi_server.dialects.table import Dialect, ErrorForm
 from lmi_server.dialects.tgi import errors as tgi_errors
 from lmi_server.dialects.tgi.metrics import RequestRecord, TgiMetrics
@@ -38,64 +38,12 @@ from lmi_server.dialects.tgi.tokens import chat_tokens, token_array
 from lmi_server.dialects.tgi.tool_run import ToolRun
 from lmi_server.dialects.tgi.v1 import TgiV1
 from lmi_server.dialects.tgi.v1_schema import ChatBody, CompletionBody
-from lmi_server.dialects.unknown_fields import collect_ignored, refuse_ignored
-from lmi_server.http.metrics import CONTENT_TYPE, RequestMeter
+from lmi_server.http.metrics import CONTENT_TYPE, METER, RequestMeter
 from lmi_server.http.openapi import openapi_route
 from lmi_server.http.streaming import respond
 from lmi_server.http.tenants import salted
-from lmi_server.models.backend import Generator
-from lmi_server.models.custom_code_backend import CustomCodeBackend
-
-
-def tgi_dialect(service: Service) -> Dialect:
-    tgi = TgiService(service)
-    v1 = TgiV1(tgi.options, service.options.chat_template)
-    health = HealthHandler(service).handle
-    information = InformationHandler(tgi)
-    tokens = TokenHandler(tgi, v1)
-
-    def post(path: str, handler: Handler, what: str, *bodies: type) -> Route:
-        return Route("POST", path, handler, f"{what} (TGI)", bodies=bodies, answers=_ANSWERS)
-
-    def generates(
-        path: str, decode: Callable[[bytes], Job], *bodies: type, what: str = "generate"
-    ) -> Route:
-        return post(path, GenerateHandler(tgi, decode).handle, what, *bodies)
-
-    def get(path: str, handler: Handler, what: str, *answers: str, is_open: bool = False) -> Route:
-        return Route("GET", path, handler, what, is_open=is_open, answers=answers)
-
-    json_type = "application/json"
-    any_body = (CompatBody, ChatBody, CompletionBody)
-    routes = (
-        generates("/", decode_compat, CompatBody),
-        generates("/generate", partial(decode_generate, streams=False), GenerateBody),
-        generates("/generate_stream", partial(decode_generate, streams=True), GenerateBody),
-        generates("/invocations", v1.any, *any_body),
-        generates("/v1/chat/completions", v1.chat, ChatBody, what="chat"),
-        generates("/v1/completions", v1.completion, CompletionBody, what="complete a text"),
-        get("/v1/models", information.models, "models (TGI)", json_type),
-        post("/tokenize", tokens.tokenize, "tokens of a text", GenerateBody),
-        post("/chat_tokenize", tokens.chat_tokenize, "tokens of a chat", ChatBody),
-        get("/info", information.info, "limits (TGI)", json_type, is_open=True),
-        *(
-            replace(get(path, health, "health", is_open=True), is_server_wide=True)
-            for path in ("/", "/health", "/ping")
-        ),
-        get("/metrics", information.metrics, "Prometheus metrics, also TGI's", "text/plain"),
-        openapi_route(),
-        openapi_route("/api-doc/openapi.json"),
-    )
-    # TGI lets pages of any site call. A model's own code isn't for them.
-    is_asked_for = service.options.api == "tgi"
-    return Dialect(
-        name="tgi",
-        routes=routes,
-        error=tgi_errors.reply,
-        errors=_ERRORS,
-        has_open_calls=is_asked_for and not isinstance(service.backend, CustomCodeBackend),
-    )
-
+from lmi_server.models.loaded_model import LoadedModel
+from lmi_server.models.model_registry import MODELS, ModelRegistry
 
 _ANSWERS = ("application/json", "text/event-stream")
 _ERRORS = ErrorForm(
@@ -142,62 +90,78 @@ class Permits:
 
 
 class TgiService:
-    """What this dialect's handlers share."""
+    """What TGI's routes of one model share."""
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self.options = service.options.tgi
-        self.protocol = TgiProtocol(self.options, service.backend, service.adapter_names)
+    def __init__(self, model: LoadedModel) -> None:
+        self.options = model.options.tgi
+        self.protocol = TgiProtocol(model)
+        self.v1 = TgiV1(self.options, model.options.chat_template)
         self.permits = Permits(self.options.max_concurrent_requests)
         self.metrics = TgiMetrics()
-        self._call_numbers = itertools.count()
 
-    async def read_json(self, request: web.Request) -> bytes:
-        """A body that claims to be JSON."""
-        check_content_type(request.headers.get("Content-Type", ""))
-        return await self.service.admission.read_body(request)
 
-    async def generate(self, request: web.Request, job: Job) -> web.StreamResponse:
-        """Check, run and answer. Once a stream is asked for, errors are events of it."""
-        meter = request[METER]
+async def _read_json(request: web.Request, model: LoadedModel) -> bytes:
+    """A body that claims to be JSON."""
+    check_content_type(request.headers.get("Content-Type", ""))
+    return await model.admission.read_body(request)
+
+
+async def generate(
+    request: web.Request, model: LoadedModel, decode: Callable[[bytes], Job]
+) -> web.StreamResponse:
+    """The answer to a body that ``decode`` understands."""
+    tgi = model.of(TgiService)
+    with model.admission.enter():
+        model.shared.loop_lag.wake()
+        tgi.metrics.begin()
+        body = await _read_json(request, model)
         try:
-            with self.permits.take(self.protocol.num_sequences(job)):
-                validation_started = meter.seconds
-                # Clients may reuse their ids at the same time; the engine's must be unique.
-                request_id = f"{meter.request_id}-{next(self._call_numbers)}"
-                plan = await self.protocol.plan(job, request_id=request_id, started_s=meter.started)
-                backend: Generator = self.service.backend
-                fallback = await self.protocol.fallback(job, request_id)
-                if fallback is not None:
-                    backend = ToolRun(backend, salted(request, fallback), job.on_text)
-                validation_seconds = meter.seconds - validation_started
-                watched = WatchedRenderer(plan.renderer)
-                response = await respond(
-                    request,
-                    backend,
-                    replace(plan, renderer=watched),
-                    meter,
-                    send_timeout_s=self.service.options.send_timeout_s,
-                    limits=self.service.options.limits,
-                )
+            job = await read_known(request, model, decode, body)
         except LmiError as error:
-            self.metrics.fail(error)
-            if not job.streams:
-                raise
-            return web.Response(
-                body=job.render_error(error, self.options.version),
-                headers={**self.protocol.headers(job), "Content-Type": "text/event-stream"},
-            )
-        except (asyncio.CancelledError, ConnectionError) as error:
-            self.metrics.fail(error)
+            tgi.metrics.fail(error)
             raise
-        if watched.failure is not None:
-            self.metrics.fail(watched.failure)
-        else:
-            self.metrics.succeed(
-                _record(plan, meter, validation_seconds), self.service.backend.info
+        return await _run(request, model, job)
+
+
+async def _run(request: web.Request, model: LoadedModel, job: Job) -> web.StreamResponse:
+    """Check, run and answer. Once a stream is asked for, errors are events of it."""
+    meter, tgi = request[METER], model.of(TgiService)
+    protocol, metrics = tgi.protocol, tgi.metrics
+    try:
+        with tgi.permits.take(protocol.num_sequences(job)):
+            validation_started = meter.seconds
+            request_id = f"{meter.request_id}-{next(model.call_numbers)}"
+            parsed = await protocol.check(job, request_id=request_id, started_s=meter.started)
+            backend = model.generates
+            fallback = await protocol.fallback(job, request_id)
+            if fallback is not None:
+                backend = ToolRun(backend, salted(request, fallback), job.on_text)
+            validation_seconds = meter.seconds - validation_started
+            watched = WatchedRenderer(parsed.renderer)
+            response = await respond(
+                request,
+                backend,
+                replace(parsed, renderer=watched),
+                meter,
+                send_timeout_s=model.options.send_timeout_s,
+                limits=model.options.limits,
             )
-        return response
+    except LmiError as error:
+        metrics.fail(error)
+        if not job.streams:
+            raise
+        return web.Response(
+            body=job.render_error(error, tgi.options.version),
+            headers={**protocol.headers(job), "Content-Type": "text/event-stream"},
+        )
+    except (asyncio.CancelledError, ConnectionError) as error:
+        metrics.fail(error)
+        raise
+    if watched.failure is not None:
+        metrics.fail(watched.failure)
+    else:
+        metrics.succeed(_record(parsed, meter, validation_seconds), model.generates.info)
+    return response
 
 
 class WatchedRenderer(Renderer):
@@ -225,8 +189,8 @@ class WatchedRenderer(Renderer):
         return self._renderer.error(error)
 
 
-def _record(plan: Plan, meter: RequestMeter, validation_seconds: float) -> RequestRecord:
-    limits = [request.params.max_new_tokens or 0 for request in plan.requests]
+def _record(parsed: ParsedCall, meter: RequestMeter, validation_seconds: float) -> RequestRecord:
+    limits = [request.params.max_new_tokens or 0 for request in parsed.requests]
     return RequestRecord(
         seconds=meter.seconds,
         validation_seconds=validation_seconds,
@@ -237,120 +201,102 @@ def _record(plan: Plan, meter: RequestMeter, validation_seconds: float) -> Reque
     )
 
 
-class GenerateHandler:
-    """A route that generates, by the function that decodes its bodies."""
-
-    def __init__(self, tgi: TgiService, decode: Callable[[bytes], Job]) -> None:
-        self._tgi = tgi
-        self._decode = decode
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        tgi = self._tgi
-        with tgi.service.admission.enter():
-            tgi.service.loop_lag.wake()
-            tgi.metrics.begin()
-            body = await tgi.read_json(request)
-            request[IGNORED] = ignored = collect_ignored()
-            try:
-                job = await decoded(self._decode, body, tgi.service.backend)
-                if tgi.service.options.strict_requests:
-                    refuse_ignored(ignored)
-            except LmiError as error:
-                tgi.metrics.fail(error)
-                raise
-            return await tgi.generate(request, job)
+async def compat(request: web.Request, model: LoadedModel) -> web.StreamResponse:
+    return await generate(request, model, decode_compat)
 
 
-class HealthHandler:
+async def generate_whole(request: web.Request, model: LoadedModel) -> web.StreamResponse:
+    return await generate(request, model, partial(decode_generate, streams=False))
+
+
+async def generate_stream(request: web.Request, model: LoadedModel) -> web.StreamResponse:
+    return await generate(request, model, partial(decode_generate, streams=True))
+
+
+async def invoke(request: web.Request, model: LoadedModel) -> web.StreamResponse:
+    return await generate(request, model, model.of(TgiService).v1.any)
+
+
+async def chat(request: web.Request, model: LoadedModel) -> web.StreamResponse:
+    return await generate(request, model, model.of(TgiService).v1.chat)
+
+
+async def complete(request: web.Request, model: LoadedModel) -> web.StreamResponse:
+    return await generate(request, model, model.of(TgiService).v1.completion)
+
+
+async def health(request: web.Request, models: ModelRegistry) -> web.Response:
     """200 and no body while every engine works."""
-
-    def __init__(self, service: Service) -> None:
-        self._models = service.models
-
-    async def handle(self, request: web.Request) -> web.Response:
-        if not all(model.takes_requests for model in self._models):
-            raise HttpError(503, "healthcheck", "unhealthy")
-        return web.Response(content_type="text/plain")
+    if not all(model.takes_requests for model in models):
+        raise HttpError(503, "healthcheck", "unhealthy")
+    return web.Response(content_type="text/plain")
 
 
-class InformationHandler:
-    """What is served, and its limits."""
-
-    def __init__(self, tgi: TgiService) -> None:
-        self._tgi = tgi
-
-    async def info(self, request: web.Request) -> web.Response:
-        """Release 2 also names the model's type and the capacity."""
-        options, limits = self._tgi.options, self._tgi.protocol.limits
-        runner = self._tgi.service.backend.info.runner
-        is_older = options.version < 3
-        kind = {"model_dtype": runner.dtype, "model_device_type": "cpu"}
-        capacity = {
-            "max_batch_total_tokens": runner.num_blocks * runner.block_size,
-            "max_batch_size": runner.max_num_seqs,
-        }
-        return web.json_response(
-            {
-                "model_id": options.model_id,
-                "model_sha": options.model_sha,
-                **(kind if is_older else {}),
-                "model_pipeline_tag": None,
-                "max_concurrent_requests": options.max_concurrent_requests,
-                "max_best_of": options.max_best_of,
-                "max_stop_sequences": options.max_stop_sequences,
-                "max_input_tokens": limits.max_input,
-                "max_total_tokens": limits.max_total,
-                **(capacity if is_older else {}),
-                "validation_workers": 2,
-                "max_client_batch_size": options.max_client_batch_size,
-                "router": "text-generation-router",
-                "version": options.release,
-                "sha": None,
-                "docker_label": None,
-            },
-            dumps=_compact,
-        )
-
-    async def metrics(self, request: web.Request) -> web.Response:
-        """TGI's metrics, then those that every dialect has."""
-        service = self._tgi.service
-        text = self._tgi.metrics.render(service.backend.info, service.backend.stats())
-        body = text + service.metrics.render()
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
-
-    async def models(self, request: web.Request) -> web.Response:
-        """The model's id, as TGI has it; of several models, the names that requests may use."""
-        served = self._tgi.service.models
-        names = {self._tgi.options.model_id: None}
-        if served.sole is None:
-            names = dict.fromkeys(model.name for model in served if model.endpoint is not None)
-        data = [{"id": n, "object": "model", "created": 0, "owned_by": n} for n in names]
-        return web.json_response({"object": "list", "data": data}, dumps=_compact)
+async def information(request: web.Request, model: LoadedModel) -> web.Response:
+    """What is served, and its limits; release 2 also names the model's type and the capacity."""
+    options, limits = model.options.tgi, model.of(TgiService).protocol.limits
+    runner = model.generates.info.runner
+    is_older = options.version < 3
+    kind = {"model_dtype": runner.dtype, "model_device_type": "cpu"}
+    capacity = {
+        "max_batch_total_tokens": runner.num_blocks * runner.block_size,
+        "max_batch_size": runner.max_num_seqs,
+    }
+    return web.json_response(
+        {
+            "model_id": options.model_id,
+            "model_sha": options.model_sha,
+            **(kind if is_older else {}),
+            "model_pipeline_tag": None,
+            "max_concurrent_requests": options.max_concurrent_requests,
+            "max_best_of": options.max_best_of,
+            "max_stop_sequences": options.max_stop_sequences,
+            "max_input_tokens": limits.max_input,
+            "max_total_tokens": limits.max_total,
+            **(capacity if is_older else {}),
+            "validation_workers": 2,
+            "max_client_batch_size": options.max_client_batch_size,
+            "router": "text-generation-router",
+            "version": options.release,
+            "sha": None,
+            "docker_label": None,
+        },
+        dumps=_compact,
+    )
 
 
-class TokenHandler:
-    """Tokens without generating."""
+async def metrics(request: web.Request, model: LoadedModel) -> web.Response:
+    """TGI's metrics, then those that every dialect has."""
+    text = model.of(TgiService).metrics.render(model.generates.info, model.backend.stats())
+    body = text + model.shared.metrics.render()
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
-    def __init__(self, tgi: TgiService, v1: TgiV1) -> None:
-        self._tgi = tgi
-        self._v1 = v1
 
-    async def tokenize(self, request: web.Request) -> web.Response:
-        with self._tgi.service.admission.enter():
-            backend = self._tgi.service.backend
-            text = await decoded(_inputs, await self._tgi.read_json(request), backend)
-            spans = await backend.tokenizer.spans(text)
-            body = await rendered(partial(token_array, text, spans), len(spans))
-        return web.Response(body=body, content_type="application/json")
+async def list_models(request: web.Request, model: LoadedModel) -> web.Response:
+    """The model's id, as TGI has it; of several models, the names that requests may use."""
+    served = request.app[MODELS]
+    names = {model.options.tgi.model_id: None}
+    if served.sole is None:
+        names = dict.fromkeys(each.name for each in served if each.loaded is not None)
+    data = [{"id": n, "object": "model", "created": 0, "owned_by": n} for n in names]
+    return web.json_response({"object": "list", "data": data}, dumps=_compact)
 
-    async def chat_tokenize(self, request: web.Request) -> web.Response:
-        with self._tgi.service.admission.enter():
-            backend = self._tgi.service.backend
-            read = await self._tgi.read_json(request)
-            text = await decoded(self._v1.chat_text, read, backend)
-            spans = await backend.tokenizer.spans(text, add_special_tokens=False)
-            body = await rendered(partial(chat_tokens, text, spans), len(spans))
-        return web.Response(body=body, content_type="application/json")
+
+async def tokenize(request: web.Request, model: LoadedModel) -> web.Response:
+    with model.admission.enter():
+        text = await read_known(request, model, _inputs, await _read_json(request, model))
+        spans = await model.tokenizer.spans(text)
+        body = await rendered(partial(token_array, text, spans), len(spans))
+    return web.Response(body=body, content_type="application/json")
+
+
+async def chat_tokenize(request: web.Request, model: LoadedModel) -> web.Response:
+    with model.admission.enter():
+        read = await _read_json(request, model)
+        text = await read_known(request, model, model.of(TgiService).v1.chat_text, read)
+        spans = await model.tokenizer.spans(text, add_special_tokens=False)
+        body = await rendered(partial(chat_tokens, text, spans), len(spans))
+    return web.Response(body=body, content_type="application/json")
 
 
 def _inputs(body: bytes) -> str:
@@ -359,3 +305,44 @@ def _inputs(body: bytes) -> str:
 
 def _compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _post(path: str, answer: ModelAnswer, what: str, *bodies: type) -> ModelRoute:
+    return ModelRoute("POST", path, answer, f"{what} (TGI)", bodies=bodies, answers=_ANSWERS)
+
+
+def _health(path: str) -> ServerRoute:
+    return ServerRoute("GET", path, health, "health", is_open=True)
+
+
+_JSON = ("application/json",)
+TGI = Dialect(
+    name="tgi",
+    routes=(
+        _post("/", compat, "generate", CompatBody),
+        _post("/generate", generate_whole, "generate", GenerateBody),
+        _post("/generate_stream", generate_stream, "generate", GenerateBody),
+        _post("/invocations", invoke, "generate", CompatBody, ChatBody, CompletionBody),
+        _post("/v1/chat/completions", chat, "chat", ChatBody),
+        _post("/v1/completions", complete, "complete a text", CompletionBody),
+        ModelRoute("GET", "/v1/models", list_models, "models (TGI)", answers=_JSON),
+        _post("/tokenize", tokenize, "tokens of a text", GenerateBody),
+        _post("/chat_tokenize", chat_tokenize, "tokens of a chat", ChatBody),
+        ModelRoute("GET", "/info", information, "limits (TGI)", is_open=True, answers=_JSON),
+        _health("/"),
+        _health("/health"),
+        _health("/ping"),
+        ModelRoute(
+            "GET",
+            "/metrics",
+            metrics,
+            "Prometheus metrics, also TGI's",
+            answers=("text/plain",),
+        ),
+        openapi_route(),
+        openapi_route("/api-doc/openapi.json"),
+    ),
+    error=lambda error, _: tgi_errors.reply(error),
+    errors=_ERRORS,
+    has_open_calls=True,  # TGI lets pages of any site call
+)

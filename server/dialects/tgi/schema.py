@@ -11,14 +11,15 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from lmi_core.errors import UserError
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.decode import check_depth, malformed_reason
+from lmi_server.dialects.grammar_fields import RESPONSE_FORMAT
 from lmi_server.dialects.tgi.grammar import check_shape
-from lmi_server.dialects.unknown_fields import log_ignored
+from lmi_server.dialects.unknown_fields import log_ignored, shape, unknown_fields
 
 T = TypeVar("T")
 
-_RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, msgspec.Meta(ge=0)]
 """``check_u64`` checks the upper bound, which the schema library can't express."""
@@ -66,6 +67,15 @@ class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True):
         check_shape(self.grammar)
 
 
+_WITHIN = shape(
+    parameters=shape(*GenerateParameters.__struct_fields__, grammar=shape("type", "value")),
+    response_format=shape("value", **RESPONSE_FORMAT),
+    stream_options=shape("include_usage", "include_obfuscation"),
+    tool_choice=shape("type", function=shape("name", "arguments")),
+)
+"""What the objects in a body may have."""
+
+
 class GenerateBody(msgspec.Struct, frozen=True):
     """Of ``/generate`` and ``/generate_stream``, which ignore a field ``stream``."""
 
@@ -102,14 +112,12 @@ def body_decoder(kind: type[T]) -> Callable[[bytes], T]:
 
 def log_unknown(body: bytes, decoded: object) -> None:
     """Name fields that TGI's own server would drop without a word."""
-    raw = _RAW.decode(body)
-    known = {"stream", *getattr(decoded, "__struct_fields__", ())}
-    names = [name for name in raw if name not in known]
-    parameters = getattr(decoded, "parameters", UNSET)
-    if isinstance(parameters, GenerateParameters):
-        given = _RAW.decode(raw["parameters"])
-        fields = parameters.__struct_fields__
-        names += [f"parameters.{name}" for name in given if name not in fields]
+    known = ("stream", *getattr(decoded, "__struct_fields__", ()))
+    try:
+        names = unknown_fields(body, known, _WITHIN)
+    except UserError:
+        body.decode()  # whose own error says it in TGI's way
+        raise
     log_ignored("a request's", names)
 
 

@@ -11,17 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.engine.stats import EngineInfo
 from lmi_core.structured.grammar import Grammar
-from lmi_core.text.tokenizer import Tokenizer
-from lmi_server.dialects.base import AdapterNames, HttpError, Plan, Renderer
+from lmi_server.dialects.base import HttpError, ParsedCall, Renderer
 from lmi_server.dialects.tgi.events import (
     Answer,
     JsonRenderer,
@@ -30,7 +27,6 @@ from lmi_server.dialects.tgi.events import (
     error_event,
 )
 from lmi_server.dialects.tgi.grammar import grammar_of
-from lmi_server.dialects.tgi.options import TgiOptions
 from lmi_server.dialects.tgi.schema import (
     CompatBody,
     GenerateBody,
@@ -46,23 +42,12 @@ from lmi_server.dialects.tgi.validation import (
     check_parameters,
     refuse_unavailable,
 )
+from lmi_server.models.loaded_model import LoadedModel
 
 log = logging.getLogger(__name__)
 
 _decode_generate = body_decoder(GenerateBody)
 _decode_compat = body_decoder(CompatBody)
-
-
-class Model(Protocol):
-    """What checking a call needs of an engine."""
-
-    @property
-    def info(self) -> EngineInfo: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,18 +134,13 @@ def _of_one(kind: Callable[[Answer], Renderer], answers: Sequence[Answer]) -> Re
 class TgiProtocol:
     """Holds configuration only and serves any number of calls."""
 
-    def __init__(
-        self, options: TgiOptions, model: Model, adapters: AdapterNames | None = None
-    ) -> None:
-        """``model`` is asked when a call comes, not before; ``adapters``: None: LoRA is not
-        enabled."""
-        self.options = options
+    def __init__(self, model: LoadedModel) -> None:
+        self.options = model.options.tgi
         self._model = model
-        self._adapters = adapters
 
     @property
     def limits(self) -> Limits:
-        info = self._model.info
+        info = self._model.generates.info
         max_input = self.options.max_input_tokens or info.max_prompt_tokens
         return Limits(
             max_input=min(max_input, info.max_prompt_tokens), max_total=info.max_total_tokens
@@ -173,7 +153,7 @@ class TgiProtocol:
             for generation in job.generations
         )
 
-    async def plan(self, job: Job, *, request_id: str, started_s: float) -> Plan:
+    async def check(self, job: Job, *, request_id: str, started_s: float) -> ParsedCall:
         """The remaining checks, and what to run; UserError names the parameter at fault.
 
         ``started_s``: when the call came, by ``time.perf_counter``.
@@ -189,12 +169,12 @@ class TgiProtocol:
             requests += _requests(
                 f"{request_id}-{len(answers)}", generation, prompt, answer, adapter
             )
-        return Plan(
+        return ParsedCall(
             requests=tuple(requests), renderer=job.render(answers), headers=self.headers(job)
         )
 
     async def fallback(self, job: Job, request_id: str) -> GenerationRequest | None:
-        """What to run when the model prefers no tool; checked as ``plan`` checks."""
+        """What to run when the model prefers no tool; checked as ``check`` does."""
         if job.fallback is None:
             return None
         prompt = await self._check(job.fallback)
@@ -220,10 +200,10 @@ class TgiProtocol:
         """The adapter that was asked for; instead of one that isn't there TGI takes the base model,
         which the log says here."""
         asked = generation.parameters.adapter_id or generation.model
-        if self._adapters is not None and asked in self._adapters():
+        if asked in self._model.adapter_names():
             return asked
         is_model = asked == generation.model and (
-            self._adapters is None or asked in ("", self.options.model_id)
+            not self._model.options.has_lora or asked in ("", self.options.model_id)
         )
         if not is_model:
             log.warning(
@@ -235,7 +215,7 @@ class TgiProtocol:
         parameters, limits = generation.parameters, self.limits
         check_parameters(parameters, self.options)
         check_inputs(generation.inputs, parameters, limits)
-        token_ids = await self._model.encode(
+        token_ids = await self._model.tokenizes.encode(
             generation.inputs, add_special_tokens=generation.add_special_tokens
         )
         options = self.options

@@ -7,16 +7,17 @@ from contextlib import aclosing
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.stats import EngineInfo
 from lmi_server.dialects.tgi.tools import NO_TOOL, called_name
-from lmi_server.models.backend import Generator
+from lmi_server.models.backend import Generates
 
 
 class ToolRun:
-    """Implements ``Generator``: a request's events, or those of ``fallback`` when it calls
+    """Implements ``Generates``: a request's events, or those of ``fallback`` when it calls
     ``no_tool``. What is undecided is held back."""
 
     def __init__(
-        self, backend: Generator, fallback: GenerationRequest, on_text: Callable[[], None]
+        self, backend: Generates, fallback: GenerationRequest, on_text: Callable[[], None]
     ) -> None:
         """``on_text`` is called before the events of ``fallback``."""
         self._backend = backend
@@ -26,6 +27,10 @@ class ToolRun:
     @property
     def max_model_len(self) -> int:
         return self._backend.max_model_len
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._backend.info
 
     async def generate_batches(
         self, request: GenerationRequest

@@ -77,6 +77,9 @@ class FakeHub:
         return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
     def _file(self, request: http.server.BaseHTTPRequestHandler, name: str) -> None:
+        if name not in self._names():
+            self._send(request, b"", 404, {"X-Error-Code": "EntryNotFound"})
+            return
         data = (self.directory / name).read_bytes()
         headers = {"ETag": f'"{self._etag(data)}"', "X-Repo-Commit": self.commit}
         wanted = request.headers.get("Range")

@@ -7,10 +7,11 @@ import pytest
 from lmi_core.config.artefacts.fetch import fetch
 from lmi_core.config.artefacts.hub import PATTERNS, fetch_from_hub, find_in_cache, hub_cache
 from lmi_core.config.model_config import ModelSource
-from lmi_core.config.resolve import examine
+from lmi_core.config.resolve import examine, resolve
 from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, ModelError
+from tests.server.configured import server_of
 
 from .fake_hub import FakeHub
 
@@ -62,7 +63,7 @@ def test_a_snapshot_with_a_missing_blob_is_not_whole(cache):
 def test_offline_and_fixed_commits_need_no_client(cache, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     source = ModelSource("hub", "org/m")
-    server = ServerConfig(values={}, offline=True, hub_cache=cache)
+    server = server_of("offline=true", f"huggingface_hub_cache={cache}")
     assert fetch(source, server, environ={}).name == COMMIT
     assert fetch_from_hub("org/m", COMMIT, cache, {}).name == COMMIT
     assert fetch_from_hub("org/m", None, cache, {}).name == COMMIT
@@ -93,7 +94,10 @@ def test_revision_token_and_endpoint_reach_the_client(cache, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     environ = {"HF_TOKEN": "t", "HF_ENDPOINT": "http://h"}
-    fetch_from_hub("org/m", "v2", cache, environ)
+    deployment = resolve(
+        ("org/m", "-o", "revision=v2", "--huggingface-hub-cache", str(cache)), environ, Host()
+    )
+    fetch(deployment.models[0].source, deployment.server, environ=environ)
     ((model_id, arguments),) = calls
     assert model_id == "org/m"
     assert arguments["revision"] == "v2"
@@ -138,7 +142,7 @@ def hub(tmp_path, write_model):
 def test_a_model_is_downloaded_once_without_its_code(hub, tmp_path):
     server, environ = hub
     source = ModelSource("hub", "org/m")
-    config = ServerConfig(values={}, hub_cache=tmp_path / "cache")
+    config = server_of(f"huggingface_hub_cache={tmp_path}/cache")
     directory = fetch(source, config, environ=environ)
     assert directory.name == COMMIT
     assert sorted(path.name for path in directory.iterdir()) == [
@@ -151,6 +155,21 @@ def test_a_model_is_downloaded_once_without_its_code(hub, tmp_path):
     assert len(server.downloads) == 3
     offline = ServerConfig(values={}, hub_cache=tmp_path / "cache", offline=True)
     assert fetch(source, offline, environ={}) == directory
+
+
+def test_pickled_weights_are_fetched_where_there_are_no_others(hub, tmp_path):
+    server, environ = hub
+    (server.directory / "model.safetensors").unlink()
+    torch = pytest.importorskip("torch")
+    torch.save({"a": torch.ones(2)}, server.directory / "pytorch_model.bin")
+    torch.save({}, server.directory / "optimizer.bin")
+    config = ServerConfig(values={}, hub_cache=tmp_path / "cache")
+    directory = fetch(ModelSource("hub", "org/m"), config, environ=environ)
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "config.json",
+        "pytorch_model.bin",
+        "tokenizer.json",
+    ]
 
 
 def test_an_interrupted_download_is_continued(hub, tmp_path):

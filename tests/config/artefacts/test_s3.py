@@ -20,6 +20,7 @@ from lmi_core.config.artefacts.s3_url import split_url
 from lmi_core.config.model_config import ModelSource
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, ModelError
+from tests.server.configured import server_of
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -87,7 +88,7 @@ def quiet():
 def test_a_prefix_is_downloaded_checked_and_reused(bucket, tmp_path, monkeypatch):
     _, name = bucket
     out = io.StringIO()
-    server = ServerConfig(values={}, download_dir=tmp_path / "cache")
+    server = server_of(f"download_dir={tmp_path}/cache")
     source = ModelSource("s3", f"s3://{name}/models/m")
     directory = fetch(source, server, environ=NO_PATH, progress=Progress("m", out))
     assert {str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file()} == {

@@ -81,7 +81,7 @@ def _fields(config: EngineConfig) -> dict[str, object]:
     return {name: getattr(config, name) for name in config.__slots__}
 
 
-def test_native_kernels_are_planned_anew(monkeypatch: pytest.MonkeyPatch, capture: Rerun) -> None:
+def test_native_kernels_get_new_lists(monkeypatch: pytest.MonkeyPatch, capture: Rerun) -> None:
     """Sequences that grow past a split, in the emulator of a device."""
     from tests.ops.cuda_kernels import use_cuda_kernels
 
@@ -106,32 +106,32 @@ def test_native_kernels_are_planned_anew(monkeypatch: pytest.MonkeyPatch, captur
         assert events[-1].logprob == pytest.approx(others[-1].logprob, abs=0.02)
 
 
-def test_native_plan_is_refreshed_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a refilled step's plan says is what a plan of its own says, and nothing beside it."""
+def test_native_lists_are_refreshed_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a refilled step's lists say is what lists of its own say, and nothing beside."""
     from tests.ops.cuda_kernels import use_cuda_kernels
 
     use_cuda_kernels(torch.device("cpu"), monkeypatch)
     from lmi_core.ops.device.device_step import DeviceStep
-    from lmi_core.ops.kernels.cuda.attention_plan import plan_attention
+    from lmi_core.ops.kernels.cuda.attention_lists import list_attention
 
     shape = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 16, "window": 0}
     inputs = make_inputs(num_rows=3, num_keys=4096)
-    plan = plan_attention(inputs.step, **shape)
-    place = plan.decode.data_ptr()
+    lists = list_attention(inputs.step, **shape)
+    place = lists.decode.data_ptr()
     for lengths in ((4096, 4096, 4096), (1, 700, 4000), (5, 5)):
         arrays = PagedCase(tuple((length - 1, 1) for length in lengths), 4, 2, 16).arrays()
         inputs.fill(arrays)
-        assert plan_attention(inputs.step, **shape) is plan
-        assert plan.decode.data_ptr() == place
+        assert list_attention(inputs.step, **shape) is lists
+        assert lists.decode.data_ptr() == place
         padded = (*lengths, 1)[:3]
         own = PagedCase(tuple((length - 1, 1) for length in padded), 4, 2, 16).arrays()
-        expected = plan_attention(
+        expected = list_attention(
             DeviceStep.upload(own, block_size=16, device=torch.device("cpu")), **shape
         )
-        work = plan.decode[plan.decode[:, 1] < plan.decode[:, 2]]
+        work = lists.decode[lists.decode[:, 1] < lists.decode[:, 2]]
         assert work.tolist() == expected.decode.tolist()
-        assert plan.merges[plan.merges[:, 2] > 0].tolist() == expected.merges.tolist()
-        assert work[:, 3].max() < plan.num_partials
+        assert lists.merges[lists.merges[:, 2] > 0].tolist() == expected.merges.tolist()
+        assert work[:, 3].max() < lists.num_partials
 
 
 def make_inputs(num_rows: int, num_keys: int) -> DecodeStep:

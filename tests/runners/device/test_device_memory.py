@@ -23,7 +23,7 @@ from lmi_core.runners.device import (  # noqa: E402
     device_runner,
     torch_runner,
 )
-from lmi_core.runners.device.device_memory import DeviceMemoryPlan  # noqa: E402
+from lmi_core.runners.device.device_memory import MeasuredMemory  # noqa: E402
 from lmi_core.runners.device.widest_step import widest_arrays  # noqa: E402
 from lmi_core.runners.step_memory import StepSizes  # noqa: E402
 from tests.runners.device.torch_harness import config_of  # noqa: E402
@@ -110,23 +110,23 @@ def test_without_graphs(memory: FakeMemory, caplog: pytest.LogCaptureFixture) ->
     assert "workspace 3.00 GiB, graphs 0.00 GiB" in caplog.text
 
 
-def plan(utilization: float = 0.9, **changes: int) -> DeviceMemoryPlan:
+def measured(utilization: float = 0.9, **changes: int) -> MeasuredMemory:
     sizes = {"workspace_bytes": 3 * GIB, "graph_bytes": GIB, "free_bytes": 60 * GIB, **changes}
     kept_bytes = round(80 * GIB * (1 - utilization))
-    return DeviceMemoryPlan(
+    return MeasuredMemory(
         weight_bytes=15 * GIB, total_bytes=80 * GIB, kept_bytes=kept_bytes, **sizes
     )
 
 
 def test_the_share_of_others_is_of_all_memory() -> None:
-    assert plan().spare_bytes == 48 * GIB
-    assert plan(0.5).spare_bytes == 16 * GIB
-    assert plan(0.5, free_bytes=30 * GIB).spare_bytes == 0
-    assert "60.0 GiB free on the GPU after the weights, less 4.0 GiB" in plan().reason
-    assert "8.0 GiB left to others" in plan().reason
+    assert measured().spare_bytes == 48 * GIB
+    assert measured(0.5).spare_bytes == 16 * GIB
+    assert measured(0.5, free_bytes=30 * GIB).spare_bytes == 0
+    assert "60.0 GiB free on the GPU after the weights, less 4.0 GiB" in measured().reason
+    assert "8.0 GiB left to others" in measured().reason
 
 
-def check(memory: DeviceMemoryPlan, config: EngineConfig, block_bytes: int) -> str:
+def check(memory: MeasuredMemory, config: EngineConfig, block_bytes: int) -> str:
     """The refusal's message, empty if there is none."""
     try:
         memory.check(config, max_model_len=config.max_model_len or 0, block_bytes=block_bytes)
@@ -138,23 +138,23 @@ def check(memory: DeviceMemoryPlan, config: EngineConfig, block_bytes: int) -> s
 def test_a_context_that_does_not_fit_names_what_would() -> None:
     """A block is 16 tokens and 1 GiB: 100 tokens want 7 blocks, and one for no one."""
     config = gpu_config(kv_cache_bytes=None)
-    assert check(plan(0.4), config, GIB) == ""
-    message = check(plan(0.35), config, GIB)
+    assert check(measured(0.4), config, GIB) == ""
+    message = check(measured(0.35), config, GIB)
     assert "max_model_len=100 needs a KV cache of 8.00 GiB, but 4.00 GiB are left" in message
     assert "set gpu_memory_utilization to at least 0.40 or max_model_len to at most 48" in message
-    assert check(plan(0.40), config, GIB) == ""
-    assert check(plan(0.35), replace(config, max_model_len=48), GIB) == ""
+    assert check(measured(0.40), config, GIB) == ""
+    assert check(measured(0.35), replace(config, max_model_len=48), GIB) == ""
 
-    full = plan(0.9, free_bytes=5 * GIB)
+    full = measured(0.9, free_bytes=5 * GIB)
     assert check(full, config, GIB).endswith("set quantize=int4")
     assert check(full, replace(config, quantize="int4"), GIB).endswith("set a larger GPU")
 
 
 def test_a_cache_that_is_larger_than_the_device() -> None:
-    assert check(plan(), gpu_config(kv_cache_bytes=56 * GIB), GIB) == ""
-    message = check(plan(), gpu_config(kv_cache_bytes=56 * GIB + 1), GIB)
+    assert check(measured(), gpu_config(kv_cache_bytes=56 * GIB), GIB) == ""
+    message = check(measured(), gpu_config(kv_cache_bytes=56 * GIB + 1), GIB)
     assert message.endswith(f"set it to at most {56 * GIB}")
-    assert f"to at most {50 * GIB * 9 // 10}" in str(plan().no_room(50 * GIB))
+    assert f"to at most {50 * GIB * 9 // 10}" in str(measured().no_room(50 * GIB))
 
 
 def test_a_step_that_does_not_fit_names_one_that_does(

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from lmi_core.config.explain import main as explain
 from lmi_core.config.resolve import examine, resolve
 from lmi_core.config.table.option import Outcome
 from lmi_core.config.targets.host import Host
@@ -90,6 +91,19 @@ def test_sizes_of_steps(configured, properties):
 
     run(main())
     assert (sizes.num_seqs, sizes.num_tokens) == (2, 16)
+
+
+def test_the_model_may_be_elsewhere(tmp_path):
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "serving.properties").write_text(f"option.model_id={checkpoint('gpt2')}\n")
+    model = resolve((str(directory),), {}, HOST).models[0]
+
+    async def main():
+        async with Engine(model.engine_config()) as engine:
+            assert len(await ids_of(engine)) == 6
+
+    run(main())
 
 
 @pytest.mark.parametrize("key", ["max_model_len", "max_tokens", "n_positions", "max_total_tokens"])
@@ -193,7 +207,7 @@ def test_code_that_comes_with_the_model(written, monkeypatch, tmp_path):
         ("option.deterministic=true", "padding and company change roundings"),
         ("option.enable_lora=true", "not available in this version: LoRA"),
         ("option.max_model_len=257", "257 tokens are more than the model's 256 positions"),
-        ("option.task=fill-mask", "tasks other than text generation"),
+        ("option.task=fill-mask", "not available in this version: this task"),
     ],
 )
 def test_what_is_refused(written, properties, message):
@@ -204,7 +218,6 @@ def test_what_is_refused(written, properties, message):
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "encoder"),
         ({"architectures": ["BertModel"]}, "doesn't generate text"),
     ],
 )
@@ -213,6 +226,26 @@ def test_models_of_other_kinds(written, facts, message):
     (directory / "config.json").write_text(json.dumps(facts))
     with pytest.raises(ConfigError, match=message):
         resolve((str(directory),), {}, HOST)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "code"),
+    [("t5", 0), ("whisper", 2)],
+)
+def test_of_encoder_decoders_those_that_read_text_are_served(written, capsys, model_type, code):
+    """Relative positions bound no length, whatever n_positions says."""
+    directory = written("option.max_model_len=2048\n")
+    facts = {
+        "architectures": [f"{model_type.capitalize()}ForConditionalGeneration"],
+        "model_type": model_type,
+        "is_encoder_decoder": True,
+        "n_positions": 512,
+        "relative_attention_num_buckets": 32,
+    }
+    (directory / "config.json").write_text(json.dumps(facts))
+    assert explain([str(directory)], environ={}, host=HOST) == code
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("has no model of type 'whisper' that generates text" in text) == (code == 2)
 
 
 def test_the_extra_is_named(written):

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from tests.backends.models import checkpoint
+from lmi_core.config.explain import main as explain
+from tests.backends.models import checkpoint, oracle
 from tests.cli.test_native import post, serving
 
 pytest.importorskip("transformers")
@@ -62,3 +63,34 @@ def test_every_protocol_gives_the_same_text(family, tmp_path):
         assert "at most 255 fit" in answer
         status, answer = post(f"{url}/v1/completions", {**asked, "max_tokens": 0})
         assert status == 400
+
+
+def test_an_encoder_decoder_answers_every_protocol(tmp_path, capsys):
+    """As the configuration of google/flan-t5-xl in LMI's examples has it."""
+    import torch
+    from transformers import AutoTokenizer
+
+    directory = tmp_path / "t5"
+    shutil.copytree(checkpoint("t5"), directory)
+    (directory / "serving.properties").write_text(
+        "engine=FasterTransformer\noption.num_threads=1\n"
+    )
+    prompt = "Config, weights and tokenizer"
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    ids = oracle("t5").generate(torch.tensor([tokenizer(prompt).input_ids]), max_new_tokens=8)[0]
+    expected = tokenizer.decode(ids, skip_special_tokens=True)
+    assert expected
+    assert explain([str(directory)]) == 0
+    assert "no description of T5ForConditionalGeneration" in capsys.readouterr().out
+    with serving(str(directory)) as url:
+        asked = {"inputs": prompt, "parameters": {"max_new_tokens": 8}}
+        status, answer = post(f"{url}/invocations", asked)
+        assert (status, json.loads(answer)["generated_text"]) == (200, expected)
+        status, answer = post(f"{url}/invocations", {**asked, "stream": True})
+        last = json.loads(answer.splitlines()[-1])
+        assert (status, last["generated_text"]) == (200, expected)
+        status, answer = post(f"{url}/generate", asked)
+        assert (status, json.loads(answer)["generated_text"]) == (200, expected)
+        asked = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "model": "t5"}
+        status, answer = post(f"{url}/v1/completions", asked)
+        assert (status, json.loads(answer)["choices"][0]["text"]) == (200, expected)

@@ -1,6 +1,7 @@
 """Limits of an answer's silence and of loading, for models on an engine."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -8,10 +9,13 @@ from lmi_core.config.resolve import resolve
 from lmi_core.config.targets.launch import prepare
 from lmi_core.errors import EngineError
 from lmi_server.http.answer_deadline import AnswerLimits
+from lmi_server.http.metrics import Metrics
+from lmi_server.models.loaded_model import Shared
 from lmi_server.models.loading import build_options, recipe_of
-from lmi_server.models.model import Host, Recipe, ServedModel
+from lmi_server.models.model import ServedModel
 from tests.checkpoints import cached_checkpoint
 from tests.config.cases import CPU, NO_CACHE
+from tests.server.configured import configured, deployment_of
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import serving
 
@@ -29,15 +33,15 @@ class StallingEngine(FakeEngine):
 @pytest.mark.parametrize("first", [False, True])
 def test_silence_ends_an_answer(first, streams):
     engine = FakeEngine(delay_s=60) if first else StallingEngine()
-    limits = AnswerLimits(0.2, None) if first else AnswerLimits(None, 0.2)
+    key = "chunked_read_timeout" if first else "option.predict_timeout"
     body = {"inputs": "a", "parameters": {"max_new_tokens": 3}, "stream": streams}
 
     async def run():
-        async with serving(engine, limits=limits) as served:
+        async with serving(engine, **configured(f"{key}=1")) as served:
             return await served.post(body)
 
     answer = asyncio.run(asyncio.wait_for(run(), 20))
-    assert b"no token came within 0.2 s" in answer.body
+    assert b"no token came within 1 s" in answer.body
     assert answer.status == (200 if streams and not first else 424)
     assert not engine.running
 
@@ -68,10 +72,12 @@ def test_loading_has_a_limit():
         await asyncio.sleep(60)
 
     async def run():
-        recipe = Recipe(name="m", version=None, open=never, loading_timeout_s=0.05)
-        host = Host(lambda label: None, None, None, None)
-        model = ServedModel(recipe, host, loaded_at_startup=True)
-        with pytest.raises(EngineError, match=r"model m was not loaded within 0\.05 s \(option"):
+        deployment = deployment_of("model_loading_timeout=1", "modelName=m")
+        recipe = recipe_of(deployment.models[0], deployment.server, NO_CACHE)
+        recipe = replace(recipe, open=never)
+        shared = Shared(Metrics(), None, None)
+        model = ServedModel(recipe, shared, loaded_at_startup=True)
+        with pytest.raises(EngineError, match=r"model m was not loaded within 1 s \(option"):
             await model.load()
         assert model.status == "FAILED"
 

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.server.configured import configured
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import eventually, http_request, serving
 
@@ -111,11 +112,11 @@ def test_slow_headers_are_cut_off(head: bytes) -> None:
 
 def test_slow_body_is_408() -> None:
     async def run() -> None:
-        async with serving(receive_timeout_s=0.2) as served:
+        async with serving(**configured("request_timeout=1")) as served:
             head = http_request(b"{").replace(b"Content-Length: 1", b"Content-Length: 100")
             answer = await served.raw(head)
             assert answer.startswith(b"HTTP/1.1 408 ")
-            assert b"The body did not arrive within 0.2 s" in answer
+            assert b"The body did not arrive within 1 s" in answer
 
     asyncio.run(run())
 
@@ -222,13 +223,13 @@ def test_draining_finishes_streams_and_refuses_new_requests() -> None:
 def test_draining_times_out() -> None:
     async def run() -> None:
         engine = FakeEngine(delay_s=0.05)
-        async with serving(engine, drain_timeout_s=0.1) as served:
+        async with serving(engine, **configured("graceful_termination_timeout=1")) as served:
             body = {"inputs": "x", "parameters": {"max_new_tokens": 4000}, "stream": True}
             running = asyncio.create_task(served.post(body))
             await eventually(lambda: engine.running)
             started = time.monotonic()
             await served.server.stop(asyncio.Event())
-            assert time.monotonic() - started < 3
+            assert 1 <= time.monotonic() - started < 10
             assert engine.aborted
             await asyncio.gather(running, return_exceptions=True)
 

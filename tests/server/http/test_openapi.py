@@ -18,16 +18,16 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from lmi_core.text.chat import ChatTemplate
+from lmi_server.dialects.dialects import DIALECTS
 from lmi_server.dialects.table import DialectTable
 from lmi_server.http.openapi import document
-from lmi_server.http.route_page import dialects
 from tests.engine.fake_runner import FakeRunner
 from tests.server.dialects.tgi.test_tgi_http import serving as serving_engine
 from tests.server.harness import Served, serving
 from tests.server.watchdog import shares_process
 
 APIS = ("lmi", "tgi", "openai")
-DOCUMENTS = {api: document(DialectTable(dialects(), api)) for api in APIS}
+DOCUMENTS = {api: document(DialectTable(DIALECTS, api)) for api in APIS}
 TEMPLATE = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"})
 NUM_EXAMPLES = 50
 
@@ -50,7 +50,7 @@ def test_document(api: str) -> None:
     operations = [operation for path in whole["paths"].values() for operation in path.values()]
     ids = [operation["operationId"] for operation in operations]
     assert len(ids) == len(set(ids)) > 10
-    table = DialectTable(dialects(), api)
+    table = DialectTable(DIALECTS, api)
     assert len(operations) == len(list(table.routes()))
 
 

@@ -18,6 +18,7 @@ from tests.checkpoints import cached_checkpoint
 from tests.config.cases import CPU, NO_CACHE
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import make_engine
+from tests.server.configured import configured
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import Answer, Served, eventually, serving, serving_backend
 
@@ -41,10 +42,10 @@ async def complete(served: Served, key: str, **fields: Any) -> int:
 def test_keys_share_no_prefixes(shared: bool) -> None:
     async def run() -> None:
         metrics = Metrics()
-        options = {"api_keys": KEYS, "shares_prefix_cache": shared}
+        keys = (f"api_keys={','.join(KEYS)}", f"share_prefix_cache={shared}")
         async with (
             make_engine(FakeRunner(num_blocks=200)) as engine,
-            serving_backend(engine, metrics, **options) as served,
+            serving_backend(engine, metrics, **configured(*keys)) as served,
         ):
             assert await complete(served, "first") == 0
             assert await complete(served, "first") > 0
@@ -84,8 +85,8 @@ def test_no_client_can_write_anothers_salt() -> None:
 def test_requests_in_flight(path: str, body: dict[str, Any]) -> None:
     async def run() -> None:
         engine = FakeEngine(delay_s=0.01)
-        limits = TenantLimits(max_requests=1)
-        async with serving(engine, api_keys=KEYS, tenant_limits=limits) as served:
+        keys = configured("max_tenant_requests=1", f"api_keys={','.join(KEYS)}")
+        async with serving(engine, **keys) as served:
             slow = asyncio.create_task(served.post(SLOW, headers=bearer("first")))
             await eventually(lambda: engine.running)
             refused = await served.post(body, path, headers=bearer("first"))
@@ -151,8 +152,8 @@ def test_calls_in_flight_pay_as_they_go() -> None:
 
 def test_a_key_that_used_its_tokens_waits_alone() -> None:
     async def run() -> None:
-        limits = TenantLimits(tokens_per_minute=10)
-        async with serving(FakeEngine(), api_keys=KEYS, tenant_limits=limits) as served:
+        keys = configured("max_tenant_tokens_per_minute=10", f"api_keys={','.join(KEYS)}")
+        async with serving(FakeEngine(), **keys) as served:
 
             async def generate(key: str) -> Answer:
                 body = {"inputs": "a b c", "parameters": {"max_new_tokens": 20}}

@@ -7,13 +7,14 @@ import json
 
 import pytest
 
+from tests.server.configured import configured
 from tests.server.management.managed import managed
 from tests.server.models.test_models import LMI, lmi_text
 
 
 def test_admin_key() -> None:
     async def run() -> None:
-        async with managed(admin_key="boss", api_keys=("user",)) as (served, _):
+        async with managed(**configured("admin_key=boss", "api_keys=user")) as (served, _):
             for key in (None, "user", "bos"):
                 headers = {} if key is None else {"Authorization": f"Bearer {key}"}
                 answer = await served.ask("GET", "/models", headers=headers)
@@ -32,14 +33,17 @@ def test_open_management() -> None:
 
     async def run() -> None:
         headers = {"Host": "container:8080"}
-        async with managed(host="0.0.0.0", open_management=True) as (served, registrar):
+        async with managed(host="0.0.0.0", **configured("open_management=true")) as (
+            served,
+            registrar,
+        ):
             answer = await served.ask("POST", "/models?url=/m/x&model_name=x", headers=headers)
             assert answer.status == 200
             assert len(registrar.asked) == 1
             assert lmi_text(await served.post(LMI, "/models/x/invoke")) == " x"
             assert (await served.ask("DELETE", "/models/x", headers=headers)).status == 200
-        keys = {"open_management": True, "api_keys": ("user",), "host": "0.0.0.0"}
-        async with managed(**keys) as (served, _):
+        keys = configured("open_management=true", "api_keys=user")
+        async with managed(host="0.0.0.0", **keys) as (served, _):
             assert (await served.ask("GET", "/models", headers=headers)).status == 401
 
     asyncio.run(run())

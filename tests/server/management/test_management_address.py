@@ -14,6 +14,7 @@ import pytest
 from lmi_core.errors import UserError
 from lmi_server.http.lifecycle import bind_all
 from lmi_server.http.options import Listening, ServerOptions
+from tests.server.configured import configured
 from tests.server.harness import Served, serving
 from tests.server.management.managed import managed
 from tests.server.models.test_models import LMI, lmi_text
@@ -29,7 +30,8 @@ def client_of(served: Served) -> aiohttp.ClientSession:
 
 def test_management_has_its_own_port() -> None:
     async def run() -> None:
-        async with managed(management=HERE) as (served, _), client_of(served) as manager:
+        here = configured("management_address=http://127.0.0.1:0")
+        async with managed(**here) as (served, _), client_of(served) as manager:
             for prefix in ("", "/lmi"):
                 path = f"{prefix}/models"
                 answer = await served.ask("GET", path)

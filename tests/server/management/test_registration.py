@@ -18,6 +18,7 @@ from lmi_server.models.model import Recipe
 from lmi_server.models.model_registry import ModelRegistry
 from lmi_server.models.registration import ConfiguredRegistrar
 from tests.checkpoints import cached_checkpoint
+from tests.server.configured import server_of
 from tests.server.harness import serving_models
 
 
@@ -90,7 +91,7 @@ def test_only_urls_of_the_store_or_the_pattern_are_loaded(store: Path) -> None:
         assert raised.value.status == 403
     with pytest.raises(HttpError, match="no model_store is configured"):
         ask_for(ServerConfig(values={}), url=f"{store}/good")
-    pattern = ServerConfig(model_url_pattern=rf"{outside}|s3://mine/.*", values={})
+    pattern = server_of(rf"model_url_pattern={outside}|s3://mine/.*")
     assert ask_for(pattern, url=str(outside)).name == "outside"
     assert ask_for(pattern, url="s3://mine/llama").name == "llama"
     with pytest.raises(HttpError, match="Permission denied"):
@@ -124,7 +125,7 @@ def test_custom_code_must_be_allowed(store: Path) -> None:
     (store / "good" / "model.py").write_text("def handle(inputs):\n    return None\n")
     with pytest.raises(HttpError, match=r"model.py: handle.*--allow-custom-code"):
         ask_for(ServerConfig(model_store=store, values={}), url=f"{store}/good")
-    allowed = ServerConfig(model_store=store, allow_custom_code=True, values={})
+    allowed = server_of("allow_custom_code=true", f"model_store={store}")
     assert ask_for(allowed, url=f"{store}/good").name == "good"
 
 

@@ -16,6 +16,7 @@ from lmi_server.http.metrics import Metrics
 from lmi_server.http.options import ServerOptions
 from lmi_server.models.model import ModelState, Opened, Recipe, recipe_of_engine
 from lmi_server.models.model_registry import ModelRegistry
+from tests.server.configured import configured
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import Answer, Served, serving_models
 
@@ -204,7 +205,7 @@ def test_ping_names_every_model_and_fails_with_one() -> None:
             assert (await served.ask("GET", "/health")).status == 200
             model = models.find("b")
             assert model is not None
-            broken: Any = model.backend
+            broken: Any = model.answering().backend
             broken.healthy = False
             answer = await served.ask("GET", "/ping")
             assert (answer.status, json.loads(answer.body)["b"]) == (500, {"status": "FAILED"})
@@ -221,7 +222,7 @@ def test_ping_names_every_model_and_fails_with_one() -> None:
 def test_ping_while_loading(multi_status: bool, status: int) -> None:
     async def run() -> None:
         go_on = asyncio.Event()
-        options = ServerOptions(port=0, allow_multi_status=multi_status)
+        options = ServerOptions(port=0, **configured(f"allow_multi_status={multi_status}"))
 
         async def open_slowly(_: EngineObserver) -> Opened:
             await go_on.wait()

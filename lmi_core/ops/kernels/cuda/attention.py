@@ -11,14 +11,14 @@ from torch import Tensor
 from lmi_core.ops.device.device_step import DeviceStep
 from lmi_core.ops.device.paged_cache import CODE_DTYPES, CacheScales, Scales, fixed_of
 from lmi_core.ops.kernels.cuda import library
-from lmi_core.ops.kernels.cuda.attention_plan import plan_attention
+from lmi_core.ops.kernels.cuda.attention_lists import list_attention
 from lmi_core.ops.kernels.fallback import fallback
 
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
 NARROW_HEAD_DIM = 64
 WIDE_HEAD_BYTES = 132 << 10
-"""kWideHeadBytes of csrc/cuda/attention_plan.h: GPUs of sm_86 and sm_89 have less."""
+"""kWideHeadBytes of csrc/cuda/attention_lists.h: GPUs of sm_86 and sm_89 have less."""
 MAX_GROUP = 64
 """Query heads of a KV head."""
 
@@ -57,7 +57,7 @@ def attention(
             scales=scales,
         )
         return result
-    plan = plan_attention(
+    lists = list_attention(
         step,
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
@@ -67,7 +67,7 @@ def attention(
     by_row = scales if isinstance(scales, CacheScales) else None
     fixed = fixed_of(scales)
     y = torch.empty_like(q)
-    shape = (plan.num_partials, num_q_heads)
+    shape = (lists.num_partials, num_q_heads)
     partials = torch.empty(*shape, head_dim, dtype=torch.float32, device=q.device)
     log_masses = torch.empty(shape, dtype=torch.float32, device=q.device)
     arguments: dict[str, object] = {
@@ -93,24 +93,24 @@ def attention(
         "key_scales": None if by_row is None else by_row.keys,
         "value_scales": None if by_row is None else by_row.values,
     }
-    if len(plan.decode):
+    if len(lists.decode):
         library.call(
             "decode_attention",
             q,
-            work=plan.decode,
-            num_work=len(plan.decode),
-            merges=plan.merges,
-            num_merges=len(plan.merges),
+            work=lists.decode,
+            num_work=len(lists.decode),
+            merges=lists.merges,
+            num_merges=len(lists.merges),
             partials=partials,
             log_masses=log_masses,
             **arguments,
         )
-    if len(plan.prefill):
+    if len(lists.prefill):
         library.call(
             "prefill_attention",
             q,
-            work=plan.prefill,
-            num_work=len(plan.prefill),
+            work=lists.prefill,
+            num_work=len(lists.prefill),
             **arguments,
         )
     return y

@@ -102,7 +102,7 @@ def _decode(
     window = settings[2]
     if window:
         num_keys = min(num_keys, window)
-    split_size, num_splits = plan_splits(num_keys, num_seqs * num_kv_heads)
+    split_size, num_splits = choose_splits(num_keys, num_seqs * num_kv_heads)
     shape = (num_seqs, num_q_heads, num_splits)
     partials = torch.empty(*shape, sizes["HEAD_DIM"], dtype=torch.float32, device=q.device)
     log_masses = torch.empty(shape, dtype=torch.float32, device=q.device)
@@ -137,7 +137,7 @@ def _decode(
     )
 
 
-def plan_splits(num_keys: int, num_programs: int) -> tuple[int, int]:
+def choose_splits(num_keys: int, num_programs: int) -> tuple[int, int]:
     """Keys per split, whole blocks of them, and the number of splits."""
     wanted = triton.cdiv(NUM_PROGRAMS, num_programs)
     num_splits = max(1, min(wanted, num_keys // MIN_SPLIT_KEYS))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lmi_core.errors import UserError
-from lmi_server.dialects.base import Call, Plan
+from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.lmi.lmi import LmiOptions, LmiProtocol
 from lmi_server.dialects.lmi.release import Release
 from lmi_server.dialects.unknown_fields import IGNORED_HEADER
@@ -21,7 +21,7 @@ from tests.server.harness import serving
 BODY = {"prompt": "He is", "max_tokens": 2}
 
 
-def plan_of(body: dict[str, Any], accept: str = "*/*", release: Release | None = None) -> Plan:
+def parse(body: dict[str, Any], accept: str = "*/*", release: Release | None = None) -> ParsedCall:
     protocol = LmiProtocol("m", LmiOptions(release=release))
     raw = json.dumps(body).encode()
     call = Call(
@@ -35,7 +35,7 @@ def untimed(data: bytes) -> bytes:
 
 
 def test_whole() -> None:
-    assert untimed(render(plan_of(BODY))) == (
+    assert untimed(render(parse(BODY))) == (
         b'{"id": "cmpl-r", "object": "text_completion", "created": 0, "model": "m", "choices": '
         b'[{"index": 0, "text": " a fox", "logprobs": null, "finish_reason": "length"}], "usage": '
         b'{"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4, '
@@ -44,32 +44,32 @@ def test_whole() -> None:
 
 
 def test_lines() -> None:
-    plan = plan_of({**BODY, "stream": True})
-    assert plan.renderer.content_type == "application/jsonlines"
+    parsed = parse({**BODY, "stream": True})
+    assert parsed.renderer.content_type == "application/jsonlines"
     head = b'{"id": "cmpl-r", "object": "text_completion", "created": 0, "model": "m", "choices": ['
-    assert untimed(render(plan)) == (
+    assert untimed(render(parsed)) == (
         head + b'{"index": 0, "text": " a", "logprobs": null, "finish_reason": null}]}\n'
         + head + b'{"index": 0, "text": " fox", "logprobs": null, "finish_reason": "length"}]}\n'
     )  # fmt: skip
 
 
 def test_events_where_the_client_accepts_them() -> None:
-    plan = plan_of({**BODY, "stream": True}, accept="text/event-stream")
-    assert plan.renderer.content_type == "text/event-stream"
-    first, _, done, rest = render(plan).split(b"\n\n")
+    parsed = parse({**BODY, "stream": True}, accept="text/event-stream")
+    assert parsed.renderer.content_type == "text/event-stream"
+    first, _, done, rest = render(parsed).split(b"\n\n")
     assert first.startswith(b'data: {"id": "cmpl-r"')
     assert (done, rest) == (b"data: [DONE]", b"")
 
 
 def test_several_prompts_with_their_texts_and_unknown_fields() -> None:
-    plan = plan_of({**BODY, "prompt": ["a b", "c"], "echo": True, "parameters": {}})
-    assert plan.headers == {IGNORED_HEADER: "parameters"}
-    choices = json.loads(render(plan))["choices"]
+    parsed = parse({**BODY, "prompt": ["a b", "c"], "echo": True, "parameters": {}})
+    assert parsed.headers == {IGNORED_HEADER: "parameters"}
+    choices = json.loads(render(parsed))["choices"]
     assert [choice["text"] for choice in choices] == ["a b a fox", "c a fox"]
 
 
 def test_failure_in_mid_stream_is_lmis() -> None:
-    data = render(plan_of({**BODY, "stream": True}), FakeEngine(fail_after=1))
+    data = render(parse({**BODY, "stream": True}), FakeEngine(fail_after=1))
     assert data.splitlines()[-1] == b'{"code":424,"error":"step 7 failed: no such kernel"}'
 
 
@@ -83,13 +83,13 @@ def test_failure_in_mid_stream_is_lmis() -> None:
 )
 def test_refused(body: dict[str, Any], release: Release | None, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        plan_of(body, release=release)
+        parse(body, release=release)
 
 
 def test_inputs_and_messages_come_first() -> None:
-    assert plan_of({"inputs": "a", "prompt": "b"}).requests[0].prompt == "a"
+    assert parse({"inputs": "a", "prompt": "b"}).requests[0].prompt == "a"
     with pytest.raises(UserError, match="no chat template"):
-        plan_of({"messages": [{"role": "user", "content": "a"}], "prompt": "b"})
+        parse({"messages": [{"role": "user", "content": "a"}], "prompt": "b"})
 
 
 def test_over_http() -> None:

@@ -5,42 +5,48 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lmi_core.errors import CapacityError, EngineError, UserError
-from lmi_server.dialects.base import Call, HttpError, Plan
+from lmi_server.dialects.base import Call, HttpError, ParsedCall
 from lmi_server.dialects.lmi.lmi import LmiOptions, LmiProtocol
 from lmi_server.dialects.unknown_fields import IGNORED_HEADER
+from tests.server.configured import options_of
 from tests.server.fake_engine import FakeEngine
 
 
-def plan_of(
-    body: dict[str, Any] | bytes, content_type: str = "application/json", **options
-) -> Plan:
+def parse(
+    body: dict[str, Any] | bytes,
+    content_type: str = "application/json",
+    settings: tuple[str, ...] = (),
+    **options,
+) -> ParsedCall:
+    """What an option of the protocol, or a key of the configuration, makes of a body."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    protocol = LmiProtocol("model", LmiOptions(**options))
+    protocol = LmiProtocol("model", replace(options_of(*settings).lmi, **options))
     return protocol.parse(Call(request_id="r", body=raw, content_type=content_type))
 
 
-def render(plan: Plan, engine: FakeEngine | None = None) -> bytes:
+def render(parsed: ParsedCall, engine: FakeEngine | None = None) -> bytes:
     async def run() -> bytes:
         body = b""
-        for index, request in enumerate(plan.requests):
+        for index, request in enumerate(parsed.requests):
             async with aclosing((engine or FakeEngine()).generate_batches(request)) as batches:
                 try:
                     async for events in batches:
-                        body += plan.renderer.feed(index, events)
+                        body += parsed.renderer.feed(index, events)
                 except EngineError as error:
-                    return body + plan.renderer.error(error)
-        return body + plan.renderer.finish()
+                    return body + parsed.renderer.error(error)
+        return body + parsed.renderer.finish()
 
     return asyncio.run(run())
 
 
 def bytes_of(body: dict[str, Any], **options: Any) -> bytes:
-    return render(plan_of(body, **options))
+    return render(parse(body, **options))
 
 
 def parameters(**values: Any) -> dict[str, Any]:
@@ -145,9 +151,9 @@ def test_jsonlines_equals_json_module() -> None:
 
 
 def test_jsonlines_merges_what_is_ready() -> None:
-    plan = plan_of({**parameters(max_new_tokens=4), "stream": True})
-    one_by_one = render(plan_of({**parameters(max_new_tokens=4), "stream": True}))
-    assert render(plan, FakeEngine(batch_size=4)) == one_by_one
+    parsed = parse({**parameters(max_new_tokens=4), "stream": True})
+    one_by_one = render(parse({**parameters(max_new_tokens=4), "stream": True}))
+    assert render(parsed, FakeEngine(batch_size=4)) == one_by_one
 
 
 def test_sse() -> None:
@@ -159,12 +165,14 @@ def test_sse() -> None:
 
 
 def test_tgi_compat() -> None:
-    assert bytes_of(parameters(max_new_tokens=1), tgi_compat=True) == (
+    assert bytes_of(parameters(max_new_tokens=1), settings=("tgi_compat=true",)) == (
         b'[{"generated_text": " a", "details": {"finish_reason": "length", "generated_tokens": 1, '
         b'"inputs": "He is", "tokens": '
         b'[{"id": 0, "text": " a", "logprob": -0.5, "special": false}]}}]'
     )
-    assert bytes_of({**parameters(max_new_tokens=1), "stream": True}, tgi_compat=True) == (
+    assert bytes_of(
+        {**parameters(max_new_tokens=1), "stream": True}, settings=("tgi_compat=true",)
+    ) == (
         b'data: {"token": {"id": 0, "text": " a", "logprob": -0.5, "special": false}, '
         b'"generated_text": " a", "details": {"finish_reason": "length", "generated_tokens": 1, '
         b'"inputs": "He is"}}\n\n'
@@ -187,12 +195,13 @@ def test_formatter_choice(
     stream: bool, asked: str | None, configured: str | None, content_type: str
 ) -> None:
     body = {**parameters(output_formatter=asked), "stream": stream}
-    assert plan_of(body, output_formatter=configured).renderer.content_type == content_type
+    settings = () if configured is None else (f"output_formatter={configured}",)
+    assert parse(body, settings=settings).renderer.content_type == content_type
 
 
 def test_error_in_mid_stream() -> None:
     body = {**parameters(), "stream": True}
-    assert render(plan_of(body), FakeEngine(fail_after=1)) == (
+    assert render(parse(body), FakeEngine(fail_after=1)) == (
         b'{"token": {"id": 0, "text": " a", "log_prob": -0.5}}\n'
         b'{"code":424,"error":"step 7 failed: no such kernel"}'
     )
@@ -200,7 +209,7 @@ def test_error_in_mid_stream() -> None:
 
 def test_error_in_mid_sse_is_an_event() -> None:
     body = parameters(output_formatter="sse")
-    assert render(plan_of(body), FakeEngine(fail_after=1)).endswith(
+    assert render(parse(body), FakeEngine(fail_after=1)).endswith(
         b'data: {"code":424,"error":"step 7 failed: no such kernel"}\n\n'
     )
 
@@ -222,7 +231,7 @@ def test_errors_before_the_body() -> None:
 
 
 def test_defaults() -> None:
-    params = plan_of({"inputs": "x"}).requests[0].params
+    params = parse({"inputs": "x"}).requests[0].params
     assert (params.max_new_tokens, params.temperature, params.n) == (30, 0.0, 1)
 
 
@@ -241,12 +250,12 @@ def test_defaults() -> None:
     ],
 )
 def test_when_a_request_samples(values: dict[str, Any], temperature: float) -> None:
-    assert plan_of(parameters(**values)).requests[0].params.temperature == temperature
+    assert parse(parameters(**values)).requests[0].params.temperature == temperature
 
 
 def test_every_parameter_arrives() -> None:
     params = (
-        plan_of(
+        parse(
             parameters(
                 do_sample=True,
                 seed="42",
@@ -285,18 +294,18 @@ def test_every_parameter_arrives() -> None:
 
 
 def test_logprobs_are_computed_only_when_shown() -> None:
-    assert plan_of(parameters()).requests[0].params.logprobs is None
-    assert plan_of({**parameters(), "stream": True}).requests[0].params.logprobs == 0
+    assert parse(parameters()).requests[0].params.logprobs is None
+    assert parse({**parameters(), "stream": True}).requests[0].params.logprobs == 0
 
 
 def test_unknown_parameters_are_dropped_and_named() -> None:
-    plan = plan_of(parameters(no_such=1, **{"x\r\ny": 2}))
-    assert plan.headers == {IGNORED_HEADER: "no_such"}
+    parsed = parse(parameters(no_such=1, **{"x\r\ny": 2}))
+    assert parsed.headers == {IGNORED_HEADER: "no_such"}
 
 
 def test_fields_at_the_wrong_place_are_ignored_and_named() -> None:
-    plan = plan_of({**parameters(no_such=1), "max_new_tokens": 3, "details": True})
-    assert plan.headers == {IGNORED_HEADER: "details, max_new_tokens, no_such"}
+    parsed = parse({**parameters(no_such=1), "max_new_tokens": 3, "details": True})
+    assert parsed.headers == {IGNORED_HEADER: "details, max_new_tokens, no_such"}
 
 
 @pytest.mark.parametrize(
@@ -338,7 +347,7 @@ def test_fields_at_the_wrong_place_are_ignored_and_named() -> None:
 )
 def test_bad_bodies(body: dict[str, Any] | bytes, words: str) -> None:
     with pytest.raises(UserError) as caught:
-        plan_of(body)
+        parse(body)
     assert words in str(caught.value)
 
 
@@ -357,22 +366,22 @@ def test_bad_bodies(body: dict[str, Any] | bytes, words: str) -> None:
 )
 def test_parameters_without_a_mechanism_are_refused(name: str, value: object) -> None:
     with pytest.raises(UserError, match=f"parameters.{name} is not available in this version"):
-        plan_of(parameters(**{name: value}))
+        parse(parameters(**{name: value}))
 
 
 def test_neutral_values_of_those_are_accepted() -> None:
-    plan_of(parameters(num_beams=1, watermark=False, length_penalty=1))
+    parse(parameters(num_beams=1, watermark=False, length_penalty=1))
 
 
 def test_content_types() -> None:
-    assert plan_of(b"Once upon", "text/plain; charset=utf-8").requests[0].prompt == "Once upon"
+    assert parse(b"Once upon", "text/plain; charset=utf-8").requests[0].prompt == "Once upon"
     body = b'{"inputs": "a"}'
-    assert plan_of(body, "").requests[0].prompt == "a"
-    assert plan_of(body, "application/x-www-form-urlencoded").requests[0].prompt == "a"
+    assert parse(body, "").requests[0].prompt == "a"
+    assert parse(body, "application/x-www-form-urlencoded").requests[0].prompt == "a"
     with pytest.raises(UserError, match="image/png"):
-        plan_of(b"\x89PNG", "image/png")
+        parse(b"\x89PNG", "image/png")
     with pytest.raises(UserError, match="byte 1"):
-        plan_of(b"a\xff", "text/plain")
+        parse(b"a\xff", "text/plain")
 
 
 @pytest.mark.parametrize(

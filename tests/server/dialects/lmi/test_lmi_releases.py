@@ -11,10 +11,11 @@ import pytest
 
 from lmi_core.errors import EngineError, UserError
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.dialects.base import Call, Plan
+from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.lmi.lmi import LmiOptions, LmiProtocol
 from lmi_server.dialects.lmi.release import Release
 from lmi_server.dialects.unknown_fields import IGNORED_HEADER
+from tests.server.configured import options_of
 from tests.server.dialects.lmi.test_lmi_formats import render
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import Answer, serving
@@ -24,18 +25,19 @@ TEMPLATE = ChatTemplate({"default": "{{ messages[0].content }}"})
 RELEASES = ("0.24", "0.25", "0.26", "0.27", "0.28", "0.29")
 
 
-def plan_of(release: str, body: dict[str, Any], **options: Any) -> Plan:
-    protocol = LmiProtocol("m", LmiOptions(release=Release.parse(release), **options), TEMPLATE)
+def parse(release: str, body: dict[str, Any], **options: Any) -> ParsedCall:
+    chosen = replace(options_of(f"lmi_compat={release}").lmi, **options)
+    protocol = LmiProtocol("m", chosen, TEMPLATE)
     call = Call(request_id="r", body=json.dumps(body).encode(), content_type="application/json")
-    plan = protocol.parse(call)
-    if hasattr(plan.renderer, "_created"):
-        plan.renderer._created = 1711997860
-    return plan
+    parsed = protocol.parse(call)
+    if hasattr(parsed.renderer, "_created"):
+        parsed.renderer._created = 1711997860
+    return parsed
 
 
 def bytes_of(release: str, engine: FakeEngine | None = None, **body: Any) -> str:
     options = {"output_formatter": body.pop("formatter", None)}
-    return render(plan_of(release, body, **options), engine).decode()
+    return render(parse(release, body, **options), engine).decode()
 
 
 def asked(**parameters: Any) -> dict[str, Any]:
@@ -137,12 +139,12 @@ def test_what_a_release_omits_from_tokens() -> None:
     events = {"token_id": 0, "text": "", "logprob": None}
     tokens = {}
     for release in ("0.26", "0.27", "0.28"):
-        plan = plan_of(release, asked(), output_formatter="jsonlines")
+        parsed = parse(release, asked(), output_formatter="jsonlines")
         engine = FakeEngine()
 
-        async def first(plan: Plan = plan, engine: FakeEngine = engine) -> bytes:
-            async for batch in engine.generate_batches(plan.requests[0]):
-                return plan.renderer.feed(0, [replace(batch[0], **events)])
+        async def first(parsed: ParsedCall = parsed, engine: FakeEngine = engine) -> bytes:
+            async for batch in engine.generate_batches(parsed.requests[0]):
+                return parsed.renderer.feed(0, [replace(batch[0], **events)])
             return b""
 
         tokens[release] = json.loads(asyncio.run(first()))["token"]
@@ -155,11 +157,11 @@ def test_what_a_release_omits_from_tokens() -> None:
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_when_a_request_streams(release: str) -> None:
-    plan = plan_of(release, {**asked(), "stream": True})
+    parsed = parse(release, {**asked(), "stream": True})
     expected = "application/json" if release < "0.27" else "application/jsonlines"
-    assert plan.renderer.content_type == expected
-    plan = plan_of(release, asked(output_formatter="jsonlines"))
-    assert plan.renderer.content_type == expected
+    assert parsed.renderer.content_type == expected
+    parsed = parse(release, asked(output_formatter="jsonlines"))
+    assert parsed.renderer.content_type == expected
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_when_a_request_streams(release: str) -> None:
 )
 def test_later_parameters_are_ignored_and_named(release: str, ignored: str | None) -> None:
     body = asked(details=True, return_full_text=True, decoder_input_details=True, top_n_tokens=1)
-    assert plan_of(release, body).headers.get(IGNORED_HEADER) == ignored
+    assert parse(release, body).headers.get(IGNORED_HEADER) == ignored
 
 
 PRETTY = '{\n  "code": 424,\n  "error": "TEXT"\n}'
@@ -311,7 +313,7 @@ def test_a_failed_step_of_a_chat() -> None:
 
 def test_chat_came_with_0_27() -> None:
     with pytest.raises(UserError, match=r"messages came with LMI 0[.]27"):
-        plan_of("0.26", CHAT)
+        parse("0.26", CHAT)
 
 
 @pytest.mark.parametrize("options", [{"tgi_compat": True}, {"output_formatter": "sse"}])

@@ -19,7 +19,7 @@ from lmi_core.text.chat import ChatTemplate
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.tools.forms import ALIASES, FORMS, form_named
 from lmi_core.tools.reasoning import HARMONY, REASONING
-from lmi_server.dialects.base import Call, Plan
+from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.openai.openai import OpenAIProtocol
 from lmi_server.http.metrics import Metrics
 from lmi_server.models.loading import recipe_of
@@ -42,7 +42,7 @@ SOURCE = (
 )
 
 
-def plan_of(form: str = "hermes", reasoning: str | None = None, **fields: Any) -> Plan:
+def parse(form: str = "hermes", reasoning: str | None = None, **fields: Any) -> ParsedCall:
     template = ChatTemplate(
         {"default": SOURCE},
         tool_form=form_named(form),
@@ -70,10 +70,10 @@ def events(text: str) -> list[TokenEvent]:
 
 def message(text: str, **fields: Any) -> dict[str, Any]:
     """The choice of a whole answer, which the streamed one must equal."""
-    whole = plan_of(**fields).renderer
+    whole = parse(**fields).renderer
     whole.feed(0, events(text))
     [choice] = json.loads(whole.finish())["choices"]
-    streamed = plan_of(**fields, stream=True).renderer
+    streamed = parse(**fields, stream=True).renderer
     frames = b"".join(streamed.feed(0, [event]) for event in events(text)) + streamed.finish()
     assert joined(objects(frames)) == flat(choice)
     assert isinstance(choice, dict)
@@ -141,7 +141,7 @@ def test_harmony_without_tools() -> None:
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes"
     )
     assert flat(message(text, form="openai", reasoning=HARMONY))[:2] == ("Yes", "Hm.")
-    params = plan_of("openai", HARMONY).requests[0].params
+    params = parse("openai", HARMONY).requests[0].params
     assert "<|channel|>" in params.kept_special_tokens
 
 
@@ -161,7 +161,7 @@ def enforced(form: str, name: str, arguments: str) -> str:
 def test_enforced_calls_of_every_form(form: str) -> None:
     def follows(text: str, **fields: Any) -> bool:
         fields = {"tools": [WEATHER, NOW], "tool_choice": "required", **fields}
-        grammar = plan_of(form, fields.pop("reasoning", None), **fields).requests[0].params.grammar
+        grammar = parse(form, fields.pop("reasoning", None), **fields).requests[0].params.grammar
         assert grammar is not None
         return matches(grammar, text)
 
@@ -191,7 +191,7 @@ STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True
 
 @pytest.mark.parametrize("form", [name for name, form in FORMS.items() if form.opening])
 def test_free_text_with_strict_tools(form: str) -> None:
-    params = plan_of(form, tools=[STRICT, NOW]).requests[0].params
+    params = parse(form, tools=[STRICT, NOW]).requests[0].params
     assert params.grammar is not None
     for text in ("", "Hello { you } <b>", enforced(form, "weather", ULM)):
         assert matches(params.grammar, text), text
@@ -202,7 +202,7 @@ def test_free_text_with_strict_tools(form: str) -> None:
 
 def test_strict_tools_need_calls_that_can_be_told_from_text() -> None:
     with pytest.raises(UserError, match="strict tools need tool_choice required") as caught:
-        plan_of("pythonic", tools=[STRICT])
+        parse("pythonic", tools=[STRICT])
     assert caught.value.field == "tools"
 
 
@@ -216,7 +216,7 @@ def test_strict_tools_need_calls_that_can_be_told_from_text() -> None:
 )
 def test_bad_subsets(choice: Any) -> None:
     with pytest.raises(UserError) as caught:
-        plan_of(tools=[WEATHER, NOW], tool_choice=choice)
+        parse(tools=[WEATHER, NOW], tool_choice=choice)
     assert caught.value.field == "tool_choice"
 
 
@@ -255,6 +255,10 @@ def test_configured_parsers() -> None:
     template = template_of("--tool-call-parser", "pythonic", "--reasoning-parser", "granite")
     assert template.tool_form is form_named("pythonic")
     assert template.reasoning is REASONING["granite"]
+    thinks = "chat_template={{ messages }}{{ '<think>' }}{{ '</think>' }}"
+    for value, is_split in (("true", True), ("false", False)):
+        template = template_of("-o", thinks, "-o", f"enable_reasoning={value}")
+        assert (template.reasoning is not None) is is_split
     for flag in ("--tool-call-parser", "--reasoning-parser"):
         with pytest.raises(ConfigError, match=r"mistral.*or leave it out"):
             template_of(flag, "nonsense")

@@ -9,8 +9,9 @@ import pytest
 
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.dialects.base import Call, Plan
+from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.lmi.lmi import LmiProtocol
+from lmi_server.dialects.openai.chat_schema import decode_chat, template_arguments
 from tests.server.dialects.lmi.test_lmi_formats import render
 from tests.server.fake_engine import FakeEngine
 
@@ -20,7 +21,7 @@ TEMPLATE = ChatTemplate(
 MESSAGES = [{"role": "user", "content": "Hi there"}]
 
 
-def plan_of(accept: str = "*/*", **body: Any) -> Plan:
+def parse(accept: str = "*/*", **body: Any) -> ParsedCall:
     body = {"messages": MESSAGES, "max_tokens": 2, **body}
     raw = json.dumps(body).encode()
     call = Call(
@@ -36,15 +37,15 @@ def untimed(data: bytes) -> bytes:
 
 
 def test_prompt_is_rendered_and_gets_no_more_special_tokens() -> None:
-    request = plan_of().requests[0]
+    request = parse().requests[0]
     assert request.prompt == "user: Hi there\nassistant:"
     assert not request.add_special_tokens
 
 
 def test_object() -> None:
-    plan = plan_of()
-    assert plan.renderer.content_type == "application/json"
-    assert untimed(render(plan)) == (
+    parsed = parse()
+    assert parsed.renderer.content_type == "application/json"
+    assert untimed(render(parsed)) == (
         b'{"id": "chatcmpl-r", "object": "chat.completion", "created": 0, "model": "m", '
         b'"choices": [{"index": 0, "message": {"role": "assistant", "content": " a fox"}, '
         b'"logprobs": null, "finish_reason": "length"}], "usage": {"prompt_tokens": 4, '
@@ -54,13 +55,13 @@ def test_object() -> None:
 
 
 def test_lines() -> None:
-    plan = plan_of(stream=True)
-    assert plan.renderer.content_type == "application/jsonlines"
+    parsed = parse(stream=True)
+    assert parsed.renderer.content_type == "application/jsonlines"
     head = (
         b'{"id": "chatcmpl-r", "object": "chat.completion.chunk", "created": 0, "model": "m", '
         b'"choices": [{"index": 0, "delta": '
     )
-    assert untimed(render(plan)) == (
+    assert untimed(render(parsed)) == (
         head + b'{"role": "assistant", "content": " a"}, "logprobs": null, '
         b'"finish_reason": null}]}\n' + head + b'{"content": " fox"}, "logprobs": null, '
         b'"finish_reason": "length"}]}\n'
@@ -68,9 +69,9 @@ def test_lines() -> None:
 
 
 def test_events_when_the_client_accepts_them() -> None:
-    plan = plan_of("text/event-stream", stream=True, stream_options={"include_usage": True})
-    assert plan.renderer.content_type == "text/event-stream"
-    events = render(plan).split(b"\n\n")
+    parsed = parse("text/event-stream", stream=True, stream_options={"include_usage": True})
+    assert parsed.renderer.content_type == "text/event-stream"
+    events = render(parsed).split(b"\n\n")
     assert events[-2:] == [b"data: [DONE]", b""]
     chunks = [json.loads(event.removeprefix(b"data: ")) for event in events[:-2]]
     assert [len(chunk["choices"]) for chunk in chunks] == [1, 1, 0]
@@ -78,7 +79,7 @@ def test_events_when_the_client_accepts_them() -> None:
 
 
 def test_logprobs_and_choices() -> None:
-    answer = json.loads(render(plan_of(logprobs=True, top_logprobs=2, n=2)))
+    answer = json.loads(render(parse(logprobs=True, top_logprobs=2, n=2)))
     assert [choice["message"]["content"] for choice in answer["choices"]] == [
         " a fox",
         ' fox "quoted"',
@@ -91,13 +92,13 @@ def test_logprobs_and_choices() -> None:
 
 def test_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    request = plan_of(messages=[{"role": "user", "content": parts}]).requests[0]
+    request = parse(messages=[{"role": "user", "content": parts}]).requests[0]
     assert request.prompt == "user: one\ntwo\nassistant:"
 
 
 def test_parameters() -> None:
     params = (
-        plan_of(
+        parse(
             max_completion_tokens=7,
             temperature=0.5,
             top_p=0.9,
@@ -114,7 +115,7 @@ def test_parameters() -> None:
     assert (params.seed, params.stop, params.logit_bias) == (3, ("x",), ((5, -100.0),))
     assert (params.presence_penalty, params.frequency_penalty) == (1.0, -1.0)
     assert params.logprobs is None
-    defaults = plan_of(max_tokens=None).requests[0].params
+    defaults = parse(max_tokens=None).requests[0].params
     assert (defaults.temperature, defaults.max_new_tokens) == (1.0, None)
 
 
@@ -141,9 +142,26 @@ def test_parameters() -> None:
 )
 def test_bad_bodies(body: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        plan_of(**body)
+        parse(**body)
 
 
 def test_error_in_mid_stream() -> None:
-    lines = render(plan_of(stream=True), FakeEngine(fail_after=1)).splitlines()
+    lines = render(parse(stream=True), FakeEngine(fail_after=1)).splitlines()
     assert lines[-1] == b'{"code":424,"error":"step 7 failed: no such kernel"}'
+
+
+@pytest.mark.parametrize(
+    ("effort", "variables"),
+    [
+        ("low", {"reasoning_effort": "low"}),
+        ("none", {"enable_thinking": False, "thinking": False}),
+        (None, {}),
+    ],
+)
+def test_templates_get_the_reasoning_effort(effort: str | None, variables: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": effort}
+    given = template_arguments(decode_chat(json.dumps(body).encode()))
+    names = ("reasoning_effort", "enable_thinking", "thinking")
+    assert {name: given[name] for name in names if name in given} == variables
+    with pytest.raises(UserError, match="reasoning_effort must be none, minimal"):
+        template_arguments(decode_chat(json.dumps({**body, "reasoning_effort": "most"}).encode()))

@@ -19,7 +19,7 @@ from lmi_core.tools.forms import FORMS
 from lmi_core.tools.forms import LLAMA as LLAMA_FORM
 from lmi_core.tools.reader import TextParser
 from lmi_core.tools.tools import call_grammar, tool_of
-from lmi_server.dialects.base import Call, Plan
+from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.openai.openai import OpenAIProtocol
 from tests.server.test_structured import HOT, MESSAGES, loaded, run
 
@@ -59,19 +59,21 @@ HERMES = ChatTemplate(
 LLAMA = ChatTemplate({"default": "{{ tools }}<|python_tag|>{{ messages[0].content }}"})
 
 
-def plan_of(template: ChatTemplate = HERMES, **fields: Any) -> Plan:
+def parse(template: ChatTemplate = HERMES, **fields: Any) -> ParsedCall:
     body = {"messages": MESSAGES, "tools": TOOLS, **fields}
     protocol = OpenAIProtocol("m", template, decode=lambda ids: "")
     return protocol.parse(Call(request_id="r", body=json.dumps(body).encode()))
 
 
 def prompt_of(template: ChatTemplate, **fields: Any) -> str:
-    prompt = plan_of(template, **fields).requests[0].prompt
+    prompt = parse(template, **fields).requests[0].prompt
     assert prompt is not None
     return prompt
 
 
-def answered(plan: Plan, texts: list[str], reason: FinishReason = FinishReason.EOS) -> bytes:
+def answered(
+    parsed: ParsedCall, texts: list[str], reason: FinishReason = FinishReason.EOS
+) -> bytes:
     """What the client gets when the model writes these texts."""
     out = b""
     for number, text in enumerate(texts, 1):
@@ -84,12 +86,12 @@ def answered(plan: Plan, texts: list[str], reason: FinishReason = FinishReason.E
             num_generated_tokens=number,
             finish_reason=reason if number == len(texts) else None,
         )
-        out += plan.renderer.feed(0, [event])
-    return out + plan.renderer.finish()
+        out += parsed.renderer.feed(0, [event])
+    return out + parsed.renderer.finish()
 
 
-def choice_of(plan: Plan, texts: list[str], reason: FinishReason = FinishReason.EOS) -> Any:
-    return json.loads(answered(plan, texts, reason))["choices"][0]
+def choice_of(parsed: ParsedCall, texts: list[str], reason: FinishReason = FinishReason.EOS) -> Any:
+    return json.loads(answered(parsed, texts, reason))["choices"][0]
 
 
 def chunks_of(body: bytes) -> list[Any]:
@@ -141,10 +143,10 @@ def test_calls_and_results_of_the_history_become_text_without_a_place_for_them()
 
 
 def test_only_enforced_choices_have_a_grammar() -> None:
-    assert plan_of().requests[0].params.grammar is None
-    assert plan_of(tool_choice="auto").requests[0].params.grammar is None
-    assert plan_of(tool_choice="none").requests[0].params.grammar is None
-    assert plan_of(tool_choice="required").requests[0].params.grammar is not None
+    assert parse().requests[0].params.grammar is None
+    assert parse(tool_choice="auto").requests[0].params.grammar is None
+    assert parse(tool_choice="none").requests[0].params.grammar is None
+    assert parse(tool_choice="required").requests[0].params.grammar is not None
 
 
 TOKENIZER = Tokenizer.load(MODEL_DIR)
@@ -155,7 +157,7 @@ ULM = '"weather", "{}": {{"city":"Ulm","days":2}}}}'
 def follows(text: str, **fields: Any) -> bool:
     """Whether a text is what an enforced choice allows, and complete."""
     template = fields.pop("template", HERMES)
-    grammar = plan_of(template, **fields).requests[0].params.grammar
+    grammar = parse(template, **fields).requests[0].params.grammar
     assert grammar is not None
     matcher = LIBRARY.compile(grammar).matcher()
     try:
@@ -214,7 +216,7 @@ def test_the_configured_style_is_enforced() -> None:
 )
 def test_bad_tools(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        plan_of(**fields)
+        parse(**fields)
 
 
 # ---- how calls are answered
@@ -231,7 +233,7 @@ CALL = [
 
 
 def test_a_whole_answer_with_calls() -> None:
-    choice = choice_of(plan_of(), CALL)
+    choice = choice_of(parse(), CALL)
     [call] = choice["message"]["tool_calls"]
     assert choice["message"]["content"] == "See: "
     assert call.pop("id").startswith("call_")
@@ -240,18 +242,18 @@ def test_a_whole_answer_with_calls() -> None:
 
 
 def test_a_whole_answer_without_calls() -> None:
-    choice = choice_of(plan_of(), ["Hel", "lo"])
+    choice = choice_of(parse(), ["Hel", "lo"])
     assert choice["message"] == {"role": "assistant", "content": "Hello"}
     assert choice["finish_reason"] == "stop"
-    assert choice_of(plan_of(), CALL[1:])["message"]["content"] == " "
-    assert choice_of(plan_of(), CALL[2:4], FinishReason.LENGTH)["finish_reason"] == "length"
+    assert choice_of(parse(), CALL[1:])["message"]["content"] == " "
+    assert choice_of(parse(), CALL[2:4], FinishReason.LENGTH)["finish_reason"] == "length"
     # Without tools nothing is looked for.
-    text = choice_of(plan_of(tools=None), CALL)["message"]["content"]
+    text = choice_of(parse(tools=None), CALL)["message"]["content"]
     assert text == "".join(CALL)
 
 
 def test_a_streamed_answer_with_calls() -> None:
-    chunks = chunks_of(answered(plan_of(stream=True), CALL))
+    chunks = chunks_of(answered(parse(stream=True), CALL))
     deltas = [chunk["delta"] for chunk in chunks]
     start = deltas[2]["tool_calls"][0]
     assert start.pop("id").startswith("call_")
@@ -273,7 +275,7 @@ def test_a_streamed_answer_with_calls() -> None:
 def test_a_streamed_answer_that_begins_with_a_call_has_no_content() -> None:
     texts = ["<tool_call>", *CALL[3:]]
     texts[1] = '{"name": "now", "arguments": {"a'
-    [first, *_] = chunks_of(answered(plan_of(stream=True), texts))
+    [first, *_] = chunks_of(answered(parse(stream=True), texts))
     assert first["delta"]["role"] == "assistant"
     assert first["delta"]["content"] is None
     assert first["delta"]["tool_calls"][0]["function"]["name"] == "now"
@@ -281,7 +283,7 @@ def test_a_streamed_answer_that_begins_with_a_call_has_no_content() -> None:
 
 def test_log_probabilities_are_reported_once_per_token() -> None:
     for texts in (CALL, ["", "", "x"]):
-        body = answered(plan_of(stream=True, logprobs=True), texts)
+        body = answered(parse(stream=True, logprobs=True), texts)
         logprobs = [chunk["logprobs"] for chunk in chunks_of(body) if chunk["logprobs"]]
         assert len(logprobs) == len(texts)
 

@@ -13,7 +13,7 @@ from lmi_core.text.chat import ChatTemplate
 from lmi_server.http.metrics import Metrics
 from tests.engine.harness import make_engine
 from tests.server.dialects.lmi.test_lmi_formats import render
-from tests.server.dialects.openai.test_openai_formats import CHAT, TEXT, plan_of
+from tests.server.dialects.openai.test_openai_formats import CHAT, TEXT, parse
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import serving, serving_backend
 
@@ -29,7 +29,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_parameters_without_a_mechanism_are_refused(body: dict[str, Any], name: str) -> None:
     with pytest.raises(UserError, match="not available in this version") as raised:
-        plan_of({**body, name: REFUSED[name]})
+        parse({**body, name: REFUSED[name]})
     assert raised.value.field == name
 
 
@@ -49,7 +49,7 @@ def test_parameters_without_a_mechanism_are_refused(body: dict[str, Any], name: 
 )
 def test_bad_grammars(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words) as raised:
-        plan_of({**TEXT, **asked})
+        parse({**TEXT, **asked})
     assert raised.value.field in asked
 
 
@@ -80,11 +80,11 @@ def test_bad_grammars(asked: dict[str, Any], words: str) -> None:
 )
 def test_bad_bodies(body: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        plan_of(body)
+        parse(body)
 
 
 def test_error_in_mid_stream_is_an_event() -> None:
-    data = render(plan_of({**CHAT, "stream": True}), FakeEngine(fail_after=1))
+    data = render(parse({**CHAT, "stream": True}), FakeEngine(fail_after=1))
     last = data.split(b"\n\n")[-2]
     error = json.loads(last.removeprefix(b"data: "))["error"]
     assert (error["type"], error["message"]) == ("server_error", "step 7 failed: no such kernel")

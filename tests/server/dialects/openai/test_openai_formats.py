@@ -11,7 +11,7 @@ import pytest
 
 from lmi_core.structured.grammar import Grammar
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.dialects.base import Call, Plan
+from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.openai.openai import OpenAIProtocol
 from tests.server.dialects.lmi.test_lmi_formats import render
 from tests.server.fake_engine import FakeEngine
@@ -28,7 +28,7 @@ TEXT = {"prompt": "He is", "max_tokens": 2}
 PROTOCOL = OpenAIProtocol("m", TEMPLATE, decode=lambda ids: "".join(f"<{i}>" for i in ids))
 
 
-def plan_of(body: dict[str, Any]) -> Plan:
+def parse(body: dict[str, Any]) -> ParsedCall:
     call = Call(request_id="r", body=json.dumps(body).encode(), content_type="application/json")
     return PROTOCOL.parse(call)
 
@@ -45,7 +45,7 @@ def objects(data: bytes) -> list[dict[str, Any]]:
 
 
 def test_completion_object() -> None:
-    assert untimed(render(plan_of(TEXT))) == (
+    assert untimed(render(parse(TEXT))) == (
         b'{"id":"cmpl-r","object":"text_completion","created":0,"model":"m","choices":'
         b'[{"index":0,"text":" a fox","logprobs":null,"finish_reason":"length",'
         b'"prompt_logprobs":null}],"usage":{"prompt_tokens":2,"completion_tokens":2,"total_tokens":4,'
@@ -55,7 +55,7 @@ def test_completion_object() -> None:
 
 def test_completion_frames() -> None:
     head = b'data: {"id":"cmpl-r","object":"text_completion","created":0,"model":"m","choices":['
-    assert untimed(render(plan_of({**TEXT, "stream": True}))) == (
+    assert untimed(render(parse({**TEXT, "stream": True}))) == (
         head + b'{"index":0,"text":" a","logprobs":null,"finish_reason":null}]}\n\n'
         + head + b'{"index":0,"text":" fox","logprobs":null,"finish_reason":"length"}]}\n\n'
         b"data: [DONE]\n\n"
@@ -63,7 +63,7 @@ def test_completion_frames() -> None:
 
 
 def test_chat_object() -> None:
-    assert untimed(render(plan_of(CHAT))) == (
+    assert untimed(render(parse(CHAT))) == (
         b'{"id":"chatcmpl-r","object":"chat.completion","created":0,"model":"m","choices":'
         b'[{"index":0,"message":{"role":"assistant","content":" a fox"},"logprobs":null,'
         b'"finish_reason":"length"}],"usage":{"prompt_tokens":4,"completion_tokens":2,'
@@ -77,7 +77,7 @@ def test_chat_frames() -> None:
         b'"choices":[{"index":0,"delta":{'
     )
     body = {**CHAT, "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
-    assert untimed(render(plan_of(body))) == (
+    assert untimed(render(parse(body))) == (
         head + b'"role":"assistant","content":" a"},"logprobs":null,"finish_reason":null}],'
         b'"usage":null}\n\n'
         + head + b'"content":" fox"},"logprobs":null,"finish_reason":null}],"usage":null}\n\n'
@@ -92,7 +92,7 @@ def test_chat_frames() -> None:
 @pytest.mark.parametrize("body", [TEXT, CHAT])
 def test_frames_equal_the_json_module(body: dict[str, Any]) -> None:
     """Frames are put together by hand; they must be what json.dumps would write."""
-    data = render(plan_of({**body, "max_tokens": 9, "n": 2, "stream": True}))
+    data = render(parse({**body, "max_tokens": 9, "n": 2, "stream": True}))
     for event in data.decode().split("\n\n")[:-2]:
         text = event.removeprefix("data: ")
         again = json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))
@@ -100,7 +100,7 @@ def test_frames_equal_the_json_module(body: dict[str, Any]) -> None:
 
 
 def test_logprobs_of_a_completion_and_its_echo() -> None:
-    [choice] = json.loads(render(plan_of({**TEXT, "logprobs": 1, "echo": True})))["choices"]
+    [choice] = json.loads(render(parse({**TEXT, "logprobs": 1, "echo": True})))["choices"]
     assert choice["text"] == "He is a fox"
     assert choice["logprobs"] == {
         "tokens": ["He", "is", " a", " fox"],
@@ -108,7 +108,7 @@ def test_logprobs_of_a_completion_and_its_echo() -> None:
         "top_logprobs": [None, {"is": -1.5}, {"t0": -0.5, " a": -0.5}, {"t0": -0.5, " fox": -0.5}],
         "text_offset": [0, 2, 5, 7],
     }
-    streamed = objects(render(plan_of({**TEXT, "logprobs": 1, "echo": True, "stream": True})))
+    streamed = objects(render(parse({**TEXT, "logprobs": 1, "echo": True, "stream": True})))
     assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == choice["text"]
     parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
     for name, whole in choice["logprobs"].items():
@@ -116,10 +116,10 @@ def test_logprobs_of_a_completion_and_its_echo() -> None:
 
 
 def test_echo_of_token_ids_without_logprobs() -> None:
-    plan = plan_of({**TEXT, "prompt": [7, 8], "echo": True})
-    assert plan.requests[0].prompt_token_ids == (7, 8)
-    assert not plan.requests[0].echo
-    assert json.loads(render(plan))["choices"][0]["text"] == "<7><8> a fox"
+    parsed = parse({**TEXT, "prompt": [7, 8], "echo": True})
+    assert parsed.requests[0].prompt_token_ids == (7, 8)
+    assert not parsed.requests[0].echo
+    assert json.loads(render(parsed))["choices"][0]["text"] == "<7><8> a fox"
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ def test_echo_of_token_ids_without_logprobs() -> None:
     ],
 )
 def test_shapes_of_prompts(prompt: Any, prompts: list[Any]) -> None:
-    requests = plan_of({"prompt": prompt}).requests
+    requests = parse({"prompt": prompt}).requests
     assert [request.prompt or request.prompt_token_ids for request in requests] == prompts
     assert {request.params.max_new_tokens for request in requests} == {16}
 
 
 def test_parameters() -> None:
-    params = plan_of(
+    params = parse(
         {
             **TEXT,
             "min_tokens": 1,
@@ -169,9 +169,9 @@ def test_parameters() -> None:
 
 def test_best_of() -> None:
     """The scripted engine's later choices are the likelier ones; all of them are counted."""
-    plan = plan_of({**TEXT, "prompt": ["He is", "It was"], "n": 2, "best_of": 4})
-    assert [(r.params.n, r.params.logprobs) for r in plan.requests] == [(4, 0), (4, 0)]
-    answer = json.loads(render(plan))
+    parsed = parse({**TEXT, "prompt": ["He is", "It was"], "n": 2, "best_of": 4})
+    assert [(r.params.n, r.params.logprobs) for r in parsed.requests] == [(4, 0), (4, 0)]
+    answer = json.loads(render(parsed))
     assert [(c["index"], c["text"]) for c in answer["choices"]] == [
         (0, "\n é"), (1, ' "quoted"\n'), (2, "\n é"), (3, ' "quoted"\n')
     ]  # fmt: skip
@@ -182,30 +182,30 @@ def test_best_of() -> None:
 
 def test_best_of_with_echo_and_logprobs() -> None:
     asked = {**TEXT, "best_of": 2, "echo": True, "logprobs": 0}
-    [choice] = json.loads(render(plan_of(asked)))["choices"]
+    [choice] = json.loads(render(parse(asked)))["choices"]
     assert choice["text"] == 'He is fox "quoted"'
     assert choice["logprobs"]["token_logprobs"] == [None, -1.5, -0.25, -0.25]
 
 
 def test_best_of_that_chooses_nothing_keeps_the_order() -> None:
-    both = [json.loads(render(plan_of({**TEXT, "n": 2, **more}))) for more in ({}, {"best_of": 2})]
+    both = [json.loads(render(parse({**TEXT, "n": 2, **more}))) for more in ({}, {"best_of": 2})]
     assert both[0]["choices"] == both[1]["choices"]
-    assert render(plan_of({**TEXT, "n": 2, "best_of": 2, "stream": True}))
+    assert render(parse({**TEXT, "n": 2, "best_of": 2, "stream": True}))
 
 
 def test_chat_template_arguments() -> None:
     asked = {**CHAT, "chat_template_kwargs": {"mood": "!", "messages": []}}
-    assert plan_of(asked).requests[0].prompt == "user: Hi there\nassistant:!"
+    assert parse(asked).requests[0].prompt == "user: Hi there\nassistant:!"
     asked = {**asked, "add_generation_prompt": False}
-    assert plan_of(asked).requests[0].prompt == "user: Hi there\n!"
+    assert parse(asked).requests[0].prompt == "user: Hi there\n!"
     asked = {**CHAT, "continue_final_message": True}
-    assert plan_of(asked).requests[0].prompt == "user: Hi there"
+    assert parse(asked).requests[0].prompt == "user: Hi there"
 
 
 def test_tool_calls_of_the_history_reach_the_template_as_objects() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages = [{"role": "assistant", "tool_calls": [call]}, *CHAT["messages"]]  # type: ignore[misc]
-    prompt = plan_of({**CHAT, "messages": messages}).requests[0].prompt
+    prompt = parse({**CHAT, "messages": messages}).requests[0].prompt
     assert prompt is not None
     assert "'arguments': {'a': 1}" in prompt
 
@@ -241,20 +241,20 @@ SCHEMA = {"type": "object", "properties": {"a": {}}}
     ids=lambda value: str(value)[:50],
 )
 def test_grammars(body: dict[str, Any], asked: dict[str, Any], expected: Grammar | None) -> None:
-    grammar = plan_of({**body, **asked}).requests[0].params.grammar
+    grammar = parse({**body, **asked}).requests[0].params.grammar
     assert grammar == expected
     assert grammar is None or grammar.field in asked
 
 
 def test_tools_that_must_not_be_called_are_no_obstacle() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert plan_of({**CHAT, "tools": tools, "tool_choice": "none"}).requests
+    assert parse({**CHAT, "tools": tools, "tool_choice": "none"}).requests
 
 
 def test_unknown_fields_are_logged_and_known_ones_are_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    plan_of({**TEXT, "user": "u", "store": True, "tempratur": 1})
+    parse({**TEXT, "user": "u", "store": True, "tempratur": 1})
     assert "unknown fields are ignored: tempratur" in caplog.text
     assert "user" not in caplog.text
 

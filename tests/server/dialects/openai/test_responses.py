@@ -17,7 +17,7 @@ from openai.types.responses import ResponseStreamEvent
 from lmi_core.engine.outputs import FinishReason, TokenEvent
 from lmi_core.text.chat import ChatTemplate
 from lmi_core.tools.reasoning import REASONING
-from lmi_server.dialects.base import Call, Plan
+from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.openai.openai import OpenAIProtocol
 from lmi_server.dialects.openai.responses import ResponsesProtocol
 from lmi_server.dialects.openai.responses_tools import InputReader, as_arguments
@@ -126,7 +126,7 @@ def test_its_events() -> None:
     )
 
 
-def plan_of(**fields: Any) -> Plan:
+def parse(**fields: Any) -> ParsedCall:
     chats = OpenAIProtocol("model", TEMPLATE, decode=lambda ids: "")
     protocol = ResponsesProtocol(chats, "model", TEMPLATE, stores=True)
     return protocol.parse(Call(request_id="r", body=json.dumps({**BODY, **fields}).encode()))
@@ -134,7 +134,7 @@ def plan_of(**fields: Any) -> Plan:
 
 def rendered(tokens: list[TokenEvent], **asked: Any) -> dict[str, Any]:
     """The whole answer to a text; the events must build it as well, and be the SDK's."""
-    whole, streamed = (plan_of(**asked, stream=on).renderer for on in (False, True))
+    whole, streamed = (parse(**asked, stream=on).renderer for on in (False, True))
     whole.feed(0, tokens)
     answer = json.loads(steady(whole.finish()))
     frames = b"".join(streamed.feed(0, [token]) for token in tokens) + streamed.finish()
@@ -255,7 +255,7 @@ def test_an_answer_without_a_word() -> None:
 
 def test_a_named_tool_of_a_lark_grammar_is_the_whole_answer() -> None:
     asked: dict[str, Any] = {"tools": [LARK], "tool_choice": {"type": "custom", "name": "shell"}}
-    [request] = plan_of(**asked).requests
+    [request] = parse(**asked).requests
     assert request.params.grammar is not None
     assert request.params.grammar.text == "start: /[a-c]+/"
     assert request.params.grammar.field == "tools"
@@ -266,7 +266,7 @@ def test_a_named_tool_of_a_lark_grammar_is_the_whole_answer() -> None:
 
 def test_a_pattern_is_enforced() -> None:
     for choice in ("auto", "required"):
-        grammar = plan_of(tools=[PATTERN], tool_choice=choice).requests[0].params.grammar
+        grammar = parse(tools=[PATTERN], tool_choice=choice).requests[0].params.grammar
         assert grammar is not None
         assert '"pattern": "^(?:[a-c]+)$"' in grammar.text
 
@@ -283,7 +283,7 @@ def test_the_prompt() -> None:
         {"type": "custom_tool_call_output", "call_id": "2",
          "output": [{"type": "input_text", "text": "x"}]},
     ]  # fmt: skip
-    [request] = plan_of(input=items, instructions="Be", reasoning={"effort": "low"}).requests
+    [request] = parse(input=items, instructions="Be", reasoning={"effort": "low"}).requests
     calls = [
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}},
         {
@@ -302,11 +302,11 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 def test_text_formats() -> None:
     form = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
-    grammar = plan_of(text={"format": form}).requests[0].params.grammar
+    grammar = parse(text={"format": form}).requests[0].params.grammar
     assert grammar is not None
     assert (json.loads(grammar.text), grammar.field) == (SCHEMA, "text.format")
-    assert plan_of(text={"format": {"type": "json_object"}}).requests[0].params.grammar
-    assert plan_of(text={"format": {"type": "text"}}).requests[0].params.grammar is None
+    assert parse(text={"format": {"type": "json_object"}}).requests[0].params.grammar
+    assert parse(text={"format": {"type": "text"}}).requests[0].params.grammar is None
 
 
 @pytest.mark.parametrize(

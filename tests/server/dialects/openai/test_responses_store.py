@@ -10,6 +10,7 @@ import pytest
 
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.openai.responses_store import ResponseStore, Stored
+from tests.server.configured import configured
 from tests.server.dialects.openai.test_responses import BODY, TEMPLATE, post
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import Answer, Served, serving
@@ -147,5 +148,5 @@ def test_the_store_is_bounded() -> None:
 
 
 def test_a_response_that_does_not_fit_says_so() -> None:
-    status, body = post({**BODY, "input": "x " * 3000}, response_store_bytes=4000)
+    status, body = post({**BODY, "input": "x " * 3000}, **configured("response_store_size=4000"))
     assert (status, json.loads(body)["store"]) == (200, False)

@@ -15,7 +15,7 @@ from tests.server.dialects.openai.test_chat_tools import (
     NOW,
     TOOLS,
     WEATHER,
-    plan_of,
+    parse,
 )
 from tests.server.test_structured import MESSAGES, serving_demo
 from tests.structured.test_guidance import matches
@@ -53,9 +53,9 @@ def test_text_is_free_but_for_the_arguments_of_strict_tools(
 
 def test_strict_tools_of_a_free_choice_have_a_grammar() -> None:
     for choice in (None, "auto"):
-        plan = plan_of(tools=[STRICT_WEATHER, NOW], tool_choice=choice)
-        assert plan.requests[0].params.grammar is not None
-        assert plan_of(tools=TOOLS, tool_choice=choice).requests[0].params.grammar is None
+        parsed = parse(tools=[STRICT_WEATHER, NOW], tool_choice=choice)
+        assert parsed.requests[0].params.grammar is not None
+        assert parse(tools=TOOLS, tool_choice=choice).requests[0].params.grammar is None
 
 
 def test_calls_without_tags_are_text_where_the_grammar_knows_tags_only() -> None:
@@ -67,7 +67,7 @@ def test_calls_without_tags_are_text_where_the_grammar_knows_tags_only() -> None
 def test_strict_must_be_a_truth_value() -> None:
     tool = {"type": "function", "function": {"name": "f", "strict": "yes"}}
     with pytest.raises(UserError, match=r"tools\[0\]\.function\.strict"):
-        plan_of(tools=[tool])
+        parse(tools=[tool])
 
 
 def test_a_bad_schema_of_a_tool_is_named() -> None:

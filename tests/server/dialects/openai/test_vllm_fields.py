@@ -13,7 +13,13 @@ from lmi_core.text.infill import infill_form
 from lmi_server.dialects.base import Call
 from lmi_server.dialects.openai.openai import OpenAIProtocol
 from tests.server.dialects.lmi.test_lmi_formats import render
-from tests.server.dialects.openai.test_openai_formats import CHAT, TEMPLATE, TEXT, objects, plan_of
+from tests.server.dialects.openai.test_openai_formats import (
+    CHAT,
+    TEMPLATE,
+    TEXT,
+    objects,
+    parse,
+)
 from tests.server.harness import serving
 
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
@@ -21,11 +27,11 @@ BOTH = pytest.mark.parametrize("body", [TEXT, CHAT], ids=["text", "chat"])
 
 
 def answer(body: dict[str, Any]) -> Any:
-    return json.loads(render(plan_of(body)))
+    return json.loads(render(parse(body)))
 
 
 def frames(body: dict[str, Any]) -> list[dict[str, Any]]:
-    return objects(render(plan_of({**body, "stream": True})))
+    return objects(render(parse({**body, "stream": True})))
 
 
 @BOTH
@@ -43,7 +49,7 @@ def test_usage_in_chunks_needs_usage() -> None:
 
 def test_token_ids_of_completions() -> None:
     asked = {**TEXT, "max_tokens": 3, "n": 2, "return_token_ids": True}
-    assert plan_of(asked).requests[0].echo
+    assert parse(asked).requests[0].echo
     first, second = answer(asked)["choices"]
     assert (first["token_ids"], first["prompt_token_ids"]) == ([0, 1, 2], [0, 1])
     assert (second["token_ids"], second["prompt_token_ids"]) == ([1, 2, 3], [0, 1])
@@ -90,7 +96,7 @@ def test_tokens_named_by_their_ids() -> None:
 
 @BOTH
 def test_prompt_logprobs(body: dict[str, Any]) -> None:
-    request = plan_of({**body, "prompt_logprobs": 2}).requests[0]
+    request = parse({**body, "prompt_logprobs": 2}).requests[0]
     assert (request.params.prompt_logprobs, request.echo) == (2, True)
     whole = answer({**body, "prompt_logprobs": 2})
     scores = (whole["choices"][0] if body is TEXT else whole)["prompt_logprobs"]
@@ -100,8 +106,8 @@ def test_prompt_logprobs(body: dict[str, Any]) -> None:
 
 def test_prompt_logprobs_beside_those_of_an_echo() -> None:
     asked = {**TEXT, "echo": True, "logprobs": 3}
-    assert plan_of({**asked, "prompt_logprobs": 1}).requests[0].params.prompt_logprobs == 3
-    assert plan_of({**asked, "prompt_logprobs": -1}).requests[0].params.prompt_logprobs == -1
+    assert parse({**asked, "prompt_logprobs": 1}).requests[0].params.prompt_logprobs == 3
+    assert parse({**asked, "prompt_logprobs": -1}).requests[0].params.prompt_logprobs == -1
 
 
 @BOTH
@@ -121,19 +127,19 @@ def test_prompt_logprobs_beside_those_of_an_echo() -> None:
 )
 def test_refusals(body: dict[str, Any], asked: dict[str, Any], field: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        plan_of({**body, **asked})
+        parse({**body, **asked})
     assert caught.value.field == field
     assert message in str(caught.value)
 
 
 @BOTH
 def test_allowed_token_ids_reach_the_engine(body: dict[str, Any]) -> None:
-    params = plan_of({**body, "allowed_token_ids": [9, 3, 9]}).requests[0].params
+    params = parse({**body, "allowed_token_ids": [9, 3, 9]}).requests[0].params
     assert params.allowed_token_ids == (3, 9)
 
 
 def test_the_whole_vocabulary_of_log_probabilities() -> None:
-    params = plan_of({**CHAT, "logprobs": True, "top_logprobs": -1}).requests[0].params
+    params = parse({**CHAT, "logprobs": True, "top_logprobs": -1}).requests[0].params
     assert params.logprobs == -1
     assert params.counted(50).logprobs == 50
     params.validate(vocab_size=20, max_logprobs=20)

@@ -103,9 +103,9 @@ class _Tiles:
 
 
 def _single_tiles(step: DeviceStep) -> Tensor:
-    tiles = step.plans.get("single tiles")
+    tiles = step.derived.get("single tiles")
     if tiles is None:
-        tiles = step.plans["single tiles"] = _Tiles(step)
+        tiles = step.derived["single tiles"] = _Tiles(step)
     assert isinstance(tiles, _Tiles)
     return tiles.tiles
 

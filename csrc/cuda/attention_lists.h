@@ -33,7 +33,7 @@ inline int32_t split_tokens_for(int64_t total_keys, int32_t num_slots, int32_t n
       round_up(greater_of<int64_t>(share, kMinSplitTokens), int64_t{kSplitUnit}));
 }
 
-struct AttentionPlan {
+struct AttentionLists {
   std::vector<LmiAttentionWork> decode;
   std::vector<LmiAttentionWork> prefill;
   std::vector<LmiAttentionMerge> merges;
@@ -42,22 +42,22 @@ struct AttentionPlan {
 
 // Splits lie at absolute positions, multiples of their size, so that with a fixed split_tokens a
 // sequence is reduced in the same order whatever else the step holds.
-inline void plan_decode(int32_t seq, int32_t begin, int32_t end, int32_t split_tokens,
-                        AttentionPlan& plan) {
+inline void list_decode(int32_t seq, int32_t begin, int32_t end, int32_t split_tokens,
+                        AttentionLists& lists) {
   const int32_t first_split = begin / split_tokens;
   const int32_t num_splits = ceil_div(end, split_tokens) - first_split;
   if (num_splits > 1) {
-    plan.merges.push_back({seq, plan.num_partials, num_splits});
+    lists.merges.push_back({seq, lists.num_partials, num_splits});
   }
   for (int32_t split = first_split; split < first_split + num_splits; ++split) {
-    plan.decode.push_back({seq, greater_of(begin, split * split_tokens),
-                           lower_of(end, (split + 1) * split_tokens),
-                           num_splits > 1 ? plan.num_partials++ : -1});
+    lists.decode.push_back({seq, greater_of(begin, split * split_tokens),
+                            lower_of(end, (split + 1) * split_tokens),
+                            num_splits > 1 ? lists.num_partials++ : -1});
   }
 }
 
-inline AttentionPlan plan_attention(const LmiAttentionPlan& request) {
-  AttentionPlan plan;
+inline AttentionLists list_attention(const LmiAttentionLists& request) {
+  AttentionLists lists;
   const auto first_key = [&](int32_t seq) {
     const int32_t length = request.kv_lengths[seq];
     return request.window > 0 ? greater_of(length - request.window, 0) : 0;
@@ -75,23 +75,23 @@ inline AttentionPlan plan_attention(const LmiAttentionPlan& request) {
   for (int32_t seq = 0; seq < request.num_seqs; ++seq) {
     const int32_t num_rows = request.num_rows[seq];
     if (num_rows == 1) {
-      plan_decode(seq, first_key(seq), request.kv_lengths[seq], split_tokens, plan);
+      list_decode(seq, first_key(seq), request.kv_lengths[seq], split_tokens, lists);
       continue;
     }
     for (int32_t first = 0; first < num_rows; first += tile_tokens) {
-      plan.prefill.push_back({seq, first, lower_of(first + tile_tokens, num_rows), -1});
+      lists.prefill.push_back({seq, first, lower_of(first + tile_tokens, num_rows), -1});
     }
   }
   // The longest first: what starts last should not take long.
   const auto num_keys = [](const LmiAttentionWork& work) { return work.end - work.begin; };
-  std::stable_sort(plan.decode.begin(), plan.decode.end(),
+  std::stable_sort(lists.decode.begin(), lists.decode.end(),
                    [&](const auto& a, const auto& b) { return num_keys(a) > num_keys(b); });
   const auto last_key = [&](const LmiAttentionWork& work) {
     return request.kv_lengths[work.seq] - request.num_rows[work.seq] + work.end;
   };
-  std::stable_sort(plan.prefill.begin(), plan.prefill.end(),
+  std::stable_sort(lists.prefill.begin(), lists.prefill.end(),
                    [&](const auto& a, const auto& b) { return last_key(a) > last_key(b); });
-  return plan;
+  return lists;
 }
 
 }  // namespace lmi::cuda

@@ -10,17 +10,17 @@ import pytest
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
 from lmi_core.runners.memory_claims import MemoryClaims
-from lmi_core.runners.step_memory import plan_kv_cache
+from lmi_core.runners.step_memory import size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 
 LIMIT: int = _native.cpu_info()["memory_limit_bytes"]
 BLOCK = 1 << 20
 
 
-def plan(*, claimed_bytes: int = 0, max_num_seqs: int = 16384, **settings: Any) -> int:
+def size(*, claimed_bytes: int = 0, max_num_seqs: int = 16384, **settings: Any) -> int:
     """Bytes of the pool; so many sequences want all that there is."""
     config = EngineConfig(model=Path("x"), max_num_seqs=max_num_seqs, **settings)
-    memory = plan_kv_cache(
+    memory = size_kv_cache(
         config, block_bytes=BLOCK, max_model_len=4096, claimed_bytes=claimed_bytes
     )
     return memory.num_bytes
@@ -31,23 +31,23 @@ def close_to(num_bytes: int) -> Any:
 
 
 def test_models_that_start_together_share_a_quarter() -> None:
-    assert plan() == close_to(LIMIT // 4)
-    assert plan(num_models=2) == close_to(LIMIT // 8)
+    assert size() == close_to(LIMIT // 4)
+    assert size(num_models=2) == close_to(LIMIT // 8)
     # The first of them has taken its part; the second gets the same.
-    assert plan(num_models=2, claimed_bytes=LIMIT // 8) == close_to(LIMIT // 8)
+    assert size(num_models=2, claimed_bytes=LIMIT // 8) == close_to(LIMIT // 8)
 
 
 def test_a_model_that_comes_later_gets_a_part_of_what_is_left() -> None:
-    assert plan(claimed_bytes=LIMIT // 2) == close_to(LIMIT // 8)
-    assert plan(claimed_bytes=LIMIT // 2, max_num_seqs=1) == 128 * BLOCK
+    assert size(claimed_bytes=LIMIT // 2) == close_to(LIMIT // 8)
+    assert size(claimed_bytes=LIMIT // 2, max_num_seqs=1) == 128 * BLOCK
     with pytest.raises(InsufficientMemoryError, match="that no model has taken"):
-        plan(claimed_bytes=LIMIT)
+        size(claimed_bytes=LIMIT)
 
 
 def test_a_size_that_was_asked_for_must_be_there() -> None:
-    assert plan(kv_cache_bytes=256 * BLOCK, claimed_bytes=LIMIT // 2) == 256 * BLOCK
+    assert size(kv_cache_bytes=256 * BLOCK, claimed_bytes=LIMIT // 2) == 256 * BLOCK
     with pytest.raises(InsufficientMemoryError, match="unload a model"):
-        plan(kv_cache_bytes=256 * BLOCK, claimed_bytes=LIMIT - 255 * BLOCK)
+        size(kv_cache_bytes=256 * BLOCK, claimed_bytes=LIMIT - 255 * BLOCK)
 
 
 def test_claims_end_with_their_owner() -> None:

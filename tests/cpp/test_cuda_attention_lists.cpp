@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "check.h"
-#include "cuda/attention_plan.h"
+#include "cuda/attention_lists.h"
 
 namespace lmi::cuda {
 namespace {
@@ -13,8 +13,8 @@ struct Sequences {
   std::vector<int32_t> kv_lengths;
 };
 
-AttentionPlan plan(const Sequences& sequences, int32_t window = 0, int32_t split_tokens = 0) {
-  LmiAttentionPlan request = {};
+AttentionLists lists(const Sequences& sequences, int32_t window = 0, int32_t split_tokens = 0) {
+  LmiAttentionLists request = {};
   request.num_rows = sequences.num_rows.data();
   request.kv_lengths = sequences.kv_lengths.data();
   request.num_seqs = static_cast<int32_t>(sequences.num_rows.size());
@@ -24,10 +24,10 @@ AttentionPlan plan(const Sequences& sequences, int32_t window = 0, int32_t split
   request.window = window;
   request.num_slots = 264;
   request.split_tokens = split_tokens;
-  return plan_attention(request);
+  return list_attention(request);
 }
 
-TEST(attention_plan_covers_every_key_once) {
+TEST(attention_lists_covers_every_key_once) {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {
     Sequences sequences;
@@ -38,7 +38,7 @@ TEST(attention_plan_covers_every_key_once) {
       sequences.kv_lengths.push_back(num_rows + static_cast<int32_t>(random() % 9000));
     }
     const auto window = static_cast<int32_t>(round % 2 == 0 ? 0 : random() % 4000 + 1);
-    const AttentionPlan found = plan(sequences, window, round % 3 == 0 ? 256 : 0);
+    const AttentionLists found = lists(sequences, window, round % 3 == 0 ? 256 : 0);
     std::vector<int> num_parts(static_cast<size_t>(found.num_partials));
     for (int seq = 0; seq < num_seqs; ++seq) {
       const int32_t length = sequences.kv_lengths[static_cast<size_t>(seq)];
@@ -72,8 +72,8 @@ TEST(attention_plan_covers_every_key_once) {
   }
 }
 
-TEST(attention_plan_covers_every_row_once) {
-  const AttentionPlan found = plan({{70, 1, 2, 32}, {70, 5, 900, 32}});
+TEST(attention_lists_covers_every_row_once) {
+  const AttentionLists found = lists({{70, 1, 2, 32}, {70, 5, 900, 32}});
   std::vector<std::vector<int>> seen{
       std::vector<int>(70), {}, std::vector<int>(2), std::vector<int>(32)};
   for (const LmiAttentionWork& work : found.prefill) {
@@ -89,15 +89,15 @@ TEST(attention_plan_covers_every_row_once) {
 }
 
 // With a fixed size, splits do not depend on what else runs; without, no share is above the mean.
-TEST(attention_plan_splits) {
-  EXPECT_EQ(plan({{1}, {5000}}, 0, 512).decode.size(), 10u);
-  const AttentionPlan beside_another = plan({{1, 1}, {5000, 100000}}, 0, 512);
+TEST(attention_lists_splits) {
+  EXPECT_EQ(lists({{1}, {5000}}, 0, 512).decode.size(), 10u);
+  const AttentionLists beside_another = lists({{1, 1}, {5000, 100000}}, 0, 512);
   EXPECT_EQ(beside_another.merges.front().num_partials, 10);
-  EXPECT_EQ(plan({{1}, {300}}, 100, 256).decode.size(), 2u);  // 200 .. 256 .. 300
+  EXPECT_EQ(lists({{1}, {300}}, 100, 256).decode.size(), 2u);  // 200 .. 256 .. 300
   EXPECT_EQ(split_tokens_for(1000, 264, 8), 256);
   EXPECT_EQ(split_tokens_for(65536, 264, 8), 2048);
   EXPECT_EQ(split_tokens_for(65536, 4, 8), 65536);
-  const AttentionPlan mixed = plan({{1, 1, 1}, {64000, 500, 1}});
+  const AttentionLists mixed = lists({{1, 1, 1}, {64000, 500, 1}});
   EXPECT_EQ(mixed.decode.size(), 33u + 2u);
   EXPECT_EQ(mixed.decode.front().end - mixed.decode.front().begin, 1984);
 }

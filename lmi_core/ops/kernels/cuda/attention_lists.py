@@ -21,7 +21,7 @@ makes a sequence's result independent of the other ones' lengths."""
 _MIN_SPLIT_TOKENS = 256
 
 
-class Plan:
+class AttentionLists:
     """Lists of csrc/cuda/lmi_cuda.h, int32 on the device, for layers of one shape."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Plan:
             "num_slots": num_slots(step.positions.device),
             "split_tokens": SPLIT_TOKENS,
         }
-        lists = _plan(step.host, self._shape)
+        lists = _lists(step.host, self._shape)
         if step.is_refilled:
             lists = lists.padded(_most_work(step.host, self._shape), len(step.host.num_rows))
         self._values = _upload(lists, step.positions.device)
@@ -56,8 +56,8 @@ class Plan:
         self.num_partials = lists.num_partials
 
     def refresh(self, host: StepArrays) -> None:
-        """Plan for another step of single rows, into the same places."""
-        lists = _plan(host, self._shape).padded(len(self.decode), len(self.merges))
+        """Lists of another step of single rows, into the same places."""
+        lists = _lists(host, self._shape).padded(len(self.decode), len(self.merges))
         self._values.copy_(_staged(lists, self._values.device), non_blocking=True)
 
 
@@ -76,26 +76,26 @@ class _Lists(NamedTuple):
         return _Lists(decode, self.prefill, merges, num_decode)
 
 
-def plan_attention(
+def list_attention(
     step: DeviceStep, *, num_q_heads: int, num_kv_heads: int, head_dim: int, window: int
-) -> Plan:
-    """The step's plan for layers of this shape, the same object for each of them."""
+) -> AttentionLists:
+    """The step's lists for layers of this shape, the same object for each of them."""
     key = ("attention", num_q_heads, num_kv_heads, head_dim, window)
-    plan = step.plans.get(key)
-    if plan is None:
-        plan = Plan(
+    lists = step.derived.get(key)
+    if lists is None:
+        lists = AttentionLists(
             step,
             num_q_heads=num_q_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             window=window,
         )
-        step.plans[key] = plan
-    assert isinstance(plan, Plan)
-    return plan
+        step.derived[key] = lists
+    assert isinstance(lists, AttentionLists)
+    return lists
 
 
-def _plan(host: StepArrays, shape: dict[str, int]) -> _Lists:
+def _lists(host: StepArrays, shape: dict[str, int]) -> _Lists:
     num_rows = np.ascontiguousarray(host.num_rows, np.int32)
     kv_lengths = np.ascontiguousarray(host.kv_lengths, np.int32)
     smallest = shape["split_tokens"] or _MIN_SPLIT_TOKENS
@@ -103,7 +103,7 @@ def _plan(host: StepArrays, shape: dict[str, int]) -> _Lists:
     decode, prefill = np.empty((2, capacity, 4), np.int32)
     merges = np.empty((len(num_rows), 3), np.int32)
     kernels = library.load()
-    request = kernels.interface.structs["AttentionPlan"](
+    request = kernels.interface.structs["AttentionLists"](
         num_rows=num_rows.ctypes.data,
         kv_lengths=kv_lengths.ctypes.data,
         num_seqs=len(num_rows),
@@ -113,7 +113,7 @@ def _plan(host: StepArrays, shape: dict[str, int]) -> _Lists:
         merges=merges.ctypes.data,
         **shape,
     )
-    kernels.call_with("plan_attention", request)
+    kernels.call_with("list_attention", request)
     return _Lists(
         decode[: request.num_decode],
         prefill[: request.num_prefill],
@@ -124,7 +124,7 @@ def _plan(host: StepArrays, shape: dict[str, int]) -> _Lists:
 
 def _most_work(host: StepArrays, shape: dict[str, int]) -> int:
     """Entries of the longest decode list of any step of up to these lengths: a sequence has a split
-    for each that its keys fill, and one begun at either end (csrc/cuda/attention_plan.h)."""
+    for each that its keys fill, and one begun at either end (csrc/cuda/attention_lists.h)."""
     num_seqs = len(host.kv_lengths)
     if shape["split_tokens"]:
         return int((host.kv_lengths // shape["split_tokens"] + 2).sum())

@@ -1,0 +1,73 @@
+// What one sequence may go on with: what followed the place in its text, or in texts of others,
+// that is most like its end.
+//
+// The place moves on with the text. What it says comes next is compared with each token that comes,
+// drafted or not, so the share of right ones is known at no cost; it is kept by the length of the
+// run of right ones before. A place that was wrong once is kept, since a text may differ from the
+// one before by a token, but for one that agrees with more of the last tokens.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "draft/token_index.h"
+
+namespace lmi {
+
+struct Draft {
+  std::vector<int32_t> token_ids;
+  std::vector<float> chances;  // that this token and those before it are right
+};
+
+class Drafter {
+ public:
+  // A place is looked for by min_match tokens and judged by max_match.
+  Drafter(int64_t max_tokens, int32_t min_match, int32_t max_match,
+          std::shared_ptr<const TokenIndex> history);
+
+  // The text's first tokens, which nobody had to guess.
+  void start(std::span<const int32_t> token_ids);
+  void extend(std::span<const int32_t> token_ids);
+
+  int64_t num_tokens() const { return num_tokens_; }
+  Draft draft(int32_t max_tokens) const;
+  // That the token behind the next one is right, as far as is known before it comes.
+  float next_chance() const;
+
+ private:
+  static constexpr int32_t kNumRunClasses = 5;
+
+  struct Place {
+    const TokenIndex* index = nullptr;  // null: there is none
+    int64_t position = 0;               // of the token that is to come next
+    int32_t num_equal = 0;              // of the max_match tokens before it
+    int32_t run = 0;                    // equal ones directly before it
+  };
+  // Of tokens behind runs of a class of lengths, with less weight the longer ago.
+  struct Rate {
+    float num_right = 0.0f;
+    float num_seen = 0.0f;
+  };
+
+  void observe(int32_t token_id);
+  void search();
+  void search(const TokenIndex& index, std::span<const int32_t> key, Place& best) const;
+  Place judge(const TokenIndex& index, int64_t position) const;
+  bool is_readable(const Place& place) const;
+  float chance(int32_t run) const;
+  static int32_t run_class(int32_t run);
+
+  const int32_t min_match_;
+  const int32_t max_match_;
+  TokenIndex text_;
+  const std::shared_ptr<const TokenIndex> history_;
+  int64_t num_tokens_ = 0;
+  Place place_;
+  int32_t num_wrong_ = 0;  // of the place, in a row
+  std::array<Rate, kNumRunClasses> rates_;
+};
+
+}  // namespace lmi

@@ -1,0 +1,97 @@
+"""A model that is loaded, as the functions behind routes get it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from lmi_core.errors import UserError
+from lmi_core.text.tokenizer import Tokenizer
+from lmi_server.dialects.openai.responses_store import ResponseStore
+from lmi_server.http.admission import Admission
+from lmi_server.http.metrics import LoopLag, Metrics
+from lmi_server.http.options import ServerOptions
+from lmi_server.models.backend import AdapterHost, Generates, Reports, Tokenizes
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the models of a server have together."""
+
+    metrics: Metrics
+    loop_lag: LoopLag
+    responses: ResponseStore
+
+
+class LoadedModel:
+    """Its options, who serves it, and what its calls share."""
+
+    def __init__(self, options: ServerOptions, backend: Reports, shared: Shared) -> None:
+        self.options = options
+        self.backend = backend
+        self.shared = shared
+        self.admission = admission_of(options)
+        self.call_numbers = itertools.count()
+        """Clients may reuse their ids at the same time; the engine's must be unique."""
+        self._generates = backend if isinstance(backend, Generates) else None
+        self._tokenizes = backend if isinstance(backend, Tokenizes) else None
+        self._made: dict[Callable[..., Any], Any] = {}
+
+    def of(self, make: Callable[[LoadedModel], T]) -> T:
+        """What ``make`` makes of this model, once: a protocol with its options, a dialect's own
+        counters."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        return cast(T, self._made[make])
+
+    @property
+    def generates(self) -> Generates:
+        """The backend; UserError where it doesn't generate."""
+        return self._generates or self._refuse()
+
+    @property
+    def tokenizes(self) -> Tokenizes:
+        """The backend; UserError where it knows no tokens."""
+        return self._tokenizes or self._refuse()
+
+    @property
+    def max_model_len(self) -> int:
+        """0: only the model's own code knows."""
+        return 0 if self._generates is None else self._generates.max_model_len
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.tokenizes.tokenizer
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """As ``Tokenizes`` has it."""
+        return self.tokenizes.decode(token_ids)
+
+    @property
+    def adapter_host(self) -> AdapterHost | None:
+        """The backend, where LoRA is enabled."""
+        return cast(AdapterHost, self.backend) if self.options.has_lora else None
+
+    def adapter_names(self) -> Collection[str]:
+        """The LoRA adapters that requests may name now."""
+        host = self.adapter_host
+        return () if host is None else host.adapters
+
+    def _refuse(self) -> Any:
+        raise UserError(
+            f"The model {self.options.model_name} answers by its own handler, which knows no "
+            "tokens; send requests to /invocations",
+            field="model",
+        )
+
+
+def admission_of(options: ServerOptions) -> Admission:
+    return Admission(
+        max_in_flight=options.max_in_flight,
+        max_request_bytes=options.max_request_bytes,
+        receive_timeout_s=options.receive_timeout_s,
+    )

@@ -1,0 +1,84 @@
+"""Speculation as TGI, vLLM and our own key have it, and what becomes of what there isn't."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi_core.settings.speculation_config import SpeculationConfig
+from tests.config.cases import LLAMA
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        ("", None),
+        ("option.speculation=ngram", SpeculationConfig()),
+        ("option.speculation=off", None),
+        ("option.speculate=3", SpeculationConfig(max_draft_tokens=3)),
+        ("option.speculate=900", SpeculationConfig(max_draft_tokens=64)),
+        ("option.speculate=0\noption.speculation=ngram", None),
+        (
+            'option.speculative_config={"method": "ngram", "num_speculative_tokens": 5,'
+            ' "prompt_lookup_min": 3, "prompt_lookup_max": 4}',
+            SpeculationConfig(max_draft_tokens=5, min_match=3, max_match=4),
+        ),
+        (
+            'option.speculative_config={"model": "[ngram]", "num_speculative_tokens": 5,'
+            ' "prompt_lookup_max": 1}',
+            SpeculationConfig(max_draft_tokens=5, min_match=1, max_match=1),
+        ),
+        (
+            'option.speculative_config={"method": "ngram", "prompt_lookup_min": 40}',
+            SpeculationConfig(min_match=40, max_match=40),
+        ),
+    ],
+)
+def test_how_many_tokens_are_drafted(model_dir, resolved, properties, expected):
+    model = resolved(model_dir(properties, config=LLAMA)).models[0]
+    assert model.engine_config(Path("m")).speculation == expected
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [('{"method": "eagle3", "model": "m"}', "method 'eagle3'"), ('{"model": "m"}', "draft model")],
+)
+def test_other_methods_change_nothing(model_dir, explained, document, named):
+    report = explained(model_dir(f"option.speculative_config={document}", config=LLAMA))
+    row = next(row for row in report.rows[0] if row.key == "option.speculative_config")
+    assert row.outcome == "no effect"
+    assert named in row.text
+    assert not report.errors
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("[3]", "write an object with a method"),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 65}',
+            "num_speculative_tokens is 65; allowed are 1 to 64",
+        ),
+        (
+            '{"method": "ngram", "num_speculative_tokens": "5"}',
+            "num_speculative_tokens is '5'; allowed are int",
+        ),
+        (
+            '{"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4}',
+            "prompt_lookup_max is 4; allowed are 5 to 1024",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(model_dir, explained, document, message):
+    report = explained(model_dir(f"option.speculative_config={document}", config=LLAMA))
+    (error,) = report.errors
+    assert "option.speculative_config" in str(error)
+    assert message in str(error)
+
+
+def test_explaining_says_what_is_drafted(model_dir, explained):
+    report = explained(model_dir("option.speculate=3", config=LLAMA))
+    row = next(row for row in report.rows[0] if row.key == "option.speculate")
+    assert row.outcome == "honoured"
+    assert "max_draft_tokens=3" in row.text

@@ -1,0 +1,159 @@
+"""Texts that go on as others did take few steps, and those that don't are left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+
+from lmi_core import _native
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.engine.stats import EngineTotals
+from lmi_core.engine.step_costs import StepCosts
+from lmi_core.errors import UserError
+from lmi_core.settings.speculation_config import SpeculationConfig
+from tests.engine.fake_runner import FakeRunner
+from tests.engine.harness import collect, make_engine, run, token_ids
+from tests.engine.oracle import expected_tokens
+
+PARAMS = SamplingParams(max_new_tokens=60, ignore_eos=True)
+
+
+def drafter(text: list[int], history: list[list[int]] = [], **sizes: int) -> _native.Drafter:  # noqa: B006
+    index = _native.TokenIndex(max_tokens=1000, num_key_tokens=2)
+    for earlier in history:
+        index.add_text(earlier)
+    settings = {"max_tokens": 1000, "min_match": 2, "max_match": 32} | sizes
+    made = _native.Drafter(history=index, **settings)
+    made.start(text)
+    return made
+
+
+def test_a_text_goes_on_as_it_did_before() -> None:
+    text = [1, 2, 3, 4, 5, 9, 1, 2]
+    assert drafter(text).draft(3)[0] == [3, 4, 5]
+    assert drafter([*text, 7]).draft(3)[0] == []
+
+
+def test_the_place_that_agrees_with_more_tokens_wins() -> None:
+    text = [1, 2, 3, 4, 8, 2, 3, 5, 7, 1, 2, 3]
+    assert drafter(text).draft(1)[0] == [4]
+    assert drafter([*text[:-3], 8, 2, 3]).draft(1)[0] == [5]
+
+
+def test_a_text_that_repeats_itself_does_so_in_the_draft() -> None:
+    ids, chances = drafter([1, 2, 3, 1, 2, 3, 1]).draft(7)
+    assert ids == [2, 3, 1, 2, 3, 1, 2]
+    assert chances == sorted(chances, reverse=True)
+    assert 0 < chances[-1] < chances[0] < 1
+
+
+def test_earlier_texts_end_where_they_ended() -> None:
+    made = drafter([5, 1, 2], history=[[1, 2, 3, 4], [7, 8, 9]])
+    assert made.draft(9)[0] == [3, 4]
+
+
+def test_a_token_that_differs_does_not_lose_the_place() -> None:
+    earlier = list(range(100, 140))
+    made = drafter([100, 101, 102], history=[earlier])
+    made.extend([103, 104, 99])
+    assert made.draft(3)[0] == [106, 107, 108]
+    made.extend([98, 97])
+    assert made.draft(3)[0] == []
+
+
+def test_chances_follow_what_was_right() -> None:
+    rng = random.Random(3)
+    earlier = [rng.randrange(1000, 2000) for _ in range(400)]
+    right, wrong = drafter(earlier[:2], [earlier]), drafter(earlier[:2], [earlier])
+    right.extend(earlier[2:60])
+    assert right.draft(8)[1][-1] > 0.9
+    assert right.next_chance > 0.95
+    for i in range(2, 200, 2):  # two tokens as before, then one that isn't
+        wrong.extend([earlier[i + 1], *earlier[i : i + 2]])
+    assert wrong.draft(8)[1][0] < 0.3
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    index = _native.TokenIndex(max_tokens=100, num_key_tokens=2)
+    rng = random.Random(1)
+    text = [rng.randrange(10**6) for _ in range(1000)]
+    for start in range(0, 1000, 50):
+        index.add_text(text[start : start + 50])
+        assert len(index) <= 100
+    made = _native.Drafter(max_tokens=100, min_match=2, max_match=8, history=index)
+    made.start(text[960:962])
+    assert made.draft(4)[0] == text[962:966]
+    forgotten = _native.Drafter(max_tokens=100, min_match=2, max_match=8, history=index)
+    forgotten.start(text[60:62])
+    assert forgotten.draft(4)[0] == []
+    # A place that is forgotten while it is in use isn't read.
+    for start in range(0, 1000, 50):
+        index.add_text(text[start : start + 50])
+    made.extend(text[962:970])
+    made.draft(4)
+
+
+def test_sizes_are_checked() -> None:
+    with pytest.raises(_native.NativeError, match="matches of 5 to 4"):
+        drafter([1], min_match=5, max_match=4)
+    with pytest.raises(UserError, match="max_draft_tokens is 65; allowed are 1 to 64"):
+        SpeculationConfig(max_draft_tokens=65)
+
+
+async def ask(
+    prompts: list[list[int]], *, speculation: SpeculationConfig | None, salts: tuple[str, ...] = ()
+) -> EngineTotals:
+    """Each of ``prompts`` after the other, with the same text each time."""
+    async with make_engine(FakeRunner(runs_ahead=True), speculation=speculation) as engine:
+        for i, prompt in enumerate(prompts):
+            request = GenerationRequest(
+                request_id=str(i),
+                prompt_token_ids=tuple(prompt),
+                params=PARAMS,
+                cache_salt=salts[i] if salts else "",
+            )
+            events = await collect(engine, request)
+            assert token_ids(events) == expected_tokens(prompt, PARAMS)
+        return engine.stats().totals
+
+
+@pytest.fixture(autouse=True)
+def cheap_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of the fake runner take no time that could be measured."""
+    monkeypatch.setattr(StepCosts, "note", lambda self, num_rows, seconds: None)
+
+
+def test_a_text_that_was_generated_before_takes_few_steps() -> None:
+    config = SpeculationConfig()
+    once = run(ask([[1, 2, 3]], speculation=config))
+    twice = run(ask([[1, 2, 3]] * 2, speculation=config))
+    assert once.num_steps <= 61
+    assert twice.num_steps - once.num_steps <= 8
+    assert twice.num_accepted_tokens >= 52
+
+
+def test_texts_of_others_are_not_drafted() -> None:
+    """By how long it takes, nobody may see what is generated with another salt."""
+    totals = run(ask([[1, 2, 3]] * 2, speculation=SpeculationConfig(), salts=("a", "b")))
+    assert totals.num_accepted_tokens <= 2
+
+
+def test_nothing_is_drafted_unless_asked_for() -> None:
+    totals = run(ask([[1, 2, 3]] * 2, speculation=None))
+    assert totals.num_draft_tokens == 0
+    assert totals.num_steps == 120
+
+
+def test_random_texts_keep_running_ahead() -> None:
+    async def main() -> None:
+        runner = FakeRunner(runs_ahead=True)
+        async with make_engine(runner, speculation=SpeculationConfig()) as engine:
+            params = replace(PARAMS, max_new_tokens=100)
+            await asyncio.gather(*(collect(engine, [i], params) for i in range(4)))
+            assert runner.num_ahead > 0.8 * engine.stats().totals.num_steps
+
+    run(main())

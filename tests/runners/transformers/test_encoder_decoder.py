@@ -1,0 +1,97 @@
+"""Encoder-decoders in our engine, against ``generate`` of the same models."""
+
+import asyncio
+import random
+
+import pytest
+
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import UserError
+from lmi_core.settings.transformers_config import TransformersConfig
+from tests.backends.models import ENCODER_DECODERS, checkpoint, oracle
+from tests.checkpoints import VOCAB_SIZE
+from tests.engine.harness import run
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def config(family, **more):
+    return TransformersConfig(model=checkpoint(family), num_threads=1, **more)
+
+
+def prompts(count):
+    draw = random.Random(0)
+    return [
+        tuple(draw.randrange(4, VOCAB_SIZE) for _ in range(draw.randrange(1, 60)))
+        for _ in range(count)
+    ]
+
+
+def greedy(family, prompt, num_tokens):
+    """What ``generate`` gives, without the start and what is forced to follow it."""
+    ids = oracle(family).generate(
+        torch.tensor([prompt]), max_new_tokens=num_tokens + 1, min_new_tokens=num_tokens + 1
+    )[0]
+    num_first = 2 if family == "bart" else 1
+    return ids[num_first : num_first + num_tokens].tolist()
+
+
+async def ids_of(engine, prompt, num_tokens, **more):
+    params = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True, **more)
+    return [event.token_id async for event in engine.generate(prompt, params)]
+
+
+@pytest.mark.parametrize("family", ENCODER_DECODERS)
+def test_greedy_tokens_are_those_of_generate(family):
+    """Prompts and outputs of all lengths side by side, more than run at once."""
+    asked = [(prompt, 6 + i) for i, prompt in enumerate(prompts(9))]
+
+    async def main():
+        async with Engine(config(family, max_num_seqs=5), check_integrity=True) as engine:
+            return await asyncio.gather(*(ids_of(engine, *pair) for pair in asked))
+
+    assert run(main(), 90) == [greedy(family, *pair) for pair in asked]
+
+
+def test_a_prompt_in_chunks_is_read_as_one():
+    """Chunks of 8 tokens, and a cache that holds two of four sequences: nobody is preempted, since
+    an output can't be computed again as part of its prompt."""
+    settings = {"max_num_batched_tokens": 8, "block_size": 16, "max_num_seqs": 4}
+
+    async def main():
+        async with Engine(config("t5", max_model_len=96, **settings)) as engine:
+            info = engine.info.runner
+        num_bytes = 12 * info.kv_cache_bytes // info.num_blocks
+        small = config("t5", max_model_len=96, kv_cache_bytes=num_bytes, **settings)
+        async with Engine(small, check_integrity=True) as engine:
+            outputs = await asyncio.gather(*(ids_of(engine, p, 30) for p in prompts(5)))
+            return outputs, engine.stats()
+
+    outputs, stats = run(main(), 90)
+    assert outputs == [greedy("t5", prompt, 30) for prompt in prompts(5)]
+    assert stats.totals.num_preemptions == 0
+
+
+def test_a_prompts_tokens_have_no_log_probabilities():
+    async def main():
+        async with Engine(config("t5")) as engine:
+            await ids_of(engine, (5, 6), 2, prompt_logprobs=1)
+
+    with pytest.raises(UserError, match="encoder reads the prompt") as raised:
+        run(main())
+    assert raised.value.field == "prompt_logprobs"
+
+
+def test_learned_positions_bound_a_sequence_and_relative_ones_do_not():
+    async def main():
+        async with Engine(config("bart")) as bart, Engine(config("t5", max_model_len=700)) as t5:
+            return bart.max_model_len, t5.max_model_len
+
+    assert run(main()) == (128, 700)
