@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from lmi_core.errors import ModelError
 from lmi_core.weights.gguf.file import GgufFile, fault
 
@@ -130,8 +132,8 @@ def eos_token_ids(file: GgufFile) -> list[int]:
 def _settings(file: GgufFile, tokens: Sequence[str], *, adds_bos: bool) -> dict[str, Any]:
     metadata = file.metadata
     settings: dict[str, Any] = {
-        "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", adds_bos),
-        "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
+        "add_bos_token": bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos)),
+        "add_eos_token": bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
     }
     for name, key in (
         ("bos_token", "bos_token_id"),
@@ -153,7 +155,7 @@ def _settings(file: GgufFile, tokens: Sequence[str], *, adds_bos: bool) -> dict[
             if f"tokenizer.chat_template.{name}" in metadata
         }
         template = [{"name": name, "template": text} for name, text in names.items()]
-    if template is not None:
+    if isinstance(template, str | list) and template:
         settings["chat_template"] = template
     return settings
 
@@ -176,7 +178,8 @@ def _types(file: GgufFile, num_tokens: int) -> list[int]:
     types = file.metadata.get("tokenizer.ggml.token_type")
     if types is None:
         return [_NORMAL] * num_tokens
-    if len(types) != num_tokens or isinstance(types, (list, str)):
+    is_whole = isinstance(types, np.ndarray) and np.issubdtype(types.dtype, np.integer)
+    if not is_whole or len(types) != num_tokens:
         raise fault(file.path, f"has {num_tokens} tokens, but not as many types of them")
     return [int(kind) for kind in types]
 
@@ -242,7 +245,7 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) 
     """Pieces with scores, the highest of which are merged first: BPE whose merges are all ways to
     put a piece together from two."""
     scores = file.metadata.get("tokenizer.ggml.scores")
-    if scores is None or isinstance(scores, (list, str)) or len(scores) != len(tokens):
+    if not isinstance(scores, np.ndarray) or len(scores) != len(tokens):
         raise fault(file.path, f"has {len(tokens)} tokens, but not as many tokenizer.ggml.scores")
     pieces = {
         token: -float(scores[token_id])

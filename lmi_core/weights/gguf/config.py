@@ -6,6 +6,7 @@ architecture's name.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -73,6 +74,14 @@ class Metadata:
             raise fault(self.file.path, f"has a list of strings as {name}")
         return value
 
+    def number(self, key: str) -> Any:
+        """As ``get``, an int or a float."""
+        value = self.get(key)
+        if value is not None and (isinstance(value, str) or not math.isfinite(value)):
+            name = f"{self.architecture}.{key}"
+            raise fault(self.file.path, f"has {str(value)[:40]!r} as {name}, which isn't a number")
+        return value
+
     def has(self, tensor: str) -> bool:
         return tensor in self.file.tensors
 
@@ -84,10 +93,11 @@ def _gemma(num_layers: int) -> Callable[[Metadata], dict[str, Any]]:
     """The largest one, of ``num_layers``, scales scores by the hidden size of a head."""
 
     def settings(metadata: Metadata) -> dict[str, Any]:
-        scale, base = metadata.get("attention.scale"), metadata.get("rope.freq_base_swa")
-        size = metadata.get("attention.key_length") or 256
+        scale, base = metadata.number("attention.scale"), metadata.number("rope.freq_base_swa")
+        size = metadata.number("attention.key_length") or 256
         if metadata.get("block_count") == num_layers:
-            size = metadata.get("embedding_length") / metadata.get("attention.head_count")
+            heads = metadata.number("attention.head_count") or 1
+            size = metadata.number("embedding_length") / heads
         return {
             "query_pre_attn_scalar": scale**-2 if scale else size,
             "rope_local_base_freq": base or 10000.0,
@@ -97,7 +107,7 @@ def _gemma(num_layers: int) -> Callable[[Metadata], dict[str, Any]]:
 
 
 def _falcon(metadata: Metadata) -> dict[str, Any]:
-    heads, kv_heads = (metadata.get(f"attention.head_count{end}") for end in ("", "_kv"))
+    heads, kv_heads = (metadata.number(f"attention.head_count{end}") for end in ("", "_kv"))
     has_two = metadata.has_in_layers("attn_norm_2.weight")
     return {
         "new_decoder_architecture": has_two or kv_heads not in (None, 1, heads),
@@ -114,7 +124,7 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
         "embedding_multiplier": "embedding_scale",
         "logits_scaling": "logit_scale",
     }
-    return {ours: metadata.get(key) or 1.0 for ours, key in keys.items()}
+    return {ours: metadata.number(key) or 1.0 for ours, key in keys.items()}
 
 
 def _parallel(metadata: Metadata) -> dict[str, Any]:
@@ -166,7 +176,7 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     architecture = ARCHITECTURES[metadata.architecture]
     config: dict[str, Any] = {"architectures": [architecture.name], "model_type": "gguf"}
     for ours, keys in _KEYS.items():
-        value = next((found for key in keys if (found := metadata.get(key)) is not None), None)
+        value = next((found for key in keys if (found := metadata.number(key)) is not None), None)
         if value is not None:
             config[ours] = value
         elif ours in _NEEDED:
@@ -211,7 +221,7 @@ def _rotary(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or (config["hidden_size"] // heads if heads else 0)
     settings: dict[str, Any] = {}
-    if (rotated := metadata.get("rope.dimension_count")) and head_dim:
+    if (rotated := metadata.number("rope.dimension_count")) and head_dim:
         settings["partial_rotary_factor"] = rotated / head_dim
     if (scaling := _scaling(metadata, config)) is not None:
         settings["rope_scaling"] = scaling
@@ -219,8 +229,8 @@ def _rotary(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scaling(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    original = metadata.get("rope.scaling.original_context_length")
-    factor = metadata.get("rope.scaling.factor")
+    original = metadata.number("rope.scaling.original_context_length")
+    factor = metadata.number("rope.scaling.factor")
     long, short = (
         _numbers(metadata, name)
         for name in ("rope_factors_long.weight", "rope_factors_short.weight")
@@ -239,10 +249,10 @@ def _scaling(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any] | 
             "rope_type": "longrope",
             "short_factor": short,
             "long_factor": long,
-            "attention_factor": metadata.get("rope.scaling.attn_factor") or 1.0,
+            "attention_factor": metadata.number("rope.scaling.attn_factor") or 1.0,
             "original_max_position_embeddings": original or config["max_position_embeddings"],
         }
-    kind = metadata.get("rope.scaling.type") or "none"
+    kind = str(metadata.get("rope.scaling.type") or "none")
     if kind not in _SCALINGS:
         raise ModelError(
             f"{metadata.file.path} has {metadata.architecture}.rope.scaling.type {kind[:40]!r}; "
