@@ -61,9 +61,9 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes], int]] = {
     "prompt of 30 MB": (COMPLETIONS, lambda: _completion(prompt="a b c " * 5_000_000), 1),
     "1000 prompts x 128": (COMPLETIONS, lambda: _completion(prompt=["x"] * 1000, n=128), 1),
     "(a{1000}){1000}": (COMPLETIONS, lambda: _completion(guided_regex="(a{1000}){1000}"), 1),
-    "(a{199}){200}": (
+    "(a{100}){100}": (
         COMPLETIONS,
-        lambda: _completion(guided_regex="(a{199}){200}", max_tokens=200),
+        lambda: _completion(guided_regex="(a{100}){100}", max_tokens=200),
         4,
     ),
     "20,000 choices": (

@@ -7,6 +7,8 @@ import functools
 import importlib.util
 from pathlib import Path
 
+from lmi_core.errors import MissingExtraError
+
 _TABLES = {
     "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
@@ -33,6 +35,12 @@ def text_model_types(loader: str = "AutoModelForCausalLM") -> frozenset[str]:
         return frozenset(name for name, _ in ast.literal_eval(table.args[0]))
     except (OSError, SyntaxError, StopIteration, AssertionError, IndexError, ValueError):
         return frozenset()
+
+
+def check_bitsandbytes() -> None:
+    """Raise MissingExtraError unless weights can be quantised by it."""
+    if any(importlib.util.find_spec(name) is None for name in ("bitsandbytes", "accelerate")):
+        raise MissingExtraError("option.quantize of a Transformers model", "bitsandbytes")
 
 
 def _assigns(node: ast.Assign | ast.AnnAssign, table: str) -> bool:

@@ -172,10 +172,14 @@ def _check_tokenizer(model: ModelConfig, directory: Path) -> None:
 
 
 def _check_transformers(model: ModelConfig, directory: Path) -> None:
-    from lmi_core.adapters.text_models import objection_to
+    from lmi_core.adapters.text_models import check_bitsandbytes, objection_to
+    from lmi_core.settings.transformers_config import TransformersConfig
     from lmi_core.weights.hf_config import read_json_object
 
     config = read_json_object(directory / "config.json")
+    engine = None if model.engine is None else model.engine.config
+    if isinstance(engine, TransformersConfig) and engine.bitsandbytes is not None:
+        check_bitsandbytes()
     reason = objection_to(config, trust_remote_code=model.trust_remote_code)
     if reason is not None:
         raise UserError(f"{directory}: {reason}", field="option.trust_remote_code")

@@ -5,30 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 from lmi_core.config.artefacts.gguf import model_directory
 from lmi_core.config.artefacts.handler import Handler
 from lmi_core.config.artefacts.model_files import ModelFiles
+from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.paths import first_file
 from lmi_core.config.sources.merge import Value
 from lmi_core.config.targets.engine_settings import EngineSettings
+from lmi_core.config.targets.lora_settings import LoraSettings
 from lmi_core.config.targets.placement import Placement
 from lmi_core.settings.custom_code_config import CustomCodeConfig
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.library_config import LibraryConfig
-
-if TYPE_CHECKING:
-    from lmi_core.config.targets.lora_settings import LoraSettings
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """Where the model's files are: a directory, a hub id (with revision) or an S3 prefix."""
-
-    kind: Literal["local", "hub", "s3", "none"]
-    location: str
-    revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

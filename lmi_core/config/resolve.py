@@ -14,12 +14,12 @@ from lmi_core.config.artefacts.cache import download_root, noted_directory
 from lmi_core.config.artefacts.custom_code import check_downloaded
 from lmi_core.config.artefacts.entry_point import check_formatter, find_handler
 from lmi_core.config.artefacts.model_files import ModelFiles, read_model_files
-from lmi_core.config.artefacts.model_source import find_source
+from lmi_core.config.artefacts.model_source import ModelSource, find_source
 from lmi_core.config.artefacts.own_adapter import find_own_adapter
 from lmi_core.config.artefacts.own_files import refuse_others_files
 from lmi_core.config.artefacts.unpack import Limits
 from lmi_core.config.checks import Subject, check
-from lmi_core.config.model_config import ModelConfig, ModelSource
+from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.paths import is_file
 from lmi_core.config.problem import Problem, Problems
 from lmi_core.config.rows import Row, model_rows, server_rows

@@ -8,30 +8,40 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from lmi_core.custom_code.call import Output, read_output, split_output
 from lmi_core.custom_code.errors import FailureKind, HandlerError, LoadError
 from lmi_core.custom_code.frame import Frame
-from lmi_core.custom_code.job import Job
+from lmi_core.custom_code.job import Job, JobQueue
 from lmi_core.custom_code.process import CustomCodeProcess
 from lmi_core.errors import EngineError
 from lmi_core.settings.custom_code_config import CustomCodeConfig
-
-if TYPE_CHECKING:
-    from lmi_core.custom_code.pool import CustomCodePool
 
 log = logging.getLogger(__name__)
 
 _call_ids = itertools.count()
 
 
+class Workplace(Protocol):
+    """What a worker needs of its pool."""
+
+    queue: JobQueue
+    has_failed: bool
+
+    def note_success(self) -> None: ...
+
+    def note_failure(self, why: str) -> None: ...
+
+    async def back_off(self) -> None:
+        """Wait as long as failures in a row ask for."""
+        ...
+
+
 class Worker:
     """Takes jobs from its pool's queue until it is cancelled, idle (if temporary), or given up."""
 
-    def __init__(
-        self, pool: CustomCodePool, config: CustomCodeConfig, *, is_temporary: bool
-    ) -> None:
+    def __init__(self, pool: Workplace, config: CustomCodeConfig, *, is_temporary: bool) -> None:
         self._pool = pool
         self._config = config
         self.is_temporary = is_temporary

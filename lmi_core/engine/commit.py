@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lmi_core.engine.active_request import ActiveRequest
 from lmi_core.engine.outputs import FinishReason
-from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.sequence import ActiveRequest, Sequence
 
 
 class Output(NamedTuple):

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from lmi_core.engine.active_request import ActiveRequest, OpenRequests
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.loop import StepLoop
@@ -22,7 +21,7 @@ from lmi_core.engine.pooling_params import PoolingParams, framed_text
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
-from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.sequence import ActiveRequest, OpenRequests, Sequence
 from lmi_core.engine.speculation import speculation_of
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
 from lmi_core.engine.stream import EventStream

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lmi_core.engine.active_request import ActiveRequest
 from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.engine.scheduler import Scheduler
-from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.shown_text import shown_text
 from lmi_core.engine.stats import EngineObserver, EngineTotals
 from lmi_core.errors import EngineError

@@ -10,12 +10,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from lmi_core.engine.active_request import ActiveRequest
 from lmi_core.engine.commit import Commit
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.policy import Plan
 from lmi_core.engine.scheduler import Scheduler
-from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
 from lmi_core.engine.step_costs import StepCosts
 from lmi_core.errors import EngineError

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lmi_core.engine.active_request import ActiveRequest
 from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.policy import Plan, Policy, Queues
-from lmi_core.engine.sequence import Sequence, SequenceState
+from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 from lmi_core.engine.speculation import Speculation
 from lmi_core.models.pooling_head import LogitRows
 from lmi_core.structured.mask_threads import MissingMask

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from lmi_core.settings.engine_config import EngineConfig
 
@@ -20,6 +21,8 @@ class TransformersConfig(EngineConfig):
     """Run Python code that comes with the model, inside the server."""
     device_map: str | None = None
     """Spread the layers over devices (needs accelerate); None: all on ``device``."""
+    bitsandbytes: Literal["int8", "nf4", "fp4"] | None = None
+    """What bitsandbytes makes of the linear layers' weights at load; None: nothing."""
     attn_implementation: str | None = None
     """Transformers' name of an attention implementation; None: the best that it has."""
     max_sparsity: float = 0.33

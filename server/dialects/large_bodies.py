@@ -194,6 +194,8 @@ def _tokenized(
     info = stand_in.known_info
     max_tokens = None if info is None else info.max_prompt_tokens
     token_ids = request.prompt_token_ids
+    if request.pooling is not None:  # its texts are bounded, and may be cut
+        return request
     if request.prompt is not None:
         if len(request.prompt) <= _LONG_CHARS or stand_in.known_tokenizer is None:
             return request

@@ -16,9 +16,9 @@ from lmi_server.dialects.routes import Route
 from lmi_server.http.options import ServerOptions
 
 PRECEDENCE: Mapping[str, tuple[str, ...]] = {
-    "lmi": ("lmi", "openai", "anthropic", "tgi"),
-    "tgi": ("tgi",),
-    "openai": ("openai", "anthropic", "lmi", "tgi"),
+    "lmi": ("lmi", "openai", "anthropic", "tgi", "tei"),
+    "tgi": ("tgi", "tei"),
+    "openai": ("openai", "anthropic", "lmi", "tgi", "tei"),
 }
 """For each value of ``api``, the dialects that serve paths without a prefix."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import resource
@@ -39,7 +40,7 @@ _FAILURE_SHOWN_S = 3.0
 
 async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; a second signal cuts the draining short, and one while models
-    are loaded ends the process at once.
+    are loaded ends the process: at once at the start, else once running requests have ended.
 
     The port is taken before any model loads, so that a busy one is reported at once, but nobody is
     listened to before all are ready, unless ``wait_for_models`` is off. Raises UserError when the
@@ -47,6 +48,7 @@ async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) 
     """
     stop, options = _StopSignal(), models.options
     _raise_file_limit()
+    gc.freeze()  # modules: no later collection looks at them again
     with bind_all(options) as sockets:
         async with models:
             server = HttpServer(models)
@@ -68,6 +70,8 @@ async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) 
             notify("STOPPING=1")
             await server.stop(stop.urgent)
     log.info("stopped")
+    if models.has_abandoned_loads:
+        _exit(0)
 
 
 def _report(models: ModelRegistry, routes: Sequence[Route], urls: Sequence[str]) -> str:
@@ -113,9 +117,14 @@ async def _abandon(loading: asyncio.Future[None], number: int) -> NoReturn:
     log.info("stopping while a model is loaded")
     loading.cancel()
     await asyncio.wait((loading,), timeout=_CANCEL_TIMEOUT_S)
+    _exit(128 + number)
+
+
+def _exit(status: int) -> NoReturn:
+    """End the process without waiting for its threads."""
     discard_partial_files()
     logging.shutdown()
-    os._exit(128 + number)
+    os._exit(status)
 
 
 class HttpServer:

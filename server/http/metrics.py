@@ -123,10 +123,11 @@ class RequestMeter:
         for event in events:
             if event.prompt is not None:
                 continue
-            if event.num_generated_tokens == 1 and event.choice == 0:
+            is_pooled = event.pooled is not None
+            if is_pooled or (event.num_generated_tokens == 1 and event.choice == 0):
                 self.num_prompt_tokens += event.num_prompt_tokens
                 self.queue_seconds = max(self.queue_seconds, event.queue_seconds)
-            self.num_generated_tokens += 1
+            self.num_generated_tokens += not is_pooled
 
     @property
     def seconds(self) -> float:

@@ -25,6 +25,7 @@ from lmi_server.models.backend import Generates, Publisher
 log = logging.getLogger(__name__)
 
 _PROMPTS_PER_TURN = 16
+_POOLED_AT_ONCE = 64
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -135,12 +136,23 @@ async def _collect(
 async def _collect_all(
     backend: Generates, requests: list[GenerationRequest], parsed: ParsedCall, meter: RequestMeter
 ) -> None:
-    """All prompts of one call at once; the first failure ends the others."""
+    """All prompts of one call at once, or, where they are pooled, so many that others get their
+    turn between them; the first failure ends the others."""
+    at_once = len(requests) if requests[0].pooling is None else _POOLED_AT_ONCE
+    places = asyncio.Semaphore(at_once)
+
+    async def collect(index: int, request: GenerationRequest) -> None:
+        try:
+            await _collect(backend, request, index, parsed, meter)
+        finally:
+            places.release()
+
     try:
         async with asyncio.TaskGroup() as group:
             for index, request in enumerate(requests):
                 await _take_turns(index)
-                group.create_task(_collect(backend, request, index, parsed, meter))
+                await places.acquire()
+                group.create_task(collect(index, request))
     except* UserError as errors:
         raise _first(errors) from None
     except* LmiError as errors:

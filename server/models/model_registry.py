@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 from aiohttp import web
 
 from lmi_core.errors import LmiError
+from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.openai.responses_store import ResponseStore
 from lmi_server.http.admission import Admission
 from lmi_server.http.error_rates import ErrorRates
@@ -75,6 +76,10 @@ class ModelRegistry:
         self._turns: dict[str, int] = {}
         self._loading = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._loads: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
+        self.has_abandoned_loads = False
+        """Whether threads may still load, which nothing stops."""
         for recipe in recipes:
             self._add(recipe, loaded_at_startup=True)
         metrics.in_flight.set_function(lambda: self.num_in_flight)
@@ -128,9 +133,15 @@ class ModelRegistry:
     async def load(self, model: ServedModel, *, keep_failed: bool) -> None:
         """Load a model that was added or scaled down, also if the caller is cancelled meanwhile.
 
-        One that can't be loaded is unregistered, or with ``keep_failed`` stays as FAILED.
+        One that can't be loaded is unregistered, or with ``keep_failed`` stays as FAILED. Draining
+        gives it up: HttpError 503.
         """
-        await self._shielded(self._load_or_drop(model, keep_failed=keep_failed))
+        if self._is_stopping:
+            raise _shutting_down()
+        task = self._start(self._load_or_drop(model, keep_failed=keep_failed))
+        self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
+        await asyncio.shield(task)
 
     async def remove(self, model: ServedModel) -> None:
         """Unregister: at once for new requests; returns when running ones have ended and the
@@ -146,6 +157,11 @@ class ModelRegistry:
         self._start(work)
 
     def start_draining(self) -> None:
+        """Refuse new requests, and give up the loading of models."""
+        self._is_stopping = True
+        for task in self._loads:
+            self.has_abandoned_loads = True
+            task.cancel()
         for admission in self._admissions():
             admission.draining = True
 
@@ -182,6 +198,9 @@ class ModelRegistry:
     async def _load_or_drop(self, model: ServedModel, *, keep_failed: bool) -> None:
         try:
             await self._load(model)
+        except asyncio.CancelledError:
+            log.info("model %s is not loaded any further: the server stops", model.recipe.label)
+            raise _shutting_down() from None
         except Exception as error:
             expected = isinstance(error, LmiError)
             log.error(
@@ -206,7 +225,8 @@ class ModelRegistry:
         self._choose_sole()
         async with self._loading:
             await model.close(end, drain_timeout_s=self.options.drain_timeout_s)
-        # What the engine's parts hold in cycles is memory that the next model may need.
+        # What the engine's parts hold in cycles is memory that the next model may need. Modules are
+        # frozen: to look at them, too, would take 40 ms.
         gc.collect()
         self._choose_sole()
 
@@ -236,3 +256,7 @@ class ModelRegistry:
 
 MODELS = web.AppKey("models", ModelRegistry)
 """Of an application: what it serves."""
+
+
+def _shutting_down() -> HttpError:
+    return HttpError(503, "WlmException", "Worker shutting down", close=True)

@@ -1,4 +1,4 @@
-"""Folders of ``lmi_core`` import only what lies below them; modules of ``server`` in no circle."""
+"""Folders of ``lmi_core`` import only what lies below them; no modules import in a circle."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def imports(root: Path, package: str) -> dict[str, set[str]]:
     """Of each module, those of the same package that it imports: within functions too, and for
     types alone."""
     paths = {}
-    for path in root.rglob("*.py"):
+    for path in (*root.rglob("*.py"), *root.rglob("_native.pyi")):
         parts = path.relative_to(root).with_suffix("").parts
         paths[".".join((package, *parts)).removesuffix(".__init__")] = path
     return {name: _imported(path, set(paths)) - {name} for name, path in paths.items()}
@@ -78,8 +78,9 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def test_modules_of_the_server_import_in_no_circle() -> None:
-    assert circle(imports(REPOSITORY / "server", "lmi_server")) == []
+@pytest.mark.parametrize(("folder", "package"), [("server", "lmi_server"), ("lmi_core",) * 2])
+def test_modules_import_in_no_circle(folder: str, package: str) -> None:
+    assert circle(imports(REPOSITORY / folder, package)) == []
 
 
 def test_a_circle_is_found_also_of_types_alone(tmp_path: Path) -> None:

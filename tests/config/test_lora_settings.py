@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_core.config.model_config import ModelSource
+from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.resolve import resolve
 from lmi_core.config.table.option import Outcome
 from lmi_core.config.targets.launch import prepare

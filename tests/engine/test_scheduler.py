@@ -10,7 +10,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from lmi_core.engine.active_request import ActiveRequest
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.paged_policy import PagedPolicy
@@ -18,7 +17,7 @@ from lmi_core.engine.policy import Queues
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
-from lmi_core.engine.sequence import Sequence, SequenceState
+from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 from lmi_core.engine.stream import EventStream
 from tests.engine.fake_runner import FakeModel
 from tests.engine.harness import byte_tokenizer

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import http.client
+import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoints import cached_checkpoint
 
+QUERY = "model_name=second&synchronous="
 SLOW_LOAD = """
 import sys, time
 from pathlib import Path
@@ -22,11 +27,11 @@ def write(partial, matrices, should_stop):
     print("half written", flush=True)
     time.sleep(300)
 
-def load_model(*given, **named):
+def load_weights(*given, **named):
     repack_cache.write_packed_file = write
     repack_cache.RepackCache(Path(sys.argv[2]), 1 << 30).write("name", {}, lambda: False)
 
-loader.load_model = load_model
+loader.load_weights = load_weights
 from lmi_core.cli import main
 sys.exit(main(["serve", sys.argv[1], "--port", "0", *sys.argv[3:]]))
 """
@@ -52,6 +57,40 @@ def test_it_ends_at_once(tmp_path: Path, number: signal.Signals, waits: str) -> 
     assert not partial.exists()
 
 
+@pytest.mark.parametrize("synchronous", ["true", "false"])
+def test_a_model_that_is_loaded_by_a_call(tmp_path: Path, synchronous: str) -> None:
+    """The server that serves another ends as soon as its requests have ended."""
+    slow = SLOW_LOAD.replace("def load_weights(", "def slow_load(").replace(
+        "loader.load_weights = load_weights",
+        "real_load, calls = loader.load_weights, []\n"
+        "def load_weights(*given, **named):\n"
+        "    calls.append(given)\n"
+        "    return (slow_load if calls[1:] else real_load)(*given, **named)\n"
+        "loader.load_weights = load_weights",
+    )
+    model = cached_checkpoint("llama2", dtype="bfloat16")
+    command = [sys.executable, "-c", slow, str(model), str(tmp_path)]
+    command += ["--option", "model_url_pattern=.*"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        line = ""
+        while (match := re.search(r"http://127\.0\.0\.1:(\d+)", line)) is None:
+            line = process.stdout.readline()
+            assert line, process.communicate()
+        with ThreadPoolExecutor(1) as threads:
+            call = threads.submit(post, int(match[1]), f"/models?{QUERY}{synchronous}&url={model}")
+            while "half written" not in (line := process.stdout.readline()):
+                assert line, process.communicate()
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=60)
+            assert call.result() == (503 if synchronous == "true" else 202)
+    assert process.returncode == 0
+    assert "model second is not loaded any further: the server stops" in log
+    assert not list(tmp_path.glob("*.partial"))
+
+
 def test_a_models_own_code_ends_with_it(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         "import os, time\nprint('loading', os.getpid())\ntime.sleep(300)\ndef handle(i): ...\n"
@@ -67,3 +106,11 @@ def test_a_models_own_code_ends_with_it(tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGTERM
     stat = Path(f"/proc/{pid}/stat")
     assert not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def post(port: int, path: str) -> int:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request("POST", path)
+        with connection.getresponse() as answer:
+            answer.read()
+            return answer.status

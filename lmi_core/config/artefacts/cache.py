@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lmi_core.config.artefacts.gguf import model_directory
 from lmi_core.config.artefacts.hub import hub_cache, snapshot_in_cache
+from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.artefacts.s3_url import config_directory, target_of
-from lmi_core.config.model_config import ModelSource
 from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
 from lmi_core.config.targets.server_config import ServerConfig

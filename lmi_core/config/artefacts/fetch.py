@@ -11,7 +11,7 @@ from lmi_core.config.artefacts.cache import download_root
 from lmi_core.config.artefacts.gguf import model_directory
 from lmi_core.config.artefacts.hub import check_hub, fetch_config_from_hub, fetch_from_hub
 from lmi_core.config.artefacts.local import Check, check_adapter, check_model
-from lmi_core.config.model_config import ModelSource
+from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import ModelError
 

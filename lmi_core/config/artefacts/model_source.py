@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from lmi_core.config.artefacts.gguf import is_gguf
-from lmi_core.config.model_config import ModelSource
 from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Values
 from lmi_core.config.sources.models import HUB_ID, Listed
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where the model's files are: a directory, a hub id (with revision) or an S3 prefix."""
+
+    kind: Literal["local", "hub", "s3", "none"]
+    location: str
+    revision: str | None = None
 
 
 def find_source(values: Values, listed: Listed, problems: Problems) -> ModelSource:

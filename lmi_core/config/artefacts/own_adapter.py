@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_core.adapters.adapter_config import FILE_NAME, read_adapter_config
-from lmi_core.config.artefacts.model_source import locate
-from lmi_core.config.model_config import ModelSource
+from lmi_core.config.artefacts.model_source import ModelSource, locate
 from lmi_core.config.paths import is_file
 from lmi_core.config.problem import Problems
 from lmi_core.errors import ModelError

@@ -21,6 +21,21 @@ _DEVICES = no_effect("one copy runs on one device, unless option.device_map spre
 _CONTINUOUS = no_effect("requests are batched continuously, without waiting for a batch to fill")
 _NO_SHARING = no_effect("sequences share no keys and values")
 _CHECKPOINT = no_effect("the checkpoint's own quantisation is used")
+_BITSANDBYTES = {
+    "int8": "int8",
+    "int4": "nf4",
+    "bitsandbytes": "int8",
+    "bitsandbytes8": "int8",
+    "bitsandbytes4": "fp4",
+    "bitsandbytes-nf4": "nf4",
+    "bitsandbytes-fp4": "fp4",
+}
+_AT_LOAD = honoured(
+    "bitsandbytes",
+    "at load, by the library of that name",
+    test=f"{_TESTS}::test_weights_quantised_by_bitsandbytes",
+    convert=_BITSANDBYTES,
+)
 _ROTARY = refused("write the rotary settings into the model's config.json")
 _LENGTH = honoured("max_model_len", test=f"{_TESTS}::test_lengths")
 _TOKENS = honoured("max_num_batched_tokens", test=f"{_TESTS}::test_sizes_of_steps")
@@ -70,7 +85,11 @@ ACTIONS: Mapping[str, Action] = {
     ),
     "option.quantize": refused(
         "give a checkpoint that is quantised, or leave it out",
-        by_value={"awq": _CHECKPOINT, "gptq": _CHECKPOINT},
+        by_value={
+            "awq": _CHECKPOINT,
+            "gptq": _CHECKPOINT,
+            **dict.fromkeys(_BITSANDBYTES, _AT_LOAD),
+        },
     ),
     "option.load_format": no_effect(
         "safetensors are read, and pytorch_model.bin where there are none"

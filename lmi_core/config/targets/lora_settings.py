@@ -12,9 +12,8 @@ from lmi_core.config.artefacts.adapter_directories import (
     adapters_beside,
     check_adapter_code,
 )
-from lmi_core.config.artefacts.model_source import locate
+from lmi_core.config.artefacts.model_source import ModelSource, locate
 from lmi_core.config.artefacts.own_adapter import OwnAdapter
-from lmi_core.config.model_config import ModelSource
 from lmi_core.config.problem import Problems
 from lmi_core.config.rows import Row
 from lmi_core.config.sources.merge import Values

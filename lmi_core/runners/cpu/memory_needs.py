@@ -13,10 +13,7 @@ from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
 from lmi_core.models.loader import FoundModel, stored_format
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.runners.cpu.cpu_runner import (
-    DEFAULT_BATCHED_TOKENS,
-    cache_dtype,
-)
+from lmi_core.runners.cpu.sizes import DEFAULT_BATCHED_TOKENS, cache_dtype
 from lmi_core.runners.step_memory import StepSizes, size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmi_core.errors import MissingExtraError, ModelError
+from lmi_core.errors import ModelError
 from lmi_core.settings.limits import check_max_model_len
 
 if TYPE_CHECKING:
     import torch
 
-    from lmi_core.settings.transformers_config import TransformersConfig
-
-_log = logging.getLogger(__name__)
 
 _LENGTHS = (
     "max_position_embeddings",
@@ -26,7 +20,7 @@ _LENGTHS = (
     "n_ctx",
     "seq_length",
 )
-_DEFAULT_LENGTH = 4096
+DEFAULT_LENGTH = 4096
 _CACHE_NAMES = ("past_key_values", "cache_params")
 
 
@@ -37,6 +31,8 @@ class CausalModel:
         self._model = model
         self.device = device
         self._takes = frozenset(inspect.signature(model.forward).parameters)
+        self.quantize = ""
+        """What bitsandbytes has made of its linear layers."""
         name = next((name for name in _CACHE_NAMES if name in self._takes), None)
         if name is None:
             raise ModelError(
@@ -118,7 +114,7 @@ class CausalModel:
         """The longest sequence to be served; UserError if ``wanted`` is more than there is."""
         limit = self.max_positions
         check_max_model_len(wanted, limit)
-        return wanted or limit or _DEFAULT_LENGTH
+        return wanted or limit or DEFAULT_LENGTH
 
     @property
     def _text_config(self) -> Any:
@@ -137,60 +133,3 @@ class CausalModel:
 def _num_bytes(layer: Any) -> int:
     tensors = (getattr(layer, "keys", None), getattr(layer, "values", None))
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
-
-
-def load_causal_model(config: TransformersConfig) -> CausalModel:
-    """Load the model's weights to the configured device.
-
-    Raises MissingExtraError without the library, UserError for a device that isn't there,
-    ModelError, with the library's reason, for a model that it can't load.
-    """
-    try:
-        library: Any = importlib.import_module("transformers")
-    except ImportError:
-        raise MissingExtraError("serving a model with Transformers", "transformers") from None
-    from lmi_core.runners.device.device_runner import find_device
-    from lmi_core.runners.transformers.encoder_decoder import EncoderDecoderModel
-    from lmi_core.weights.hf_config import read_json_object
-
-    has_encoder = read_json_object(config.model / "config.json").get("is_encoder_decoder") is True
-    loader = library.AutoModelForSeq2SeqLM if has_encoder else library.AutoModelForCausalLM
-    library.utils.logging.disable_progress_bar()
-    device = find_device(config)
-    arguments: dict[str, Any] = {"dtype": config.torch_dtype}
-    if config.attn_implementation is not None:
-        arguments["attn_implementation"] = config.attn_implementation
-    if config.device_map is not None:
-        arguments["device_map"] = config.device_map
-    try:
-        model = loader.from_pretrained(
-            str(config.model),
-            trust_remote_code=config.trust_remote_code,
-            local_files_only=True,
-            **arguments,
-        )
-    except Exception as error:  # the library raises every kind
-        raise _load_error(config.model, error) from error
-    model.eval()
-    if config.device_map is None:
-        model.to(device)
-    kind = EncoderDecoderModel if has_encoder else CausalModel
-    causal = kind(model, model.device if config.device_map else device)
-    if causal.max_positions is None and config.max_model_len is None:
-        _log.warning(
-            "config.json doesn't say how long a sequence may be; option.max_model_len raises or "
-            "lowers the %d tokens that are taken",
-            _DEFAULT_LENGTH,
-        )
-    return causal
-
-
-def _load_error(path: Path, error: Exception) -> ModelError:
-    reason = " ".join(str(error).split())[:400]
-    hint = ""
-    if "trust_remote_code" in str(error):
-        hint = "; option.trust_remote_code=true lets the model's own code run in the server"
-        reason = "its architecture is defined by Python code that comes with it"
-    return ModelError(
-        f"{path}: Transformers can't load the model: {reason}{hint}", field="option.model_id"
-    )

@@ -16,11 +16,12 @@ from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.kernels.torch_ops import sample
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.runners.step_memory import StepMemory, StepSizes, size_kv_cache
-from lmi_core.runners.transformers.causal_model import CausalModel, load_causal_model
+from lmi_core.runners.transformers.causal_model import CausalModel
 from lmi_core.runners.transformers.encoder_decoder import (
     EncoderDecoderCaches,
     EncoderDecoderModel,
 )
+from lmi_core.runners.transformers.load_causal_model import load_causal_model
 from lmi_core.runners.transformers.padded_caches import Chunk, PaddedCaches, SingleCaches
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class TransformersRunner:
             kv_cache_bytes=memory.num_blocks * memory.block_bytes,
             num_threads=config.num_threads or torch.get_num_threads(),
             dtype=model.dtype,
+            quantize=model.quantize,
             kv_dtype=model.dtype,
             device=str(model.device),
             kernels="Transformers",

@@ -12,6 +12,13 @@ from lmi_server.dialects.generation import generate
 from lmi_server.dialects.lmi.custom_code_calls import call_custom_code
 from lmi_server.dialects.lmi.formatting import FormattingBackend
 from lmi_server.dialects.lmi.lmi import LmiProtocol, pretty_json
+from lmi_server.dialects.lmi.pooling import (
+    EmbeddingBody,
+    PairBody,
+    parse_embedding,
+    parse_pairs,
+    pooling_of,
+)
 from lmi_server.dialects.lmi.schema import LmiRequest
 from lmi_server.dialects.lmi.server_routes import SERVER_ROUTES
 from lmi_server.dialects.openai.chat_schema import ChatBody
@@ -33,7 +40,7 @@ _HEADERS = {
     "Cache-Control": "no-cache; no-store, must-revalidate, private",
     "Expires": "Thu, 01 Jan 1970 00:00:00 UTC",
 }
-_BODIES = (LmiRequest, ChatBody, CompletionBody)
+_BODIES = (LmiRequest, ChatBody, CompletionBody, EmbeddingBody, PairBody)
 _ANSWERS = ("application/json", "application/jsonlines", "text/event-stream")
 _ERRORS = ErrorForm(
     schema={
@@ -87,7 +94,10 @@ async def invoke(request: web.Request, model: LoadedModel) -> web.StreamResponse
     if isinstance(backend, CustomCodeBackend):
         return await call_custom_code(request, model, backend)
     read = backend.reader if isinstance(backend, FormattingBackend) else None
-    return await generate(request, model, model.of(lmi_protocol).parse, read)
+    parse = model.of(lmi_protocol).parse
+    if (pooling := pooling_of(model)) is not None:
+        parse = parse_embedding if pooling.task == "embed" else parse_pairs
+    return await generate(request, model, parse, read)
 
 
 def _check_model(

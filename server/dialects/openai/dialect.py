@@ -9,6 +9,7 @@ from lmi_server.dialects.generation import generate
 from lmi_server.dialects.lmi.custom_code_calls import call_custom_code
 from lmi_server.dialects.openai.chat_schema import ChatBody
 from lmi_server.dialects.openai.completion_schema import CompletionBody
+from lmi_server.dialects.openai.embeddings import POOLING_ROUTES
 from lmi_server.dialects.openai.errors import ModelNotFound, openai_error
 from lmi_server.dialects.openai.openai import openai_protocol
 from lmi_server.dialects.openai.responses import RESPONSES_ROUTES
@@ -144,6 +145,7 @@ OPENAI = Dialect(
             bodies=(CompletionBody,),
             answers=_ANSWERS,
         ),
+        *POOLING_ROUTES,
         *RESPONSES_ROUTES,
         _get("/v1/models", list_models, "models (OpenAI)"),
         _get("/v1/models/{model:.+}", describe_model, "one model (OpenAI)"),

@@ -6,7 +6,7 @@ import pytest
 
 from lmi_core.config.artefacts.fetch import fetch
 from lmi_core.config.artefacts.hub import PATTERNS, fetch_from_hub, find_in_cache, hub_cache
-from lmi_core.config.model_config import ModelSource
+from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.resolve import examine, resolve
 from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.server_config import ServerConfig

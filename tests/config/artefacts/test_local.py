@@ -8,7 +8,7 @@ import pytest
 from lmi_core.config.artefacts.cache import download_root
 from lmi_core.config.artefacts.fetch import fetch
 from lmi_core.config.artefacts.local import check_model
-from lmi_core.config.model_config import ModelSource
+from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import ModelError
 

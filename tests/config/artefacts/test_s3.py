@@ -14,10 +14,10 @@ import pytest
 
 from lmi_core.config.artefacts.cache import cached_directory
 from lmi_core.config.artefacts.fetch import fetch, fetch_config
+from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.artefacts.progress import Progress
 from lmi_core.config.artefacts.s3 import MANIFEST, fetch_from_s3
 from lmi_core.config.artefacts.s3_url import split_url
-from lmi_core.config.model_config import ModelSource
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, ModelError
 from tests.server.configured import server_of

@@ -1,9 +1,11 @@
 """What a configuration says, done by Transformers models: from written keys to behaviour."""
 
 import asyncio
+import importlib.util
 import itertools
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -11,10 +13,12 @@ from lmi_core.config.explain import main as explain
 from lmi_core.config.resolve import examine, resolve
 from lmi_core.config.table.option import Outcome
 from lmi_core.config.targets.host import Host
+from lmi_core.config.targets.launch import prepare_model
+from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import NullObserver
-from lmi_core.errors import ConfigError, ModelError
+from lmi_core.errors import ConfigError, MissingExtraError, ModelError
 from lmi_core.settings.transformers_config import TransformersConfig
 from tests.backends.models import checkpoint
 from tests.engine.harness import run
@@ -200,7 +204,7 @@ def test_code_that_comes_with_the_model(written, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("properties", "message"),
     [
-        ("option.quantize=bitsandbytes8", "give a checkpoint that is quantised"),
+        ("option.quantize=eetq", "give a checkpoint that is quantised"),
         ("option.dtype=int8", "write fp32, fp16 or bf16"),
         ("option.kv_cache_dtype=bf16", "have the model's data type"),
         ("option.rope_scaling=linear", "into the model's config.json"),
@@ -246,6 +250,43 @@ def test_of_encoder_decoders_those_that_read_text_are_served(written, capsys, mo
     assert explain([str(directory)], environ={}, host=HOST) == code
     text = " ".join(capsys.readouterr().out.split())
     assert ("has no model of type 'whisper' that generates text" in text) == (code == 2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "format"),
+    [
+        ("option.quantize=bitsandbytes8", "int8"),
+        ("option.load_in_8bit=true", "int8"),
+        ("option.quantize=bitsandbytes-nf4", "nf4"),
+        ("option.load_in_4bit=true", "fp4"),
+        ("option.quantize=int4", "nf4"),
+    ],
+)
+def test_weights_quantised_by_bitsandbytes(written, monkeypatch, asked, format):
+    (model,) = resolve((str(written(f"{asked}\n")),), {}, HOST).models
+    config = replace(model.engine_config(), num_threads=1)
+    assert config.bitsandbytes == format
+    if importlib.util.find_spec("bitsandbytes") is None:
+        with pytest.raises(MissingExtraError, match=r"lmi-core\[bitsandbytes\]"):
+            run(start(config))
+        with pytest.raises(ConfigError, match=r"lmi-core\[bitsandbytes\]"):
+            prepare_model(model, ServerConfig(values={}), {})
+        return
+
+    async def facts(config):
+        async with Engine(config) as engine:
+            events = [e async for e in engine.generate((5, 9, 77), max_new_tokens=4)]
+            return len(events), engine.info.runner
+
+    count, runner = run(facts(config), 60)
+    _, plain = run(facts(replace(config, bitsandbytes=None)), 60)
+    assert (count, runner.quantize) == (4, format)
+    assert runner.weight_bytes < 0.8 * plain.weight_bytes
+
+
+async def start(config):
+    async with Engine(config):
+        pass
 
 
 def test_the_extra_is_named(written):

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import lmi_core
 from lmi_core.errors import UserError
 from lmi_core.ops.kernels.cuda.arguments import parse
 
@@ -138,7 +137,7 @@ class Library:
 def find() -> Path | None:
     """The library's file, if there is one."""
     named = os.environ.get(VARIABLE, "")
-    path = Path(named or Path(lmi_core.__file__).with_name("liblmi_cuda.so"))
+    path = Path(named or Path(__file__).parents[3] / "liblmi_cuda.so")
     return path if path.exists() else None
 
 

@@ -1,0 +1,58 @@
+"""Sizes and formats that the CPU engine takes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lmi_core import _native
+from lmi_core.errors import UserError
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.settings.limits import BLOCK_MULTIPLE, GPU_FORMATS
+
+DEFAULT_BATCHED_TOKENS = 2048
+
+
+def check_sizes(config: EngineConfig) -> None:
+    """Raise UserError for weights that the CPU hasn't, and for a size that the native code can't
+    count or hold."""
+    if config.quantize in GPU_FORMATS:
+        raise UserError(
+            f"quantize={config.quantize} needs device=cuda; set quantize=int8, which takes as "
+            "little memory",
+            field="quantize",
+        )
+    for name, value, low, high in (
+        ("num_threads", config.num_threads, 1, 1024),
+        ("max_num_seqs", config.max_num_seqs, 1, 16384),
+        ("max_num_batched_tokens", config.max_num_batched_tokens, 1, 131072),
+        ("block_size", config.block_size, BLOCK_MULTIPLE, 4096),
+        ("kv_cache_bytes", config.kv_cache_bytes, 1, _native.cpu_info()["memory_limit_bytes"]),
+    ):
+        if value is not None and not low <= value <= high:
+            raise UserError(f"{name} is {value}; allowed are {low} to {high}", field=name)
+    levels = _native.instruction_sets()
+    if config.instruction_set and config.instruction_set not in levels:
+        raise UserError(
+            f"instruction_set is {config.instruction_set!r}; allowed here are {', '.join(levels)}",
+            field="instruction_set",
+        )
+    if config.block_size % BLOCK_MULTIPLE:
+        raise UserError(
+            f"block_size is {config.block_size}, but must be a multiple of {BLOCK_MULTIPLE}",
+            field="block_size",
+        )
+
+
+def cache_dtype(
+    config: EngineConfig, model_dtype: Literal["fp32", "bf16"]
+) -> Literal["fp32", "bf16", "int8"]:
+    """The KV cache's. Raises UserError for one that the native kernels don't have."""
+    asked = config.kv_dtype
+    if asked == "auto":
+        return model_dtype
+    if asked == "fp8_e4m3fn" or asked == "fp8_e5m2":
+        raise UserError(
+            f"kv_dtype={asked} needs a GPU: write int8 or bf16, or set device=cuda",
+            field="kv_dtype",
+        )
+    return asked

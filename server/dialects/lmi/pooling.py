@@ -1,0 +1,88 @@
+"""``/invocations`` of a model that pools: DJL-Serving's bodies of text embedding, and those of
+cross encoders."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lmi_core.engine.pooling_params import PoolingParams
+from lmi_core.errors import UserError
+from lmi_core.models.pooling import PoolingSpec
+from lmi_server.dialects.base import Call, ParsedCall
+from lmi_server.dialects.decode import decode_json
+from lmi_server.dialects.pooling import (
+    Inputs,
+    VectorListRenderer,
+    check_number,
+    embedding_requests,
+    inputs_of,
+    pair_requests,
+)
+from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.models.loaded_model import LoadedModel
+
+
+class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one text is its vector, to a list one of vectors."""
+
+    inputs: Inputs
+
+
+class PairBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A query with the texts that go with it, or a pair of texts; also a list of pairs."""
+
+    query: str | None = None
+    texts: list[str] | None = None
+    text: str | None = None
+    text_pair: str | None = None
+    key: str | None = None
+    value: str | None = None
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        first = self.key if self.text is None else self.text
+        second = self.value if self.text_pair is None else self.text_pair
+        if first is None or second is None:
+            raise UserError("Missing text or text_pair in json", field="text_pair")
+        return first, second
+
+
+_EMBEDDING = msgspec.json.Decoder(EmbeddingBody)
+_PAIRS = msgspec.json.Decoder(PairBody | list[PairBody])
+
+
+def pooling_of(model: LoadedModel) -> PoolingSpec | None:
+    """What the model's prompts are pooled to; None: it generates."""
+    return model.generates.info.runner.pooling
+
+
+def parse_embedding(call: Call) -> ParsedCall:
+    body = decode_json(_EMBEDDING, call.body)
+    inputs = inputs_of(body.inputs, "inputs")
+    unknown = unknown_fields(call.body, body.__struct_fields__)
+    single = isinstance(body.inputs, str) or isinstance(body.inputs[0], int)
+    return ParsedCall(
+        requests=embedding_requests(call.request_id, inputs, PoolingParams()),
+        renderer=VectorListRenderer(len(inputs), single=single),
+        prompt_field="inputs",
+        headers=report_unknown(call.request_id, unknown, "fields"),
+    )
+
+
+def parse_pairs(call: Call) -> ParsedCall:
+    body = decode_json(_PAIRS, call.body)
+    single = False
+    if isinstance(body, list):
+        pairs = [each.pair for each in body]
+    elif body.query is not None:
+        if body.texts is None:
+            raise UserError("Missing texts in json", field="texts")
+        pairs = [(body.query, text) for text in body.texts]
+    else:
+        pairs, single = [body.pair], True
+    check_number(len(pairs), "texts")
+    return ParsedCall(
+        requests=pair_requests(call.request_id, pairs, PoolingParams()),
+        renderer=VectorListRenderer(len(pairs), single=single),
+        prompt_field="texts",
+    )

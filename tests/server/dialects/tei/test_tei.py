@@ -1,0 +1,155 @@
+"""text-embeddings-inference's routes, and DJL-Serving's bodies for the same, of tiny models in the
+test's own event loop, where a watchdog looks at how long it is held."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmi_core.engine.engine import Engine
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_server.http.metrics import Metrics
+from tests.pooled_checkpoints import decoder
+from tests.server.harness import Served, serving_backend
+
+pytest.importorskip("transformers")
+
+EMBEDDER = ("qwen3", "AutoModel")
+RERANKER = ("qwen3", "AutoModelForSequenceClassification")
+
+
+@asynccontextmanager
+async def serving(name: str, kind: str, **settings: Any) -> AsyncIterator[Served]:
+    settings = {"num_threads": 1, "kv_cache_bytes": 16 << 20, **settings}
+    config = EngineConfig(model=Path(decoder(name, kind)), **settings)
+    async with Engine(config) as engine, serving_backend(engine, Metrics()) as served:
+        yield served
+
+
+async def asked(served: Served, path: str, body: Any) -> tuple[int, Any]:
+    answer = await served.post(body, path)
+    return answer.status, json.loads(answer.body)
+
+
+def test_embed() -> None:
+    async def run() -> None:
+        async with serving(*EMBEDDER) as served:
+            status, [one] = await asked(served, "/embed", {"inputs": "a fox"})
+            assert status == 200
+            assert math.hypot(*one) == pytest.approx(1, abs=1e-6)
+            _, two = await asked(served, "/embed", {"inputs": ["a heron", "a fox"]})
+            assert two[1] == one != two[0]
+            _, [raw] = await asked(served, "/embed", {"inputs": "a fox", "normalize": False})
+            np.testing.assert_allclose(np.array(raw) / math.hypot(*raw), one, rtol=1e-5)
+            _, [part] = await asked(served, "/embed", {"inputs": [5, 6], "dimensions": 3})
+            assert len(part) == 3
+            _, both = await asked(served, "/embed", {"inputs": [[5, 6], [7]], "dimensions": 3})
+            assert both[0] == part
+            long = {"inputs": "a fox " * 600, "truncate": True}
+            _, left = await asked(served, "/embed", {**long, "truncation_direction": "Left"})
+            _, right = await asked(served, "/embed", {**long, "truncation_direction": "Right"})
+            assert left != right
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind", "text"),
+    [
+        ({"inputs": []}, 400, "Empty", "inputs must not be empty"),
+        ({"inputs": 5}, 422, "Validation", "inputs must be"),
+        ({}, 422, "Validation", "inputs"),
+        ({"inputs": ""}, 413, "Validation", "Input validation error: the prompt is empty"),
+        ({"inputs": "a fox " * 600}, 413, "Validation", "512 tokens, but the input has"),
+        ({"inputs": "a", "dimensions": 0}, 413, "Validation", "dimensions is 0"),
+        ({"inputs": "a", "prompt_name": "query"}, 413, "Validation", "prompts are: none"),
+        ({"inputs": ["a"] * 3000}, 413, "Validation", "at most 2048"),
+    ],
+)
+def test_refusals(body: Any, status: int, kind: str, text: str) -> None:
+    async def run() -> None:
+        async with serving(*EMBEDDER) as served:
+            found, error = await asked(served, "/embed", body)
+            assert (found, error["error_type"]) == (status, kind)
+            assert text in error["error"]
+            found, error = await asked(served, "/rerank", {"query": "a", "texts": ["b"]})
+            assert (found, error["error_type"]) == (413, "Validation")
+            assert "use /embed" in error["error"]
+
+    asyncio.run(run())
+
+
+def test_rerank() -> None:
+    async def run() -> None:
+        async with serving(*RERANKER) as served:
+            texts = ["a fox", "a heron sleeps", "nothing"]
+            body = {"query": "birds", "texts": texts}
+            _, ranked = await asked(served, "/rerank", body)
+            scores = [each["score"] for each in ranked]
+            assert scores == sorted(scores, reverse=True)
+            assert all(0 < score < 1 for score in scores)
+            extra = {"raw_scores": True, "return_text": True}
+            _, raw = await asked(served, "/rerank", body | extra)
+            assert [each["text"] for each in raw] == [texts[each["index"]] for each in ranked]
+            for each, score in zip(raw, scores, strict=True):
+                assert 1 / (1 + math.exp(-each["score"])) == pytest.approx(score, abs=1e-6)
+
+    asyncio.run(run())
+
+
+def test_invocations_of_djl_serving() -> None:
+    async def run() -> None:
+        async with serving(*EMBEDDER) as served:
+            _, one = await asked(served, "/invocations", {"inputs": "a fox"})
+            _, both = await asked(served, "/invocations", {"inputs": ["a fox", "a heron"]})
+            assert both[0] == one
+            assert len(both) == 2
+            status, error = await asked(served, "/invocations", {"prompt": "a fox"})
+            assert status == error["code"] == 424
+            assert "inputs" in error["error"]
+        async with serving(*RERANKER) as served:
+            pair = {"text": "birds", "text_pair": "a heron"}
+            _, score = await asked(served, "/invocations", pair)
+            assert await asked(served, "/invocations", [pair]) == (200, [score])
+            query = {"query": "birds", "texts": ["a heron", "a fox"]}
+            status, scores = await asked(served, "/invocations", query)
+            assert status == 200
+            assert scores[0] == score != scores[1]
+            assert len(score) == 1
+            named = {"key": "birds", "value": "a heron"}
+            assert await asked(served, "/invocations", named) == (200, score)
+            status, error = await asked(served, "/invocations", {"text": "birds"})
+            assert (status, error["error"]) == (424, "Missing text or text_pair in json")
+
+    asyncio.run(run())
+
+
+def test_many_inputs_leave_room_for_others() -> None:
+    """A thousand inputs of one call neither hold the loop nor fill the engine's queue."""
+
+    async def run() -> None:
+        async with serving(*EMBEDDER, max_num_seqs=8, max_queue_size=100) as served:
+            inputs = [f"the fox number {i} sleeps near the river" for i in range(1000)]
+            many = asyncio.create_task(asked(served, "/embed", {"inputs": inputs}))
+            most = 0
+            while not many.done():
+                stats = served.engine.stats()
+                most = max(most, stats.num_running + stats.num_waiting)
+                await asyncio.sleep(0.001)
+            _, one = await asked(served, "/embed", {"inputs": inputs[7]})
+            status, vectors = await many
+            assert status == 200
+            assert 8 < most <= 72
+            assert len(vectors) == 1000
+            assert vectors[7] == one[0]
+            assert served.engine.stats().num_used_blocks == 0
+
+    asyncio.run(run())
