@@ -84,7 +84,7 @@ def _whole_directory(
 ) -> Path | None:
     """Where the model's files are, if all of them are here."""
     source = model.source
-    if source.kind == "hub":
+    if source.kind == "hub" and not source.file:
         cache = server.hub_cache or hub_cache(environ)
         return find_in_cache(source.location, source.revision, cache)
     directory = readable_directory(source, server, environ)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from lmi_core.config.artefacts.gguf import model_directory
+from lmi_core.config.artefacts.gguf import model_directory, named_file
 from lmi_core.config.artefacts.hub import hub_cache, snapshot_in_cache
 from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.artefacts.s3_url import config_directory, target_of
@@ -27,7 +27,12 @@ def cached_directory(
         return model_directory(Path(source.location))
     if source.kind == "hub":
         cache = server.hub_cache or hub_cache(environ)
-        return snapshot_in_cache(source.location, source.revision, cache)
+        snapshot = snapshot_in_cache(source.location, source.revision, cache)
+        if snapshot is None or not source.file:
+            return snapshot
+        with suppress(ModelError):  # it isn't here yet
+            return model_directory(named_file(snapshot, source.file))
+        return None
     if source.kind == "s3":
         try:
             root = download_root(server, environ)

@@ -15,7 +15,7 @@ from lmi_core.errors import ModelError
 from lmi_core.text.gguf_tokenizer import eos_token_ids, tokenizer_files
 from lmi_core.weights.content_digest import FileState
 from lmi_core.weights.gguf.config import read_config
-from lmi_core.weights.gguf.file import GgufFile, gguf_of, read_gguf
+from lmi_core.weights.gguf.file import GgufFile, gguf_of, is_later_part, read_gguf
 
 SUFFIX = ".gguf"
 _VERSION = 1
@@ -27,6 +27,28 @@ _MAX_DIRECTORIES = 64
 def is_gguf(path: Path) -> bool:
     """Whether ``path`` is a file of that name."""
     return path.suffix == SUFFIX and is_file(path)
+
+
+def named_file(directory: Path, name: str) -> Path:
+    """The GGUF file of a repository that ``name`` says: its own name, or a part of it as in
+    ``Q4_K_M``. Raises ModelError unless there is one."""
+    files = sorted(path for path in directory.rglob("*.gguf") if not is_later_part(path))
+    found = [path for path in files if path.name == name]
+    found = found or [path for path in files if name.lower() in path.stem.lower()]
+    if len(found) != 1:
+        which = ", ".join(path.name for path in found or files) or "none"
+        raise ModelError(
+            f"{directory} has {len(found)} GGUF files named {name[:80]!r}; name one of: {which}",
+            field="option.model_id",
+        )
+    return found[0]
+
+
+def file_patterns(name: str) -> tuple[str, ...]:
+    """What a repository calls the files that ``named_file`` finds, as shells match them."""
+    if name.endswith(SUFFIX):
+        return name, name.replace("-00001-of-", "-0*-of-")
+    return tuple(dict.fromkeys(f"*{tag}*{SUFFIX}" for tag in (name, name.lower(), name.upper())))
 
 
 def model_directory(path: Path) -> Path:

@@ -10,7 +10,7 @@ from lmi_core.config.artefacts.gguf import is_gguf
 from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Values
-from lmi_core.config.sources.models import HUB_ID, Listed
+from lmi_core.config.sources.models import HUB_NAME, Listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class ModelSource:
     kind: Literal["local", "hub", "s3", "none"]
     location: str
     revision: str | None = None
+    file: str = ""
+    """Of a hub id, the GGUF file that is meant, or a part of its name."""
 
 
 def find_source(values: Values, listed: Listed, problems: Problems) -> ModelSource:
@@ -58,6 +60,6 @@ def locate(text: str, revision: str | None, *within: Path | None) -> ModelSource
     for directory in within:
         if directory is not None and (is_dir(directory / text) or is_gguf(directory / text)):
             return ModelSource("local", str(directory / text))
-    if HUB_ID.fullmatch(text):
-        return ModelSource("hub", text, revision)
+    if match := HUB_NAME.fullmatch(text):
+        return ModelSource("hub", match["id"], revision, match["file"] or "")
     return None
