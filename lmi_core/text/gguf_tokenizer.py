@@ -8,14 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from lmi_core.errors import ModelError
-from lmi_core.weights.gguf.file import GgufFile, fault
 
-Values = Mapping[str, Any]
+
+class GgufFile(Protocol):
+    """A GGUF file that has been read."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 """Types of tokens."""
 _SPACE = "\u2581"
@@ -129,6 +138,10 @@ def eos_token_ids(file: GgufFile) -> list[int]:
     return sorted({token_id for token_id in found if token_id is not None})
 
 
+def _fault(path: Path, problem: str) -> ModelError:
+    return ModelError(f"{path}: {problem}; the file is damaged, fetch it again", field=path.name)
+
+
 def _settings(file: GgufFile, tokens: Sequence[str], *, adds_bos: bool) -> dict[str, Any]:
     metadata = file.metadata
     settings: dict[str, Any] = {
@@ -163,11 +176,11 @@ def _settings(file: GgufFile, tokens: Sequence[str], *, adds_bos: bool) -> dict[
 def _tokens(file: GgufFile) -> list[str]:
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
-        raise fault(file.path, "has no tokenizer.ggml.tokens")
+        raise _fault(file.path, "has no tokenizer.ggml.tokens")
     seen: dict[str, int] = {}
     for token_id, token in enumerate(tokens):
         if len(token) > _MAX_TOKEN_CHARS:
-            raise fault(file.path, f"has a token of {len(token)} characters")
+            raise _fault(file.path, f"has a token of {len(token)} characters")
         if seen.setdefault(token, token_id) != token_id:
             # Two ids can't be told apart by text: the later one is never made, only read.
             tokens[token_id] = f"{token}[{token_id}]"
@@ -180,7 +193,7 @@ def _types(file: GgufFile, num_tokens: int) -> list[int]:
         return [_NORMAL] * num_tokens
     is_whole = isinstance(types, np.ndarray) and np.issubdtype(types.dtype, np.integer)
     if not is_whole or len(types) != num_tokens:
-        raise fault(file.path, f"has {num_tokens} tokens, but not as many types of them")
+        raise _fault(file.path, f"has {num_tokens} tokens, but not as many types of them")
     return [int(kind) for kind in types]
 
 
@@ -190,7 +203,7 @@ def _token_id(file: GgufFile, key: str) -> int | None:
     if value is None or value == 0xFFFFFFFF:
         return None
     if not isinstance(value, int) or not 0 <= value < num_tokens:
-        raise fault(
+        raise _fault(
             file.path, f"has tokenizer.ggml.{key} {str(value)[:40]}, but {num_tokens} tokens"
         )
     return value
@@ -210,13 +223,13 @@ def _pre_tokenizer(file: GgufFile) -> PreTokenizer:
 def _byte_level(file: GgufFile, tokens: Sequence[str], pre: PreTokenizer) -> dict[str, Any]:
     lines = file.metadata.get("tokenizer.ggml.merges")
     if not isinstance(lines, list):
-        raise fault(file.path, "has no tokenizer.ggml.merges")
+        raise _fault(file.path, "has no tokenizer.ggml.merges")
     merges = []
     for line in lines:
         # A part may begin with a space of its own.
         middle = line.find(" ", 1)
         if middle < 0:
-            raise fault(file.path, f"has a merge {line[:40]!r} of one part")
+            raise _fault(file.path, f"has a merge {line[:40]!r} of one part")
         merges.append([line[:middle], line[middle + 1 :]])
     splits = [
         {
@@ -246,7 +259,7 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) 
     put a piece together from two."""
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or len(scores) != len(tokens):
-        raise fault(file.path, f"has {len(tokens)} tokens, but not as many tokenizer.ggml.scores")
+        raise _fault(file.path, f"has {len(tokens)} tokens, but not as many tokenizer.ggml.scores")
     pieces = {
         token: -float(scores[token_id])
         for token_id, token in enumerate(tokens)
