@@ -9,7 +9,6 @@ from pathlib import Path
 
 from lmi_core.errors import ModelError
 from lmi_core.weights.content_digest import FileState
-from lmi_core.weights.gguf.file import gguf_of, read_gguf
 from lmi_core.weights.hf_config import read_hf_config, read_json_object
 from lmi_core.weights.quantized.settings import QuantizationSettings, read_settings
 from lmi_core.weights.safetensors_file import TensorInfo, read_header
@@ -84,8 +83,8 @@ def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:
         return _read_sharded(directory / PICKLED_INDEX_NAME, "bin", read_torch_file)
     if not files and (directory / PICKLED_NAME).exists():
         return read_torch_file(directory / PICKLED_NAME)
-    if not files and (gguf := gguf_of(directory)) is not None:
-        return dict(read_gguf(gguf).tensors)
+    if not files and any(directory.glob("*.gguf")):
+        return _read_gguf(directory)
     if not files:
         raise no_safetensors(directory)
     if len(files) > 1:
@@ -95,6 +94,15 @@ def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:
             field=INDEX_NAME,
         )
     return read_header(files[0])
+
+
+def _read_gguf(directory: Path) -> dict[str, TensorInfo]:
+    from lmi_core.weights.gguf.file import gguf_of, read_gguf
+
+    file = gguf_of(directory)
+    if file is None:
+        raise no_safetensors(directory)
+    return dict(read_gguf(file).tensors)
 
 
 def weight_files(directory: Path) -> list[Path]:

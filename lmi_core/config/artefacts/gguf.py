@@ -8,14 +8,13 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmi_core.config.paths import is_dir, is_file
 from lmi_core.errors import ModelError
-from lmi_core.text.gguf_tokenizer import eos_token_ids, tokenizer_files
-from lmi_core.weights.content_digest import FileState
-from lmi_core.weights.gguf.config import read_config
-from lmi_core.weights.gguf.file import GgufFile, gguf_of, is_later_part, read_gguf
+
+if TYPE_CHECKING:
+    from lmi_core.weights.gguf.file import GgufFile
 
 SUFFIX = ".gguf"
 _VERSION = 1
@@ -32,6 +31,8 @@ def is_gguf(path: Path) -> bool:
 def named_file(directory: Path, name: str) -> Path:
     """The GGUF file of a repository that ``name`` says: its own name, or a part of it as in
     ``Q4_K_M``. Raises ModelError unless there is one."""
+    from lmi_core.weights.gguf.file import is_later_part
+
     files = sorted(path for path in directory.rglob("*.gguf") if not is_later_part(path))
     found = [path for path in files if path.name == name]
     found = found or [path for path in files if name.lower() in path.stem.lower()]
@@ -62,11 +63,18 @@ def model_directory(path: Path) -> Path:
     if file is None:
         if not is_dir(path) or is_file(path / "config.json"):
             return path
+        if not any(path.glob("*.gguf")):
+            return path
+        from lmi_core.weights.gguf.file import gguf_of
+
         file = gguf_of(path)
     return path if file is None else _unfold(file)
 
 
 def _unfold(path: Path) -> Path:
+    from lmi_core.weights.content_digest import FileState
+    from lmi_core.weights.gguf.file import read_gguf
+
     try:
         name = hashlib.sha256(f"{_VERSION} {FileState.of(path).name}".encode()).hexdigest()[:32]
     except OSError as error:
@@ -92,6 +100,9 @@ def _root() -> Path:
 
 
 def _contents(file: GgufFile) -> dict[str, dict[str, Any]]:
+    from lmi_core.text.gguf_tokenizer import eos_token_ids, tokenizer_files
+    from lmi_core.weights.gguf.config import read_config
+
     tokenizer, settings = tokenizer_files(file)
     config = read_config(file)
     return {
