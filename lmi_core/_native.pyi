@@ -570,13 +570,12 @@ class Drafter:
     ) -> None:
         """Places are found by ``min_match`` tokens, which are the history's key, and judged by
         ``max_match``; ``max_tokens``: of its own text that are remembered."""
-    @property
-    def num_tokens(self) -> int:
-        """Of the text, forgotten ones included."""
     def start(self, token_ids: Sequence[int]) -> None:
         """The text's first tokens, which nobody had to guess."""
     def extend(self, token_ids: Sequence[int]) -> None:
         """The next tokens, which are compared with what would have been drafted."""
+    def follow(self, text: list[int]) -> bool:
+        """``extend`` by what ``text`` has beyond the tokens known; whether there is a draft then."""
     def draft(self, max_tokens: int) -> tuple[list[int], list[float]]:
         """What may follow, at most so many tokens; and for each the chance that it and those before
         it are right."""

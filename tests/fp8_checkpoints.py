@@ -16,7 +16,7 @@ from tests.checkpoints import make_checkpoint
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "tensor": {"quant_method": "fp8", "activation_scheme": "static"},
-    "row": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+    "row": {"quant_method": "fp8"},
     "block": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     "compressed": {"quant_method": "compressed-tensors", "format": "float-quantized"},
 }

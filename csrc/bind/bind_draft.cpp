@@ -28,7 +28,6 @@ void bind_draft(py::module_& m) {
            }),
            py::kw_only(), py::arg("max_tokens"), py::arg("min_match"), py::arg("max_match"),
            py::arg("history") = nullptr)
-      .def_property_readonly("num_tokens", &Drafter::num_tokens)
       .def(
           "start",
           [](Drafter& drafter, const py::object& ids) { drafter.start(ids_from_python(ids)); },
@@ -37,6 +36,16 @@ void bind_draft(py::module_& m) {
           "extend",
           [](Drafter& drafter, const py::object& ids) { drafter.extend(ids_from_python(ids)); },
           py::arg("token_ids"))
+      .def(
+          "follow",
+          [](Drafter& drafter, const py::list& ids) {
+            for (auto i = static_cast<size_t>(drafter.num_tokens()); i < ids.size(); ++i) {
+              const auto id = ids[i].cast<int32_t>();
+              drafter.extend({&id, 1});
+            }
+            return drafter.has_draft();
+          },
+          py::arg("text"))
       .def(
           "draft",
           [](const Drafter& drafter, int32_t max_tokens) {

@@ -33,6 +33,7 @@ class Drafter {
   void extend(std::span<const int32_t> token_ids);
 
   int64_t num_tokens() const { return num_tokens_; }
+  bool has_draft() const { return is_readable(place_); }
   Draft draft(int32_t max_tokens) const;
   // That the token behind the next one is right, as far as is known before it comes.
   float next_chance() const;

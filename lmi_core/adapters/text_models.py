@@ -43,6 +43,12 @@ def check_bitsandbytes() -> None:
         raise MissingExtraError("option.quantize of a Transformers model", "bitsandbytes")
 
 
+def check_peft() -> None:
+    """Raise MissingExtraError unless adapters can be added to a model by it."""
+    if importlib.util.find_spec("peft") is None:
+        raise MissingExtraError("LoRA on a model that Transformers computes", "peft")
+
+
 def _assigns(node: ast.Assign | ast.AnnAssign, table: str) -> bool:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     return any(isinstance(target, ast.Name) and target.id == table for target in targets)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ from lmi_core.config.artefacts.cache import readable_directory
 from lmi_core.config.judge import judge, judge_server
 from lmi_core.config.memory_needs import Needs, memory_needs
 from lmi_core.config.model_config import ModelConfig
+from lmi_core.config.problem import Problems
 from lmi_core.config.resolve import Report, examine
 from lmi_core.config.rows import DEFAULT, Row
 from lmi_core.config.table.capabilities import BACKENDS
@@ -61,9 +61,10 @@ def main(
     host = detect_host(environ) if host is None else host
     report = examine(argv, environ, host, default_model=default_model)
     if not report.errors:
-        judged = [judge_server(report.server)]
-        judged += [judge(model, report.server, environ, host) for model in report.models]
-        report = replace(report, errors=tuple(itertools.chain(*judged)))
+        problems = Problems([*report.warnings, *judge_server(report.server)])
+        for model in report.models:
+            problems.items += judge(model, report.server, environ, host)
+        report = replace(report, errors=problems.errors, warnings=problems.warnings)
     needs = [
         memory_needs(model, readable_directory(model.source, report.server, environ))
         for model in report.models

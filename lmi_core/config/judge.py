@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lmi_core.config.artefacts.cache import readable_directory
@@ -18,14 +18,15 @@ from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, UserError
 from lmi_core.weights.checkpoint import weight_files
 
-_Check = Callable[[], None]
-"""Raises UserError for what can't be served."""
+_Check = Callable[[], Sequence[str] | None]
+"""Raises UserError for what can't be served; what it returns are warnings."""
 
 
 def judge(
     model: ModelConfig, server: ServerConfig, environ: Mapping[str, str], host: Host
 ) -> tuple[Problem, ...]:
-    """Return everything that speaks against serving ``model``, by what is on this machine.
+    """Return everything that speaks against serving ``model``, by what is on this machine, and
+    warnings of what is served otherwise than its files say.
 
     That is its files' settings and headers, packages, devices and the memory that it may use.
     Numbers inside of tensors that are damaged show only while a model is loaded.
@@ -33,13 +34,14 @@ def judge(
     problems = Problems()
     for check in _checks(model, server, environ, host):
         try:
-            check()
+            for note in check() or ():
+                problems.warn(str(model.source.location), note)
         except UserError as error:
             key = error.field if error.field in model.values else None
             problems.error("" if key is None else model.where(key), str(error), key)
         except OSError as error:
             problems.error(str(error.filename or ""), f"can't be read: {error.strerror or error}")
-    return problems.errors
+    return tuple(problems.items)
 
 
 def judge_server(server: ServerConfig) -> tuple[Problem, ...]:
@@ -134,7 +136,7 @@ def _check_template(model: ModelConfig, directory: Path | None) -> None:
 
 def _check_native(
     model: ModelConfig, directory: Path, server: ServerConfig, environ: Mapping[str, str]
-) -> None:
+) -> Sequence[str]:
     from lmi_core.adapters.adapter import check_adapter_fits
     from lmi_core.models.loader import find_model
     from lmi_core.runners.cpu.cpu_runner import find_cpu_model
@@ -147,6 +149,7 @@ def _check_native(
         for _, path in config.lora.adapters:
             check_adapter_fits(path, found.spec, max_rank=config.lora.max_rank)
     Tokenizer.load(directory, vocab_size=found.spec.vocab_size).close()
+    return found.notes
 
 
 def _whole_adapters(
@@ -172,7 +175,7 @@ def _check_tokenizer(model: ModelConfig, directory: Path) -> None:
 
 
 def _check_transformers(model: ModelConfig, directory: Path) -> None:
-    from lmi_core.adapters.text_models import check_bitsandbytes, objection_to
+    from lmi_core.adapters.text_models import check_bitsandbytes, check_peft, objection_to
     from lmi_core.settings.transformers_config import TransformersConfig
     from lmi_core.weights.hf_config import read_json_object
 
@@ -180,6 +183,8 @@ def _check_transformers(model: ModelConfig, directory: Path) -> None:
     engine = None if model.engine is None else model.engine.config
     if isinstance(engine, TransformersConfig) and engine.bitsandbytes is not None:
         check_bitsandbytes()
+    if model.lora is not None:
+        check_peft()
     reason = objection_to(config, trust_remote_code=model.trust_remote_code)
     if reason is not None:
         raise UserError(f"{directory}: {reason}", field="option.trust_remote_code")

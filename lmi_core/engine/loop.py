@@ -133,7 +133,7 @@ class StepLoop:
                 submitted = self._submit_next()
                 if submitted and committed and self._costs:
                     gap_s = submitted.submitted_s - committed.step.finished_ns * 1e-9
-                    self._costs.note_gap(gap_s)
+                    self._costs.note_gap(gap_s, ahead=False)
             following = None if submitted is None else self._submit_ahead(submitted)
             if committed is not None:
                 self._deliver(committed)
@@ -216,7 +216,10 @@ class StepLoop:
         plan, step, submitted_s, _ = submitted
         completed_s = time.monotonic()
         # A step that was submitted ahead began when the one before it had ended.
-        self._count(plan, step, completed_s - max(submitted_s, self._completed_s))
+        seconds = completed_s - max(submitted_s, self._completed_s)
+        if self._costs is not None and submitted_s < self._completed_s:
+            self._costs.note_gap(seconds - step.native_ns * 1e-9, ahead=True)
+        self._count(plan, step, seconds)
         self._completed_s = completed_s
         if step.error:
             _log.error("a step failed: %s", step.error)

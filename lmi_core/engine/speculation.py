@@ -20,6 +20,8 @@ from lmi_core.engine.text_drafts import Draft, DraftSource, TextDrafts
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.speculation_config import SpeculationConfig
 
+_LEAST_CHANCE = 0.05
+"""Of a token, that it is worth thinking about."""
 _LEAST_CHANCE_BESIDE_OTHERS = 0.6
 """Of the next draft, for a sequence to wait for its tokens while others run ahead: it is in every
 second step then, and has to get more than two tokens of it."""
@@ -56,13 +58,19 @@ class Speculation:
             return
         # A sequence's chances fall, so those that are chosen are its first ones.
         order = sorted(
-            ((chance, i) for i, (_, draft) in enumerate(offers) for chance in draft.chances),
+            (
+                (chance, i)
+                for i, (_, draft) in enumerate(offers)
+                for chance in draft.chances
+                if chance > _LEAST_CHANCE
+            ),
             key=lambda entry: -entry[0],
         )[:num_rows]
         chances = [chance for chance, _ in order]
         num_base = plan.num_tokens
         num_tokens = len(plan.sequences)
-        count = self.costs.num_worthwhile(num_base, num_tokens, chances)
+        ahead = self._info.runs_ahead and not any(_needs_tokens(s) for s in plan.sequences)
+        count = self.costs.num_worthwhile(num_base, num_tokens, chances, ahead=ahead)
         depths = Counter(i for _, i in order[:count])
         others_run_ahead = len(offers) < len(plan.sequences) and self._info.runs_ahead
         for i, (sequence, draft) in enumerate(offers):
@@ -94,12 +102,17 @@ class Speculation:
 
     def without_waiting(self, sequences: list[Sequence]) -> list[Sequence]:
         """Those of sequences in flight that needn't wait for their tokens to guess what follows."""
-        least = self.costs.least_chance(len(sequences))
         chances = [self._source.next_chance(sequence) for sequence in sequences]
-        if all(chance > least for chance in chances):
+        order = sorted((c for c in chances if c > _LEAST_CHANCE), reverse=True)
+        num_rows, count = len(sequences), 0
+        if order:
+            count = self.costs.num_worthwhile(num_rows, num_rows, order, ahead=True)
+        if count == len(sequences):
             return []
-        least = max(least, _LEAST_CHANCE_BESIDE_OTHERS)
-        return [s for s, chance in zip(sequences, chances, strict=True) if chance <= least]
+        if not count:
+            return sequences
+        least = max(order[count - 1], _LEAST_CHANCE_BESIDE_OTHERS)
+        return [s for s, chance in zip(sequences, chances, strict=True) if chance < least]
 
     def count(self, num_drafted: int, num_accepted: int) -> None:
         """Note what became of a sequence's drafts."""
@@ -125,6 +138,11 @@ def _num_logit_rows(plan: Plan) -> int:
     return sum(
         sequence.num_scheduled if sequence.is_scoring_prompt else 1 for sequence in plan.sequences
     )
+
+
+def _needs_tokens(sequence: Sequence) -> bool:
+    """Whether its steps wait for tokens anyway."""
+    return sequence.matcher is not None or sequence.needs_observe or not _decodes(sequence)
 
 
 def _decodes(sequence: Sequence) -> bool:

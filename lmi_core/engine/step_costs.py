@@ -22,8 +22,8 @@ class StepCosts:
         self._seen: dict[int, tuple[float, int]] = {}
         """Of a number of rows: seconds, and the number of the last step that had them."""
         self._num_steps = 0
-        self.gap_s = 0.0
-        """Between two steps of which the second waits for the first one's tokens."""
+        self._gaps_s = {False: 0.0, True: 0.0}
+        """Between two steps: of which the second waits for the first one's tokens, and not."""
 
     def note(self, num_rows: int, seconds: float) -> None:
         """A step was executed; ``seconds`` above 0."""
@@ -32,30 +32,28 @@ class StepCosts:
         mean, _ = self._seen.get(size, (seconds, 0))
         self._seen[size] = (mean + _WEIGHT * (seconds - mean), self._num_steps)
 
-    def note_gap(self, seconds: float) -> None:
-        self.gap_s += _WEIGHT * (seconds - self.gap_s)
+    def note_gap(self, seconds: float, *, ahead: bool) -> None:
+        """So long after a step the next one began; ``ahead``: it was submitted before."""
+        self._gaps_s[ahead] += _WEIGHT * (max(0.0, seconds) - self._gaps_s[ahead])
 
-    def num_worthwhile(self, num_rows: int, num_tokens: int, chances: Sequence[float]) -> int:
+    def num_worthwhile(
+        self, num_rows: int, num_tokens: int, chances: Sequence[float], *, ahead: bool
+    ) -> int:
         """With how many drafts a step of ``num_rows`` rows and ``num_tokens`` tokens brings most of
-        them a second. ``chances``: of each being right, in falling order."""
+        them a second. ``chances``: of each being right, in falling order; ``ahead``: steps without
+        drafts are submitted before the last one's tokens are known."""
         if not self._seen:
             return len(chances)
         points = self._points()
-        best, best_rate = 0, num_tokens / _seconds(points, num_rows)
+        gap_s = self._gaps_s[False]
+        best, best_rate = 0, num_tokens / (_seconds(points, num_rows) + self._gaps_s[ahead])
         expected = float(num_tokens)
         for count, chance in enumerate(chances, start=1):
             expected += chance
-            rate = expected / (_seconds(points, num_rows + count) + self.gap_s)
+            rate = expected / (_seconds(points, num_rows + count) + gap_s)
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
-
-    def least_chance(self, num_rows: int) -> float:
-        """From which on one more row pays, and a step that waits for the last one's tokens."""
-        if not self._seen:
-            return 0.0
-        points = self._points()
-        return (_seconds(points, num_rows + 1) + self.gap_s) / _seconds(points, num_rows) - 1.0
 
     def _points(self) -> list[tuple[int, float]]:
         oldest = self._num_steps - _MAX_AGE

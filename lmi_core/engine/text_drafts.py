@@ -14,6 +14,8 @@ _MAX_TEXT_TOKENS = 1 << 16
 _MAX_HISTORY_TOKENS = 1 << 17
 _MAX_HISTORIES = 16
 """Of texts that ended, one for each adapter and cache salt: 32 MiB together."""
+_NUM_FORCED = 16
+"""Forced drafts that the chance of the next one is taken from."""
 _NUM_PROMPT_TOKENS = 64
 """Of a prompt's end, kept with what came after it, so that it is found again from its start."""
 
@@ -28,7 +30,7 @@ class Draft(NamedTuple):
 class DraftSource(Protocol):
     """Guesses what sequences go on with. Called in the loop's thread, between two steps."""
 
-    def draft(self, sequence: Sequence, max_tokens: int) -> Draft:
+    def draft(self, sequence: Sequence, max_tokens: int) -> Draft | None:
         """What may follow the tokens of a sequence, at most so many."""
         ...
 
@@ -41,27 +43,56 @@ class DraftSource(Protocol):
         ...
 
 
+class ForcedTokens:
+    """Spellings of what grammars leave no choice about, and how often models spell it so."""
+
+    def __init__(self) -> None:
+        self._first: dict[Sequence, tuple[int, int]] = {}
+        """Where a sequence's last forced tokens began, and the first one."""
+        self._chance = 0.8
+
+    def draft(self, sequence: Sequence, max_tokens: int) -> Draft | None:
+        assert sequence.matcher is not None
+        position, token_id = self._first.pop(sequence, (len(sequence.token_ids), -1))
+        if position < len(sequence.token_ids):
+            is_right = sequence.token_ids[position] == token_id
+            self._chance += (is_right - self._chance) / _NUM_FORCED
+        token_ids = sequence.matcher.forced_tokens()[:max_tokens]
+        if not token_ids:
+            return None
+        self._first[sequence] = (len(sequence.token_ids), token_ids[0])
+        # Behind the first one a model spells as the tokenizer does.
+        return Draft(token_ids, [self._chance] * len(token_ids))
+
+    def end(self, sequence: Sequence) -> None:
+        self._first.pop(sequence, None)
+
+
 class TextDrafts:
     """Implements ``DraftSource``: the text's own earlier parts, and texts that ended before with
     the same adapter and cache salt."""
 
     def __init__(self, config: SpeculationConfig) -> None:
         self._config = config
+        self._forced = ForcedTokens()
         self._drafters: dict[Sequence, _native.Drafter] = {}
         self._histories: OrderedDict[bytes, _native.TokenIndex] = OrderedDict()
 
-    def draft(self, sequence: Sequence, max_tokens: int) -> Draft:
-        if sequence.matcher is not None:
-            forced = sequence.matcher.forced_tokens()[:max_tokens]
-            if forced:
-                return Draft(forced, [1.0] * len(forced))
-        return Draft(*self._drafter(sequence).draft(max_tokens))
+    def draft(self, sequence: Sequence, max_tokens: int) -> Draft | None:
+        forced = None if sequence.matcher is None else self._forced.draft(sequence, max_tokens)
+        drafter = self._drafter(sequence)
+        if not drafter.follow(sequence.token_ids):
+            return forced
+        draft = Draft(*drafter.draft(max_tokens))
+        return draft if forced is None or draft.chances[0] > forced.chances[0] else forced
 
     def next_chance(self, sequence: Sequence) -> float:
-        return self._drafter(sequence).next_chance
+        drafter = self._drafter(sequence)
+        return drafter.next_chance if drafter.follow(sequence.token_ids) else 0.0
 
     def end(self, sequence: Sequence) -> None:
         self._drafters.pop(sequence, None)
+        self._forced.end(sequence)
         if sequence.num_generated:
             start = max(0, sequence.num_prompt - _NUM_PROMPT_TOKENS)
             self.remember(sequence.request.prefix_seed, sequence.token_ids[start:])
@@ -80,9 +111,6 @@ class TextDrafts:
                 history=self._history(sequence.request.prefix_seed),
             )
             drafter.start(sequence.token_ids[: sequence.num_prompt])
-        num_known = drafter.num_tokens
-        if num_known < len(sequence.token_ids):
-            drafter.extend(sequence.token_ids[num_known:])
         return drafter
 
     def _history(self, seed: bytes) -> _native.TokenIndex:

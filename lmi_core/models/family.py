@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,8 +15,6 @@ from lmi_core.models.weight_names import WeightNames
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.hf_config import HfConfig, UnsupportedSettingError
 from lmi_core.weights.safetensors_file import TensorInfo
-
-_log = logging.getLogger(__name__)
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -130,12 +127,6 @@ def text_tensors(tensors: Mapping[str, TensorInfo], names: WeightNames) -> dict[
         if adds_prefix and not ours.startswith((prefix, names.head)):
             ours = prefix + ours
         kept[ours] = tensor if ours == name else replace(tensor, name=ours)
-    if len(kept) < len(tensors):
-        _log.warning(
-            "%d tensors of other parts than the language model are left out: this model is served "
-            "for text",
-            len(tensors) - len(kept),
-        )
     return kept
 
 

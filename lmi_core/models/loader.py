@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import override_rope
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.tensor_check import check_tensors, without_heads
+from lmi_core.models.tensor_check import check_quantized, check_tensors, without_heads
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weights import (
     DecoderWeights,
@@ -82,6 +82,8 @@ class FoundModel:
     quantize: Quantization | None
     """What matrices are quantised to while they are loaded."""
     pooling: PoolingSpec | None
+    notes: tuple[str, ...]
+    """What is served otherwise than the files say, for explanations and the log."""
 
 
 def find_model(asked: EngineConfig) -> FoundModel:
@@ -112,6 +114,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
     tables = (names.embedding, names.positions)
     matrices = {name: shape for name, shape in shapes.items() if name not in tables}
     quantized = StoredLayers(layout, matrices, tensors)
+    check_quantized(checkpoint, quantized)
     check_tensors(asked.model, spec, without_heads(tensors, spec), quantized)
     if pooling is not None and pooling.answers is not None:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
@@ -125,7 +128,29 @@ def find_model(asked: EngineConfig) -> FoundModel:
         quantized=quantized,
         quantize=made,
         pooling=pooling,
+        notes=(*spec.notes, *_notes(spec, asked.max_model_len, checkpoint, tensors)),
     )
+
+
+def _notes(
+    spec: DecoderSpec,
+    max_model_len: int | None,
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, TensorInfo],
+) -> Iterator[str]:
+    served = max_model_len or spec.max_positions
+    for kind, first in {(rope.kind, rope.original_max_positions) for rope in spec.ropes}:
+        if kind in ("longrope", "dynamic") and served > first:
+            yield (
+                f"rotary positions of type {kind}: as up to {served} tokens are served, all "
+                f"requests get the factors of long contexts, also those of up to {first} tokens; "
+                f"option.max_model_len={first} serves these as the model was trained"
+            )
+    if num_others := len(checkpoint.tensors) - len(tensors):
+        yield (
+            f"{num_others} tensors of other parts than the language model are left out: this model "
+            "is served for text"
+        )
 
 
 def load_model(
@@ -158,6 +183,8 @@ def load_weights(
     itself, which adapters must come before.
     Raises ModelError for damage inside of tensors.
     """
+    for note in found.notes:
+        _log.warning("%s: %s", asked.model, note)
     config, spec, made = found.config, found.spec, found.quantize
     names = spec.names
     tensors, quantized, shapes = found.tensors, found.quantized, found.shapes

@@ -124,6 +124,8 @@ class DecoderSpec:
     logit_soft_cap: float = 0.0
     max_positions: int
     """Longest context the model is made for, rope scaling included."""
+    notes: tuple[str, ...] = ()
+    """What of the model is served otherwise than config.json says, for people."""
     names: WeightNames = field(default_factory=WeightNames)
 
     @property

@@ -9,6 +9,7 @@ from lmi_core.models.kv_scales import kv_scale_names
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.models.weights import expected_shapes
+from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, goes_with_fp8, scale_problem
 from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.quantized.stored_layers import StoredLayers
@@ -45,6 +46,20 @@ def check_tensors(
     if problems:
         what = f"don't fit config.json ({spec.architecture}, {spec.num_layers} layers)"
         raise tensor_faults(path, what, problems, field="model")
+
+
+def check_quantized(checkpoint: Checkpoint, quantized: StoredLayers) -> None:
+    """Raise ModelError where the settings name a quantisation that no matrix has."""
+    settings = checkpoint.quantization
+    if settings is None or quantized:
+        return
+    if any(tensor.dtype == FP8_DTYPE for tensor in checkpoint.tensors.values()):
+        return
+    raise settings.error(
+        "quant_method",
+        f"is {settings.method[:40]!r}, but no matrix is stored so: fetch the quantised files, or "
+        "remove the quantisation's settings to serve these weights as they are",
+    )
 
 
 def without_heads(tensors: Mapping[str, TensorInfo], spec: DecoderSpec) -> Mapping[str, TensorInfo]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from lmi_core.errors import MissingExtraError, UserError
+from lmi_core.errors import MissingExtraError
 from lmi_core.settings.transformers_config import TransformersConfig
 from lmi_core.text.tokenizer import Tokenizer
 
@@ -27,12 +27,6 @@ def load_runner(
     """Load the model for ``config.device``. Raises ModelError for files that can't be served,
     UserError for a device that isn't there or sizes that don't fit."""
     if isinstance(config, TransformersConfig):
-        if config.lora is not None:
-            raise UserError(
-                "models that Transformers computes take no LoRA adapters: merge the adapter into "
-                "the model, or leave lora out",
-                field="lora",
-            )
         from lmi_core.runners.transformers.transformers_runner import load_transformers_runner
 
         return load_transformers_runner(config, progress)

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lmi_core.config.address import is_loopback
-from lmi_core.errors import LmiError
+from lmi_core.errors import CapacityError, LmiError
 from lmi_core.sandbox.pool import CLIENT
 from lmi_core.version import __version__
 from lmi_server.dialects.base import HttpError, Reply
@@ -24,7 +24,7 @@ from lmi_server.dialects.unknown_fields import IGNORED, IGNORED_HEADER
 from lmi_server.http.access import Access
 from lmi_server.http.connections import Connection, Refuse
 from lmi_server.http.load_report import load_report
-from lmi_server.http.logging import log_access
+from lmi_server.http.logging import RefusalLog, log_access
 from lmi_server.http.metrics import METER, Metrics, RequestMeter
 from lmi_server.http.openapi import TABLE
 from lmi_server.http.options import ServerOptions
@@ -144,6 +144,7 @@ def _error_reply(
 def _front(models: ModelRegistry, table: DialectTable, access: Access) -> Middleware:
     """The outermost layer: identify and time the request, render errors, log one line."""
     id_header = models.options.request_id_header
+    refusals = RefusalLog()
 
     @web.middleware
     async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -152,7 +153,7 @@ def _front(models: ModelRegistry, table: DialectTable, access: Access) -> Middle
             connection.request_arrived()
         meter = request[METER] = RequestMeter(_request_id(request, id_header))
         CLIENT.set(request.remote)
-        status = _CLIENT_CLOSED
+        status, log_line = _CLIENT_CLOSED, log_access
         try:
             for_any = _is_for_any_origin(models, table, request)
             response = access.preflight(request, for_any=for_any) or await handler(request)
@@ -165,10 +166,12 @@ def _front(models: ModelRegistry, table: DialectTable, access: Access) -> Middle
             meter.error = str(explained)
             response = _error_reply(table.of(request.path), explained, models, request)
             status = response.status
+            if isinstance(error, CapacityError):
+                log_line = refusals.log
         finally:
             if isinstance(connection, Connection):
                 connection.request_finished()
-            _finish(models.metrics, request.method, request.path, meter, status)
+            _finish(models.metrics, request.method, request.path, meter, status, log_line)
             if (said := request.get(SAID)) is not None:
                 request_id, by = meter.request_id, access.managers
                 log_call(request, said, request_id=request_id, status=status, by=by)
@@ -187,6 +190,7 @@ def _refuser(models: ModelRegistry, table: DialectTable) -> Refuse:
         response = _error_reply(dialect, error, models)
         response.headers.update({**dialect.headers, "Server": _SERVER})
         response.headers[models.options.request_id_header] = meter.request_id
+        response.force_close()
         _finish(models.metrics, "-", path, meter, response.status)
         return response
 
@@ -202,7 +206,7 @@ def _expectations(
         expected = request.headers.get("Expect", "")
         if expected.lower() != "100-continue":
             kind, message = "ExpectationFailedException", f"Expect: {expected[:80]} is not known"
-            error = HttpError(417, kind, message)
+            error = HttpError(417, kind, message, close=True)
             return _error_reply(table.of(request.path), error, models)
         if (request.content_length or 0) <= models.options.max_request_bytes:
             with suppress(ConnectionError):  # reading the body will notice
@@ -213,11 +217,18 @@ def _expectations(
     return expect
 
 
-def _finish(metrics: Metrics, method: str, path: str, meter: RequestMeter, status: int) -> None:
+def _finish(
+    metrics: Metrics,
+    method: str,
+    path: str,
+    meter: RequestMeter,
+    status: int,
+    log_line: Callable[..., None] = log_access,
+) -> None:
     seconds = meter.seconds
     metrics.count_answer(status, seconds)
     failure = {"error": meter.error[:_MAX_LOGGED_ERROR]} if meter.error else {}
-    log_access(
+    log_line(
         id=meter.request_id,
         method=method,
         path=path,
@@ -260,7 +271,7 @@ def _reply(reply: Reply) -> web.Response:
         body=reply.body,
         headers={**reply.headers, "Content-Type": reply.content_type},
     )
-    if reply.close or reply.status >= 400:
+    if reply.close:
         response.force_close()
     return response
 

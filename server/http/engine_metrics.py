@@ -12,6 +12,7 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
 
@@ -41,11 +42,7 @@ _TOTALS = (
     ("lmi_preemptions", "Sequences preempted.", "num_preemptions"),
     ("lmi_drafts", "Times that a sequence had draft tokens in a step.", "num_drafts"),
     ("lmi_draft_tokens", "Tokens drafted.", "num_draft_tokens"),
-    (
-        "lmi_accepted_draft_tokens",
-        "Draft tokens that were sampled; each saved its sequence a step.",
-        "num_accepted_tokens",
-    ),
+    ("lmi_accepted_draft_tokens", "Draft tokens that were sampled.", "num_accepted_tokens"),
 )
 
 
@@ -185,6 +182,15 @@ class _StatsCollector(Collector):
             for model_name, stats in states.items():
                 family.add_metric([model_name], getattr(stats.totals, field))
             yield family
+        saved = SummaryMetricFamily(
+            "lmi_saved_steps",
+            "Steps that a sequence was spared, for each step that it had draft tokens in.",
+            labels=_LABELS,
+        )
+        for model_name, stats in states.items():
+            totals = stats.totals
+            saved.add_metric([model_name], totals.num_drafts, totals.num_accepted_tokens)
+        yield saved
 
 
 def _gauge(name: str, text: str, values: Mapping[str, float]) -> Metric:

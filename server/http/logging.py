@@ -7,6 +7,7 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Callable
 from typing import Literal
 
 from lmi_core.text.printable import printable
@@ -34,6 +35,26 @@ def set_level(level: str) -> None:
 def log_access(**fields: object) -> None:
     """One line about an answered request."""
     access_log.info("request", extra={_FIELDS: fields})
+
+
+class RefusalLog:
+    """Access lines of requests that an overloaded server refused: one a second, with the number of
+    those that have none, since a refusal must cost little when there are many."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due_s = 0.0
+        self._num_silent = 0
+
+    def log(self, **fields: object) -> None:
+        now_s = self._clock()
+        if now_s < self._due_s:
+            self._num_silent += 1
+            return
+        if self._num_silent:
+            fields["refused_before"] = self._num_silent
+        self._due_s, self._num_silent = now_s + 1.0, 0
+        log_access(**fields)
 
 
 class JsonFormatter(logging.Formatter):

@@ -43,6 +43,7 @@ ALIASES = {
         "tgi_request_queue_duration": "lmi_request_queue_seconds",
         "tgi_request_input_length": "lmi_request_prompt_tokens",
         "tgi_request_generated_tokens": "lmi_request_generated_tokens",
+        "tgi_request_skipped_tokens": "lmi_saved_steps",
     },
 }
 """System -> their name of a family -> ours. A counter's samples end in _total in both."""

@@ -14,10 +14,8 @@ from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, ModelError, UserError
-from lmi_core.runners.load import load_runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.lora_config import LoraConfig
-from lmi_core.settings.transformers_config import TransformersConfig
 from tests.checkpoints import cached_checkpoint
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import (
@@ -305,8 +303,3 @@ def test_a_broken_adapter_ends_the_start(tmp_path: Path) -> None:
 def test_configurations_that_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         LoraConfig(**fields)
-
-
-def test_transformers_models_take_none() -> None:
-    with pytest.raises(UserError, match="models that Transformers computes take no LoRA adapters"):
-        load_runner(TransformersConfig(model=Path("m"), lora=LoraConfig()))

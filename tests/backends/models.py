@@ -70,7 +70,7 @@ def checkpoint(model_type: str) -> Path:
     torch.manual_seed(7)
     changes = (FAMILIES | ENCODER_DECODERS)[model_type]
     config = AutoConfig.for_model(model_type, **_IDS, **changes)
-    model = _loader(model_type).from_config(config, dtype=torch.float32)
+    model = loader(model_type).from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1 and model_type != "mamba":
@@ -105,7 +105,8 @@ def write_unigrams(directory: Path) -> None:
     T5Tokenizer(vocab=[tuple(piece) for piece in pieces], extra_ids=10).save_pretrained(directory)
 
 
-def _loader(model_type: str):
+def loader(model_type: str):
+    """The class that loads it."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     return AutoModelForSeq2SeqLM if model_type in ENCODER_DECODERS else AutoModelForCausalLM
@@ -119,7 +120,7 @@ def _root() -> "tempfile.TemporaryDirectory[str]":
 @functools.cache
 def oracle(model_type: str):
     """The model itself."""
-    return _loader(model_type).from_pretrained(checkpoint(model_type)).eval()
+    return loader(model_type).from_pretrained(checkpoint(model_type)).eval()
 
 
 def is_greedy(model_type: str, prompt_ids: "tuple[int, ...]", output_ids: "list[int]") -> bool:

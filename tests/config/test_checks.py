@@ -116,12 +116,18 @@ def test_an_fp8_cache_is_for_gpus(model_dir, explained, device, outcome):
     assert ("the CPU engine has no fp8 KV cache" in texts(report.errors)) == (device == "cpu")
 
 
-@pytest.mark.parametrize("method", ["fp8", "fbgemm_fp8", "compressed-tensors"])
+@pytest.mark.parametrize("method", ["fp8", "compressed-tensors"])
 def test_an_fp8_checkpoint_is_read_everywhere(model_dir, explained, method):
     settings = {"quant_method": method, "format": "float-quantized"}
     config = {**LLAMA, "quantization_config": settings}
     for properties in ("", "option.quantize=fp8", "option.device=cuda\noption.quantize=fp8"):
         assert not explained(model_dir(properties, config=config)).errors
+
+
+def test_an_fp8_checkpoint_that_was_never_compared_is_refused(model_dir, explained):
+    """No file of FBGEMM itself was read yet."""
+    config = {**LLAMA, "quantization_config": {"quant_method": "fbgemm_fp8"}}
+    assert "quantised with fbgemm_fp8" in texts(explained(model_dir("", config=config)).errors)
 
 
 def test_fp8_weights_are_made_on_a_gpu_only(model_dir, explained):

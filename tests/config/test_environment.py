@@ -117,6 +117,7 @@ def test_an_unknown_flag_of_another_servers_container_is_a_warning_with_the_near
         ("USE_FLASH_ATTENTION", "true", "option.use_flash_attention", "no effect"),
         ("TGI_WIGGLE_ROOM", "0.9", "option.tgi_wiggle_room", "no effect"),
         ("DISABLE_EXLLAMA", "True", "option.disable_exllama", "no effect"),
+        ("WATERMARK_GAMMA", "0.5", "option.watermark_gamma", "no effect"),
     ],
 )
 def test_variables_of_a_launcher_without_flags(explained, variable, text, key, outcome):
@@ -131,3 +132,32 @@ def test_a_launchers_switch_for_its_environment_takes_no_value(explained):
     report = explained("--env", "--model-id", "org/m", "-e")
     assert not report.errors
     assert [row.key for row in report.server_rows] == ["option.print_environment"]
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("debug", "debug"),
+        ("info,text_generation_router=debug", "info"),
+        ("text_generation_launcher=debug", "info"),
+        ("WARN", "warning"),
+        ("trace", "debug"),
+        ("off", "error"),
+    ],
+)
+def test_a_launchers_level_of_its_log(explained, text, level):
+    report = explained(environ={"MODEL_ID": "org/m", "LOG_LEVEL": text})
+    assert (report.server.log_level, report.errors) == (level, ())
+    assert report.server_rows[0].where == "LOG_LEVEL"
+    assert explained("org/m", environ={"LOG_LEVEL": text}).server.log_level == "info"
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["COMPUTE_TYPE", "HF_HUB_ENABLE_HF_TRANSFER", "MAX_IMAGE_FETCH_SIZE", "MESSAGES_API_ENABLED"],
+)
+def test_a_launchers_variables_of_the_server(explained, variable):
+    text = "true" if variable == "MESSAGES_API_ENABLED" else "1"
+    report = explained(environ={"MODEL_ID": "org/m", variable: text})
+    assert [row.where for row in report.server_rows] == [variable]
+    assert not report.errors

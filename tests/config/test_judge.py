@@ -111,6 +111,21 @@ BROKEN = {
         (),
         "has zero points",
     ),
+    "a quantisation that no matrix has": (
+        configure(quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 32}),
+        (),
+        "no matrix is stored so",
+    ),
+    "an fp8 that no matrix has": (
+        configure(quantization_config={"quant_method": "fp8"}),
+        (),
+        "no matrix is stored so",
+    ),
+    "a quantisation that was never compared": (
+        configure(quantization_config={"quant_method": "fbgemm_fp8"}),
+        (),
+        "fbgemm_fp8",
+    ),
     "a GPU": (None, ("-o", "device=cuda"), "no GPU is visible"),
     "llava": (configure(**LLAVA), (), "no model of type 'llava' that generates text"),
     "its own code": (configure(**OWN_CODE), (), "option.trust_remote_code=true"),
@@ -179,6 +194,43 @@ def test_what_explain_lets_pass_is_served(model, argv):
     code, text = explain(str(model), *argv)
     assert code == 0, text
     serve(str(model), *argv)
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+}
+MINISTRAL = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+MINISTRAL |= {"llama_4_scaling_beta": 0.1, "rope_theta": 10000.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "argv", "note"),
+    [
+        (configure(rope_parameters=LONGROPE), (), "all requests get the factors of long contexts"),
+        (configure(rope_parameters=LONGROPE), ("--max-model-len", "64"), None),
+        (
+            configure(
+                architectures=["MistralForCausalLM"],
+                model_type="ministral3",
+                rope_parameters=MINISTRAL,
+            ),
+            (),
+            "contexts end at 64 tokens",
+        ),
+    ],
+)
+def test_what_is_served_otherwise_is_said_and_logged(model, caplog, change, argv, note):
+    change(model)
+    code, text = explain(str(model), *argv)
+    assert code == 0, text
+    serve(str(model), *argv)
+    for said in (text, caplog.text):
+        assert ("factors of long" in said or "contexts end" in said) == (note is not None)
+        assert note is None or note in said
 
 
 @pytest.mark.parametrize(

@@ -199,9 +199,9 @@ def test_what_becomes_of_other_keys(model_dir, explained, line, outcome, text):
 
 
 def test_backends_without_lora_refuse_it(model_dir, explained):
-    name = model_dir("option.enable_lora=true", config={"architectures": ["XLNetLMHeadModel"]})
+    name = model_dir("option.enable_lora=true\noption.rolling_batch=trtllm", config=LLAMA)
     report = explained(name)
-    assert report.models[0].backend == "transformers"
+    assert report.models[0].backend == "trtllm"
     assert "option.enable_lora=true: not available in this version: LoRA" in texts(report.errors)
 
 

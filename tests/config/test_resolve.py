@@ -186,6 +186,15 @@ def test_hub_variable_is_stronger_than_the_option_and_says_so(explained):
     assert rows["option.revision"].overridden == losers
 
 
+def test_a_directory_that_the_variable_names_is_weaker_than_the_option(explained, model_dir):
+    first, second = model_dir(), model_dir(name="second")
+    report = explained(environ={"HF_MODEL_ID": first, "OPTION_MODEL_ID": second})
+    assert report.models[0].source.location == second
+    row = next(row for row in report.rows[0] if row.key == "option.model_id")
+    assert row.overridden == (f"HF_MODEL_ID: {first}",)
+    assert "option.model_id" not in explained(environ={"HF_MODEL_ID": first}).models[0].values
+
+
 @pytest.mark.parametrize(
     ("argv", "environ", "unused"),
     [

@@ -60,4 +60,6 @@ def draft_at_random(
 
 
 def draft_whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepCosts, "num_worthwhile", lambda self, rows, tokens, all: len(all))
+    monkeypatch.setattr(
+        StepCosts, "num_worthwhile", lambda self, rows, tokens, all, ahead: len(all)
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +15,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineTotals
 from lmi_core.engine.step_costs import StepCosts
+from lmi_core.engine.text_drafts import ForcedTokens
 from lmi_core.errors import UserError
 from lmi_core.settings.speculation_config import SpeculationConfig
 from tests.engine.fake_runner import FakeRunner
@@ -157,3 +160,20 @@ def test_random_texts_keep_running_ahead() -> None:
             assert runner.num_ahead > 0.8 * engine.stats().totals.num_steps
 
     run(main())
+
+
+def test_forced_tokens_are_as_likely_as_they_were_right() -> None:
+    forced = ForcedTokens()
+    for is_right in (True, False):
+        text = [1, 2]
+        sequence: Any = Mock(matcher=Mock(forced_tokens=lambda: [7, 8]), token_ids=text)
+        for _ in range(40):
+            draft = forced.draft(sequence, 9)
+            assert draft is not None
+            assert draft.token_ids == [7, 8]
+            text += [7, 8, 3] if is_right else [6, 3]
+        assert (draft.chances[-1] > 0.9) == is_right
+        assert (draft.chances[0] < 0.2) != is_right
+    assert forced.draft(sequence, 1) is not None
+    sequence.matcher.forced_tokens = list
+    assert forced.draft(sequence, 9) is None

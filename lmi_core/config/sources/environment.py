@@ -35,6 +35,7 @@ AMBIGUOUS = frozenset(
             "NGROK",
         ),
         *("ATTENTION", "PREFIX_CACHING", "PREFILL_CHUNKING", "USE_FLASH_ATTENTION"),
+        *("LOG_LEVEL", "COMPUTE_TYPE", "HF_HUB_ENABLE_HF_TRANSFER", "MESSAGES_API_ENABLED"),
         *("EXLLAMA_VERSION", "DISABLE_EXLLAMA", "USE_CUTLASS_W8A8"),
     }
 )
@@ -54,6 +55,16 @@ def _gibibytes(text: str) -> str:
     return str(int(text) << 30) if re.fullmatch("[0-9]{1,6}", text) else text
 
 
+_LEVELS = {"trace": "debug", "warn": "warning", "off": "error"}
+"""What TGI calls them otherwise."""
+
+
+def _level(text: str) -> str:
+    """Of ``info,text_generation_router=debug`` the level of what isn't named."""
+    level = next((part for part in text.lower().split(",") if "=" not in part), "info").strip()
+    return _LEVELS.get(level, level)
+
+
 _FLAG_PREFIXES = ("SM_VLLM_", "SM_LLAMA_CPP_")
 """SageMaker's containers of these servers make a flag of what follows."""
 
@@ -61,6 +72,7 @@ _TRANSLATIONS: dict[str, Callable[[str], str]] = {
     "ENABLE_CUDA_GRAPHS": _inverted,
     "SAGEMAKER_MAX_PAYLOAD_IN_MB": _mebibytes,
     "VLLM_CPU_KVCACHE_SPACE": _gibibytes,
+    "LOG_LEVEL": _level,
 }
 
 
@@ -131,6 +143,7 @@ def _tgi(environ: Mapping[str, str], problems: Problems, tgi: bool) -> Iterator[
             continue
         if variable == "HOSTNAME" and not _is_address(text):
             continue  # A shell sets it to the host's name, which TGI doesn't use either.
+        text = _TRANSLATIONS.get(variable, str)(text)
         setting = Setting(option.key, text, Rank.TGI_VARIABLE, variable)
         if option.flag and option.flag.switch and text not in ("true", "false"):
             problems.value_error(setting, "must be exactly true or false in a TGI variable", text)

@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 
 from lmi_core.config.table import (
     accelerate,
+    answers,
     batching,
     common,
     deepspeed,
@@ -16,6 +17,7 @@ from lmi_core.config.table import (
     lmi_dist,
     native,
     neuronx,
+    processes,
     scheduler,
     server,
     shared,
@@ -30,6 +32,8 @@ from lmi_core.config.table.value_type import Bool
 
 _OPTIONS: tuple[Option, ...] = (
     common.OPTIONS
+    + answers.OPTIONS
+    + processes.OPTIONS
     + batching.OPTIONS
     + accelerate.OPTIONS
     + scheduler.OPTIONS

@@ -17,7 +17,6 @@ SYNONYMS = {
     "--max-request-size": "max_request_size",
     "--drain-timeout": "option.graceful_termination_timeout",
     "--log-format": "log_format",
-    "--log-level": "log_level",
     "--request-timeout": "request_timeout",
     "--ui": "ui",
     "--strict-requests": "strict_requests",

@@ -98,7 +98,9 @@ OPTIONS = (
         doc="Draft model of speculative decoding.",
         systems=_SYSTEMS,
         actions={
-            "lmi": needs(_DRAFT, "greedy tokens are the same without it", tuning=True, idle=()),
+            "lmi": needs(
+                _DRAFT, "option.speculation=ngram drafts without one", tuning=True, idle=()
+            ),
             "vllm": mapped("speculative_config.model"),
             "trtllm": _TRT_DRAFT,
         },
@@ -133,7 +135,11 @@ OPTIONS = (
         doc="Report the share of drafted tokens that were accepted.",
         systems=_SYSTEMS,
         default=False,
-        actions={"lmi": needs(_DRAFT, tuning=True)},
+        actions={
+            "lmi": mapped(
+                None, "/metrics always has lmi_draft_tokens and lmi_accepted_draft_tokens"
+            )
+        },
     ),
     Option(
         key="option.lora_dtype",

@@ -1,6 +1,6 @@
 """Keys of the server as a whole: ``config.properties`` and ``SERVING_*`` variables."""
 
-from lmi_core.config.table.option import Action, Option, honoured, needs, no_effect
+from lmi_core.config.table.option import Action, Flag, Option, honoured, needs, no_effect
 from lmi_core.config.table.value_type import (
     Bool,
     Bytes,
@@ -44,6 +44,7 @@ def _server(
     default: object = None,
     *env: str,
     secret: bool = False,
+    flag: Flag | None = None,
 ) -> Option:
     return Option(
         key=key,
@@ -52,6 +53,7 @@ def _server(
         systems=("server",),
         default=default,
         env=env,
+        flag=flag,
         scope="server",
         secret=secret,
         actions={"server": action},
@@ -337,6 +339,7 @@ OPTIONS = (
         honoured("log_level", test=_NAME_AND_LOG),
         "info",
         "VLLM_LOGGING_LEVEL",
+        flag=Flag("--log-level", "LOG_LEVEL"),
     ),
     _server(
         "verbose",
@@ -352,6 +355,17 @@ OPTIONS = (
         honoured(
             "strict_requests",
             test="tests/server/test_fields.py::test_unknown_fields_are_reported_or_refused",
+        ),
+        False,
+    ),
+    _server(
+        "ignore_watermark",
+        Bool(),
+        "Serve TGI's requests for a watermark without one, and say so, instead of refusing them.",
+        honoured(
+            None,
+            "reported in x-lmi-ignored-parameters",
+            test="tests/server/dialects/tgi/test_tgi_http.py::test_watermarks_may_be_ignored",
         ),
         False,
     ),

@@ -20,6 +20,7 @@ _MIXED = no_effect(
 )
 _OWN_KERNELS = no_effect("the engine has kernels of its own; lmi doctor names them")
 _INTERNAL = no_effect("no shard processes are started")
+_NO_WATERMARK = "requests for one are refused, or served without one by ignore_watermark"
 _LIMITS = "tests/cli/test_options.py::test_limits_of_a_launcher"
 
 
@@ -53,9 +54,11 @@ def _tgi(
     )
 
 
-def _variable(name: str, kind: ValueType, doc: str, action: Action) -> Option:
+def _variable(
+    name: str, kind: ValueType, doc: str, action: Action, *, server: bool = False
+) -> Option:
     """What the launcher and its worker read of the environment alone; here it is a flag, too."""
-    return _tgi(f"--{name.lower().replace('_', '-')}", kind, doc, action)
+    return _tgi(f"--{name.lower().replace('_', '-')}", kind, doc, action, server=server)
 
 
 def _later(flag: str, kind: ValueType, doc: str, why: str, *, switch: bool = False) -> Option:
@@ -264,13 +267,13 @@ OPTIONS = (
         "--watermark-gamma",
         Float(0, 1),
         "Share of the vocabulary favoured by the watermark.",
-        needs("request.watermark", idle=()),
+        needs("request.watermark", _NO_WATERMARK, tuning=True, idle=()),
     ),
     _tgi(
         "--watermark-delta",
         Float(),
         "Bias of the watermark.",
-        needs("request.watermark", idle=()),
+        needs("request.watermark", _NO_WATERMARK, tuning=True, idle=()),
     ),
     _tgi(
         "--ngrok",
@@ -340,6 +343,38 @@ OPTIONS = (
     _variable("USE_FLASH_ATTENTION", Text("true or false"), "Flash attention.", _OWN_KERNELS),
     _variable("EXLLAMA_VERSION", Int(1), "ExLlama kernels for GPTQ.", _OWN_KERNELS),
     _variable("DISABLE_EXLLAMA", Text("True"), "No ExLlama kernels.", _OWN_KERNELS),
+    _variable(
+        "COMPUTE_TYPE",
+        Text("words"),
+        "The header x-compute-type of answers.",
+        honoured(
+            None,
+            "x-compute-type",
+            test="tests/server/dialects/tgi/test_tgi_http.py::test_the_compute_type",
+        ),
+        server=True,
+    ),
+    _variable(
+        "HF_HUB_ENABLE_HF_TRANSFER",
+        Text("0 or 1"),
+        "Faster downloads.",
+        no_effect("huggingface_hub chooses how it downloads"),
+        server=True,
+    ),
+    _variable(
+        "MESSAGES_API_ENABLED",
+        Bool(),
+        "Chats on /invocations.",
+        no_effect("/invocations takes any of the bodies"),
+        server=True,
+    ),
+    _variable(
+        "MAX_IMAGE_FETCH_SIZE",
+        Int(0),
+        "Bytes of an image that is fetched.",
+        no_effect("images aren't taken"),
+        server=True,
+    ),
     _variable("USE_CUTLASS_W8A8", Text("1"), "CUTLASS kernels for 8 bits.", _OWN_KERNELS),
     _variable(
         "PREFILL_CHUNKING",

@@ -61,6 +61,8 @@ class ServerConfig:
     tgi_version: int = 2
     enable_prefill_logprobs: bool = False
     disable_grammar_support: bool = False
+    ignore_watermark: bool = False
+    compute_type: str = "cpu"
     max_best_of: int | None = None
     max_stop_sequences: int | None = None
     max_top_n_tokens: int | None = None
@@ -119,6 +121,8 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         tgi_version=3 if server.get("tgi_version") == "3" else 2,
         enable_prefill_logprobs=server.get("option.enable_prefill_logprobs") is True,
         disable_grammar_support=server.get("option.disable_grammar_support") is True,
+        ignore_watermark=server.get("ignore_watermark") is True,
+        compute_type=str(server.get("option.compute_type") or "cpu"),
         max_best_of=_limit(server, "max_best_of", tgi),
         max_stop_sequences=_limit(server, "max_stop_sequences", tgi),
         max_top_n_tokens=_limit(server, "max_top_n_tokens", tgi),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 from lmi_core.models.family import Family, attention_spec, decoder_spec
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.weights.hf_config import HfConfig
-
-_log = logging.getLogger(__name__)
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
@@ -25,8 +22,8 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     first = spec.ropes[0].original_max_positions
     if rope.get("llama_4_scaling_beta") and spec.max_positions > first:
         # Ministral 3 multiplies queries from there on by 1 + beta log(1 + position // first).
-        _log.warning("llama_4_scaling_beta is not supported: contexts end at %d, before it", first)
-        spec = replace(spec, max_positions=first)
+        note = f"llama_4_scaling_beta is not supported: contexts end at {first} tokens, before it"
+        spec = replace(spec, max_positions=first, notes=(note,))
     return spec
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmi_core.errors import ModelError
@@ -11,6 +12,7 @@ from lmi_core.settings.limits import check_max_model_len
 if TYPE_CHECKING:
     import torch
 
+    from lmi_core.runners.transformers.peft_adapters import PeftAdapters
 
 _LENGTHS = (
     "max_position_embeddings",
@@ -31,6 +33,10 @@ class CausalModel:
         self._model = model
         self.device = device
         self._takes = frozenset(inspect.signature(model.forward).parameters)
+        self.adapters: PeftAdapters | None = None
+        """None: there are none, and none can be loaded."""
+        self.adapter_names: Mapping[int, str] = {}
+        """By row, of the step that runs."""
         self.quantize = ""
         """What bitsandbytes has made of its linear layers."""
         name = next((name for name in _CACHE_NAMES if name in self._takes), None)
@@ -68,6 +74,11 @@ class CausalModel:
                 inputs[key] = value
         output = self._model(input_ids=token_ids, **inputs)
         return output.logits[:, -num_logits:], getattr(output, self.cache_name)
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Say whose tokens the next call has: ``rows`` in the order of its batch."""
+        if self.adapters is not None:
+            self.adapters.use(rows, self.adapter_names)
 
     def token_bytes(self) -> int:
         """What the cache holds for a token; it runs one."""

@@ -154,6 +154,7 @@ class EncoderDecoderCaches(PaddedCaches):
     def _prefill(self, chunks: list[Chunk], logits: dict[int, torch.Tensor]) -> None:
         from transformers import DynamicCache, EncoderDecoderCache
 
+        self._model.begin([chunk.row for chunk in chunks])
         encoded, source_mask = self._model.encode([chunk.token_ids for chunk in chunks])
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         rows, sizes = [c.row for c in chunks], [len(c.token_ids) for c in chunks]
@@ -193,6 +194,7 @@ class EncoderDecoderCaches(PaddedCaches):
         """Every chunk has as many tokens."""
         assert isinstance(split, _EncodedSplit)
         mask, positions = self._padding(split, chunks)
+        self._model.begin(split.rows)
         values = self._model.decode(
             torch.tensor([chunk.token_ids for chunk in chunks], device=self._model.device),
             split.cache,

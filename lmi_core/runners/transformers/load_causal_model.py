@@ -11,6 +11,7 @@ from typing import Any
 from lmi_core.errors import MissingExtraError, ModelError
 from lmi_core.runners.transformers.causal_model import DEFAULT_LENGTH, CausalModel
 from lmi_core.runners.transformers.encoder_decoder import EncoderDecoderModel
+from lmi_core.runners.transformers.peft_adapters import PeftAdapters
 from lmi_core.settings.transformers_config import TransformersConfig
 
 _log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
         model.to(device)
     kind = EncoderDecoderModel if has_encoder else CausalModel
     causal = kind(model, model.device if config.device_map else device)
+    if config.lora is not None:
+        causal.adapters = PeftAdapters(model, max_rank=config.lora.max_rank)
     causal.quantize = config.bitsandbytes or ""
     if causal.max_positions is None and config.max_model_len is None:
         _log.warning(

@@ -119,6 +119,7 @@ class PaddedCaches:
         padded = [[0] * (width - len(chunk.token_ids)) + chunk.token_ids for chunk in chunks]
         mask, positions = self._padding(split, chunks)
         num_logits = max(1, max(chunk.num_logits for chunk in chunks))
+        self._model.begin(split.rows)
         values, _ = self._model(
             torch.tensor(padded, device=self._model.device),
             split.cache,
@@ -205,6 +206,7 @@ class SingleCaches:
     def _run(self, chunk: Chunk) -> torch.Tensor:
         ids = torch.tensor([chunk.token_ids], device=self._model.device)
         num_logits = max(1, chunk.num_logits)
+        self._model.begin([chunk.row])
         if chunk.start == 0:
             logits, cache = self._model(ids, None, num_logits)
         else:

@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ class _Submitted(NamedTuple):
     step: _native.Step
     chunks: list[Chunk]
     dropped: list[int]
+    adapter_names: dict[int, str]
     submitted_ns: int
 
 
@@ -55,6 +57,7 @@ class TransformersRunner:
             max_num_tokens=max(_BATCHED_TOKENS, config.max_num_seqs),
         )
         self._model = model
+        self.adapters = model.adapters
         self._caches = _caches(model, config)
         token_bytes = _warm_up(model)
         memory = size_kv_cache(
@@ -84,6 +87,7 @@ class TransformersRunner:
             device=str(model.device),
             kernels="Transformers",
             shares_blocks=False,
+            has_adapters=model.adapters is not None,
             continues_prompts=not isinstance(model, EncoderDecoderModel),
         )
         self._num_threads = config.num_threads
@@ -107,7 +111,9 @@ class TransformersRunner:
         ended = {row for row in self._held if not self.block_tables.row(row)}
         begun = {chunk.row for chunk in chunks if chunk.start == 0}
         self._held = (self._held - ended) | begun
-        self._queue.put(_Submitted(step, chunks, sorted(ended | begun), time.monotonic_ns()))
+        names = {} if self.adapters is None else self.adapters.names_of(step)
+        dropped = sorted(ended | begun)
+        self._queue.put(_Submitted(step, chunks, dropped, names, time.monotonic_ns()))
 
     def close(self) -> None:
         if self._thread is None:
@@ -117,7 +123,7 @@ class TransformersRunner:
         self._thread = None
         os.close(self.completion_fd)
         device = self._model.device
-        del self._model, self._caches
+        del self._model, self._caches, self.adapters
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -128,7 +134,8 @@ class TransformersRunner:
             step = submitted.step
             started_ns = time.monotonic_ns()
             try:
-                self._execute(submitted)
+                with nullcontext() if self.adapters is None else self.adapters.lock:
+                    self._execute(submitted)
             except Exception as error:
                 step.error = f"{type(error).__name__}: {error}"
             step.set_times(
@@ -143,6 +150,9 @@ class TransformersRunner:
         step = submitted.step
         for row in submitted.dropped:
             self._caches.drop(row)
+        if self.adapters is not None:
+            self.adapters.remove_unused()
+        self._model.adapter_names = submitted.adapter_names
         logits = self._caches.run(submitted.chunks)
         inputs = SamplingInputs.of(step, self.sampling, self.info.max_logprobs)
         if not len(inputs.is_sampled):

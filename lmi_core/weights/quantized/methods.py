@@ -9,7 +9,7 @@ from lmi_core.weights.quantized.settings import QuantizationSettings
 CheckpointMethod = Literal["awq", "gptq", "compressed-tensors"]
 """A value of ``quantize`` that says what the checkpoint is."""
 INTEGER_METHODS = ("awq", "gptq", "compressed-tensors")
-FP8_METHODS = ("fp8", "fbgemm_fp8")
+FP8_METHODS = ("fp8",)
 GGUF = "gguf"
 METHODS = (*INTEGER_METHODS, *FP8_METHODS, GGUF)
 """Of checkpoints that can be read."""

@@ -58,6 +58,9 @@ class StoredLayers:
         }
         """Names of tensors that may be there, and aren't read."""
 
+    def __bool__(self) -> bool:
+        return bool(self._layers)
+
     def __contains__(self, weight: str) -> bool:
         return weight in self._layers
 

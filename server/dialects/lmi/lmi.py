@@ -201,6 +201,11 @@ class LmiProtocol(Protocol):
         )
 
     def error(self, error: Exception) -> Reply:
+        """As DJL-Serving does, connections end with a status that says so."""
+        reply = self._error(error)
+        return replace(reply, close=True) if reply.status >= 400 else reply
+
+    def _error(self, error: Exception) -> Reply:
         match error:
             case HttpError(status=413):
                 return Reply(status=413, body=b"", close=True)

@@ -22,6 +22,8 @@ class TgiOptions:
     max_input_tokens: int | None = None
     """Longest prompt; None: what the engine takes."""
     disable_grammar_support: bool = False
+    ignores_watermark: bool = False
+    """A watermark that is asked for isn't made, and reported; else it is refused."""
     enable_prefill_logprobs: bool = False
     """Release 3 reports no prompt tokens without it; release 2 always does."""
     model_id: str = "model"

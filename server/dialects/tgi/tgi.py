@@ -225,7 +225,7 @@ class TgiProtocol:
             version=options.version,
             is_disabled=options.disable_grammar_support,
         )
-        refuse_unavailable(parameters)
+        refuse_unavailable(parameters, options)
         return replace(prompt, grammar=grammar)
 
     def _answer(self, job: Job, generation: Generation, prompt: Prompt, timing: Timing) -> Answer:

@@ -15,6 +15,7 @@ from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
 from lmi_server.dialects.tgi.options import TgiOptions
 from lmi_server.dialects.tgi.schema import GenerateParameters
+from lmi_server.dialects.unknown_fields import log_ignored
 
 _DEFAULT_MAX_NEW_TOKENS = 100
 _SLICE_TOKENS = 1024
@@ -132,9 +133,12 @@ def check_lengths(
     return Prompt(token_ids=tuple(token_ids), max_new_tokens=min(num_new, room))
 
 
-def refuse_unavailable(parameters: GenerateParameters) -> None:
-    """Parameters that have no mechanism here; they are refused, since they change tokens."""
-    if parameters.watermark:
+def refuse_unavailable(parameters: GenerateParameters, options: TgiOptions) -> None:
+    """Parameters that have no mechanism here; they are refused, since they change tokens, unless
+    the options have them ignored."""
+    if parameters.watermark and options.ignores_watermark:
+        log_ignored("a request's", ["parameters.watermark"])
+    elif parameters.watermark:
         _fail("watermark", "`watermark` is not available in this version; leave it out")
 
 

@@ -18,8 +18,9 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError
 from lmi_core.structured.grammar import Grammar
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.engine.harness import assert_nothing_leaked, collect, run, until
+from tests.engine.random_drafts import SPECULATION, draft_at_random
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
@@ -156,6 +157,45 @@ def test_steps_run_ahead_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> Non
     num_ahead = len(rows)
     assert_alike(ahead, run(outcomes(configured(overlap=False), wanted), 110))
     assert len(rows) == num_ahead
+
+
+def test_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Penalties count drafts; beside a sequence that runs ahead, tokens are known for some rows."""
+    common = SamplingParams(max_new_tokens=12, ignore_eos=True, temperature=0.7, logprobs=1)
+    wanted = [
+        (prompt, replace(common, seed=seed, frequency_penalty=0.5 * (seed == 5)))
+        for seed, prompt in enumerate(prompts(3, 2, 2), start=4)
+    ]
+    monkeypatch.setenv("LMI_OPS", CPP)
+    plain = run(outcomes(configured(overlap=False), wanted), 110)
+    truths = {
+        (tuple(prompt), params.seed, 0): [event.token_id for event in events]
+        for (prompt, params), events in zip(wanted, plain, strict=True)
+    }
+    drafted = []
+    for kernels in (PYTHON, CPP):
+        monkeypatch.setenv("LMI_OPS", kernels)
+        draft_at_random(monkeypatch, truths, VOCAB_SIZE)
+        config = configured(overlap=False, speculation=SPECULATION)
+        drafted.append(run(outcomes(config, wanted), 110))
+        assert TOTALS[-1].num_accepted_tokens > 0
+    assert_alike(*drafted)
+
+    followed: list[list[int]] = []
+    submit_ahead = CudaRunner.submit_ahead
+
+    def note(self: CudaRunner, step: _native.Step, logit_rows: list[int]) -> None:
+        followed.append(logit_rows)
+        submit_ahead(self, step, logit_rows)
+
+    monkeypatch.setattr(CudaRunner, "submit_ahead", note)
+    monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)
+    draft_at_random(monkeypatch, truths, VOCAB_SIZE)
+    ahead = run(outcomes(configured(speculation=SPECULATION), wanted[::2]), 110)
+    assert any(-1 in rows and max(rows) >= 0 for rows in followed)
+    assert [[event.token_id for event in events] for events in ahead] == [
+        [event.token_id for event in events] for events in plain[::2]
+    ]
 
 
 def test_masks_of_grammars(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from lmi_core.errors import UserError
 from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import VOCAB_SIZE, cached_checkpoint, make_checkpoint
 from tests.engine.harness import run
+from tests.engine.random_drafts import SPECULATION, draft_at_random
 from tests.engine.test_invariance import Outcome, Request, outcome, together
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
@@ -119,6 +120,24 @@ def test_torch_row_by_row(variant: str, dtype: str, changes: dict[str, object]) 
     model = cached_checkpoint(variant, dtype=stored)
     config = config_of(model, "torch-cpu", dtype, **changes)
     assert_equal_bits(config, make_requests((1, 16, 40, 75, 33, 8), 6), "by row: linear")
+
+
+def test_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right and wrong ones, beside sequences that run ahead."""
+    config = config_of(cached_checkpoint("llama3"), "torch-cpu", "fp32")
+    requests = make_requests((1, 16, 40, 33, 8), 12)
+    expected = run(alone(config, requests), 110)
+    truths = {
+        (request.prompt, request.params.seed, 0): [token_id for token_id, *_ in outcome]
+        for request, outcome in zip(requests, expected, strict=True)
+    }
+    draft_at_random(monkeypatch, truths, VOCAB_SIZE)
+    for overlap in (True, False):
+        changed = replace(config, speculation=SPECULATION, overlap=overlap)
+        got, engine = run(together(changed, requests, 3, 2), 110)
+        assert got == expected
+        totals = engine.stats().totals
+        assert 0 < totals.num_accepted_tokens < totals.num_draft_tokens
 
 
 @pytest.fixture

@@ -209,7 +209,6 @@ def test_code_that_comes_with_the_model(written, monkeypatch, tmp_path):
         ("option.kv_cache_dtype=bf16", "have the model's data type"),
         ("option.rope_scaling=linear", "into the model's config.json"),
         ("option.deterministic=true", "padding and company change roundings"),
-        ("option.enable_lora=true", "not available in this version: LoRA"),
         ("option.max_model_len=257", "257 tokens are more than the model's 256 positions"),
         ("option.task=fill-mask", "not available in this version: this task"),
     ],

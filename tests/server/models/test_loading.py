@@ -65,6 +65,8 @@ ELSEWHERE = {
     "tgi_version": "a model's options",
     "enable_prefill_logprobs": "a model's options",
     "disable_grammar_support": "a model's options",
+    "ignore_watermark": "a model's options",
+    "compute_type": "a model's options",
     "max_best_of": "a model's options",
     "max_stop_sequences": "a model's options",
     "max_top_n_tokens": "a model's options",

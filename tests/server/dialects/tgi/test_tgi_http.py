@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from lmi_server.dialects.tgi.options import TgiOptions
+from lmi_server.dialects.unknown_fields import IGNORED_HEADER
 from lmi_server.http.metrics import Metrics
 from lmi_server.http.streaming import Heartbeat
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import make_engine
+from tests.server.configured import configured
 from tests.server.harness import Answer, Served, eventually, serving_backend
 
 GREEDY = {"max_new_tokens": 4}
@@ -308,3 +310,17 @@ def test_a_disconnect_frees_the_sequence() -> None:
             await eventually(lambda: served.engine.stats().num_running == 0)
 
     asyncio.run(run())
+
+
+def test_watermarks_may_be_ignored() -> None:
+    tgi = configured("ignore_watermark=true")["tgi"]
+    answer = ask(tgi=tgi, watermark=True)
+    assert (answer.status, answer.headers[IGNORED_HEADER]) == (200, "parameters.watermark")
+    assert IGNORED_HEADER not in ask(tgi=tgi, watermark=False).headers
+    assert ask(watermark=True).status == 422
+
+
+def test_the_compute_type() -> None:
+    assert ask().headers["x-compute-type"] == "cpu"
+    tgi = configured("option.compute_type=gpu+optimized")["tgi"]
+    assert ask(tgi=tgi).headers["x-compute-type"] == "gpu+optimized"

@@ -152,7 +152,7 @@ def test_release_3_checks_a_slice_and_stops_at_the_end_of_the_context() -> None:
 
 
 def test_watermarks_are_refused() -> None:
-    message = message_of(refuse_unavailable, GenerateParameters(watermark=True))
+    message = message_of(refuse_unavailable, GenerateParameters(watermark=True), TgiOptions())
     assert message == "`watermark` is not available in this version; leave it out"
 
 

@@ -1,0 +1,80 @@
+"""What a server does about requests that it has no room for must cost little: they are many."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from lmi_server.http.logging import RefusalLog
+from tests.server.harness import serving
+
+PROMPT = {"prompt": "a", "model": "model"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "connection"),
+    [
+        ("/v1/completions", PROMPT, "keep-alive"),
+        ("/v1/messages", {**PROMPT, "messages": [], "max_tokens": 1}, "keep-alive"),
+        ("/generate", {"inputs": "a"}, "keep-alive"),
+        ("/invocations", {"inputs": "a"}, "close"),
+    ],
+)
+def test_clients_keep_their_connections_where_their_protocol_does(
+    path: str, body: dict[str, object], connection: str
+) -> None:
+    """A new one costs the server more than the refusal; DJL-Serving closes them."""
+
+    async def run() -> None:
+        async with serving(max_in_flight=0) as served:
+            answer = await served.post(body, path)
+            assert answer.status in (429, 503, 529), answer.body
+            assert answer.headers["Connection"] == connection
+
+    asyncio.run(run())
+
+
+def test_a_refused_body_does_not_disturb_the_next_request() -> None:
+    async def run() -> None:
+        async with serving(max_in_flight=0) as served:
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n"
+            for _ in range(3):
+                writer.write(head + b"GET / HTTP/1.1\r\n\r\n".ljust(300_000))
+                answer = await reader.readuntil(b"\r\n\r\n")
+                assert answer.startswith(b"HTTP/1.1 429 "), answer
+                length = answer.lower().partition(b"content-length: ")[2].split()[0]
+                await reader.readexactly(int(length))
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_one_line_a_second_says_how_many_were_refused(caplog: pytest.LogCaptureFixture) -> None:
+    now = [100.0]
+    refusals = RefusalLog(clock=lambda: now[0])
+    with caplog.at_level(logging.INFO, "lmi_server.http.access"):
+        for number in range(5):
+            refusals.log(id=number)
+        now[0] += 1.5
+        refusals.log(id=5)
+        now[0] += 1.5
+        refusals.log(id=6)
+    assert [record.fields for record in caplog.records] == [  # type: ignore[attr-defined]
+        {"id": 0},
+        {"id": 5, "refused_before": 4},
+        {"id": 6},
+    ]
+
+
+def test_other_failures_have_a_line_each(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with serving() as served:
+            for _ in range(3):
+                assert (await served.post({"prompt": 7}, "/v1/completions")).status == 400
+
+    with caplog.at_level(logging.INFO, "lmi_server.http.access"):
+        asyncio.run(run())
+    assert len(caplog.records) == 3
