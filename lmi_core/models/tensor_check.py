@@ -53,7 +53,8 @@ def check_quantized(checkpoint: Checkpoint, quantized: StoredLayers) -> None:
     settings = checkpoint.quantization
     if settings is None or quantized:
         return
-    if any(tensor.dtype == FP8_DTYPE for tensor in checkpoint.tensors.values()):
+    coded = (FP8_DTYPE, *BLOCK_TYPES)
+    if any(tensor.dtype in coded for tensor in checkpoint.tensors.values()):
         return
     raise settings.error(
         "quant_method",
