@@ -14,7 +14,8 @@ import numpy.typing as npt
 from lmi_core.weights.formats import BlockFormat, PackFormat
 
 DTypeName = Literal["fp32", "bf16", "fp16", "int8", "int4"]
-RowSymbol = Literal["T", "S", "L"]
+RowSymbol = Literal["T", "S", "L", "E"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu"]
 
 kernels: ModuleType  # one kernel at a time over numpy arrays, for tests and benches
 
@@ -267,6 +268,7 @@ class LinearWeight:
         rounding: Literal["int8", "outliers", "none"] = "outliers",
         instruction_set: str = "",
         num_threads: int = 0,
+        num_experts: int = 1,
     ) -> LinearWeight:
         """Concatenate row-major parts [n_i, k] (fp32, fp16, or bf16 as uint16; GGUF's blocks as uint8 [n_i, bytes], of the
         type ``format``, with ``group_size`` 16; e4m3 as uint8, with its scales [n_i, 1 or
@@ -274,9 +276,12 @@ class LinearWeight:
         holds both. int8 and int4 are quantised on the way, int8 with a scale per output, int4 per output and
         ``group_size`` (32, 64 or 128) inputs; or kept as they are where parts are codes (uint8), scales and zero points
         [n_i, 1 or groups], of int8 128 more than the numbers they stand for. ``rounding``: of the rows that int8 and int4
-        are multiplied with (csrc/cpu/kernels.h); the packed bytes don't depend on it. Releases the GIL."""
+        are multiplied with (csrc/cpu/packed_linear.h); the packed bytes don't depend on it. ``num_experts``: of as many matrices of one shape the
+        parts, the first one's first. Releases the GIL."""
     @property
     def num_outputs(self) -> int: ...
+    @property
+    def num_experts(self) -> int: ...
     @property
     def num_inputs(self) -> int: ...
     @property
@@ -306,11 +311,12 @@ class LinearWeight:
         group_size: int = 0,
         rounding: Literal["int8", "outliers", "none"] = "outliers",
         num_threads: int = 0,
+        num_experts: int = 1,
     ) -> LinearWeight:
         """What an equal weight's ``packed`` was when it was written to a file, left there. Raises NativeError if the file
         holds something else. Releases the GIL."""
     def packed(self) -> npt.NDArray[np.uint8]:
-        """A read-only view of the panels of ``csrc/cpu/kernels.h``, for files and other devices."""
+        """A read-only view of the panels of ``csrc/cpu/packed_linear.h``, for files and other devices."""
     def checksum(self) -> int:
         """Of ``packed``, 64 bits. Releases the GIL."""
     def unpack(self) -> npt.NDArray[np.float32]:
@@ -450,18 +456,50 @@ class Graph:
         """act [R, k] -> [R, n]; rows are quantised first if the weight is, by its ``rounding``. ``activation``: of a ``gated`` weight the result is act(gate) * up, [R, n / 2] in act dtype, else act(y).
         A list: the parts of one weight, each in its own format.
         ``residual``: fp32 [R, n], added in place and returned."""
-    def gated_activation(
-        self, x: Handle, activation: Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
-    ) -> Handle:
+    def gated_activation(self, x: Handle, activation: Activation) -> Handle:
         """act(gate) * up: fp32 [R, 2 n] -> act dtype [R, n]."""
-    def activation(
-        self, x: Handle, activation: Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
-    ) -> Handle:
+    def activation(self, x: Handle, activation: Activation) -> Handle:
         """act(x): fp32 [R, n] -> act dtype [R, n]."""
     def soft_cap(self, x: Handle, cap: float) -> Handle:
         """cap tanh(x / cap), fp32 in place."""
     def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
         """B A x of the rows' adapters added to ``y`` in place: act [T, k], fp32 [T, n]. A graph has one table."""
+    def route(
+        self,
+        x: Handle,
+        *,
+        top_k: int,
+        scoring: Literal["softmax", "sigmoid", "sparsemixer"],
+        bias: npt.NDArray[np.float32] | None = None,
+        num_groups: int = 1,
+        top_groups: int = 1,
+        group_best: int = 1,
+        normalizes: bool = False,
+        scale: float = 1.0,
+        threshold: float = 0.0,
+    ) -> Handle:
+        """Ids of each row's experts, ascending, and their weights: fp32 [T, experts] -> fp32 [T, 2 top_k]."""
+    def grouped_linear(
+        self,
+        x: Handle,
+        routes: Handle,
+        weight: LinearWeight,
+        *,
+        bias: npt.NDArray[np.float32] | None = None,
+        activation: Activation | Literal[""] = "",
+        residual: Handle | None = None,
+    ) -> Handle:
+        """act [T or E, k] -> act [E, n], of the last route's experts. ``residual``: fp32 [T, n], to which experts' outputs
+        times weights are added in place in ascending order; returned."""
+    def head_linear(
+        self,
+        x: Handle,
+        weight: LinearWeight,
+        *,
+        num_heads: int,
+        out_dtype: Literal["fp32", "act"] = "fp32",
+    ) -> Handle:
+        """Each head's columns times its own matrix: act [R, heads k] -> [R, heads n]."""
     def rope_cache_write(
         self,
         qkv: Handle,
@@ -474,6 +512,7 @@ class Graph:
         q_norm: npt.NDArray[np.float32] | None = None,
         k_norm: npt.NDArray[np.float32] | None = None,
         norm_eps: float = 0.0,
+        latent: Handle | None = None,
     ) -> Handle:
         """fp32 qkv [T, (hq + 2 hkv) d] -> rotated q, act [T, hq d]; K and V go to the cache. cos, sin: [max positions, rotary / 2],
         rotate-half form, rotary <= d."""

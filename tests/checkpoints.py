@@ -59,6 +59,23 @@ LONG_ROPE = {
     "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
 }
 
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+}
+FULL_LONG_ROPE = {
+    **_rope("longrope", original_max_position_embeddings=256, factor=2.0),
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0],
+}
+
 # name -> (model type, configuration beyond SHAPE)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama1": ("llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-6}),
@@ -176,6 +193,56 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom_heads": ("bloom", {"n_layer": 2, "n_head": 6, "hidden_size": 96}),
     "mpt": ("mpt", {"d_model": 64, "n_layers": 3, "n_heads": 4, "tie_word_embeddings": True}),
     "mpt_heads": ("mpt", {"d_model": 96, "n_layers": 2, "n_heads": 6}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True}
+        | {"moe_intermediate_size": 48, "mlp_only_layers": [1]},
+    ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+        | {"decoder_sparse_step": 2, "shared_expert_intermediate_size": 40},
+    ),
+    "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "granite_moe": (
+        "granitemoe",
+        {"attention_multiplier": 0.3, "residual_multiplier": 0.4, "embedding_multiplier": 3.0}
+        | {"logits_scaling": 1.3, "num_local_experts": 6, "num_experts_per_tok": 3},
+    ),
+    "phimoe": (
+        "phimoe",
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "router_jitter_noise": 0.3}
+        | {"attention_bias": True, "lm_head_bias": True}
+        | {"rope_parameters": FULL_LONG_ROPE | {"short_mscale": 1.1, "long_mscale": 1.1}},
+    ),
+    "glm4_moe": (
+        "glm4_moe",
+        {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+        | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7, "use_qk_norm": True}
+        | {"attention_bias": True, "head_dim": 32, "first_k_dense_replace": 1},
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 24}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {"rope_parameters": {**YARN_ROPE, "truncate": False}},
+    ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {**LATENT, "q_lora_rank": None, "n_routed_experts": 8, "topk_method": "greedy"}
+        | {"routed_scaling_factor": 1.7, "attention_bias": True},
+    ),
+    "deepseek_v2_groups": (
+        "deepseek_v2",
+        {**LATENT, "n_routed_experts": 12, "topk_method": "group_limited_greedy"}
+        | {"n_group": 4, "topk_group": 2},
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {**LATENT, "n_routed_experts": 12, "n_group": 4, "topk_group": 2}
+        | {"rope_parameters": {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 0.8}},
+    ),
 }
 
 
@@ -240,6 +307,9 @@ def draw_weights(model: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     tied = model.config.tie_word_embeddings
     with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if name.endswith("norm.weight") or (parameter.ndim == 1 and "bias" not in name):

@@ -32,15 +32,16 @@ def adapter_tensors(
     ranks: Mapping[str, int] | None = None,
 ) -> Tensors:
     """A and B of the modules whose names end in ``targets``, of ``layers`` or all, such that B A x
-    with the scale 1 is about half as large as the module's own result. ``ranks``: of modules whose
-    rank is another."""
+    with the scale 1 is about half as large as the module's own result. Experts, which take none,
+    are left out. ``ranks``: of modules whose rank is another."""
     rng = np.random.default_rng(seed)
     tensors = {}
     for name, weight in load_file(model / "model.safetensors").items():
         module = name.removesuffix(".weight")
         parts = module.split(".")
         is_wanted = parts[-1] in targets and (layers is None or int(parts[2]) in layers)
-        if not is_wanted or not name.endswith(".weight"):
+        is_expert = ".experts." in name or ".shared_expert." in name
+        if not is_wanted or not name.endswith(".weight") or is_expert:
             continue
         own_rank = (ranks or {}).get(module, rank)
         num_outputs, num_inputs = _as_linear(model, weight).shape

@@ -28,12 +28,24 @@ inline DType parse_dtype(const std::string& name) {
 }
 
 inline cpu::Activation parse_activation(const std::string& name) {
-  static constexpr const char* kNames[] = {"", "silu", "gelu_tanh", "gelu", "relu", "relu2"};
+  static constexpr const char* kNames[] = {"",     "silu",  "gelu_tanh",     "gelu",
+                                           "relu", "relu2", "clamped_swiglu"};
   for (uint8_t i = 0; i < std::size(kNames); ++i) {
     if (name == kNames[i]) return static_cast<cpu::Activation>(i);
   }
-  LMI_CHECK(false, "activation '", name, "'; known are silu, gelu_tanh, gelu, relu, relu2");
+  LMI_CHECK(false, "activation '", name,
+            "'; known are silu, gelu_tanh, gelu, relu, relu2, "
+            "clamped_swiglu");
   return cpu::Activation::kNone;
+}
+
+inline cpu::ExpertScoring parse_scoring(const std::string& name) {
+  static constexpr const char* kNames[] = {"softmax", "sigmoid", "sparsemixer"};
+  for (uint8_t i = 0; i < std::size(kNames); ++i) {
+    if (name == kNames[i]) return static_cast<cpu::ExpertScoring>(i);
+  }
+  LMI_CHECK(false, "scoring '", name, "'; known are softmax, sigmoid, sparsemixer");
+  return cpu::ExpertScoring::kSoftmax;
 }
 
 inline cpu::NormKind parse_norm(const std::string& name) {

@@ -10,6 +10,7 @@
 #include "bind/bind.h"
 #include "bind/lora_table.h"
 #include "bind/owned_where_made.h"
+#include "bind/py_graph.h"
 #include "graph/arena.h"
 #include "graph/graph.h"
 #include "graph/linear_weight.h"
@@ -31,52 +32,14 @@ const float* floats(const std::optional<FloatArray>& array, int64_t size, const 
   return array->data();
 }
 
-// A step graph as Python sees it: handles know their graph, and the graph keeps alive every Python
-// object whose memory its nodes read.
-class PyGraph {
- public:
-  explicit PyGraph(const GraphConfig& config) : graph(config) {}
-
-  void keep(py::object object) {
-    watch(object);
-    kept_.push_back(std::move(object));
-  }
-
-  Graph graph;
-
- private:
-  // An array's last base is what its memory belongs to.
-  void watch(py::object object) {
-    while (py::isinstance<py::array>(object)) object = object.attr("base");
-    if (py::isinstance<MappedFile>(object)) {
-      graph.watch(object.cast<std::shared_ptr<MappedFile>>());
-    } else if (py::isinstance<LinearWeight>(object)) {
-      const auto& file = object.cast<const LinearWeight&>().file();
-      if (file != nullptr) graph.watch(file);
-    }
-  }
-
-  std::vector<py::object> kept_;
-};
-
-struct Handle {
-  const PyGraph* owner;
-  ValueId id;
-  const Value& value() const { return owner->graph.value(id); }
-};
-
-ValueId id_of(const PyGraph& graph, const Handle& handle) {
-  LMI_CHECK(handle.owner == &graph, "handle ", handle.value().name, " belongs to another graph");
-  return handle.id;
-}
-
 void bind_handle(py::module_& m) {
   py::class_<Handle>(m, "Handle")
       .def_property_readonly("name", [](const Handle& h) { return h.value().name; })
       .def_property_readonly("dtype", [](const Handle& h) { return dtype_name(h.value().dtype); })
       .def_property_readonly("columns", [](const Handle& h) { return h.value().columns; })
       .def_property_readonly(
-          "rows", [](const Handle& h) { return h.value().rows == RowSymbol::kTokens ? "T" : "L"; })
+          "rows",
+          [](const Handle& h) { return std::string(1, "TLE"[static_cast<int>(h.value().rows)]); })
       .def("__bool__", [](const Handle& h) -> bool {
         throw py::type_error("handle " + h.value().name +
                              " has no truth value: it stands for data that a step will compute");
@@ -180,10 +143,58 @@ Handle lora_add(PyGraph& self, const Handle& x, const Handle& y, const py::objec
   return {&self, self.graph.lora_add(id_of(self, x), id_of(self, y), adapters, linear_id)};
 }
 
+Handle route(PyGraph& self, const Handle& x, int32_t top_k, const std::string& scoring,
+             const std::optional<FloatArray>& bias, int32_t num_groups, int32_t top_groups,
+             int32_t group_best, bool normalizes, float scale, float threshold) {
+  if (bias) self.keep(*bias);
+  const auto num_experts = static_cast<int32_t>(x.value().columns);
+  return {&self, self.graph.route(id_of(self, x), {.num_experts = num_experts,
+                                                   .top_k = top_k,
+                                                   .scoring = parse_scoring(scoring),
+                                                   .bias = floats(bias, num_experts, "the bias"),
+                                                   .num_groups = num_groups,
+                                                   .top_groups = top_groups,
+                                                   .group_best = group_best,
+                                                   .normalizes = normalizes,
+                                                   .scale = scale,
+                                                   .threshold = threshold})};
+}
+
+Handle grouped_linear(PyGraph& self, const Handle& x, const Handle& routes,
+                      const py::object& weight_object, const std::optional<FloatArray>& bias,
+                      const std::string& activation, const Handle* residual) {
+  const auto& weight = weight_object.cast<const LinearWeight&>();
+  self.keep(weight_object);
+  if (bias) self.keep(*bias);
+  cpu::LinearArgs args;
+  args.weight = weight.packed();
+  args.bias = floats(bias, args.weight.num_experts * args.weight.num_outputs, "the bias");
+  args.activation = parse_activation(activation);
+  args.y_dtype = self.graph.config().act_dtype;
+  if (residual == nullptr) {
+    return {&self, self.graph.grouped_linear(id_of(self, x), id_of(self, routes), args)};
+  }
+  return {&self, self.graph.grouped_linear_add(id_of(self, x), id_of(self, routes),
+                                               id_of(self, *residual), args)};
+}
+
+Handle head_linear(PyGraph& self, const Handle& x, const py::object& weight_object,
+                   int64_t num_heads, const std::string& out_dtype) {
+  const auto& weight = weight_object.cast<const LinearWeight&>();
+  self.keep(weight_object);
+  LMI_CHECK(weight.packed().num_experts == num_heads, "matrices of ", weight.packed().num_experts,
+            " heads, not ", num_heads);
+  cpu::LinearArgs args;
+  args.weight = weight.packed();
+  args.y_dtype = out_dtype == "act" ? self.graph.config().act_dtype : DType::kF32;
+  return {&self, self.graph.head_linear(id_of(self, x), args)};
+}
+
 Handle rope_cache_write(PyGraph& self, const Handle& qkv, const py::object& cache_object,
                         int32_t layer, int32_t num_q_heads, const FloatArray& cos,
                         const FloatArray& sin, const std::optional<FloatArray>& q_norm,
-                        const std::optional<FloatArray>& k_norm, float norm_eps) {
+                        const std::optional<FloatArray>& k_norm, float norm_eps,
+                        const Handle* latent) {
   const KvCacheView& cache = cache_object.cast<const KvCache&>().view();
   LMI_CHECK(cos.ndim() == 2 && sin.ndim() == 2 && cos.size() == sin.size(),
             "cos and sin are [positions, rotary / 2]");
@@ -201,13 +212,15 @@ Handle rope_cache_write(PyGraph& self, const Handle& qkv, const py::object& cach
                                               .rotary_dim = static_cast<int32_t>(2 * cos.shape(1)),
                                               .q_norm = floats(q_norm, cache.head_dim, "q_norm"),
                                               .k_norm = floats(k_norm, cache.head_dim, "k_norm"),
-                                              .norm_eps = norm_eps})};
+                                              .norm_eps = norm_eps},
+                                             latent == nullptr ? -1 : id_of(self, *latent))};
 }
 
 Handle attention(PyGraph& self, const Handle& q, const py::object& cache_object, int32_t layer,
                  int32_t num_q_heads, float scale, int32_t window, float soft_cap,
-                 const std::optional<FloatArray>& slopes) {
+                 const std::optional<FloatArray>& slopes, const std::optional<FloatArray>& sinks) {
   self.keep(cache_object);
+  if (sinks) self.keep(*sinks);
   if (slopes) self.keep(*slopes);
   return {&self,
           self.graph.attention(id_of(self, q), {.num_q_heads = num_q_heads,
@@ -216,7 +229,8 @@ Handle attention(PyGraph& self, const Handle& q, const py::object& cache_object,
                                                 .scale = scale,
                                                 .window = window,
                                                 .soft_cap = soft_cap,
-                                                .slopes = floats(slopes, num_q_heads, "slopes")})};
+                                                .slopes = floats(slopes, num_q_heads, "slopes"),
+                                                .sinks = floats(sinks, num_q_heads, "sinks")})};
 }
 
 FloatArray read_value(const PyGraph& self, const Handle& x, int64_t num_rows) {
@@ -288,13 +302,23 @@ void bind_graph_class(py::module_& m) {
           py::arg("x"), py::arg("cap"), py::keep_alive<0, 1>())
       .def("lora_add", &lora_add, py::arg("x"), py::arg("y"), py::arg("table"),
            py::arg("linear_id"), py::keep_alive<0, 1>())
+      .def("route", &route, py::arg("x"), py::kw_only(), py::arg("top_k"), py::arg("scoring"),
+           py::arg("bias") = py::none(), py::arg("num_groups") = 1, py::arg("top_groups") = 1,
+           py::arg("group_best") = 1, py::arg("normalizes") = false, py::arg("scale") = 1.0f,
+           py::arg("threshold") = 0.0f, py::keep_alive<0, 1>())
+      .def("grouped_linear", &grouped_linear, py::arg("x"), py::arg("routes"), py::arg("weight"),
+           py::kw_only(), py::arg("bias") = py::none(), py::arg("activation") = "",
+           py::arg("residual") = py::none(), py::keep_alive<0, 1>())
+      .def("head_linear", &head_linear, py::arg("x"), py::arg("weight"), py::kw_only(),
+           py::arg("num_heads"), py::arg("out_dtype") = "fp32", py::keep_alive<0, 1>())
       .def("rope_cache_write", &rope_cache_write, py::arg("qkv"), py::arg("cache"),
            py::arg("layer"), py::kw_only(), py::arg("num_q_heads"), py::arg("cos"), py::arg("sin"),
            py::arg("q_norm") = py::none(), py::arg("k_norm") = py::none(),
-           py::arg("norm_eps") = 0.0f, py::keep_alive<0, 1>())
+           py::arg("norm_eps") = 0.0f, py::arg("latent") = py::none(), py::keep_alive<0, 1>())
       .def("attention", &attention, py::arg("q"), py::arg("cache"), py::arg("layer"), py::kw_only(),
            py::arg("num_q_heads"), py::arg("scale"), py::arg("window") = 0,
-           py::arg("soft_cap") = 0.0f, py::arg("slopes") = py::none(), py::keep_alive<0, 1>())
+           py::arg("soft_cap") = 0.0f, py::arg("slopes") = py::none(),
+           py::arg("sinks") = py::none(), py::keep_alive<0, 1>())
       .def(
           "gather_logit_rows",
           [](PyGraph& self, const Handle& x) {

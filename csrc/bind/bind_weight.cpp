@@ -68,7 +68,8 @@ cpu::LinearPart linear_part(const py::object& source, DType format, int64_t& num
 
 std::unique_ptr<LinearWeight> pack(const std::vector<py::object>& parts, const std::string& format,
                                    bool gated, int32_t group_size, const std::string& rounding,
-                                   const std::string& level, int32_t num_threads) {
+                                   const std::string& level, int32_t num_threads,
+                                   int64_t num_experts) {
   // Only checked: every level reads the same order.
   if (!level.empty()) cpu::parse_instruction_set(level);
   LMI_CHECK(!parts.empty(), "a weight needs at least one part");
@@ -80,13 +81,18 @@ std::unique_ptr<LinearWeight> pack(const std::vector<py::object>& parts, const s
     sources.push_back(linear_part(part, target.dtype, num_inputs));
   }
   const py::gil_scoped_release release;
-  return std::make_unique<LinearWeight>(sources, num_inputs, gated, target, num_threads);
+  return std::make_unique<LinearWeight>(sources, num_inputs, gated, target, num_threads,
+                                        num_experts);
 }
 
 FloatArray unpack(const LinearWeight& weight) {
   const cpu::PackedLinear& packed = weight.packed();
-  FloatArray result({packed.num_outputs, packed.num_inputs});
-  cpu::unpack_linear(packed, result.mutable_data());
+  FloatArray result({packed.num_experts * packed.num_outputs, packed.num_inputs});
+  cpu::PackedLinear expert = packed;
+  for (int64_t i = 0; i < packed.num_experts; ++i) {
+    expert.data = static_cast<const uint8_t*>(packed.data) + i * packed.expert_bytes;
+    cpu::unpack_linear(expert, result.mutable_data() + i * packed.num_outputs * packed.num_inputs);
+  }
   return result;
 }
 
@@ -94,10 +100,10 @@ std::unique_ptr<LinearWeight> read(std::shared_ptr<MappedFile> file, int64_t off
                                    int64_t num_bytes, uint64_t checksum, int64_t num_outputs,
                                    int64_t num_inputs, const std::string& format, bool gated,
                                    int32_t group_size, const std::string& rounding,
-                                   int32_t num_threads) {
+                                   int32_t num_threads, int64_t num_experts) {
   const cpu::LinearFormat target{parse_dtype(format), group_size,
                                  cpu::parse_row_rounding(rounding)};
-  const LinearShape shape{num_outputs, num_inputs, gated, target};
+  const LinearShape shape{num_outputs, num_inputs, gated, target, num_experts};
   const py::gil_scoped_release release;
   return std::make_unique<LinearWeight>(
       shape, PackedSlice{std::move(file), offset, num_bytes, checksum}, num_threads);
@@ -127,15 +133,17 @@ void bind_linear_weight(py::module_& m) {
       .def_static("pack", &pack, py::arg("parts"), py::kw_only(), py::arg("format"),
                   py::arg("gated") = false, py::arg("group_size") = 0,
                   py::arg("rounding") = "outliers", py::arg("instruction_set") = "",
-                  py::arg("num_threads") = 0)
+                  py::arg("num_threads") = 0, py::arg("num_experts") = 1)
       .def_static("read", &read, py::kw_only(), py::arg("file"), py::arg("offset"),
                   py::arg("num_bytes"), py::arg("checksum"), py::arg("num_outputs"),
                   py::arg("num_inputs"), py::arg("format"), py::arg("gated") = false,
                   py::arg("group_size") = 0, py::arg("rounding") = "outliers",
-                  py::arg("num_threads") = 0)
+                  py::arg("num_threads") = 0, py::arg("num_experts") = 1)
       .def_readonly_static("layout_version", &cpu::kPackedLayoutVersion)
       .def_property_readonly("num_outputs",
                              [](const LinearWeight& w) { return w.packed().num_outputs; })
+      .def_property_readonly("num_experts",
+                             [](const LinearWeight& w) { return w.packed().num_experts; })
       .def_property_readonly("num_inputs",
                              [](const LinearWeight& w) { return w.packed().num_inputs; })
       .def_property_readonly("format",

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "common/dtype.h"
-#include "cpu/block_format.h"
+#include "cpu/packed_linear.h"
 #include "graph/sampling_table.h"
 #include "graph/step.h"
 #include "kv/kv_layout.h"
@@ -31,89 +31,6 @@ struct Scratch {
 };
 constexpr int64_t kScratchBytes = 4 << 20;
 
-// A weight matrix [num_outputs, num_inputs] in the kernel's own order. Panels of 16 outputs:
-//   fp32: [inputs][16]
-//   bf16: [inputs/2][16][2]
-//   int8: 16 fp32 scales, then [inputs/4][16][4] codes c of a byte: weight = scale (c - 128),
-//         one scale per output; quantising gives c in 1 .. 255, checkpoints may hold 0
-//   int4: per group of 32, 64 or 128 inputs: 16 fp16 scales, 16 fp16 zero points, then
-//         [group/8][16][4] bytes, whose lower halves are the codes c of inputs 0 .. 3 and whose
-//         upper halves those of inputs 4 .. 7: weight = scale (c - zero), c in 0 .. 15. Symmetric
-//         weights have the zero point 8; others any that fp16 holds.
-//   fp16: [inputs][16]
-//   GGUF's types of blocks: their bytes in the order of block_format.h
-// So every step along K of the first four is 64 bytes. Outputs are padded with zeros to a multiple
-// of 16, inputs to a whole step, of int4 to a whole group. A gated weight holds gate and up panels
-// alternating (gate 0, up 0, gate 1, up 1, ...), num_outputs counting both; each of the two is
-// padded on its own. Packed weights are kept on disk: whoever changes this order, or what
-// quantising gives, counts kPackedLayoutVersion up.
-constexpr int64_t kPanelOutputs = 16;
-constexpr int32_t kPackedLayoutVersion = 1;
-constexpr int64_t kMaxInt8Inputs = 65536;  // so that 32 bits hold every sum of products
-
-// How the inputs of int8 and int4 weights are rounded, each row on its own.
-enum class RowRounding : uint8_t {
-  kInt8,      // to 255 steps of one scale
-  kOutliers,  // the same, but a row's few largest inputs to 16 bits of that scale
-  kNone,      // not at all: products are those of the unpacked weight in fp32
-};
-
-struct LinearFormat {
-  DType dtype = DType::kBF16;
-  int32_t group_size = 0;  // int4: inputs per scale; blocks: kBlockSumInputs; others 0
-  RowRounding rounding = RowRounding::kOutliers;  // changes nothing of what is packed
-};
-
-struct PackedLinear {
-  DType dtype = DType::kBF16;
-  int64_t num_outputs = 0;
-  int64_t num_inputs = 0;
-  bool gated = false;
-  const void* data = nullptr;  // 64-byte aligned; memory belongs to LinearWeight
-  int32_t group_size = 0;
-  RowRounding rounding = RowRounding::kOutliers;  // of what a quantised weight is multiplied with
-
-  // Not of the activations' own type, which only fp32 and bf16 are.
-  bool is_quantized() const { return dtype != DType::kF32 && dtype != DType::kBF16; }
-  bool takes_quantized_rows() const {
-    return is_quantized() && dtype != DType::kF16 && rounding != RowRounding::kNone;
-  }
-  // Quantised rows for the other weight are right for this one.
-  bool takes_rows_of(const PackedLinear& other) const {
-    return takes_quantized_rows() && other.takes_quantized_rows() && rounding == other.rounding &&
-           group_size == other.group_size;
-  }
-};
-
-// A row of inputs for int8 and int4 weights: x = scale q, where q has 8 bits, or of outliers 16:
-// q = low + 256 high, both of int8. A row's scale is the largest magnitude over 127, without
-// outliers. With them, t is the least of largest / 8, largest / 16, .. largest / 512 that at most
-// max_outliers() magnitudes reach, if there is one, and the scale the largest magnitude below 2 t,
-// or largest / 256 if that is more, over 127: so a row has no more outliers than it takes to come
-// within a factor of 2 of the finest scale. Nothing but maxima and counts decides, which no order
-// changes, and sums of products are whole numbers: so every device and shape finds the same bits.
-//   int8 low[inputs, padded with zeros to a multiple of 128]
-//   float scale; NaN if an input isn't finite
-//   int32 number of inputs whose high isn't 0
-//   int32 sums of low: over each group of an int4 weight, or one over the row
-//   int32 column << 8 | high as a byte, of each input whose high isn't 0, columns ascending
-// padded to a multiple of 64 bytes. The sums take the codes' offsets out again: sum (c - z) q =
-// sum c q - z sum q, where c is unsigned and q signed as the instructions want them.
-constexpr int64_t max_outliers(int64_t num_inputs) { return num_inputs / 32; }
-constexpr int64_t quantized_scale_offset(int64_t num_inputs) {
-  return (num_inputs + 127) / 128 * 128;
-}
-constexpr int64_t quantized_sums_offset(int64_t num_inputs) {
-  return quantized_scale_offset(num_inputs) + 8;
-}
-constexpr int64_t outliers_offset(int64_t num_inputs, int32_t group_size) {
-  const int64_t num_sums = group_size == 0 ? 1 : (num_inputs + group_size - 1) / group_size;
-  return quantized_sums_offset(num_inputs) + 4 * num_sums;
-}
-constexpr int64_t quantized_row_bytes(int64_t num_inputs, int32_t group_size) {
-  return (outliers_offset(num_inputs, group_size) + 4 * max_outliers(num_inputs) + 63) / 64 * 64;
-}
-
 struct QuantizeRowsArgs {
   const void* x = nullptr;  // [rows, num_columns]
   DType x_dtype = DType::kBF16;
@@ -125,8 +42,19 @@ struct QuantizeRowsArgs {
   int64_t num_rows = 0;
 };
 
-// kGelu: by the error function; kRelu2: the square of relu; kSoftCap: cap tanh(x / cap).
-enum class Activation : uint8_t { kNone, kSilu, kGeluTanh, kGelu, kRelu, kRelu2, kSoftCap };
+// kGelu: by the error function; kRelu2: the square of relu; kClampedSwiglu, gated only: g / (1 +
+// e^(-1.702 g)) (u + 1), where gate and up are clamped to g <= 7 and -7 <= u <= 7 (gpt-oss);
+// kSoftCap: cap tanh(x / cap).
+enum class Activation : uint8_t {
+  kNone,
+  kSilu,
+  kGeluTanh,
+  kGelu,
+  kRelu,
+  kRelu2,
+  kClampedSwiglu,
+  kSoftCap
+};
 
 // Of some rows of the output head only the greatest output's column is wanted.
 struct RowArgmax {
@@ -151,6 +79,59 @@ struct LinearArgs {
   int64_t y_stride = 0;
   int64_t num_rows = 0;
   RowArgmax argmax;  // of linears with neither bias, activation nor residual, y in fp32
+  // Of experts' outputs: the row of y for each, and what it is multiplied by before it is added.
+  const int32_t* y_rows = nullptr;
+  const float* row_weights = nullptr;
+};
+
+// How router logits become scores: over all experts; each on its own; or SparseMixer's (arXiv
+// 2310.00811), where each of a row's experts is scored among those near the greatest logit that the
+// experts before it left.
+enum class ExpertScoring : uint8_t { kSoftmax, kSigmoid, kSparsemixer };
+
+// The top_k experts of each row, ties to the lowest id, in ascending order, and their weights.
+struct RouteArgs {
+  const float* x = nullptr;  // [rows, num_experts] logits
+  int32_t num_experts = 0;
+  int32_t top_k = 0;
+  ExpertScoring scoring = ExpertScoring::kSoftmax;
+  const float* bias = nullptr;  // [num_experts] or null: added to scores where experts are chosen
+  // Experts are chosen from the best top_groups of num_groups groups alone. A group's score is the
+  // sum of its best group_best experts' scores.
+  int32_t num_groups = 1;
+  int32_t top_groups = 1;
+  int32_t group_best = 1;
+  bool normalizes = false;  // weights sum to 1
+  float scale = 1.0f;       // of weights
+  float threshold = 0.0f;   // of kSparsemixer: how near
+  float* y = nullptr;       // [rows, 2 top_k]: ids, weights
+  int64_t num_rows = 0;
+};
+constexpr int32_t kMaxExperts = 4096;
+
+// A step's rows in the order of their experts, one for each that a row has.
+struct ExpertRows {
+  int32_t* first_rows = nullptr;  // [experts + 1] of each expert
+  int32_t* active = nullptr;      // [experts] those with rows, ascending
+  int32_t* num_active = nullptr;
+  int32_t* token_rows = nullptr;  // ascending within an expert
+  float* weights = nullptr;
+};
+
+struct GroupRowsArgs {
+  const float* x = nullptr;  // [rows, 2 top_k] of route
+  int32_t num_experts = 0;
+  int32_t top_k = 0;
+  ExpertRows experts;
+  int64_t num_rows = 0;
+};
+
+// A linear whose x has the rows of ExpertRows, each multiplied by its expert's matrix. bias is
+// [num_experts, num_outputs]. combines: y has the rows of tokens, to which their experts' outputs
+// times weights are added in ascending order of experts.
+struct GroupedLinearArgs : LinearArgs {
+  ExpertRows experts;
+  bool combines = false;
 };
 
 // Gated, x is what a linear without an activation gave for a gated matrix that wasn't packed as
@@ -236,9 +217,15 @@ struct GatherRowsArgs {
   int64_t num_rows = 0;
 };
 
+// Each head's columns times its own matrix of weight.num_experts: y, of all heads, has no bias,
+// activation or residual.
+struct HeadLinearArgs : LinearArgs {};
+
 // Normalise (optional, per head), rotate, write K and V to the cache, q to its own buffer.
 struct RopeCacheArgs {
   const float* qkv = nullptr;  // [T, (hq + 2 hkv) * d]: q heads, k heads, v heads
+  // [T, d] or null: the one k head, and, as it is, v head; qkv has q heads alone then.
+  const float* latent = nullptr;
   int32_t num_q_heads = 0;
   KvCacheView cache;
   int32_t layer = 0;
@@ -273,7 +260,8 @@ struct AttentionArgs {
   // [hq] or null: what is added to a head's scores per position, which is -1 for the key right
   // before the query (ALiBi, arXiv 2108.12409).
   const float* slopes = nullptr;
-  void* y = nullptr;  // [T, hq * d]
+  const float* sinks = nullptr;  // [hq] or null: a further score of each head, of no value
+  void* y = nullptr;             // [T, hq * d]
   DType y_dtype = DType::kF32;
   const StepView* step = nullptr;
   uint8_t* workspace = nullptr;  // shared, attention_workspace_bytes(), zero before the first step
@@ -330,6 +318,10 @@ struct Kernels {
   Kernel<LinearArgs> linear;
   Kernel<ActivationArgs> activation;
   Kernel<LoraAddArgs> lora_add;
+  Kernel<RouteArgs> route;
+  Kernel<GroupRowsArgs> group_rows;
+  Kernel<GroupedLinearArgs> grouped_linear;
+  Kernel<HeadLinearArgs> head_linear;
   Kernel<RopeCacheArgs> rope_cache_write;
   Kernel<AttentionArgs> attention;
   Kernel<GatherRowsArgs> gather_rows;
@@ -343,43 +335,6 @@ struct Kernels {
 // Bytes of shared workspace that attention needs for these capacities.
 int64_t attention_workspace_bytes(const StepCapacity& capacity, int32_t num_q_heads,
                                   const KvCacheView& cache);
-
-// One source of a packed matrix: row-major [num_outputs, num_inputs] in dtype fp32, bf16, fp16 or
-// e4m3, whose elements are multiples of scales [num_outputs, num_scales]: one for a row, or one for
-// every kScaleInputs. Or in the packed format itself, int8 or int4: bytes, each a code, which are
-// kept, with scales and, of int4, zero points [num_outputs, num_scales] for each of its groups; or
-// GGUF's blocks, whose type is the packed format, too.
-struct LinearPart {
-  const void* data = nullptr;
-  DType dtype = DType::kBF16;
-  int64_t num_outputs = 0;
-  const float* scales = nullptr;
-  int64_t num_scales = 0;
-  const float* zeros = nullptr;
-
-  bool is_coded() const { return dtype == DType::kI8 || dtype == DType::kI4; }
-  int64_t row_bytes(int64_t num_inputs) const {
-    const BlockFormat blocks = block_format(dtype);
-    if (blocks.num_inputs != 0) return num_inputs / blocks.num_inputs * blocks.num_bytes;
-    return num_inputs * (is_coded() ? 1 : dtype_size(dtype));
-  }
-};
-constexpr int64_t kScaleInputs = 128;
-
-// Panels and bytes of the packed form, and the packing itself of panels [first_panel, end_panel),
-// so that callers can split it over threads. target is 64-byte aligned memory of that many bytes;
-// padding is written too. A gated matrix has two parts, gate and up, of equal num_outputs. int8 and
-// int4 are quantised on the way, unless they are the parts' own format.
-int64_t num_linear_panels(int64_t num_outputs, bool gated);
-int64_t packed_linear_bytes(LinearFormat format, int64_t num_outputs, int64_t num_inputs,
-                            bool gated);
-void check_linear_format(LinearFormat format, int64_t num_inputs);  // throws Error
-const char* row_rounding_name(RowRounding rounding);                // "int8", "outliers" or "none"
-RowRounding parse_row_rounding(const std::string& name);            // throws Error
-void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
-                 LinearFormat format, void* target, int64_t first_panel, int64_t end_panel);
-// The row-major float matrix back (tests).
-void unpack_linear(const PackedLinear& weight, float* target);
 
 // Levels compiled into this build that this CPU can run, worst first.
 std::vector<InstructionSet> available_instruction_sets();

@@ -37,6 +37,7 @@ void Graph::finish() {
   for (const ValueId id : outputs_) values_[id].last_node = static_cast<int32_t>(nodes_.size());
   fuse_argmax();
   assign_offsets();
+  reserve_expert_rows();
   if (cache_) nodes_.insert(nodes_.begin(), BlockCopyNode{{.cache = *cache_}});
   if (attention_workspace_bytes_ > 0) {
     attention_workspace_ = AlignedMemory(attention_workspace_bytes_);
@@ -62,12 +63,37 @@ void Graph::fuse_argmax() {
   }
 }
 
-int64_t Graph::row_capacity(RowSymbol rows) const {
-  return rows == RowSymbol::kTokens ? config_.capacity.max_tokens : config_.capacity.max_logit_rows;
+// The layers' mixtures use the same memory, one after the other.
+void Graph::reserve_expert_rows() {
+  int64_t num_experts = 0, num_rows = 0;
+  for (const Node& node : nodes_) {
+    const auto* route = std::get_if<RouteNode>(&node);
+    if (route == nullptr) continue;
+    num_experts = std::max<int64_t>(num_experts, route->args.num_experts);
+    num_rows = std::max<int64_t>(num_rows, config_.capacity.max_tokens * route->args.top_k);
+  }
+  if (num_rows == 0) return;
+  const int64_t counts_bytes = align_up(4 * (num_experts + 1)), rows_bytes = align_up(4 * num_rows);
+  expert_memory_ = AlignedMemory(2 * counts_bytes + 2 * rows_bytes + kAlignment);
+  uint8_t* memory = expert_memory_.data();
+  const auto take = [&memory]<typename T>(T*& field, int64_t num_bytes) {
+    field = reinterpret_cast<T*>(memory);
+    memory += num_bytes;
+  };
+  take(expert_rows_.first_rows, counts_bytes);
+  take(expert_rows_.active, counts_bytes);
+  take(expert_rows_.num_active, kAlignment);
+  take(expert_rows_.token_rows, rows_bytes);
+  take(expert_rows_.weights, rows_bytes);
+}
+
+int64_t Graph::row_capacity(const Value& value) const {
+  if (value.rows == RowSymbol::kLogits) return config_.capacity.max_logit_rows;
+  return static_cast<int64_t>(config_.capacity.max_tokens) * value.rows_per_token;
 }
 
 int64_t Graph::value_bytes(const Value& value) const {
-  return align_up(row_capacity(value.rows) * value.columns * dtype_size(value.dtype));
+  return align_up(row_capacity(value) * value.columns * dtype_size(value.dtype));
 }
 
 void Graph::assign_offsets() {
@@ -91,7 +117,9 @@ const uint8_t* Graph::data(ValueId id) const {
 uint8_t* Graph::pointer(ValueId id) const { return arena_.data() + values_[id].offset; }
 
 int64_t Graph::num_rows(ValueId id, const StepView& step) const {
-  return values_[id].rows == RowSymbol::kTokens ? step.num_tokens : step.num_logit_rows;
+  const Value& value = values_[id];
+  if (value.rows == RowSymbol::kLogits) return step.num_logit_rows;
+  return static_cast<int64_t>(step.num_tokens) * value.rows_per_token;
 }
 
 void Graph::link(Node& node) const {
@@ -107,7 +135,11 @@ void Graph::link(Node& node) const {
         if constexpr (requires { n.y, args.y_stride; }) args.y_stride = values_[n.y].columns;
         if constexpr (requires { n.qkv; }) set(args.qkv, n.qkv);
         if constexpr (requires { n.q; }) set(args.q, n.q);
+        if constexpr (requires { n.latent; }) {
+          if (n.latent >= 0) set(args.latent, n.latent);
+        }
         if constexpr (requires { n.logits; }) set(args.logits, n.logits);
+        if constexpr (requires { args.experts; }) args.experts = expert_rows_;
         if constexpr (requires { args.workspace; }) args.workspace = attention_workspace_.data();
       },
       node);
@@ -125,13 +157,18 @@ void Graph::bind(Node& node, const StepView& step) const {
   std::visit(
       [&](auto& n) {
         if constexpr (requires { n.args.step; }) n.args.step = &step;
-        if constexpr (requires { n.y, n.args.num_rows; }) n.args.num_rows = num_rows(n.y, step);
+        if constexpr (requires { n.y, n.args.num_rows; }) {
+          n.args.num_rows = num_rows(n.y, step);
+        } else if constexpr (requires { n.x, n.args.num_rows; }) {
+          n.args.num_rows = num_rows(n.x, step);
+        }
       },
       node);
   if (auto* embed = std::get_if<EmbedNode>(&node)) {
     embed->args.ids = embed->by_position ? step.positions : step.token_ids;
   } else if (auto* gather = std::get_if<GatherNode>(&node)) {
-    gather->args.rows = step.logit_token_rows;
+    const bool is_by_expert = values_[gather->y].rows == RowSymbol::kExperts;
+    gather->args.rows = is_by_expert ? expert_rows_.token_rows : step.logit_token_rows;
   } else if (auto* linear = std::get_if<LinearNode>(&node);
              linear != nullptr && linear->feeds_sample) {
     const int64_t num_marked = cpu::mark_argmax_rows(step, wants_argmax_.get());

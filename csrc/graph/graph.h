@@ -24,7 +24,8 @@
 
 namespace lmi {
 
-enum class RowSymbol : uint8_t { kTokens, kLogits };
+// kExperts: for each token, a row for each of its experts.
+enum class RowSymbol : uint8_t { kTokens, kLogits, kExperts };
 
 using ValueId = int32_t;
 
@@ -33,9 +34,10 @@ struct Value {
   DType dtype = DType::kF32;
   int64_t columns = 0;
   RowSymbol rows = RowSymbol::kTokens;
-  int32_t first_node = 0;  // the node that defines it
-  int32_t last_node = 0;   // the last node that reads it
-  int64_t offset = 0;      // in the arena, after finish()
+  int32_t rows_per_token = 1;  // of kExperts
+  int32_t first_node = 0;      // the node that defines it
+  int32_t last_node = 0;       // the last node that reads it
+  int64_t offset = 0;          // in the arena, after finish()
 };
 
 struct GraphConfig {
@@ -78,7 +80,15 @@ class Graph {
   ValueId soft_cap(ValueId x, float cap);  // in place
   // In place: y is what linear_id gave for x, or what it was added to. The caller keeps the table.
   ValueId lora_add(ValueId x, ValueId y, const LoraTable& table, int32_t linear_id);
-  ValueId rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args);
+  // A mixture's experts of each row of logits; grouped linears take the last one's. Rows of x are
+  // tokens', or those that a grouped linear gave. The caller keeps args' bias.
+  ValueId route(ValueId logits, cpu::RouteArgs args);
+  ValueId grouped_linear(ValueId x, ValueId routes, cpu::LinearArgs args);
+  ValueId grouped_linear_add(ValueId x, ValueId routes, ValueId residual,
+                             cpu::LinearArgs args);  // in place
+  ValueId head_linear(ValueId x, cpu::LinearArgs args);
+  // latent: -1, or the one key and value head, without which qkv is.
+  ValueId rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args, ValueId latent = -1);
   ValueId attention(ValueId q, cpu::AttentionArgs args);
   ValueId gather_logit_rows(ValueId x);
   void sample(ValueId logits);
@@ -140,11 +150,36 @@ class Graph {
     cpu::LoraAddArgs args;
     ValueId x, y;
   };
+  struct RouteNode {
+    static constexpr const char* kName = "route";
+    static constexpr auto kKernel = &cpu::Kernels::route;
+    cpu::RouteArgs args;
+    ValueId x, y;
+  };
+  struct GroupRowsNode {
+    static constexpr const char* kName = "group_rows";
+    static constexpr auto kKernel = &cpu::Kernels::group_rows;
+    cpu::GroupRowsArgs args;
+    ValueId x;
+  };
+  struct GroupedLinearNode {
+    static constexpr const char* kName = "grouped_linear";
+    static constexpr auto kKernel = &cpu::Kernels::grouped_linear;
+    cpu::GroupedLinearArgs args;
+    ValueId x, y;
+  };
+  struct HeadLinearNode {
+    static constexpr const char* kName = "head_linear";
+    static constexpr auto kKernel = &cpu::Kernels::head_linear;
+    cpu::HeadLinearArgs args;
+    ValueId x, y;
+  };
   struct RopeCacheNode {
     static constexpr const char* kName = "rope_cache_write";
     static constexpr auto kKernel = &cpu::Kernels::rope_cache_write;
     cpu::RopeCacheArgs args;
     ValueId qkv, q;
+    ValueId latent = -1;
   };
   struct AttentionNode {
     static constexpr const char* kName = "attention";
@@ -172,16 +207,19 @@ class Graph {
   };
   using Node =
       std::variant<EmbedNode, NormNode, QuantizeNode, LinearNode, RopeCacheNode, AttentionNode,
-                   GatherNode, SampleNode, BlockCopyNode, ActivationNode, LoraAddNode>;
+                   GatherNode, SampleNode, BlockCopyNode, ActivationNode, LoraAddNode, RouteNode,
+                   GroupRowsNode, GroupedLinearNode, HeadLinearNode>;
 
   ValueId add_value(std::string name, DType dtype, int64_t columns, RowSymbol rows);
   void add_node(Node node, std::initializer_list<ValueId> operands);
   void check_recording() const;
   void check_operand(ValueId id, DType dtype, int64_t columns, const char* what) const;
   ValueId linear_input(ValueId x, const cpu::PackedLinear& weight);
+  ValueId expert_input(ValueId x, ValueId routes, const cpu::PackedLinear& weight);
   void check_adapters(const StepView& step) const;
   void fuse_argmax();
-  int64_t row_capacity(RowSymbol rows) const;
+  int64_t row_capacity(const Value& value) const;
+  void reserve_expert_rows();
   void check_files() const;
   void run_nodes(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch);
   void run_measured(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch);
@@ -206,6 +244,9 @@ class Graph {
   std::vector<Value> values_;
   std::vector<ValueId> outputs_;
   const LoraTable* adapters_ = nullptr;
+  ValueId routes_ = -1;  // of the last route
+  cpu::ExpertRows expert_rows_;
+  AlignedMemory expert_memory_;
   std::optional<KvCacheView> cache_;
   AlignedMemory arena_;
   AlignedMemory attention_workspace_;

@@ -11,8 +11,7 @@ std::vector<std::string> Graph::describe() const {
     const Value& value = values_[id];
     std::ostringstream text;
     text << value.name << ' ' << dtype_name(value.dtype) << '['
-         << (value.rows == RowSymbol::kTokens ? 'T' : 'L') << ", " << value.columns << "] @"
-         << value.offset;
+         << "TLE"[static_cast<int>(value.rows)] << ", " << value.columns << "] @" << value.offset;
     return text.str();
   };
   for (const Node& node : nodes_) {
@@ -29,8 +28,9 @@ std::vector<std::string> Graph::describe() const {
             line << ' ' << operand(n.q);
           if constexpr (requires { n.logits; }) line << ' ' << operand(n.logits);
           if constexpr (requires { n.args.weight.num_outputs; }) {
-            line << " x " << dtype_name(n.args.weight.dtype) << '[' << n.args.weight.num_outputs
-                 << ", " << n.args.weight.num_inputs << ']';
+            line << " x " << dtype_name(n.args.weight.dtype) << '[';
+            if (n.args.weight.num_experts > 1) line << n.args.weight.num_experts << ", ";
+            line << n.args.weight.num_outputs << ", " << n.args.weight.num_inputs << ']';
           }
           if constexpr (requires { n.y; }) {
             line << " -> " << operand(n.y);

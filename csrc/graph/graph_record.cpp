@@ -104,6 +104,7 @@ ValueId Graph::linear_input(ValueId x, const cpu::PackedLinear& weight) {
   check_operand(x, dtype, weight.num_inputs, "linear");
   if (!weight.takes_quantized_rows()) return x;
   const ValueId y = add_value("quantized", DType::kI8, row_bytes, value(x).rows);
+  values_[y].rows_per_token = value(x).rows_per_token;
   const cpu::QuantizeRowsArgs args{.x_dtype = dtype,
                                    .x_stride = weight.num_inputs,
                                    .num_columns = weight.num_inputs,
@@ -199,13 +200,98 @@ ValueId Graph::lora_add(ValueId x, ValueId y, const LoraTable& table, int32_t li
   return y;
 }
 
-ValueId Graph::rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args) {
+ValueId Graph::route(ValueId logits, cpu::RouteArgs args) {
+  check_recording();
+  check_operand(logits, DType::kF32, args.num_experts, "route");
+  LMI_CHECK(value(logits).rows == RowSymbol::kTokens, "route takes token rows");
+  LMI_CHECK(
+      args.top_k > 0 && args.top_k <= args.num_experts && args.num_experts <= cpu::kMaxExperts,
+      args.top_k, " of ", args.num_experts, " experts; at most ", cpu::kMaxExperts);
+  LMI_CHECK(args.num_groups > 0 && args.num_experts % args.num_groups == 0 && args.top_groups > 0 &&
+                args.top_groups <= args.num_groups &&
+                args.top_k <= args.num_experts / args.num_groups * args.top_groups,
+            args.top_k, " of ", args.num_experts, " experts in ", args.top_groups, " of ",
+            args.num_groups, " groups");
+  LMI_CHECK(
+      args.group_best == 1 || (args.group_best == 2 && args.num_experts / args.num_groups >= 2),
+      "groups scored by their best ", args.group_best, " experts");
+  const ValueId y = add_value("routes", DType::kF32, 2 * args.top_k, RowSymbol::kTokens);
+  cpu::GroupRowsArgs groups;
+  groups.num_experts = args.num_experts;
+  groups.top_k = args.top_k;
+  add_node(RouteNode{args, logits, y}, {logits, y});
+  add_node(GroupRowsNode{groups, y}, {y});
+  return routes_ = y;
+}
+
+// What the grouped linear's kernel reads: a row for each expert that a token has.
+ValueId Graph::expert_input(ValueId x, ValueId routes, const cpu::PackedLinear& weight) {
+  LMI_CHECK(routes == routes_, "grouped linears go with the last route");
+  const ValueId input = linear_input(x, weight);
+  if (value(input).rows == RowSymbol::kExperts || weight.num_experts == 1) return input;
+  const Value& rows = value(input);
+  const int64_t row_bytes = rows.columns * dtype_size(rows.dtype);
+  LMI_CHECK(rows.rows == RowSymbol::kTokens && row_bytes % 4 == 0, "rows of ", row_bytes,
+            " bytes for experts");
+  const ValueId y = add_value("routed", rows.dtype, rows.columns, RowSymbol::kExperts);
+  values_[y].rows_per_token = static_cast<int32_t>(value(routes).columns / 2);
+  add_node(GatherNode{{.num_columns = row_bytes / 4}, input, y}, {input, y});
+  return y;
+}
+
+ValueId Graph::grouped_linear(ValueId x, ValueId routes, cpu::LinearArgs args) {
+  check_recording();
+  args.x_dtype = config_.act_dtype;
+  const bool is_gated = args.weight.gated;
+  LMI_CHECK(!is_gated || args.activation != cpu::Activation::kNone,
+            "a gated weight goes with an activation");
+  const ValueId input = expert_input(x, routes, args.weight);
+  const ValueId y = add_value("grouped_linear", args.y_dtype,
+                              args.weight.num_outputs / (is_gated ? 2 : 1), RowSymbol::kExperts);
+  values_[y].rows_per_token = static_cast<int32_t>(value(routes).columns / 2);
+  add_node(GroupedLinearNode{{args, {}, false}, input, y}, {input, y, routes});
+  return y;
+}
+
+ValueId Graph::grouped_linear_add(ValueId x, ValueId routes, ValueId residual,
+                                  cpu::LinearArgs args) {
+  check_recording();
+  check_operand(residual, DType::kF32, args.weight.num_outputs, "the experts' residual");
+  LMI_CHECK(args.activation == cpu::Activation::kNone && !args.weight.gated &&
+                value(residual).rows == RowSymbol::kTokens,
+            "experts' sums are of plain linears, over token rows");
+  args.x_dtype = config_.act_dtype;
+  args.add_to_y = true;
+  args.y_dtype = DType::kF32;
+  const ValueId input = expert_input(x, routes, args.weight);
+  add_node(GroupedLinearNode{{args, {}, true}, input, residual}, {input, residual, routes});
+  return residual;
+}
+
+ValueId Graph::head_linear(ValueId x, cpu::LinearArgs args) {
+  check_recording();
+  const cpu::PackedLinear& weight = args.weight;
+  LMI_CHECK(!weight.is_quantized() && !weight.gated, "heads' matrices aren't quantised or gated");
+  check_operand(x, weight.dtype, weight.num_experts * weight.num_inputs, "head_linear");
+  args.x_dtype = config_.act_dtype;
+  const ValueId y = add_value("head_linear", args.y_dtype, weight.num_experts * weight.num_outputs,
+                              value(x).rows);
+  add_node(HeadLinearNode{{args}, x, y}, {x, y});
+  return y;
+}
+
+ValueId Graph::rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args, ValueId latent) {
   check_recording();
   const KvCacheView& cache = args.cache;
   LMI_CHECK(value(qkv).rows == RowSymbol::kTokens, "rope_cache_write takes token rows");
+  const int32_t num_rest = latent >= 0 ? 0 : 2 * cache.num_kv_heads;
   check_operand(qkv, DType::kF32,
-                static_cast<int64_t>(args.num_q_heads + 2 * cache.num_kv_heads) * cache.head_dim,
+                static_cast<int64_t>(args.num_q_heads + num_rest) * cache.head_dim,
                 "rope_cache_write");
+  if (latent >= 0) {
+    check_operand(latent, DType::kF32, cache.head_dim, "rope_cache_write's latent");
+    LMI_CHECK(cache.num_kv_heads == 1, "a latent is one head, of ", cache.num_kv_heads);
+  }
   LMI_CHECK(args.num_q_heads % cache.num_kv_heads == 0, args.num_q_heads, " query heads over ",
             cache.num_kv_heads, " KV heads");
   LMI_CHECK(args.layer >= 0 && args.layer < cache.num_layers, "layer ", args.layer);
@@ -216,7 +302,8 @@ ValueId Graph::rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args) {
       add_value("q", config_.act_dtype, static_cast<int64_t>(args.num_q_heads) * cache.head_dim,
                 RowSymbol::kTokens);
   if (!cache_) cache_ = cache;
-  add_node(RopeCacheNode{args, qkv, q}, {qkv, q});
+  add_node(RopeCacheNode{args, qkv, q, latent}, {qkv, q});
+  if (latent >= 0) values_[latent].last_node = static_cast<int32_t>(nodes_.size()) - 1;
   return q;
 }
 

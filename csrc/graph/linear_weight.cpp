@@ -25,15 +25,27 @@ void run_in_threads(int64_t num_threads, const Work& work) {
 }  // namespace
 
 LinearWeight::LinearWeight(const std::vector<cpu::LinearPart>& parts, int64_t num_inputs,
-                           bool gated, cpu::LinearFormat format, int32_t num_threads) {
+                           bool gated, cpu::LinearFormat format, int32_t num_threads,
+                           int64_t num_experts) {
   LMI_CHECK(!parts.empty(), "a weight needs parts and inputs");
-  LMI_CHECK(!gated || (parts.size() == 2 && parts[0].num_outputs == parts[1].num_outputs),
+  LMI_CHECK(num_experts > 0 && parts.size() % num_experts == 0, parts.size(), " parts of ",
+            num_experts, " experts");
+  const size_t num_parts = parts.size() / num_experts;
+  LMI_CHECK(!gated || (num_parts == 2 && parts[0].num_outputs == parts[1].num_outputs),
             "a gated weight has two parts of one size, gate and up");
   int64_t num_outputs = 0;
-  for (const cpu::LinearPart& part : parts) num_outputs += part.num_outputs;
-  set_shape({num_outputs, num_inputs, gated, format});
+  for (size_t i = 0; i < num_parts; ++i) num_outputs += parts[i].num_outputs;
+  for (size_t i = num_parts; i < parts.size(); ++i) {
+    LMI_CHECK(parts[i].num_outputs == parts[i - num_parts].num_outputs, "experts of ",
+              parts[i - num_parts].num_outputs, " and ", parts[i].num_outputs, " outputs");
+  }
+  set_shape({num_outputs, num_inputs, gated, format, num_experts});
   memory_ = PackedMemory(num_bytes_);
   packed_.data = memory_.data();
+  if (num_experts > 1) {
+    pack_experts(parts, format, num_threads);
+    return;
+  }
 
   const int64_t num_panels = cpu::num_linear_panels(num_outputs, gated);
   // Small matrices aren't worth a thread; gated panels go in pairs.
@@ -43,6 +55,20 @@ LinearWeight::LinearWeight(const std::vector<cpu::LinearPart>& parts, int64_t nu
   run_in_threads((num_panels + step - 1) / step, [&](int64_t i) {
     cpu::pack_linear(parts, num_inputs, gated, format, memory_.data(), i * step,
                      std::min((i + 1) * step, num_panels));
+  });
+}
+
+void LinearWeight::pack_experts(const std::vector<cpu::LinearPart>& parts, cpu::LinearFormat format,
+                                int32_t num_threads) {
+  const int64_t num_parts = static_cast<int64_t>(parts.size()) / packed_.num_experts;
+  const int64_t num_panels = cpu::num_linear_panels(packed_.num_outputs, packed_.gated);
+  std::atomic<int64_t> next{0};
+  run_in_threads(std::clamp<int64_t>(num_threads, 1, packed_.num_experts), [&](int64_t) {
+    for (int64_t expert; (expert = next++) < packed_.num_experts;) {
+      const auto first = parts.begin() + expert * num_parts;
+      cpu::pack_linear({first, first + num_parts}, packed_.num_inputs, packed_.gated, format,
+                       memory_.data() + expert * packed_.expert_bytes, 0, num_panels);
+    }
   });
 }
 
@@ -73,15 +99,18 @@ LinearWeight::LinearWeight(const LinearShape& shape, const PackedSlice& slice, i
 void LinearWeight::set_shape(const LinearShape& shape) {
   LMI_CHECK(shape.num_inputs > 0 && shape.num_outputs > 0, "a weight needs outputs and inputs");
   cpu::check_linear_format(shape.format, shape.num_inputs);
-  num_bytes_ =
+  const int64_t expert_bytes =
       cpu::packed_linear_bytes(shape.format, shape.num_outputs, shape.num_inputs, shape.gated);
+  num_bytes_ = expert_bytes * shape.num_experts;
   packed_ = {.dtype = shape.format.dtype,
              .num_outputs = shape.num_outputs,
              .num_inputs = shape.num_inputs,
              .gated = shape.gated,
              .data = nullptr,
              .group_size = shape.format.group_size,
-             .rounding = shape.format.rounding};
+             .rounding = shape.format.rounding,
+             .num_experts = shape.num_experts,
+             .expert_bytes = expert_bytes};
 }
 
 }  // namespace lmi

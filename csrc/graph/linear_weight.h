@@ -16,6 +16,7 @@ struct LinearShape {
   int64_t num_inputs = 0;
   bool gated = false;
   cpu::LinearFormat format;
+  int64_t num_experts = 1;
 };
 
 // Where a packed matrix lies in a file, and the checksum that its bytes must have.
@@ -28,9 +29,10 @@ struct PackedSlice {
 
 class LinearWeight {
  public:
-  // Repacks the parts, concatenated along the outputs, on num_threads threads.
+  // Repacks the parts, concatenated along the outputs, on num_threads threads. Of several experts,
+  // each has as many parts, the first one's first.
   LinearWeight(const std::vector<cpu::LinearPart>& parts, int64_t num_inputs, bool gated,
-               cpu::LinearFormat format, int32_t num_threads);
+               cpu::LinearFormat format, int32_t num_threads, int64_t num_experts = 1);
   // What an equal weight's data() held, left where it is in the file. Throws Error if it isn't what
   // was written, which reading it all with num_threads threads tells.
   LinearWeight(const LinearShape& shape, const PackedSlice& slice, int32_t num_threads);
@@ -43,6 +45,8 @@ class LinearWeight {
 
  private:
   void set_shape(const LinearShape& shape);
+  void pack_experts(const std::vector<cpu::LinearPart>& parts, cpu::LinearFormat format,
+                    int32_t num_threads);
 
   cpu::PackedLinear packed_;
   int64_t num_bytes_ = 0;

@@ -151,6 +151,8 @@ def _why_unexpected(module: str, matrix: str) -> str:
         return "is of DoRA, which isn't served"
     if any(part in module for part in ("lm_head", "embed_tokens", "lora_embedding")):
         return "is of the embedding or the output head, whose adapters aren't served"
+    if ".experts" in module:
+        return f"is of {module}: adapters of a mixture's experts aren't served"
     if matrix:
         return f"is of {module}, which the model hasn't, or which takes no adapter"
     return "is neither A nor B of a module: only LoRA's own tensors are served"

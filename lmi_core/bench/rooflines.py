@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lmi_core.bench.roofs import Roofs
+from lmi_core.models.expert_tensors import idle_params
 from lmi_core.models.registry import family_of
 from lmi_core.models.weights import expected_shapes
 from lmi_core.runners.runner import RunnerInfo
@@ -31,7 +32,7 @@ class RoofShape(Protocol):
     def head_dim(self) -> int: ...
     @property
     def linear_params(self) -> int:
-        """Weights of all linears that a decode step reads, the head included."""
+        """Weights of all linears that a decode step of one row reads, the head included."""
         ...
 
 
@@ -61,6 +62,8 @@ class ModelShape:
             if len(shape) == 2
             and name not in (names.embedding, names.positions, f"{names.head}.weight")
         )
+        if spec.experts is not None:
+            linears -= idle_params(spec.experts, spec.hidden_size)
         return cls(
             vocab_size=spec.vocab_size,
             hidden_size=spec.hidden_size,

@@ -29,7 +29,8 @@ def judge(
     warnings of what is served otherwise than its files say.
 
     That is its files' settings and headers, packages, devices and the memory that it may use.
-    Numbers inside of tensors that are damaged show only while a model is loaded.
+    Damage inside of tensors shows later: of scales while loading, a NaN among plain weights in
+    answers, which fail.
     """
     problems = Problems()
     for check in _checks(model, server, environ, host):

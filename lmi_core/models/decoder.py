@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from lmi_core import ops
+from lmi_core.models.experts import add_experts
+from lmi_core.models.latent_attention import latent_queries
 from lmi_core.models.linears import LayerLinear
 from lmi_core.models.loader import LoadedModel
 from lmi_core.models.lora_linears import linear_id
@@ -108,9 +110,11 @@ class Decoder:
 
     def _attention(self, x: Handle, h: Handle, layer: LayerWeights, layer_id: int) -> Handle:
         spec = self.spec.attention
-        qkv = ops.linear(h, layer.qkv.weight, bias=layer.qkv.bias)
-        qkv = self._adapt(h, qkv, layer_id, LayerLinear.QKV)
-        q_norm, k_norm = layer.q_norm, layer.k_norm
+        q_norm, k_norm, latent = layer.q_norm, layer.k_norm, None
+        if layer.latent is not None:
+            qkv, latent = latent_queries(h, layer.latent, self.spec)
+        else:
+            qkv = self._qkv(h, layer, layer_id)
         if spec.qk_norm not in ("", "head"):
             qkv = self._norm_heads(qkv, layer)
             q_norm = k_norm = None
@@ -125,6 +129,7 @@ class Decoder:
             q_norm=None if q_norm is None else q_norm.weight,
             k_norm=None if k_norm is None else k_norm.weight,
             norm_eps=self.spec.norm.eps,
+            latent=latent,
         )
         h = ops.attention(
             q,
@@ -135,9 +140,18 @@ class Decoder:
             window=spec.windows[layer_id],
             soft_cap=spec.soft_cap,
             slopes=self.slopes,
+            sinks=layer.sinks,
         )
+        if layer.latent is not None:
+            values = layer.latent.from_latent
+            h = ops.head_linear(h, values, num_heads=spec.num_q_heads, out_dtype="act")
         linear = LayerLinear.ATTENTION_OUTPUT
         return self._add(x, h, layer.attention_output, layer.attention_post_norm, layer_id, linear)
+
+    def _qkv(self, h: Handle, layer: LayerWeights, layer_id: int) -> Handle:
+        assert layer.qkv is not None
+        qkv = ops.linear(h, layer.qkv.weight, bias=layer.qkv.bias)
+        return self._adapt(h, qkv, layer_id, LayerLinear.QKV)
 
     def _norm_heads(self, qkv: Handle, layer: LayerWeights) -> Handle:
         spec = self.spec.attention
@@ -161,6 +175,10 @@ class Decoder:
         return qkv
 
     def _mlp(self, x: Handle, h: Handle, layer: LayerWeights, layer_id: int) -> Handle:
+        if layer.experts is not None:
+            x = add_experts(x, h, layer, self.spec)
+        if layer.gate_up is None or layer.down is None:
+            return x
         h = self._gate_up(h, layer.gate_up, layer_id)
         return self._add(x, h, layer.down, layer.mlp_post_norm, layer_id, LayerLinear.DOWN)
 

@@ -10,7 +10,14 @@ from lmi_core.errors import UserError
 from lmi_core.models.pooling import PURPOSES, PoolingSpec, read_pooling, task_of
 from lmi_core.models.pooling_head import HeadLayer
 from lmi_core.models.rope_config import rope_spec, scaled_max_positions
-from lmi_core.models.spec import Activation, AttentionSpec, DecoderSpec, NormSpec, RopeSpec
+from lmi_core.models.spec import (
+    Activation,
+    AttentionSpec,
+    DecoderSpec,
+    ExpertSpec,
+    NormSpec,
+    RopeSpec,
+)
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.hf_config import HfConfig, UnsupportedSettingError
@@ -218,6 +225,31 @@ def decoder_spec(
     return replace(spec, **changes)
 
 
+def expert_spec(
+    config: HfConfig,
+    *,
+    num_experts: int,
+    top_k: int,
+    intermediate_size: int | None = None,
+    num_dense: int = 0,
+    **changes: Any,
+) -> ExpertSpec:
+    """Mixtures of experts in all layers but the first ``num_dense``. ``num_experts``, ``top_k`` and
+    ``intermediate_size``, of an expert, are the family's where config.json has none; ``changes``:
+    fields of the spec."""
+    spec = ExpertSpec(
+        num_experts=config.integer("num_experts", num_experts),
+        top_k=config.integer("num_experts_per_tok", top_k),
+        intermediate_size=config.integer("moe_intermediate_size", intermediate_size),
+        sparse=tuple(i >= num_dense for i in range(config.num_layers)),
+    )
+    if spec.top_k > spec.num_experts:
+        raise config.error(
+            "num_experts_per_tok", f"is {spec.top_k}, but there are {spec.num_experts} experts"
+        )
+    return replace(spec, **changes)
+
+
 def alibi_slopes(num_heads: int, most: float = 8.0) -> tuple[float, ...]:
     """Of heads (arXiv 2108.12409): powers ``most`` i / n of 1/2, where n is the largest power of
     two, then every other one of twice as many."""
@@ -248,8 +280,10 @@ def layer_windows(config: HfConfig) -> tuple[int, ...]:
     """Windows as Qwen states them: ``layer_types`` if given, else the layers from
     ``max_window_layers`` on; none unless ``use_sliding_window``."""
     num_layers = config.num_layers
+    if not config.boolean("use_sliding_window", False):
+        return (0,) * num_layers
     window = config.optional_integer("sliding_window", 4096)
-    if not config.boolean("use_sliding_window", False) or window is None:
+    if window is None:
         return (0,) * num_layers
     if config.values.get("layer_types") is None:
         first = config.integer("max_window_layers", 28, minimum=0)

@@ -44,10 +44,11 @@ class LinearSource:
         return None if self.rows is None else self.rows[first : first + size] - first
 
 
-def layer_linears(spec: DecoderSpec) -> dict[LayerLinear, LinearSource]:
-    """The same in every layer."""
+def layer_linears(spec: DecoderSpec, layer_id: int) -> dict[LayerLinear, LinearSource]:
+    """Of a layer, but for latent attention's and experts'. One that all tokens take unscaled is an
+    MLP."""
     attention, names = spec.attention, spec.names
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+    hidden = spec.hidden_size
     qkv: tuple[tuple[str, int], ...] = (
         (names.q, attention.q_size),
         (names.k, attention.kv_size),
@@ -55,18 +56,36 @@ def layer_linears(spec: DecoderSpec) -> dict[LayerLinear, LinearSource]:
     )
     if names.qkv:
         qkv = ((names.qkv, attention.q_size + 2 * attention.kv_size),)
-    up: tuple[tuple[str, int], ...] = ((names.up, inner),)
-    if names.gate_up:
-        up = ((names.gate_up, 2 * inner),)
-    elif names.gate:
-        up = ((names.gate, inner), *up)
-    return {
-        LayerLinear.QKV: LinearSource(qkv, hidden, attention.qkv_bias, _qkv_rows(spec)),
+    linears = {}
+    if attention.latent is None:
+        rows = _qkv_rows(spec)
+        linears[LayerLinear.QKV] = LinearSource(qkv, hidden, attention.qkv_bias, rows)
+    return linears | {
         LayerLinear.ATTENTION_OUTPUT: LinearSource(
-            ((names.attention_output, hidden),), attention.q_size, attention.output_bias
+            ((names.attention_output, hidden),), attention.output_size, attention.output_bias
         ),
-        LayerLinear.GATE_UP: LinearSource(up, hidden, spec.mlp_bias),
-        LayerLinear.DOWN: LinearSource(((names.down, hidden),), inner, spec.mlp_bias),
+        **_mlp_linears(spec, layer_id),
+    }
+
+
+def _mlp_linears(spec: DecoderSpec, layer_id: int) -> dict[LayerLinear, LinearSource]:
+    names, inner = spec.names, spec.intermediate_size
+    gate, up, down = names.gate, names.up, names.down
+    experts = spec.experts
+    if experts is not None and experts.sparse[layer_id]:
+        if not experts.shared_size or experts.gates_shared:
+            return {}
+        inner = experts.shared_size
+        gate, up = experts.names.shared_gate, experts.names.shared_up
+        down = experts.names.shared_down
+    modules: tuple[tuple[str, int], ...] = ((up, inner),)
+    if names.gate_up and gate == names.gate:
+        modules = ((names.gate_up, 2 * inner),)
+    elif gate:
+        modules = ((gate, inner), *modules)
+    return {
+        LayerLinear.GATE_UP: LinearSource(modules, spec.hidden_size, spec.mlp_bias),
+        LayerLinear.DOWN: LinearSource(((down, spec.hidden_size),), inner, spec.mlp_bias),
     }
 
 

@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from lmi_core.errors import ModelError
+from lmi_core.models.expert_tensors import with_layout
+from lmi_core.models.experts import load_experts
 from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.gguf_spec import gguf_spec
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
+from lmi_core.models.latent_attention import load_latent
 from lmi_core.models.linears import LayerLinear, layer_linears, rotate_half_order
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
@@ -110,6 +113,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
     tensors = checkpoint.tensors if architecture else text_tensors(checkpoint.tensors, names)
     if "text_config" in config.values:
         spec = replace(spec, tied_head=f"{names.head}.weight" not in tensors)
+    spec = with_layout(spec, tensors)
     shapes = expected_shapes(spec)
     tables = (names.embedding, names.positions)
     matrices = {name: shape for name, shape in shapes.items() if name not in tables}
@@ -363,8 +367,10 @@ def _load_layer(
     names, attention = spec.names, spec.attention
     prefix = names.layer.format(layer=layer_id)
 
-    def linear(linear: LayerLinear, *, gated: bool = False) -> Linear:
-        source = sources[linear]
+    def linear(linear: LayerLinear, *, gated: bool = False) -> Linear | None:
+        source = sources.get(linear)
+        if source is None:
+            return None
         return reader.linear(
             [prefix + name for name, _ in source.modules],
             gated=gated,
@@ -372,17 +378,24 @@ def _load_layer(
             transposed=names.transposed,
         )
 
-    sources = layer_linears(spec)
+    sources = layer_linears(spec, layer_id)
+    output = linear(LayerLinear.ATTENTION_OUTPUT)
+    assert output is not None
+    experts, shared = load_experts(reader, spec, layer_id)
     return LayerWeights(
         attention_norm=_load_norm(reader, spec, prefix, names.attention_norm),
         qkv=linear(LayerLinear.QKV),
+        latent=None if attention.latent is None else load_latent(reader, spec, prefix),
         q_norm=_load_qk_norm(reader, spec, prefix, names.q_norm, attention.num_q_heads),
         k_norm=_load_qk_norm(reader, spec, prefix, names.k_norm, attention.num_kv_heads),
-        attention_output=linear(LayerLinear.ATTENTION_OUTPUT),
+        sinks=reader.vector(prefix + names.sinks) if names.sinks else None,
+        attention_output=output,
         attention_post_norm=_load_norm(reader, spec, prefix, names.attention_post_norm),
         mlp_norm=_load_norm(reader, spec, prefix, names.mlp_norm),
         gate_up=linear(LayerLinear.GATE_UP, gated=fuses_gate and spec.gated),
         down=linear(LayerLinear.DOWN),
+        experts=experts,
+        shared_expert=shared,
         mlp_post_norm=_load_norm(reader, spec, prefix, names.mlp_post_norm),
     )
 

@@ -32,10 +32,15 @@ def linear_id(layer_id: int, linear: LayerLinear) -> int:
 
 
 def linear_shapes(spec: DecoderSpec) -> list[LinearShape]:
-    """By linear id."""
-    sources = layer_linears(spec)
-    layer = [LinearShape(sources[i].num_inputs, sources[i].num_outputs) for i in LayerLinear]
-    return layer * spec.num_layers
+    """By linear id; (0, 0) where a layer has no such linear."""
+    shapes = []
+    for layer_id in range(spec.num_layers):
+        sources = layer_linears(spec, layer_id)
+        for linear in LayerLinear:
+            source = sources.get(linear)
+            none = LinearShape(0, 0)
+            shapes.append(LinearShape(source.num_inputs, source.num_outputs) if source else none)
+    return shapes
 
 
 def lora_modules(spec: DecoderSpec) -> dict[str, LoraModule]:
@@ -44,10 +49,9 @@ def lora_modules(spec: DecoderSpec) -> dict[str, LoraModule]:
 
 
 def _modules(spec: DecoderSpec) -> Iterator[LoraModule]:
-    sources = layer_linears(spec)
     for layer_id in range(spec.num_layers):
         prefix = spec.names.layer.format(layer=layer_id)
-        for linear, source in sources.items():
+        for linear, source in layer_linears(spec, layer_id).items():
             first, number = 0, linear_id(layer_id, linear)
             for name, size in source.modules:
                 shape = LinearShape(source.num_inputs, size)

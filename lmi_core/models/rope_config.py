@@ -207,5 +207,15 @@ def _factors(spec: _Reader, name: str, count: int) -> tuple[float, ...]:
     return tuple(positive_number(spec.config, key, value) for value in values)
 
 
+def yarn_score_scale(config: HfConfig, rope: RopeSpec) -> float:
+    """What attention scores are multiplied by besides, where the settings of DeepSeek's models say
+    so."""
+    key, values = _rope_values(config)
+    if rope.kind == "default" or not values.get("mscale_all_dim"):
+        return 1.0
+    all_dim = _Reader(config, key, values).number("mscale_all_dim", None)
+    return _yarn_mscale(rope.factor, all_dim) ** 2
+
+
 def _yarn_mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lmi_core.models.pooling_head import HeadLayer
-from lmi_core.models.weight_names import WeightNames
+from lmi_core.models.weight_names import ExpertLayout, ExpertNames, WeightNames
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 QkNorm = Literal["", "head", "row", "layer", "layers"]
 """Of queries and keys before rotation: none; RMS of every head, by one weight; RMS of all heads
 together; LayerNorm of every head, by one weight and bias, or by a weight for each."""
+Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "none"]
 
 
@@ -42,6 +43,21 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """Multi-head latent attention: keys and values of all heads are made of one latent."""
+
+    q_rank: int
+    """Of what queries are made of; 0: of the stream itself."""
+    kv_rank: int
+    nope_dim: int
+    """Dimensions of a head that aren't rotated."""
+    rope_dim: int
+    value_dim: int
+    bias: bool = False
+    """Of the linears to the latents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """Heads, scale and windows of all layers; query heads share KV heads in groups."""
 
@@ -61,14 +77,55 @@ class AttentionSpec:
     interleaved: bool = False
     """Neighbouring dimensions are rotated together: the checkpoint's order of a head's dimensions,
     which loading changes to that of the rotate-half form."""
+    latent: LatentSpec | None = None
+    """``head_dim`` and ``num_kv_heads`` are those of the latent space then: rotary part and latent,
+    and 1."""
 
     @property
     def q_size(self) -> int:
         return self.num_q_heads * self.head_dim
 
     @property
+    def output_size(self) -> int:
+        """Of what the output's linear reads."""
+        head_dim = self.head_dim if self.latent is None else self.latent.value_dim
+        return self.num_q_heads * head_dim
+
+    @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertSpec:
+    """The mixtures of experts that layers have instead of an MLP, or beside a shared one; routing
+    as ``ops.route`` says. Experts are gated."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    sparse: tuple[bool, ...]
+    """Which layers have one; others have the MLP."""
+    scoring: Scoring = "softmax"
+    normalizes: bool = False
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    threshold: float = 0.0
+    choice_bias: bool = False
+    """A bias of each expert for the choice alone."""
+    router_bias: bool = False
+    bias: bool = False
+    """Of experts' matrices."""
+    shared_size: int = 0
+    """Inner size of the shared expert, which every token takes; 0: none."""
+    gates_shared: bool = False
+    """Its output is multiplied by a sigmoid."""
+    activation: Activation | None = None
+    """None: the MLP's."""
+    layout: ExpertLayout = "each"
+    names: ExpertNames = field(default_factory=ExpertNames)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +181,7 @@ class DecoderSpec:
     logit_soft_cap: float = 0.0
     max_positions: int
     """Longest context the model is made for, rope scaling included."""
+    experts: ExpertSpec | None = None
     notes: tuple[str, ...] = ()
     """What of the model is served otherwise than config.json says, for people."""
     names: WeightNames = field(default_factory=WeightNames)

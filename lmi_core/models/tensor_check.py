@@ -12,6 +12,7 @@ from lmi_core.models.weights import expected_shapes
 from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, goes_with_fp8, scale_problem
 from lmi_core.weights.gguf.types import BLOCK_TYPES
+from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
 from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
 from lmi_core.weights.tensor_faults import tensor_faults
@@ -42,6 +43,9 @@ def check_tensors(
     known |= {*scales, *quantized.spare_biases, *quantized.ignored}
     if spec.tied_head:
         known.add(f"{names.head}.weight")
+    further = range(spec.num_layers, spec.num_layers + names.ignored_layers)
+    prefixes = tuple(names.layer.format(layer=layer_id) for layer_id in further)
+    known |= {name for name in tensors if name.startswith(prefixes)}
     problems += _unexpected(names, tensors, known)
     if problems:
         what = f"don't fit config.json ({spec.architecture}, {spec.num_layers} layers)"
@@ -53,8 +57,11 @@ def check_quantized(checkpoint: Checkpoint, quantized: StoredLayers) -> None:
     settings = checkpoint.quantization
     if settings is None or quantized:
         return
+    tensors = checkpoint.tensors
     coded = (FP8_DTYPE, *BLOCK_TYPES)
-    if any(tensor.dtype in coded for tensor in checkpoint.tensors.values()):
+    if any(tensor.dtype in coded for tensor in tensors.values()):
+        return
+    if any(name.endswith(MXFP4_ENDINGS[0]) for name in tensors):
         return
     raise settings.error(
         "quant_method",
@@ -84,6 +91,8 @@ def _problems(
         problem = scale_problem(tensor, tensors)
         return [problem] if problem else []
     if tensor.dtype in BLOCK_TYPES and len(shape) == 2:
+        return []
+    if tensor.dtype == "U8" and name.endswith(MXFP4_ENDINGS):
         return []
     return [] if _is_float(tensor) else [_dtype_problem(tensor)]
 

@@ -57,7 +57,7 @@ class TensorReader:
         self._tensors = tensors
         self._quantized = quantized
         self._backend = backend
-        self._weight_format = weight_format
+        self.weight_format = weight_format
         self._quantize = quantize
         self._progress = progress
         self._keeps_halves = keeps_halves and backend.keeps_blocks
@@ -146,6 +146,52 @@ class TensorReader:
         is_half = isinstance(part, np.ndarray) and part.dtype == np.float16
         return "fp16" if is_half and self._keeps_halves else None
 
+    def experts(
+        self,
+        names: Sequence[str],
+        split: Callable[[list[Matrix]], list[list[Matrix]]],
+        *,
+        gated: bool,
+    ) -> LinearWeight:
+        """The matrices of a mixture's experts, in the format of layers; ``split``: from the tensors
+        of ``names`` to each expert's parts."""
+        experts = split([self._matrix(name) for name in names])
+        if gated and len(experts[0]) == 1:
+            half = len(experts[0][0]) // 2
+            experts = [
+                [rows_of(part, slice(half)), rows_of(part, slice(half, None))]
+                for (part,) in experts
+            ]
+        parts = [part for expert in experts for part in expert]
+        chosen = self._kept_format(parts) or self._layer_format(parts)
+        if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
+            experts = [[*dense(expert)] for expert in experts]
+        weight = self._backend.pack_experts(experts, names=names[:1], format=chosen, gated=gated)
+        for name in names:
+            self._release(self._stored_as(name))
+        return weight
+
+    def heads(
+        self, name: str, split: Callable[[FloatArray], Sequence[Sequence[FloatArray]]]
+    ) -> list[LinearWeight]:
+        """Several weights, each of a matrix for every head, made of a tensor; none is quantised."""
+        matrix = self._matrix(name)
+        if isinstance(matrix, np.ndarray):
+            floats = to_float32(matrix, self._tensors[name].dtype)
+        else:
+            floats = matrix.to_float32()
+        weights = [
+            self._backend.pack_experts(
+                [[head] for head in heads],
+                names=[f"{name} {i}"],
+                format=self.weight_format,
+                gated=False,
+            )
+            for i, heads in enumerate(split(floats))
+        ]
+        self._release(self._stored_as(name))
+        return weights
+
     def has(self, name: str) -> bool:
         return name in self._tensors
 
@@ -208,7 +254,7 @@ class TensorReader:
         if any(in_fp8):
             self.widened.add("fp8")
         self.widened |= {part.format for part in parts if isinstance(part, IntegerMatrix)}
-        return self._weight_format
+        return self.weight_format
 
     def _matrix(self, name: str) -> Matrix:
         if name in self._quantized:

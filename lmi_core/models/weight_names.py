@@ -10,6 +10,32 @@ QkvLayout = Literal["blocks", "grouped", "codegen"]
 queries, key and value; or CodeGen's four shards of queries, values and keys."""
 
 
+ExpertLayout = Literal["each", "merged", "interleaved", "mxfp4"]
+"""How a checkpoint holds experts: a linear for each matrix of each of them; or all in one tensor
+[experts, 2 inner, hidden] of gate and up, and one [experts, hidden, inner] of down; or those
+[experts, hidden, 2 inner] and [experts, inner, hidden], gate and up in turns; or the same, not
+transposed, as blocks of 32 floats of 4 bits, two in a byte, and their scales."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertNames:
+    """Names of a mixture's weights in a layer, linears without ``.weight``; ``{expert}`` is filled
+    in. "": there is no such weight. Merged tensors are named in whole."""
+
+    router: str = "mlp.gate"
+    choice_bias: str = "mlp.gate.e_score_correction_bias"
+    gate: str = "mlp.experts.{expert}.gate_proj"
+    up: str = "mlp.experts.{expert}.up_proj"
+    down: str = "mlp.experts.{expert}.down_proj"
+    merged_gate_up: str = "mlp.experts.gate_up_proj"
+    merged_down: str = "mlp.experts.down_proj"
+    shared_gate: str = "mlp.shared_experts.gate_proj"
+    shared_up: str = "mlp.shared_experts.up_proj"
+    shared_down: str = "mlp.shared_experts.down_proj"
+    shared_router: str = ""
+    """What the shared expert's sigmoid is of."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightNames:
     """Names of our weights; those of a layer follow ``layer`` with its index filled in. "": the
@@ -30,6 +56,8 @@ class WeightNames:
     final_norm: str = "model.norm.weight"
     head: str = "lm_head"
     layer: str = "model.layers.{layer}."
+    sinks: str = ""
+    """A score of each head that has no value."""
     attention_norm: str = "input_layernorm.weight"
     q: str = "self_attn.q_proj"
     k: str = "self_attn.k_proj"
@@ -52,3 +80,5 @@ class WeightNames:
     transposed: bool = False
     """Matrices of layers are [inputs, outputs]."""
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    ignored_layers: int = 0
+    """Layers after the last, which predict further tokens while training."""

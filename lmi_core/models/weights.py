@@ -10,8 +10,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from lmi_core.models.expert_tensors import expert_shapes
 from lmi_core.models.linears import layer_linears
-from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.spec import DecoderSpec, LatentSpec
 from lmi_core.ops.graph import JoinedWeight, LinearWeight
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.formats import FloatArray, PackFormat
@@ -57,6 +58,16 @@ class WeightBackend(Protocol):
         format: PackFormat,
         gated: bool,
     ) -> LinearWeight: ...
+    def pack_experts(
+        self,
+        experts: Sequence[Sequence[Matrix]],
+        *,
+        names: Sequence[str] = (),
+        format: PackFormat,
+        gated: bool,
+    ) -> LinearWeight:
+        """Matrices of one shape, each of its own parts."""
+        ...
 
 
 Table = npt.NDArray[np.generic] | BlockMatrix
@@ -88,32 +99,79 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """From the stream to queries and keys in the latent space, and from there to values."""
+
+    q_a: Linear | None
+    q_a_norm: FloatArray | None
+    q: Linear
+    kv_a: Linear
+    """To the rotary part and the latent."""
+    kv_a_norm: FloatArray
+    to_latent: LinearWeight
+    """Of all heads."""
+    from_latent: LinearWeight
+
+    @property
+    def num_bytes(self) -> int:
+        weights = (self.q_a, self.q, self.kv_a, self.to_latent, self.from_latent)
+        norms = (self.q_a_norm, self.kv_a_norm)
+        num_norm_bytes = sum(norm.nbytes for norm in norms if norm is not None)
+        return num_norm_bytes + sum(weight.num_bytes for weight in weights if weight is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture: linears of all its experts, and what chooses among them."""
+
+    router: Linear
+    choice_bias: FloatArray | None
+    gate_up: Linear
+    down: Linear
+
+    @property
+    def num_bytes(self) -> int:
+        bias = 0 if self.choice_bias is None else self.choice_bias.nbytes
+        return bias + sum(x.num_bytes for x in (self.router, self.gate_up, self.down))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """One layer's weights, fused as the step graph uses them; of norms, those there are."""
 
     attention_norm: Norm | None
-    qkv: Linear
+    qkv: Linear | None
     """Query, key and value heads, fused in this order."""
+    latent: LatentAttention | None = None
+    """Instead of ``qkv``."""
     q_norm: Norm | None
     """[head_dim], or [num_q_heads head_dim] where heads aren't normed alike; so is ``k_norm``."""
     k_norm: Norm | None
+    sinks: FloatArray | None = None
+    """[num_q_heads]"""
     attention_output: Linear
     attention_post_norm: Norm | None = None
     mlp_norm: Norm | None
-    gate_up: Linear
-    """Gate and up; up alone where nothing is gated."""
-    down: Linear
+    gate_up: Linear | None
+    """Gate and up; up alone where nothing is gated. None: the layer has experts alone."""
+    down: Linear | None
+    experts: Experts | None = None
+    shared_expert: Experts | None = None
+    """The one expert of a mixture, which every token takes."""
     mlp_post_norm: Norm | None = None
 
     @property
     def num_bytes(self) -> int:
-        linears = (self.qkv, self.attention_output, self.gate_up, self.down)
+        linears = (
+            *(self.qkv, self.attention_output, self.gate_up, self.down),
+            *(self.latent, self.experts, self.shared_expert),
+        )
         norms = (
             *(self.attention_norm, self.attention_post_norm, self.q_norm, self.k_norm),
             *(self.mlp_norm, self.mlp_post_norm),
         )
         num_norm_bytes = sum(norm.num_bytes for norm in norms if norm is not None)
-        return sum(linear.num_bytes for linear in linears) + num_norm_bytes
+        return sum(linear.num_bytes for linear in linears if linear is not None) + num_norm_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,9 +227,11 @@ def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         shapes[f"{names.head}.weight"] = (spec.vocab_size, columns)
     if spec.has_head and spec.head_bias:
         shapes[f"{names.head}.bias"] = (spec.vocab_size,)
-    layer = _layer_shapes(spec)
     for layer_id in range(spec.num_layers):
         prefix = names.layer.format(layer=layer_id)
+        layer = _layer_shapes(spec, layer_id)
+        if spec.experts is not None and spec.experts.sparse[layer_id]:
+            layer |= expert_shapes(spec.experts, spec.hidden_size)
         shapes |= {prefix + name: shape for name, shape in layer.items()}
     return shapes
 
@@ -191,20 +251,43 @@ def _norm_shapes(spec: DecoderSpec, *names: str) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _layer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(spec: DecoderSpec, layer_id: int) -> dict[str, tuple[int, ...]]:
     names = spec.names
     shapes = _norm_shapes(
         spec,
         *(names.attention_norm, names.attention_post_norm),
         *(names.mlp_norm, names.mlp_post_norm),
     )
-    for source in layer_linears(spec).values():
+    for source in layer_linears(spec, layer_id).values():
         for name, num_outputs in source.modules:
             shape = num_outputs, source.num_inputs
             shapes[f"{name}.weight"] = shape[::-1] if names.transposed else shape
             if source.bias:
                 shapes[f"{name}.bias"] = (num_outputs,)
+    if names.sinks:
+        shapes[names.sinks] = (spec.attention.num_q_heads,)
+    if spec.attention.latent is not None:
+        shapes |= latent_shapes(spec.attention.latent, spec.hidden_size, spec.attention.num_q_heads)
     return shapes | qk_norm_shapes(spec)
+
+
+def latent_shapes(latent: LatentSpec, hidden: int, num_heads: int) -> dict[str, tuple[int, ...]]:
+    """Of a layer's tensors of latent attention, but for the output's."""
+    q_size = num_heads * (latent.nope_dim + latent.rope_dim)
+    kv_size = num_heads * (latent.nope_dim + latent.value_dim)
+    biased = {"kv_a_proj_with_mqa": latent.kv_rank + latent.rope_dim}
+    shapes: dict[str, tuple[int, ...]] = {"q_proj.weight": (q_size, hidden)}
+    if latent.q_rank:
+        biased["q_a_proj"] = latent.q_rank
+        shapes = {"q_a_layernorm.weight": (latent.q_rank,)}
+        shapes["q_b_proj.weight"] = (q_size, latent.q_rank)
+    shapes["kv_a_layernorm.weight"] = (latent.kv_rank,)
+    shapes["kv_b_proj.weight"] = (kv_size, latent.kv_rank)
+    for name, size in biased.items():
+        shapes[f"{name}.weight"] = (size, hidden)
+        if latent.bias:
+            shapes[f"{name}.bias"] = (size,)
+    return {f"self_attn.{name}": shape for name, shape in shapes.items()}
 
 
 def qk_norm_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:

@@ -5,8 +5,16 @@ Each appends a node to the graph of its handles, which devices lower to what the
 
 from lmi_core.ops.attention import attention, rope_cache_write
 from lmi_core.ops.embedding import add_positions, embed, gather_logit_rows
+from lmi_core.ops.experts import grouped_linear, route
 from lmi_core.ops.graph import Graph, Handle, KvCache, LinearWeight, LoraTable
-from lmi_core.ops.linear import activation, gated_activation, linear, lora_add, soft_cap
+from lmi_core.ops.linear import (
+    activation,
+    gated_activation,
+    head_linear,
+    linear,
+    lora_add,
+    soft_cap,
+)
 from lmi_core.ops.norm import norm, norm_heads, rms_norm
 from lmi_core.ops.sampling import output, sample
 
@@ -22,6 +30,8 @@ __all__ = [
     "embed",
     "gated_activation",
     "gather_logit_rows",
+    "grouped_linear",
+    "head_linear",
     "linear",
     "lora_add",
     "norm",
@@ -29,6 +39,7 @@ __all__ = [
     "output",
     "rms_norm",
     "rope_cache_write",
+    "route",
     "sample",
     "soft_cap",
 ]

@@ -17,16 +17,18 @@ def rope_cache_write(
     q_norm: FloatArray | None = None,
     k_norm: FloatArray | None = None,
     norm_eps: float = 0.0,
+    latent: Handle | None = None,
 ) -> Handle:
     """Norm (optional) and rotate heads, write K and V to the cache, return q.
 
-    fp32 qkv [T, (hq + 2 hkv) d] -> act q [T, hq d]. cos, sin: [positions, rotary / 2].
+    fp32 qkv [T, (hq + 2 hkv) d] -> act q [T, hq d]. cos, sin: [positions, rotary / 2]. ``latent``:
+    fp32 [T, d], the one key, and, not rotated, value; ``qkv`` holds queries alone then.
     """
     q = qkv.graph.value("q", "act", num_q_heads * cache.head_dim, "T")
     qkv.graph.add(
         "rope_cache_write",
         q,
-        {"qkv": qkv},
+        {"qkv": qkv} if latent is None else {"qkv": qkv, "latent": latent},
         cache=cache,
         layer=layer,
         num_q_heads=num_q_heads,
@@ -49,14 +51,18 @@ def attention(
     window: int = 0,
     soft_cap: float = 0.0,
     slopes: FloatArray | None = None,
+    sinks: FloatArray | None = None,
 ) -> Handle:
     """Causal attention with grouped queries: act [T, hq d] -> act [T, hq d].
 
     ``window``: keys seen counting the query's own; 0: all. ``soft_cap``: 0: none. ``slopes``: [hq],
     a head's scores grow by its slope times the key's position less the query's (ALiBi).
+    ``sinks``: [hq], a head's score that has no value, but its share of the softmax.
     """
     y = q.graph.value("attention", "act", q.columns, "T")
     bias = {} if slopes is None else {"slopes": slopes}
+    if sinks is not None:
+        bias["sinks"] = sinks
     q.graph.add(
         "attention",
         y,

@@ -51,6 +51,7 @@ class NativeWeights:
         names: Sequence[str] = (),
         format: PackFormat,
         gated: bool,
+        num_experts: int = 1,
     ) -> LinearWeight:
         if format == "fp8":
             raise ValueError("the CPU engine has no products with fp8 matrices")
@@ -60,27 +61,40 @@ class NativeWeights:
         if self.packed is not None:
             found = self.packed.find(
                 label,
-                num_outputs=sum(len(part) for part in parts),
+                num_outputs=sum(len(part) for part in parts) // num_experts,
                 num_inputs=parts[0].shape[1],
                 format=format,
+                rounding=rounding,
                 gated=gated,
                 group_size=group_size,
-                rounding=rounding,
+                num_experts=num_experts,
             )
             if found is not None:
                 return found
         weight = _native.LinearWeight.pack(
             packable(parts, group_size),
             format=format,
+            rounding=rounding,
             gated=gated,
             group_size=group_size,
-            rounding=rounding,
+            num_experts=num_experts,
             instruction_set=self.instruction_set,
             num_threads=self.num_threads,
         )
         if self.packed is not None:
             self.packed.add(label, weight)
         return weight
+
+    def pack_experts(
+        self,
+        experts: Sequence[Sequence[Matrix]],
+        *,
+        names: Sequence[str] = (),
+        format: PackFormat,
+        gated: bool,
+    ) -> LinearWeight:
+        parts = [part for expert in experts for part in expert]
+        return self.pack(parts, names=names, format=format, gated=gated, num_experts=len(experts))
 
 
 def lower(graph: Graph, target: _native.Graph) -> dict[Handle, _native.Handle]:

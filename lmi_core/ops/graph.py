@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol
 
-RowSymbol = Literal["T", "S", "L"]
+RowSymbol = Literal["T", "S", "L", "E"]
+"""Tokens, sequences, rows of logits, and experts of tokens."""
 NormKind = Literal["none", "rms", "layer"]
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu"]
 
 
 class LinearWeight(Protocol):
@@ -54,6 +55,26 @@ class JoinedWeight:
         """None also where parts take their rows in different ways."""
         formats = {part.row_format for part in self.parts}
         return formats.pop() if len(formats) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMatrices:
+    """Matrices of one shape, for devices that multiply expert by expert."""
+
+    experts: tuple[LinearWeight, ...]
+    row_format: str | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        return self.experts[0].num_outputs
+
+    @property
+    def num_inputs(self) -> int:
+        return self.experts[0].num_inputs
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(weight.num_bytes for weight in self.experts)
 
 
 class KvCache(Protocol):

@@ -41,6 +41,21 @@ def linear(
     return y
 
 
+def head_linear(
+    x: Handle, weight: LinearWeight, *, num_heads: int, out_dtype: Literal["fp32", "act"] = "fp32"
+) -> Handle:
+    """Each head's columns times its own matrix: act [R, heads k] -> [R, heads n].
+
+    ``weight``: of all heads, as experts are packed, in the act dtype."""
+    if x.columns != num_heads * weight.num_inputs:
+        raise ValueError(
+            f"{num_heads} heads of {weight.num_inputs} inputs got {x.name}, {x.columns} wide"
+        )
+    y = x.graph.value("head_linear", out_dtype, num_heads * weight.num_outputs, x.rows)
+    x.graph.add("head_linear", y, {"x": x}, weight=weight, num_heads=num_heads, out_dtype=out_dtype)
+    return y
+
+
 def gated_activation(x: Handle, activation: Activation) -> Handle:
     """act(gate) * up: fp32 [R, 2 n], gate before up -> act [R, n]; for where ``linear`` can't do it
     itself, since something is added to its results first."""

@@ -17,6 +17,9 @@ from lmi_core.structured.matcher import Mask, Matcher
 
 MAX_MASK_S = 0.5
 """Processor time of one mask, of which the largest grammars that are taken need 0.03 s."""
+_MAX_DRAFTS_S = 0.1
+"""Of the masks of a row and of its drafts, after which no further draft is followed: a request
+must not fail for what its drafts take."""
 _CHECK_S = 0.1
 _MAX_THREADS = 8
 
@@ -74,7 +77,8 @@ class MissingMask:
         num_accepted = num_kept = 0
         with suppress(Exception):  # where the draft is what is sampled, it is raised once more
             for draft in drafts:
-                if not int(filled[num_kept, draft // 32]) >> draft % 32 & 1:
+                is_allowed = int(filled[num_kept, draft // 32]) >> draft % 32 & 1
+                if not is_allowed or self.spent_s() > _MAX_DRAFTS_S:
                     break
                 matcher.accept(draft)
                 num_accepted += 1

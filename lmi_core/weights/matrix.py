@@ -19,7 +19,8 @@ Activations = Literal["auto", "int8", "bf16"]
 they are."""
 RowRounding = Literal["int8", "outliers", "none"]
 """Of the rows that a quantised matrix is multiplied with: each to int8 by a scale of its own; or
-so, but for a row's few largest numbers, which get 16 bits; or not at all (csrc/cpu/kernels.h)."""
+so, but for a row's few largest numbers, which get 16 bits; or not at all
+(csrc/cpu/packed_linear.h)."""
 Bytes = npt.NDArray[np.uint8]
 Packable = npt.NDArray[np.generic] | tuple[Bytes, FloatArray] | tuple[Bytes, FloatArray, FloatArray]
 """What ``_native.LinearWeight.pack`` takes, which decodes on the way."""

@@ -62,6 +62,7 @@ class PackedFile:
         format: PackFormat,
         gated: bool,
         group_size: int,
+        num_experts: int = 1,
         rounding: RowRounding,
         num_threads: int,
     ) -> _native.LinearWeight | None:
@@ -79,6 +80,7 @@ class PackedFile:
             format=format,
             gated=gated,
             group_size=group_size,
+            num_experts=num_experts,
             rounding=rounding,
             num_threads=num_threads,
         )

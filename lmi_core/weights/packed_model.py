@@ -67,6 +67,7 @@ class PackedModel:
         format: PackFormat,
         gated: bool,
         group_size: int,
+        num_experts: int = 1,
         rounding: RowRounding,
     ) -> _native.LinearWeight | None:
         """A matrix as it was packed before; None if it must be packed (and then ``add``-ed)."""
@@ -80,6 +81,7 @@ class PackedModel:
                 format=format,
                 gated=gated,
                 group_size=group_size,
+                num_experts=num_experts,
                 rounding=rounding,
                 num_threads=self._num_threads,
             )

@@ -61,7 +61,9 @@ def merged_logits(
 ) -> list[npt.NDArray[np.float64]]:
     """Of transformers, in float64; the sums are rounded to fp32 as a merged checkpoint's are."""
     merged = merge(model, adapter, scale, target)
-    oracle = transformers.AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float64)
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(
+        merged, dtype=torch.float64, experts_implementation="eager"
+    )
     with torch.no_grad():
         return [oracle(torch.tensor([ids]), use_cache=False).logits[0].numpy() for ids in sequences]
 

@@ -90,6 +90,11 @@ BROKEN = {
     "unknown rope": (configure(rope_parameters={"rope_type": "zzz"}), (), "zzz"),
     "a small vocabulary": (configure(eos_token_id=10_000), (), "beyond the vocabulary"),
     "too many positions": (None, ("--max-model-len", "100000"), "positions"),
+    "steps of less than the batch": (
+        None,
+        ("--max-batch-prefill-tokens", "9"),
+        "steps of 9 tokens",
+    ),
     "an instruction set": (None, ("-o", "instruction_set=avx512_zzz"), "instruction_set"),
     "no such template": (None, ("-o", "chat_template=absent.jinja"), "neither a file nor Jinja"),
     "no such tokenizer config": (None, ("--tokenizer-config-path", "/absent"), "no file /absent"),

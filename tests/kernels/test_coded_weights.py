@@ -58,7 +58,7 @@ def test_parts_are_fused(group_size):
 
 @pytest.mark.parametrize("group_size", [0, 64])
 def test_what_was_quantised_here_can_be_packed_again(group_size):
-    """Codes and scales taken out of the panels, by the layout of csrc/cpu/kernels.h."""
+    """Codes and scales taken out of the panels, by the layout of csrc/cpu/packed_linear.h."""
     rng = np.random.default_rng(0)
     weight = pack([rng.standard_normal((48, 192), dtype=np.float32)], group_size)
     panels = weight.packed().reshape(3, 192 // (group_size or 192), -1)

@@ -24,7 +24,7 @@ def normal(rng, *shape):
 
 
 def read_rows(rows, num_columns, group_size=0):
-    """(q, scale, sums) of quantised rows, by the layout of csrc/cpu/kernels.h."""
+    """(q, scale, sums) of quantised rows, by the layout of csrc/cpu/packed_linear.h."""
     start = -(-num_columns // 128) * 128
     num_sums = 1 if group_size == 0 else -(-num_columns // group_size)
     q = rows[:, :start].copy().view(np.int8)

@@ -28,7 +28,7 @@ def rows_with_outliers(num_rows, num_columns, most, seed=0):
 
 
 def read_rows(rows, num_columns, group_size):
-    """(whole numbers, scales, high digits, sums) by the layout of csrc/cpu/kernels.h."""
+    """(whole numbers, scales, high digits, sums) by the layout of csrc/cpu/packed_linear.h."""
     start = -(-num_columns // 128) * 128
     low = rows[:, :num_columns].copy().view(np.int8).astype(np.int32)
     words = rows[:, start:].copy().view(np.int32)

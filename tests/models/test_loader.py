@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -11,8 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmi_core.errors import ModelError
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import EngineError, ModelError
 from lmi_core.models.loader import LoadedModel, load_model
+from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import cached_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -278,3 +282,20 @@ def test_other_formats_name_the_conversion(
         load(path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+def test_answers_of_weights_with_a_nan_fail_by_name(tmp_path: Path, quantize: Any) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(cached_checkpoint("llama2"), path)
+    tensors = safetensors_torch.load_file(path / "model.safetensors")
+    tensors["model.layers.0.mlp.down_proj.weight"].view(-1)[3] = float("nan")
+    safetensors_torch.save_file(tensors, path / "model.safetensors")
+
+    async def run() -> None:
+        async with Engine(EngineConfig(model=path, quantize=quantize)) as engine:
+            with pytest.raises(EngineError, match="logits aren't finite"):
+                async for _ in engine.generate((5, 6), SamplingParams(max_new_tokens=2)):
+                    pass
+
+    asyncio.run(run())

@@ -38,7 +38,10 @@ def make_forward(
 def oracle_model(variant: str, checkpoint_dtype: str, dtype: str) -> Any:
     transformers.logging.disable_progress_bar()
     path = cached_checkpoint(variant, dtype=checkpoint_dtype)
-    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    # Of experts, the only implementation with float64.
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=getattr(torch, dtype), experts_implementation="eager"
+    )
 
 
 def oracle_logits(model: Any, sequences: list[list[int]]) -> list[npt.NDArray[Any]]:

@@ -31,12 +31,13 @@ class Dequantised(NativeWeights):
         names: Sequence[str] = (),
         format: PackFormat,
         gated: bool,
+        num_experts: int = 1,
     ) -> LinearWeight:
         if format not in ("int8", "int4"):
-            return super().pack(parts, format=format, gated=gated)
+            return super().pack(parts, format=format, gated=gated, num_experts=num_experts)
         weights = [super(Dequantised, self).pack([p], format=format, gated=False) for p in parts]
         floats = [weight.unpack() for weight in weights]
-        return super().pack(floats, format="fp32", gated=gated)
+        return super().pack(floats, format="fp32", gated=gated, num_experts=num_experts)
 
 
 def logits_of(model: LoadedModel, act_dtype: str) -> np.ndarray:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.step_arrays import IntArray, StepArrays
-from lmi_core.ops.graph import Graph, Handle, LinearWeight
+from lmi_core.ops.graph import ExpertMatrices, Graph, Handle, LinearWeight
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.matrix import Matrix, dense
 
@@ -91,6 +91,9 @@ class TorchWeights:
             raise ValueError(f"the reference has fp32 and bf16 weights, not {format}")
         matrix = torch.cat([_tensor(part) for part in dense(parts)])
         return TorchLinearWeight(matrix.to(_DTYPES[format]))
+
+    def pack_experts(self, experts: Sequence[Sequence[Matrix]], **settings: Any) -> ExpertMatrices:
+        return ExpertMatrices(tuple(self.pack(parts, **settings) for parts in experts))
 
 
 class TorchKvCache:
@@ -265,6 +268,55 @@ class TorchGraph:
     def _soft_cap(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
         return lambda run: cap * torch.tanh(run.values[x] / cap)
 
+    def _route(self, y: Handle, x: Handle, **settings: Any) -> _Compute:
+        settings["bias"] = self._optional(settings["bias"])
+        return lambda run: _routes(run.values[x].to(self._wide), **settings)
+
+    def _grouped_linear(
+        self,
+        y: Handle,
+        x: Handle,
+        routes: Handle,
+        residual: Handle | None = None,
+        *,
+        weight: ExpertMatrices,
+        bias: FloatArray | None,
+        activation: str,
+    ) -> _Compute:
+        """Rows stay by token, then place among its experts: the order that others sort."""
+        experts = [cast(TorchLinearWeight, e).matrix.to(self._wide) for e in _experts_of(weight)]
+        biases = None if bias is None else self._widen(bias).view(len(experts), -1)
+
+        def compute(run: _Run) -> Tensor:
+            ids, weights = run.values[routes].chunk(2, dim=1)
+            top_k = ids.shape[1]
+            rows = run.values[x].to(self._wide)
+            rows = rows.repeat_interleave(top_k, 0) if x.rows == "T" else rows
+            flat = ids.flatten().long().tolist()
+            products = [rows[i] @ experts[e].t() for i, e in enumerate(flat)]
+            if biases is not None:
+                products = [p + biases[e] for p, e in zip(products, flat, strict=True)]
+            result = torch.stack(products)
+            if residual is not None:
+                shares = result.unflatten(0, (-1, top_k)) * weights.unsqueeze(-1)
+                return run.values[residual] + shares.sum(1)
+            result = _activated(result, activation, True) if activation else result
+            return result.to(self._act)
+
+        return compute
+
+    def _head_linear(
+        self, y: Handle, x: Handle, *, weight: LinearWeight, num_heads: int, out_dtype: str
+    ) -> _Compute:
+        heads = [cast(TorchLinearWeight, e).matrix.to(self._wide) for e in _experts_of(weight)]
+
+        def compute(run: _Run) -> Tensor:
+            columns = run.values[x].to(self._wide).chunk(num_heads, dim=1)
+            result = torch.cat([c @ m.t() for c, m in zip(columns, heads, strict=True)], dim=1)
+            return result.to(self._act) if out_dtype == "act" else result
+
+        return compute
+
     def _lora_add(
         self, result: Handle, x: Handle, y: Handle, *, table: AdapterTable, linear_id: int
     ) -> _Compute:
@@ -282,6 +334,7 @@ class TorchGraph:
         self,
         result: Handle,
         qkv: Handle,
+        latent: Handle | None = None,
         *,
         cache: TorchKvCache,
         layer: int,
@@ -298,7 +351,10 @@ class TorchGraph:
         norms = [None if weight is None else self._widen(weight) for weight in (q_norm, k_norm)]
 
         def compute(run: _Run) -> Tensor:
-            heads = run.values[qkv].view(len(run.step.token_ids), -1, head_dim)
+            rows = run.values[qkv]
+            if latent is not None:
+                rows = torch.cat((rows, run.values[latent], run.values[latent]), dim=1)
+            heads = rows.view(len(run.step.token_ids), -1, head_dim)
             q, k, v = torch.split(heads, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
             if norms[0] is not None:
                 q = _rms_norm(q, norms[0], norm_eps)
@@ -320,9 +376,11 @@ class TorchGraph:
         layer: int,
         num_q_heads: int,
         slopes: FloatArray | None = None,
+        sinks: FloatArray | None = None,
         **settings: Any,
     ) -> _Compute:
         slope = self._optional(slopes)
+        settings["sinks"] = self._optional(sinks)
 
         def compute(run: _Run) -> Tensor:
             queries = run.values[q].to(self._wide)
@@ -389,6 +447,56 @@ def _through_int8(x: Tensor) -> Tensor:
     return torch.where(scale > 0, (x / scale).round() * scale, 0.0)
 
 
+def _experts_of(weight: LinearWeight | ExpertMatrices) -> Sequence[LinearWeight]:
+    return weight.experts if isinstance(weight, ExpertMatrices) else [weight]
+
+
+def _routes(
+    logits: Tensor,
+    *,
+    top_k: int,
+    scoring: str,
+    bias: Tensor | None,
+    num_groups: int,
+    top_groups: int,
+    group_best: int,
+    normalizes: bool,
+    scale: float,
+    threshold: float,
+) -> Tensor:
+    """Row by row, as the definitions have it."""
+    rows = []
+    for row in logits:
+        if scoring == "sparsemixer":
+            chosen = _sparse_mixture(row.tolist(), top_k, threshold)
+        else:
+            scores = row.softmax(-1) if scoring == "softmax" else row.sigmoid()
+            chances = scores if bias is None else scores + bias
+            groups = [
+                sorted(group, reverse=True) for group in chances.view(num_groups, -1).tolist()
+            ]
+            order = sorted(range(num_groups), key=lambda g: -sum(groups[g][:group_best]))
+            size = len(chances) // num_groups
+            ids = [i for i in range(len(chances)) if i // size in order[:top_groups]]
+            best = sorted(ids, key=lambda i: -chances[i].item())[:top_k]
+            chosen = {i: scores[i].item() for i in best}
+        total = sum(chosen.values()) if normalizes else 1.0
+        ids = sorted(chosen)
+        rows.append([*map(float, ids), *(chosen[i] / total * scale for i in ids)])
+    return torch.tensor(rows, dtype=logits.dtype)
+
+
+def _sparse_mixture(logits: list[float], top_k: int, threshold: float) -> dict[int, float]:
+    chosen: dict[int, float] = {}
+    for _ in range(top_k):
+        left = [i for i in range(len(logits)) if i not in chosen]
+        best = max(left, key=lambda i: logits[i])
+        most = logits[best]
+        near = [i for i in left if (most - logits[i]) / max(abs(logits[i]), most) <= threshold]
+        chosen[best] = 1.0 / sum(np.exp(logits[i] - most) for i in near)
+    return chosen
+
+
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
@@ -413,6 +521,10 @@ def _activated(x: Tensor, activation: str, gated: bool) -> Tensor:
     x, up = x.chunk(2, dim=-1) if gated else (x, None)
     if activation == "silu":
         y = function.silu(x)
+    elif activation == "clamped_swiglu":
+        assert up is not None
+        x, up = x.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1.0
+        y = x * torch.sigmoid(1.702 * x)
     elif activation.startswith("gelu"):
         y = function.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
     else:
@@ -429,6 +541,7 @@ def _attend(
     window: int,
     soft_cap: float,
     slopes: Tensor | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """q [rows, hq, d] at ``positions`` over k, v [kv length, hkv, d] -> [rows, hq, d]."""
     num_groups = q.shape[1] // k.shape[1]
@@ -442,5 +555,9 @@ def _attend(
     hidden = distance < 0
     if window:
         hidden |= distance >= window
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    weights = scores.masked_fill(hidden, -torch.inf).exp()
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + sinks[:, None, None].exp()
+    weights = weights / total
     return torch.einsum("hqk,khd->qhd", weights, v)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from lmi_core.engine import engine as engine_module
@@ -130,3 +131,56 @@ def test_without_threads_the_request_fails(rules: Rules, monkeypatch: pytest.Mon
 
 def refuse(_: object) -> None:
     raise RuntimeError("can't start new thread")
+
+
+class Costly:
+    """A grammar of one token, whose every mask takes 60 ms of processor time."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def fill_mask(self, mask: Mask) -> None:
+        end_s = time.thread_time() + 0.06
+        while time.thread_time() < end_s:
+            pass
+        mask[ALLOWED_ID // 32] = 1 << ALLOWED_ID % 32
+
+    def accept(self, token_id: int) -> None:
+        self.position += 1
+
+    def rollback(self, num_tokens: int) -> None:
+        self.position -= num_tokens
+
+
+@pytest.mark.parametrize(
+    ("drafts", "kept"),
+    [
+        ([ALLOWED_ID] * 20, [ALLOWED_ID] + [-1] * 19),  # their masks would take too long
+        ([7, ALLOWED_ID], [-1, -1]),  # which the grammar doesn't allow
+        ([], []),
+    ],
+)
+def test_drafts_are_followed_as_far_as_the_grammar_and_time_allow(
+    drafts: list[int], kept: list[int]
+) -> None:
+    async def main() -> None:
+        costly, done = Costly(), asyncio.Event()
+        errors: list[Exception | None] = []
+        loop = asyncio.get_running_loop()
+
+        def ready(error: Exception | None) -> None:
+            errors.append(error)
+            loop.call_soon_threadsafe(done.set)
+
+        masks = [np.ones(8, np.uint32) for _ in range(len(drafts) + 1)]
+        threads = mask_threads.MaskThreads()
+        threads.fill([mask_threads.MissingMask(costly, masks, ready, drafts)])  # type: ignore[arg-type]
+        await done.wait()
+        threads.close()
+        assert errors == [None]
+        assert drafts == kept
+        assert costly.position == 0
+        num_filled = 1 + kept.count(ALLOWED_ID)
+        assert [bool(mask.any()) for mask in masks] == [i < num_filled for i in range(len(masks))]
+
+    run(main())

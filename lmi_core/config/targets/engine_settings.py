@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -188,11 +189,21 @@ def check_engine(
             f"{key}={config.block_size} is not a multiple of {BLOCK_MULTIPLE}",
             key,
         )
+    num_tokens = config.max_num_batched_tokens
+    if num_tokens is not None and num_tokens < config.max_num_seqs:
+        key = _first_given(values, _STEP_KEYS)
+        problems.error(
+            values.where(key),
+            f"{key}: steps of {num_tokens} tokens don't hold one of each of the batch's "
+            f"{config.max_num_seqs} sequences: write at least {config.max_num_seqs}, or a smaller "
+            "option.max_rolling_batch_size",
+            key,
+        )
     length = config.max_model_len
     if config.rope_scaling is not None or config.rope_factor is not None:
         max_positions = None  # stretched; the loader knows by how much
     if is_too_long(length, max_positions):
-        key = _length_key(values)
+        key = _first_given(values, _LENGTH_KEYS)
         problems.error(
             values.where(key),
             f"{key}: {length} tokens are more than the model's {max_positions} positions; write at "
@@ -218,14 +229,16 @@ def _check_quantization(settings: QuantizationSettings, problems: Problems) -> N
         problems.error(where, str(error).removeprefix(f"{where}: "))
 
 
-def _length_key(values: Values) -> str:
-    for key in (
-        "option.max_model_len",
-        "option.max_tokens",
-        "option.max_total_tokens",
-        "option.n_positions",
-        "option.max_output_len",
-    ):
-        if key in values.known:
-            return key
-    return "option.max_input_len"
+_STEP_KEYS = ("option.max_rolling_batch_prefill_tokens", "option.max_num_tokens")
+_LENGTH_KEYS = (
+    "option.max_model_len",
+    "option.max_tokens",
+    "option.max_total_tokens",
+    "option.n_positions",
+    "option.max_output_len",
+    "option.max_input_len",
+)
+
+
+def _first_given(values: Values, keys: Sequence[str]) -> str:
+    return next((key for key in keys if key in values.known), keys[-1])

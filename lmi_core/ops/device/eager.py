@@ -17,9 +17,10 @@ from lmi_core.ops.device.pending_results import PendingResults
 from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.device.torch_weights import DTYPES, DeviceConstants, DeviceWeight
-from lmi_core.ops.graph import Graph, Handle, LinearWeight, Node
+from lmi_core.ops.graph import ExpertMatrices, Graph, Handle, LinearWeight, Node
 from lmi_core.ops.kernels.fallback import only_in_torch
 from lmi_core.ops.kernels.select import Kernels
+from lmi_core.ops.kernels.torch_ops import group_rows
 
 
 class Replay:
@@ -76,6 +77,8 @@ class EagerGraph:
         self._caches: list[PagedCache] = []
         samples = [node.operands["logits"] for node in graph.nodes if node.op == "sample"]
         self._logits = samples[0] if samples else None
+        self.reads_counts = any(node.op == "grouped_linear" for node in graph.nodes)
+        """Whether the host waits within a step, for how many rows experts have."""
         self._quantized = graph.quantized_rows()
         self._unpacked_bytes = 0
         constants = DeviceConstants(device)
@@ -251,6 +254,58 @@ class EagerGraph:
         run = self._only_in_torch("soft_cap")
         return lambda replay: cast(Tensor, run(replay[x], cap))
 
+    def _route(self, y: Handle, x: Handle, **settings: object) -> _Compute:
+        run = self._only_in_torch("route")
+        return lambda replay: cast(Tensor, run(replay[x], **settings))
+
+    def _grouped_linear(
+        self,
+        y: Handle,
+        x: Handle,
+        routes: Handle,
+        residual: Handle | None = None,
+        *,
+        weight: LinearWeight,
+        bias: Tensor | None,
+        activation: str,
+    ) -> _Compute:
+        activate = self.kernels.gated_activation
+        if activation == "clamped_swiglu":
+            activate = self._only_in_torch("gated_activation")
+        experts = weight.experts if isinstance(weight, ExpertMatrices) else (weight,)
+        products = [self._multiply(expert) for expert in experts]
+        biases = [None] * len(products) if bias is None else list(bias.chunk(len(products)))
+
+        def compute(replay: Replay) -> Tensor | None:
+            rows, sums = replay[x], None if residual is None else replay[residual]
+            results = []
+            for run in group_rows(replay[routes], len(products)):
+                own = rows[run.token_rows if x.rows == "T" else run.rows]
+                result = products[run.expert](own, biases[run.expert])
+                if sums is not None:
+                    sums.index_add_(0, run.token_rows, result * run.weights.unsqueeze(1))
+                elif activation:
+                    results.append(activate(result, activation, out_dtype=self._act))
+                else:
+                    results.append(result.to(self._act))
+            return torch.cat(results) if sums is None else None
+
+        return compute
+
+    def _head_linear(
+        self, y: Handle, x: Handle, *, weight: LinearWeight, num_heads: int, out_dtype: str
+    ) -> _Compute:
+        experts = weight.experts if isinstance(weight, ExpertMatrices) else (weight,)
+        heads = [self._multiply(head) for head in experts]
+        dtype = self._act if out_dtype == "act" else torch.float32
+
+        def compute(replay: Replay) -> Tensor:
+            columns = replay[x].chunk(num_heads, dim=1)
+            parts = [head(part, None) for head, part in zip(heads, columns, strict=True)]
+            return torch.cat(parts, dim=1).to(dtype)
+
+        return compute
+
     def _lora_add(
         self, result: Handle, x: Handle, y: Handle, *, table: AdapterTable, linear_id: int
     ) -> _Compute:
@@ -264,15 +319,25 @@ class EagerGraph:
         return add
 
     def _rope_cache_write(
-        self, q: Handle, qkv: Handle, *, cache: PagedCache, layer: int, **settings: object
+        self,
+        q: Handle,
+        qkv: Handle,
+        latent: Handle | None = None,
+        *,
+        cache: PagedCache,
+        layer: int,
+        **settings: object,
     ) -> _Compute:
         store = self._cache(cache)
 
         def compute(replay: Replay) -> Tensor:
             keys, values, scales = store.layers[layer]
             step = replay.step
+            rows = replay[qkv]
+            if latent is not None:
+                rows = torch.cat((rows, replay[latent], replay[latent]), dim=1)
             result: Tensor = self.kernels.rope_cache_write(
-                *(replay[qkv], keys, values, step.positions, step.slots),
+                *(rows, keys, values, step.positions, step.slots),
                 out_dtype=self._act,
                 scales=scales,
                 **settings,

@@ -1,4 +1,4 @@
-"""Quantised weights on a torch device, in the panels of ``csrc/cpu/kernels.h``.
+"""Quantised weights on a torch device, in the panels of ``csrc/cpu/packed_linear.h``.
 
 fp8 ones, which the CPU doesn't have, lie as int8 ones do: 16 fp32 scales, then [inputs / 4][16][4]
 bytes of e4m3. Those with scales of blocks have such a panel for every 128 inputs, padded to them.

@@ -1,6 +1,6 @@
 """Rows quantised each on its own, as products with int8 and fp8 weights take them.
 
-``RowRounding`` of csrc/cpu/kernels.h has the rule for outliers, the same on every device.
+``RowRounding`` of csrc/cpu/packed_linear.h has the rule for outliers, the same on every device.
 """
 
 from __future__ import annotations

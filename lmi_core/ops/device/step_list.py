@@ -6,11 +6,11 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import c_int32, c_void_p
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lmi_core.ops.graph import RowSymbol
 from lmi_core.ops.kernels.cuda import library
 
 _ROWS = {"T": "TOKEN_ROWS", "L": "LOGIT_ROWS"}
@@ -74,7 +74,7 @@ class StepList:
         self.address: int = made.value or 0
         self._memory: Tensor | None = None
 
-    def add(self, node: str, rows: Literal["T", "S", "L"], arguments: ctypes.Structure) -> None:
+    def add(self, node: str, rows: RowSymbol, arguments: ctypes.Structure) -> None:
         """Append a node; what its arguments point to must outlive the list."""
         numbers = self.library.interface.numbers
         kind = numbers[f"NODE_{node.upper()}"], numbers[_ROWS[rows]]

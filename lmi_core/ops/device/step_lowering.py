@@ -169,9 +169,12 @@ class StepLowering:
         num_q_heads: int,
         scale: float,
         slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
         **settings: float,
     ) -> None:
         self._want_native("attention")
+        if sinks is not None:
+            raise NotNativeError("attention", "the CUDA kernel has no sinks")
         if slopes is not None:
             raise NotNativeError("attention", "the CUDA kernel has no ALiBi")
         keys, _, scales = cache.layers[layer]

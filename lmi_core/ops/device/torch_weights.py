@@ -15,6 +15,7 @@ from lmi_core import _native
 from lmi_core.ops.device.fp8_panels import Fp8Rows, pack_fp8, quantize_fp8
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.quantized_rows import RowFormat
+from lmi_core.ops.graph import ExpertMatrices
 from lmi_core.weights.formats import PackFormat
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.matrix import (
@@ -92,6 +93,17 @@ class DeviceWeights:
             matrix[first : first + len(part)] = as_tensor(*dense([part]))
             first += len(part)
         return DeviceWeight(matrix)
+
+    def pack_experts(
+        self,
+        experts: Sequence[Sequence[Matrix]],
+        *,
+        names: Sequence[str] = (),
+        format: PackFormat,
+        gated: bool,
+    ) -> ExpertMatrices:
+        packed = (self.pack(parts, names=names, format=format, gated=gated) for parts in experts)
+        return ExpertMatrices(tuple(packed))
 
     def _pack_quantized(
         self,

@@ -151,12 +151,12 @@ def select_invariant(device_type: str, forced: str | None = None) -> dict[str, s
 
 
 def for_slopes(chosen: Mapping[str, str]) -> dict[str, str]:
-    """What was chosen, for a model with slopes of scores (ALiBi), which no attention has but
-    torch's: what must be invariant then takes every op row by row."""
+    """What was chosen, for a model with slopes of scores (ALiBi) or sinks, which no attention has
+    but torch's: what must be invariant then takes every op row by row."""
     name = chosen["attention"]
     if name in ("torch", "by row"):
         return dict(chosen)
-    _log.warning("attention runs in torch: %s has no kernel for ALiBi", name)
+    _log.warning("attention runs in torch: %s has no kernel for ALiBi or attention sinks", name)
     if name == "invariant":
         return dict.fromkeys(IMPLEMENTATIONS, "by row")
     return {**chosen, "attention": "torch"}

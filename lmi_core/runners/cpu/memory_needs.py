@@ -17,6 +17,8 @@ from lmi_core.runners.cpu.sizes import DEFAULT_BATCHED_TOKENS, cache_dtype
 from lmi_core.runners.step_memory import StepSizes, size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
+from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
+from lmi_core.weights.quantized.methods import MXFP4
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 4.25 / 8}
 """Of a weight; int4 with the scale and zero point of 128 weights."""
@@ -51,7 +53,8 @@ def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) ->
     stored_bytes = found.checkpoint.stored_bytes
     stored = stored_format(found)
     dtype = stored if config.dtype == "auto" else config.dtype
-    if found.checkpoint.quantization is not None:
+    settings = found.checkpoint.quantization
+    if settings is not None and settings.method != MXFP4:
         weight_bytes = stored_bytes
     else:
         shapes = dict(found.shapes)
@@ -59,7 +62,7 @@ def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) ->
         head_name = f"{names.head}.weight"
         head = embedding if spec.tied_head else math.prod(shapes.pop(head_name, (0,)))
         head = head if spec.has_head else 0
-        matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
+        matrices = sum(_num_weights(name, shape) for name, shape in shapes.items())
         vectors = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 1)
         copied = 0 if dtype == stored else embedding * _BYTES[dtype]
         head_bytes = 1.0 if config.quantize else _BYTES[dtype]
@@ -85,6 +88,13 @@ def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) ->
         workspace=_workspace_bytes(config, spec),
         stored=stored_bytes,
     )
+
+
+def _num_weights(name: str, shape: tuple[int, ...]) -> int:
+    """Of a matrix, or of several in one tensor; MXFP4's bytes hold two."""
+    if len(shape) == 1 or name.endswith(MXFP4_ENDINGS[1]):
+        return 0
+    return math.prod(shape) * (2 if name.endswith(MXFP4_ENDINGS[0]) else 1)
 
 
 def check_memory(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) -> None:
@@ -148,4 +158,7 @@ def _workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
     )
     result_columns = spec.vocab_size if spec.has_head else spec.hidden_size
     row_bytes = 4 * (2 * spec.hidden_size + 2 * spec.intermediate_size)
+    if spec.experts is not None:
+        # Each of a row's experts has an input and an output of its own.
+        row_bytes += 8 * spec.experts.top_k * (spec.hidden_size + spec.experts.intermediate_size)
     return sizes.max_num_tokens * row_bytes + sizes.max_logit_rows * result_columns * 4

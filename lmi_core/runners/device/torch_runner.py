@@ -88,7 +88,7 @@ class TorchRunner:
                 cache_dtype=KV_DTYPES[cache.dtype],
             )
             prefer_flash(chosen, device, shape)
-        if model.spec.attention.slopes:
+        if model.spec.attention.slopes or model.spec.names.sinks:
             chosen = select.for_slopes(chosen)
         if config.deterministic:
             _log.info("deterministic: %s", select.describe(chosen))
@@ -167,6 +167,9 @@ class TorchRunner:
         self, config: EngineConfig, sizes: StepSizes, scratch_block: int
     ) -> DecodeGraphs | None:
         capture = make_capture(config, self.device, self._graph.kernels.chosen)
+        if capture is not None and self._graph.reads_counts:
+            _log.warning("decode steps run op by op: the host counts the rows of experts")
+            return None
         if capture is None:
             return None
         return DecodeGraphs(

@@ -17,6 +17,7 @@ from lmi_core.weights.quantized.methods import (
     GGUF,
     INTEGER_METHODS,
     METHODS,
+    MXFP4,
     CheckpointMethod,
     is_in_fp8,
     objection,
@@ -41,6 +42,8 @@ def layout_of(settings: QuantizationSettings | None) -> Layout | None:
         check_blocks(settings)
         return None
     method = settings.method
+    if method == MXFP4:
+        return None
     if method not in _LAYOUTS:
         raise settings.error(
             "quant_method",

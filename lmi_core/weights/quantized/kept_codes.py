@@ -21,7 +21,8 @@ Groups = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class StoredCodes:
-    """What a layout reads: codes [outputs, inputs], scales and zero points [outputs, groups]."""
+    """What a layout reads: codes [outputs, inputs], scales and zero points [outputs, groups],
+    all of them contiguous."""
 
     codes: Callable[[], npt.NDArray[np.uint8]]
     scales: Callable[[], FloatArray]

@@ -71,7 +71,7 @@ class Layout(Protocol):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Suffixes, any of which says that a layer is stored so, unless it is of floats."""
+        """Suffixes of tensors of codes: a layer that has one, not of floats, is stored so."""
         ...
 
     @property

@@ -11,7 +11,9 @@ CheckpointMethod = Literal["awq", "gptq", "compressed-tensors"]
 INTEGER_METHODS = ("awq", "gptq", "compressed-tensors")
 FP8_METHODS = ("fp8",)
 GGUF = "gguf"
-METHODS = (*INTEGER_METHODS, *FP8_METHODS, GGUF)
+MXFP4 = "mxfp4"
+"""Experts in floats of 4 bits, which are held as bf16, or quantised anew."""
+METHODS = (*INTEGER_METHODS, *FP8_METHODS, MXFP4, GGUF)
 """Of checkpoints that can be read."""
 
 _FP8_FORMATS = ("float-quantized", "naive-quantized")
@@ -42,6 +44,6 @@ def objection(asked: str, settings: QuantizationSettings | None) -> str | None:
                 "at load"
             )
         return f"the checkpoint is quantised by {method[:40]}: write that, or leave it out"
-    if settings is None or is_in_fp8(settings):
+    if settings is None or method == MXFP4 or is_in_fp8(settings):
         return None
     return f"the checkpoint is quantised by {method[:40]} already: leave it out"

@@ -13,10 +13,14 @@ def gated_activation(
     gate_up: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
 ) -> Tensor | QuantizedRows:
     """act(gate) * up: fp32 [R, 2 n], gate before up -> [R, n]. ``activation``: silu, gelu_tanh,
-    gelu, relu, relu2. ``codes``: the result, rounded to ``out_dtype``, quantised for such
-    weights."""
+    gelu, relu, relu2, clamped_swiglu. ``codes``: the result, rounded to ``out_dtype``, quantised
+    for such weights."""
     gate, up = gate_up.chunk(2, dim=-1)
-    y = (_activated(gate, activation) * up).to(out_dtype)
+    if activation == "clamped_swiglu":
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1.0
+        y = (gate * torch.sigmoid(1.702 * gate) * up).to(out_dtype)
+    else:
+        y = (_activated(gate, activation) * up).to(out_dtype)
     return y if codes is None else quantize_rows(y, codes)
 
 

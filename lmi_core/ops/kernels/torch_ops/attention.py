@@ -26,12 +26,13 @@ def attention(
     soft_cap: float,
     scales: Scales = None,
     slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
     all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
-    ``slopes``: [hq], ALiBi's.
+    ``slopes``: [hq], ALiBi's. ``sinks``: [hq], of scores without values.
     """
     queries = q.view(len(q), num_q_heads, -1)
     y = torch.empty_like(queries)
@@ -51,7 +52,8 @@ def attention(
         if window:
             hidden |= distance >= window
         bias = None if slopes is None else slopes[:, None, None] * -distance.unsqueeze(1)
-        y[rows] = _attend(queries[rows].float(), k, v, hidden, scale, soft_cap, bias).to(y.dtype)
+        result = _attend(queries[rows].float(), k, v, hidden, scale, soft_cap, bias, sinks)
+        y[rows] = result.to(y.dtype)
 
     host = step.host
     decode = [seq for seq, num_rows in enumerate(host.num_rows.tolist()) if num_rows == 1]
@@ -100,6 +102,7 @@ def _attend(
     scale: float,
     soft_cap: float,
     bias: Tensor | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """q [B, R, hq, d] over k, v [B, K, hkv, d], hidden [B, R, K], bias of scores [B, hq, R, K] ->
     [B, R, hq, d]."""
@@ -111,6 +114,10 @@ def _attend(
         scores = soft_cap * torch.tanh(scores / soft_cap)
     if bias is not None:
         scores = scores + bias.view(scores.shape)
-    weights = scores.masked_fill(hidden[:, None, None], -torch.inf).softmax(-1)
+    scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
+    if sinks is not None:
+        column = sinks.view(1, num_kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, column), dim=-1)
+    weights = scores.softmax(-1)[..., : k.shape[1]]
     y = torch.einsum("bhgrk,bkhd->brhgd", weights, v)
     return y.reshape(num_batches, num_rows, num_q_heads, head_dim)

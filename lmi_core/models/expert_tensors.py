@@ -1,0 +1,120 @@
+"""The tensors that a checkpoint holds a mixture of experts in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from lmi_core.models.spec import DecoderSpec, ExpertSpec
+from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.matrix import Matrix, dense
+from lmi_core.weights.mxfp4 import MXFP4_BLOCK, decode_mxfp4
+from lmi_core.weights.safetensors_file import TensorInfo
+
+
+def expert_shapes(experts: ExpertSpec, hidden: int) -> dict[str, tuple[int, ...]]:
+    """Of a layer's tensors, but for those of a shared expert that is an MLP."""
+    names, count, inner = experts.names, experts.num_experts, experts.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {f"{names.router}.weight": (count, hidden)}
+    if experts.router_bias:
+        shapes[f"{names.router}.bias"] = (count,)
+    if experts.choice_bias:
+        shapes[names.choice_bias] = (count,)
+    if experts.layout != "each":
+        shapes |= _merged_shapes(names.merged_gate_up, experts, 2 * inner, hidden)
+        shapes |= _merged_shapes(names.merged_down, experts, hidden, inner)
+    else:
+        for name in gate_up_names(experts):
+            shapes[name] = (inner, hidden)
+        for name in down_names(experts):
+            shapes[name] = (hidden, inner)
+    if experts.gates_shared:
+        size = experts.shared_size
+        shapes[f"{names.shared_router}.weight"] = (1, hidden)
+        shapes[f"{names.shared_gate}.weight"] = shapes[f"{names.shared_up}.weight"] = (size, hidden)
+        shapes[f"{names.shared_down}.weight"] = (hidden, size)
+    return shapes
+
+
+def _merged_shapes(
+    name: str, experts: ExpertSpec, num_outputs: int, num_inputs: int
+) -> dict[str, tuple[int, ...]]:
+    count = experts.num_experts
+    shapes: dict[str, tuple[int, ...]] = {}
+    if experts.layout == "mxfp4":
+        num_blocks = -(-num_inputs // MXFP4_BLOCK)
+        shapes[f"{name}_blocks"] = (count, num_outputs, num_blocks, MXFP4_BLOCK // 2)
+        shapes[f"{name}_scales"] = (count, num_outputs, num_blocks)
+    elif experts.layout == "interleaved":
+        shapes[name] = (count, num_inputs, num_outputs)
+    else:
+        shapes[name] = (count, num_outputs, num_inputs)
+    return shapes | ({f"{name}_bias": (count, num_outputs)} if experts.bias else {})
+
+
+def gate_up_names(experts: ExpertSpec) -> list[str]:
+    """Of the tensors with gates and ups."""
+    names = experts.names
+    if experts.layout != "each":
+        return _merged_names(names.merged_gate_up, experts)
+    return [
+        f"{name.format(expert=expert)}.weight"
+        for expert in range(experts.num_experts)
+        for name in (names.gate, names.up)
+    ]
+
+
+def down_names(experts: ExpertSpec) -> list[str]:
+    names = experts.names
+    if experts.layout != "each":
+        return _merged_names(names.merged_down, experts)
+    return [f"{names.down.format(expert=i)}.weight" for i in range(experts.num_experts)]
+
+
+def _merged_names(name: str, experts: ExpertSpec) -> list[str]:
+    return [f"{name}_blocks", f"{name}_scales"] if experts.layout == "mxfp4" else [name]
+
+
+def expert_parts(experts: ExpertSpec, matrices: list[Matrix], num_parts: int) -> list[list[Matrix]]:
+    """Each expert's parts of ``gate_up_names``' or ``down_names``' tensors."""
+    if experts.layout != "each":
+        merged = dense(matrices)
+        if experts.layout == "merged":
+            return [[matrix] for matrix in merged[0]]
+        rows: Iterable[npt.NDArray[np.generic]] = (matrix.T for matrix in merged[0])
+        if experts.layout == "mxfp4":
+            rows = (decode_mxfp4(*expert) for expert in zip(*merged, strict=True))
+        return [
+            [np.ascontiguousarray(matrix[first::num_parts]) for first in range(num_parts)]
+            for matrix in rows
+        ]
+    return [matrices[i : i + num_parts] for i in range(0, len(matrices), num_parts)]
+
+
+def with_layout(spec: DecoderSpec, tensors: Mapping[str, TensorInfo]) -> DecoderSpec:
+    """``spec`` with the layout that a checkpoint's experts have."""
+    experts = spec.experts
+    if experts is None or True not in experts.sparse:
+        return spec
+    prefix = spec.names.layer.format(layer=experts.sparse.index(True))
+    merged = prefix + experts.names.merged_gate_up
+    layout = experts.layout
+    if merged in tensors and layout == "each":
+        layout = "merged"
+    elif f"{merged}_blocks" in tensors:
+        layout = "mxfp4"
+    return replace(spec, experts=replace(experts, layout=layout))
+
+
+def idle_params(experts: ExpertSpec, hidden: int) -> int:
+    """Weights of the experts that a row doesn't take, of all layers."""
+    num_idle = sum(experts.sparse) * (experts.num_experts - experts.top_k)
+    return num_idle * 3 * hidden * experts.intermediate_size
+
+
+def bias_order(experts: ExpertSpec, bias: FloatArray) -> FloatArray:
+    """Of gates, then ups, of every expert, from biases [experts, 2 inner] in turns."""
+    return np.ascontiguousarray(bias.reshape(experts.num_experts, -1, 2).swapaxes(1, 2)).ravel()

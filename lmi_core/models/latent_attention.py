@@ -1,0 +1,97 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): its tensors, weights and ops.
+
+One algebraic form, whatever the step: queries are taken to the latent space, where the keys of all
+heads are the same, and what they find there is taken to each head's values. So the cache holds one
+key head, its rotary part before the normed latent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lmi_core import ops
+from lmi_core.models.linears import RowIds
+from lmi_core.models.spec import DecoderSpec, LatentSpec
+from lmi_core.models.tensor_reader import TensorReader
+from lmi_core.models.weights import LatentAttention
+from lmi_core.ops import Handle
+from lmi_core.weights.formats import FloatArray
+
+NORM_EPS = 1e-6
+"""Of the latents' norms, whatever the model's."""
+
+
+def load_latent(reader: TensorReader, spec: DecoderSpec, prefix: str) -> LatentAttention:
+    """``kv_b``, which both ways to and from the latent are made of, stays in 16 or 32 bits."""
+    latent, num_heads = spec.attention.latent, spec.attention.num_q_heads
+    assert latent is not None
+    prefix += "self_attn."
+    to_latent, from_latent = reader.heads(
+        f"{prefix}kv_b_proj.weight", lambda kv_b: head_matrices(kv_b, latent, num_heads)
+    )
+    has_q_a = latent.q_rank > 0
+    return LatentAttention(
+        q_a=reader.linear([f"{prefix}q_a_proj"]) if has_q_a else None,
+        q_a_norm=reader.vector(f"{prefix}q_a_layernorm.weight") if has_q_a else None,
+        q=reader.linear(
+            [prefix + ("q_b_proj" if has_q_a else "q_proj")], rows=query_rows(latent, num_heads)
+        ),
+        kv_a=reader.linear([f"{prefix}kv_a_proj_with_mqa"], rows=key_rows(latent)),
+        kv_a_norm=reader.vector(f"{prefix}kv_a_layernorm.weight"),
+        to_latent=to_latent,
+        from_latent=from_latent,
+    )
+
+
+def head_matrices(
+    kv_b: FloatArray, latent: LatentSpec, num_heads: int
+) -> tuple[list[FloatArray], list[FloatArray]]:
+    """Each head's matrix from a query [nope, rope] to the latent space's [rope, rank], and from
+    there to values: the rotary part is kept, and has none."""
+    nope, rope, rank = latent.nope_dim, latent.rope_dim, latent.kv_rank
+    heads = kv_b.reshape(num_heads, nope + latent.value_dim, rank)
+    to_latent = np.zeros((num_heads, rope + rank, nope + rope), np.float32)
+    to_latent[:, :rope, nope:] = np.eye(rope)
+    to_latent[:, rope:, :nope] = heads[:, :nope].swapaxes(1, 2)
+    from_latent = np.zeros((num_heads, latent.value_dim, rope + rank), np.float32)
+    from_latent[:, :, rope:] = heads[:, nope:]
+    return list(to_latent), list(from_latent)
+
+
+def rotate_half_dims(latent: LatentSpec) -> RowIds:
+    """The checkpoint's dimension, where neighbours are rotated together, for each of ours."""
+    return np.arange(latent.rope_dim).reshape(-1, 2).T.ravel()
+
+
+def query_rows(latent: LatentSpec, num_heads: int) -> RowIds:
+    head = np.arange(latent.nope_dim + latent.rope_dim)
+    head[latent.nope_dim :] = latent.nope_dim + rotate_half_dims(latent)
+    return (np.arange(num_heads)[:, None] * head.size + head).ravel()
+
+
+def key_rows(latent: LatentSpec) -> RowIds:
+    """The rotary part first."""
+    return np.concatenate([latent.kv_rank + rotate_half_dims(latent), np.arange(latent.kv_rank)])
+
+
+def latent_queries(h: Handle, weights: LatentAttention, spec: DecoderSpec) -> tuple[Handle, Handle]:
+    """Queries fp32 [T, heads (rope + rank)] and keys fp32 [T, rope + rank], neither rotated."""
+    latent, num_heads = spec.attention.latent, spec.attention.num_q_heads
+    assert latent is not None
+    queries = h
+    if weights.q_a is not None:
+        queries = ops.linear(h, weights.q_a.weight, bias=weights.q_a.bias)
+        queries = ops.norm(queries, weights.q_a_norm, None, NORM_EPS, kind="rms")
+    queries = ops.linear(queries, weights.q.weight, bias=weights.q.bias, out_dtype="act")
+    queries = ops.head_linear(queries, weights.to_latent, num_heads=num_heads)
+    keys = ops.linear(h, weights.kv_a.weight, bias=weights.kv_a.bias)
+    keys = ops.norm_heads(
+        keys,
+        weights.kv_a_norm,
+        None,
+        NORM_EPS,
+        kind="rms",
+        first_column=latent.rope_dim,
+        num_groups=1,
+    )
+    return queries, keys

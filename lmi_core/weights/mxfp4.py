@@ -1,0 +1,31 @@
+"""Matrices of MXFP4: blocks of 32 floats of 4 bits (e2m1) with a power of two as their scale.
+
+Format: OCP Microscaling Formats 1.0. A byte holds two neighbours, the first one in its lower half;
+a scale is an exponent with bias 127, and 255 is NaN. bf16 holds every number exactly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+MXFP4_BLOCK = 32
+MXFP4_ENDINGS = ("_blocks", "_scales")
+"""Of the tensors that stand for one."""
+_MAGNITUDES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
+_VALUES = np.concatenate([_MAGNITUDES, -_MAGNITUDES])
+_PAIRS = np.stack([_VALUES[np.arange(256) % 16], _VALUES[np.arange(256) // 16]], axis=1)
+_NAN_SCALE = 255
+
+
+def decode_mxfp4(
+    blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.uint16]:
+    """blocks [outputs, inputs / 32, 16] and scales [outputs, inputs / 32] -> bf16 [outputs,
+    inputs]."""
+    is_nan = scales == _NAN_SCALE
+    factors = np.ldexp(np.float32(1.0), np.where(is_nan, 0, scales.astype(np.int32) - 127))
+    factors[is_nan] = np.nan
+    values = _PAIRS[blocks].reshape(*scales.shape, MXFP4_BLOCK) * factors[..., None]
+    bits = values.reshape(len(scales), -1).view(np.uint32) >> 16
+    return bits.astype(np.uint16)
