@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import gc
 import logging
@@ -36,6 +37,9 @@ _CANCEL_TIMEOUT_S = 0.5
 # How long a body that was refused is still read, so that the client gets to see the answer.
 _LINGERING_S = 1.0
 _FAILURE_SHOWN_S = 3.0
+# Names of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGE_BLOCK_BYTES = 4 << 20
 
 
 async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) -> None:
@@ -48,6 +52,7 @@ async def run_server(models: ModelRegistry, *, announce: Callable[[str], None]) 
     """
     stop, options = _StopSignal(), models.options
     _raise_file_limit()
+    give_back_large_blocks()
     gc.freeze()  # modules: no later collection looks at them again
     with bind_all(options) as sockets:
         async with models:
@@ -252,6 +257,15 @@ def _raise_file_limit() -> None:
     # Some systems refuse to go as high as they say.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def give_back_large_blocks() -> None:
+    """Let glibc return what large bodies took to the system once it is freed. Left to itself, it
+    keeps blocks of up to 32 MiB as soon as one of that size was freed."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE_BLOCK_BYTES)
 
 
 @contextlib.contextmanager

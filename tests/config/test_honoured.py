@@ -302,3 +302,18 @@ def test_the_seed_decides_what_is_sampled(configured):
         assert first == again != other
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("normalize", "is_unit"), [("", True), ("option.normalize=false\n", False)]
+)
+def test_embeddings(configured, normalize, is_unit):
+    async def main():
+        config = configured(f"option.task=feature-extraction\n{normalize}")
+        async with running(config) as engine:
+            with pytest.raises(UserError, match="doesn't generate"):
+                await generate(engine)
+            length = sum(float(x) ** 2 for x in await engine.embed(PROMPT))
+            assert (abs(length - 1) < 1e-4) is is_unit
+
+    run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -241,5 +242,46 @@ def test_the_step_behind_a_failed_one_leaves_nothing(failing: int) -> None:
             assert runner.pool.num_cached == num_computed // 4
             num_tokens = num_computed + 2  # with those of the failed step and the one behind
             assert held == [-(-num_tokens // 4)]
+
+    run(main())
+
+
+@pytest.mark.parametrize("failing", range(2, 14))
+def test_nor_does_it_when_its_request_was_aborted_before(failing: int) -> None:
+    """Its memory is freed neither by the abort nor by the failure of the first of two steps."""
+    held: list[int] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        runner = FakeRunner(runs_ahead=True, block_size=4)
+        runner.fails_late = True
+        was_aborted = threading.Event()
+
+        def abort() -> None:
+            assert engine._core is not None
+            num_steps = engine.stats().totals.num_steps
+            if num_steps < failing or len(engine._core._loop._in_flight) < 2:
+                loop.call_soon(abort)  # until the step behind is submitted
+                return
+            engine.abort("it")
+            was_aborted.set()
+
+        def fail(number: int) -> str:
+            if number == failing:
+                loop.call_soon_threadsafe(abort)
+                was_aborted.wait(10)
+            if number == failing + 1:
+                time.sleep(0.01)  # for a loop that doesn't wait for this step
+                held.append(runner.pool.num_used)
+            return "out of luck" if number == failing else ""
+
+        runner.fail_step = fail
+        async with make_engine(runner) as engine:
+            request = GenerationRequest(request_id="it", prompt_token_ids=(1, 2, 3), params=PARAMS)
+            events = [event async for event in engine.generate(request)]
+            assert events[-1].finish_reason is FinishReason.ABORT
+            await until(lambda: held)
+            await assert_nothing_leaked(engine)
+            assert held == [-(-(3 + failing + 1) // 4)]
 
     run(main())

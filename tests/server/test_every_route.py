@@ -212,7 +212,7 @@ def test_malformed_json(dialect: str, path: str, body: bytes) -> None:
 
 @every_body_route
 def test_pipelined_requests(dialect: str, path: str) -> None:
-    """Each has its answer, in order; an error closes the connection."""
+    """Each has its answer, in order; an error closes the connection where LMI's does."""
 
     async def run() -> None:
         async with serving() as served:
@@ -223,7 +223,7 @@ def test_pipelined_requests(dialect: str, path: str) -> None:
             assert answer.count(b"HTTP/1.1 200 OK") == 2
             answer = await served.raw(ping + bad + last)
             statuses = re.findall(rb"HTTP/1\.1 (\d+)", answer)
-            assert len(statuses) == 2
+            assert len(statuses) == (2 if dialect == "lmi" else 3)
             assert statuses[0] == b"200"
             assert statuses[1] in (b"400", b"424", b"422")
 

@@ -59,7 +59,7 @@ _POOLED = honoured(
     "task",
     capability="task.pooling",
     convert=TASKS,
-    test="tests/engine/test_pooling.py::test_a_model_gives_what_it_is_for",
+    test="tests/config/test_honoured.py::test_embeddings",
 )
 
 ROLLING_BATCHES = (

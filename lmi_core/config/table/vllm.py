@@ -342,7 +342,7 @@ OPTIONS = (
         "normalize",
         Bool(),
         "Normalise embeddings.",
-        honoured("normalize", test="tests/engine/test_pooling.py::test_normalising_is_an_option"),
+        honoured("normalize", test="tests/config/test_honoured.py::test_embeddings"),
         True,
         vllm=no_effect("models that generate text have no embeddings"),
     ),
