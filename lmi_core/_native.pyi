@@ -169,6 +169,7 @@ class Step:
         sampling_row: int,
         logits: Literal["none", "first", "last", "all", "drafts"],
         adapter: int = -1,
+        num_first: int = -1,
     ) -> int:
         """Append a sequence's tokens at positions start, start+1, ...; returns the index of its first
         logit row, or -1. Positions, slots and kv length follow from ``start`` and the block table.
@@ -176,7 +177,8 @@ class Step:
         start + len). "all": every row also reports the log-probability of the token that follows it in
         this call's ``token_ids``, see ``set_target``; only the last is sampled, and only if
         ``sampling_row`` >= 0. "drafts": every row is sampled, as if the sequence had generated all
-        tokens up to it but the first, which it has (``num_drafts`` of them). ``adapter``: the slot of a LoRA adapter, or -1."""
+        tokens up to it but the first, which it has (``num_drafts`` of them). ``adapter``: the slot of a LoRA adapter, or -1.
+        ``num_first``: the tokens up to the second text of a pair, or -1."""
     def set_target(self, logit_row: int, token_id: int) -> None:
         """Report the log-probability (and top-n) of ``token_id`` for this row (prompt logprobs)."""
     def add_copy(self, src_block: int, dst_block: int) -> None:
@@ -409,6 +411,8 @@ class Graph:
         format: BlockFormat | Literal[""] = "",
     ) -> Handle:
         """Rows of ``table`` by position + ``offset`` added to fp32 [T, n] in place."""
+    def add_token_types(self, x: Handle, table: npt.NDArray[np.generic]) -> Handle:
+        """The same by token type."""
     def norm(
         self,
         x: Handle,
@@ -527,8 +531,11 @@ class Graph:
         window: int = 0,
         soft_cap: float = 0.0,
         slopes: npt.NDArray[np.float32] | None = None,
+        sees_later: bool = False,
+        relative: npt.NDArray[np.float32] | None = None,
     ) -> Handle:
-        """Causal paged attention, act [T, hq d] -> act [T, hq d]. window: keys seen counting the query's own; 0 = all."""
+        """Causal paged attention, act [T, hq d] -> act [T, hq d]. window: keys seen counting the query's own; 0 = all.
+        sees_later: all keys of sequences that are in the step as a whole. relative: see ``ops.attention``."""
     def gather_logit_rows(self, x: Handle) -> Handle:
         """[T, n] -> [L, n]: the rows whose logits are wanted."""
     def sample(self, logits: Handle) -> None:

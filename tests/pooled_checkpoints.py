@@ -59,3 +59,26 @@ def decoder(name: str, kind: str = "AutoModel") -> Path:
     model_type, extra = DECODERS[name]
     labels = {"num_labels": 1, "pad_token_id": 2} if "Classification" in kind else {}
     return make_pooled(_root() / f"pooled-{name}-{kind}", model_type, extra | labels, kind=kind)
+
+
+_ENCODER = {"max_position_embeddings": 330, "pad_token_id": 1}
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("bert", {"type_vocab_size": 2, "max_position_embeddings": 320}),
+    "roberta": ("roberta", {"type_vocab_size": 1, **_ENCODER}),
+    "xlm_roberta": ("xlm-roberta", {"type_vocab_size": 1, **_ENCODER}),
+    "mpnet": ("mpnet", {"relative_attention_num_buckets": 32, **_ENCODER}),
+    "modernbert": (
+        "modernbert",
+        {"local_attention": 24, "global_attn_every_n_layers": 2, "num_hidden_layers": 4}
+        | {"max_position_embeddings": 320, "pad_token_id": 1, "cls_token_id": 0}
+        | {"sep_token_id": 1, "reference_compile": False, "global_rope_theta": 5000.0},
+    ),
+}
+
+
+@functools.cache
+def encoder(name: str, kind: str = "AutoModel") -> Path:
+    """An encoder's checkpoint, as ``decoder`` has it."""
+    model_type, extra = ENCODERS[name]
+    labels = {"num_labels": 1} if "Classification" in kind else {}
+    return make_pooled(_root() / f"pooled-{name}-{kind}", model_type, extra | labels, kind=kind)

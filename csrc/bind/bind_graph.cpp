@@ -63,6 +63,14 @@ Handle add_positions(PyGraph& self, const Handle& x, const py::array& table, int
   return {&self, self.graph.add_positions(id_of(self, x), args)};
 }
 
+Handle add_token_types(PyGraph& self, const Handle& x, const py::array& table) {
+  check_matrix(table, "the table of token types");
+  self.keep(table);
+  return {&self, self.graph.add_token_types(id_of(self, x), {.table = table.data(),
+                                                             .table_dtype = array_dtype(table),
+                                                             .num_columns = table.shape(1)})};
+}
+
 // Weights and biases for columns of the graph's, in groups that are normalised each on its own.
 cpu::NormArgs norm_args(PyGraph& self, const std::optional<FloatArray>& weight,
                         const std::optional<FloatArray>& bias, float eps, const std::string& kind,
@@ -218,19 +226,26 @@ Handle rope_cache_write(PyGraph& self, const Handle& qkv, const py::object& cach
 
 Handle attention(PyGraph& self, const Handle& q, const py::object& cache_object, int32_t layer,
                  int32_t num_q_heads, float scale, int32_t window, float soft_cap,
-                 const std::optional<FloatArray>& slopes, const std::optional<FloatArray>& sinks) {
+                 const std::optional<FloatArray>& slopes, const std::optional<FloatArray>& sinks,
+                 bool sees_later, const std::optional<FloatArray>& relative) {
   self.keep(cache_object);
   if (sinks) self.keep(*sinks);
   if (slopes) self.keep(*slopes);
-  return {&self,
-          self.graph.attention(id_of(self, q), {.num_q_heads = num_q_heads,
-                                                .cache = cache_object.cast<const KvCache&>().view(),
-                                                .layer = layer,
-                                                .scale = scale,
-                                                .window = window,
-                                                .soft_cap = soft_cap,
-                                                .slopes = floats(slopes, num_q_heads, "slopes"),
-                                                .sinks = floats(sinks, num_q_heads, "sinks")})};
+  if (relative) self.keep(*relative);
+  const int64_t span = relative ? relative->size() / num_q_heads / 2 : 0;
+  return {&self, self.graph.attention(
+                     id_of(self, q),
+                     {.num_q_heads = num_q_heads,
+                      .cache = cache_object.cast<const KvCache&>().view(),
+                      .layer = layer,
+                      .scale = scale,
+                      .window = window,
+                      .soft_cap = soft_cap,
+                      .slopes = floats(slopes, num_q_heads, "slopes"),
+                      .sees_later = sees_later,
+                      .relative = floats(relative, 2 * span * num_q_heads, "the relative bias"),
+                      .relative_span = static_cast<int32_t>(span),
+                      .sinks = floats(sinks, num_q_heads, "sinks")})};
 }
 
 FloatArray read_value(const PyGraph& self, const Handle& x, int64_t num_rows) {
@@ -268,6 +283,8 @@ void bind_graph_class(py::module_& m) {
            py::keep_alive<0, 1>())
       .def("add_positions", &add_positions, py::arg("x"), py::arg("table"), py::arg("offset"),
            py::arg("format") = "", py::keep_alive<0, 1>())
+      .def("add_token_types", &add_token_types, py::arg("x"), py::arg("table"),
+           py::keep_alive<0, 1>())
       .def("norm", &norm, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("eps"),
            py::kw_only(), py::arg("kind"), py::arg("residual") = py::none(),
            py::arg("out_dtype") = "act", py::arg("reader") = py::none(), py::keep_alive<0, 1>())
@@ -318,7 +335,8 @@ void bind_graph_class(py::module_& m) {
       .def("attention", &attention, py::arg("q"), py::arg("cache"), py::arg("layer"), py::kw_only(),
            py::arg("num_q_heads"), py::arg("scale"), py::arg("window") = 0,
            py::arg("soft_cap") = 0.0f, py::arg("slopes") = py::none(),
-           py::arg("sinks") = py::none(), py::keep_alive<0, 1>())
+           py::arg("sinks") = py::none(), py::arg("sees_later") = false,
+           py::arg("relative") = py::none(), py::keep_alive<0, 1>())
       .def(
           "gather_logit_rows",
           [](PyGraph& self, const Handle& x) {

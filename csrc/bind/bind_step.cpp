@@ -190,8 +190,10 @@ LogitRows parse_logit_rows(const std::string& name) {
 // An array of the buffer by its name in step.h, cut to the present counts.
 py::array view_array(const py::object& self, const std::string& name) {
   const StepView& view = self.cast<const StepBuffer&>().view();
-  const std::pair<const char*, const int32_t*> token_arrays[] = {
-      {"token_ids", view.token_ids}, {"positions", view.positions}, {"slots", view.slots}};
+  const std::pair<const char*, const int32_t*> token_arrays[] = {{"token_ids", view.token_ids},
+                                                                 {"positions", view.positions},
+                                                                 {"token_types", view.token_types},
+                                                                 {"slots", view.slots}};
   const std::pair<const char*, const int32_t*> seq_arrays[] = {{"first_rows", view.first_rows},
                                                                {"num_rows", view.num_rows},
                                                                {"kv_lengths", view.kv_lengths},
@@ -296,17 +298,17 @@ void bind_step(py::module_& m) {
       .def(
           "add",
           [](StepBuffer& step, const py::object& token_ids, int32_t start, int32_t table_row,
-             int32_t sampling_row, const std::string& logits, int32_t adapter) {
+             int32_t sampling_row, const std::string& logits, int32_t adapter, int32_t num_first) {
             const std::vector<int32_t> ids = ids_from_python(token_ids);
             for (const int32_t id : ids) {
               LMI_CHECK(id >= 0 && id < step.view().sampling->vocab_size, "token id ", id, " of ",
                         step.view().sampling->vocab_size);
             }
             return step.add(ids.data(), static_cast<int32_t>(ids.size()), start, table_row,
-                            sampling_row, parse_logit_rows(logits), adapter);
+                            sampling_row, parse_logit_rows(logits), adapter, num_first);
           },
           py::arg("token_ids"), py::arg("start"), py::arg("table_row"), py::arg("sampling_row"),
-          py::arg("logits"), py::arg("adapter") = -1)
+          py::arg("logits"), py::arg("adapter") = -1, py::arg("num_first") = -1)
       .def("set_target", &StepBuffer::set_target, py::arg("logit_row"), py::arg("token_id"))
       .def("add_copy", &StepBuffer::add_copy, py::arg("src_block"), py::arg("dst_block"))
       .def("follow", &StepBuffer::follow, py::arg("previous"), py::arg("logit_rows"))

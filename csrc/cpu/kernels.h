@@ -240,8 +240,9 @@ struct RopeCacheArgs {
   const StepView* step = nullptr;
 };
 
-// Causal attention over the paged cache. KV partitions are 256 tokens at absolute positions, each
-// reduced on its own and merged in position order, the same for prefill and decode.
+// Attention over the paged cache, causal unless sees_later. KV partitions are 256 tokens at
+// absolute positions, each reduced on its own and merged in position order, the same for prefill
+// and decode.
 constexpr int32_t kAttentionPartition = 256;
 
 // The workspace starts with a counter for each tile whose partitions are handed out separately.
@@ -260,6 +261,13 @@ struct AttentionArgs {
   // [hq] or null: what is added to a head's scores per position, which is -1 for the key right
   // before the query (ALiBi, arXiv 2108.12409).
   const float* slopes = nullptr;
+  // A token sees all of its sequence, whose tokens are all in the step; window: keys nearer than
+  // this on either side.
+  bool sees_later = false;
+  // [hq, 2 * relative_span] or null: what is added to a head's score of a key, by the key's
+  // position less the query's plus relative_span. A lane's width more than the longest distance.
+  const float* relative = nullptr;
+  int32_t relative_span = 0;
   const float* sinks = nullptr;  // [hq] or null: a further score of each head, of no value
   void* y = nullptr;             // [T, hq * d]
   DType y_dtype = DType::kF32;

@@ -165,7 +165,7 @@ void Graph::bind(Node& node, const StepView& step) const {
       },
       node);
   if (auto* embed = std::get_if<EmbedNode>(&node)) {
-    embed->args.ids = embed->by_position ? step.positions : step.token_ids;
+    embed->args.ids = step.*embed->ids;
   } else if (auto* gather = std::get_if<GatherNode>(&node)) {
     const bool is_by_expert = values_[gather->y].rows == RowSymbol::kExperts;
     gather->args.rows = is_by_expert ? expert_rows_.token_rows : step.logit_token_rows;

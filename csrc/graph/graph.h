@@ -68,7 +68,9 @@ class Graph {
   // to activations, row counts and the step are filled in at run time. Owners of constant memory
   // are kept by the caller for as long as the graph lives.
   ValueId embed(cpu::EmbedArgs args);
-  ValueId add_positions(ValueId x, cpu::EmbedArgs args);  // in place: rows of a table by position
+  // In place: rows of a table by position, or by token type.
+  ValueId add_positions(ValueId x, cpu::EmbedArgs args);
+  ValueId add_token_types(ValueId x, cpu::EmbedArgs args);
   ValueId norm(ValueId x, cpu::NormArgs args, const cpu::PackedLinear* reader = nullptr);
   ValueId norm_add(ValueId x, ValueId residual, cpu::NormArgs args);  // in place
   ValueId norm_heads(ValueId x, cpu::NormArgs args);  // in place: groups from first_column on
@@ -116,7 +118,7 @@ class Graph {
     static constexpr auto kKernel = &cpu::Kernels::embed;
     cpu::EmbedArgs args;
     ValueId y;
-    bool by_position = false;
+    int32_t* StepView::* ids = &StepView::token_ids;
   };
   struct NormNode {
     static constexpr const char* kName = "norm";
@@ -210,6 +212,7 @@ class Graph {
                    GatherNode, SampleNode, BlockCopyNode, ActivationNode, LoraAddNode, RouteNode,
                    GroupRowsNode, GroupedLinearNode, HeadLinearNode>;
 
+  ValueId add_rows(ValueId x, cpu::EmbedArgs args, int32_t* StepView::* ids);
   ValueId add_value(std::string name, DType dtype, int64_t columns, RowSymbol rows);
   void add_node(Node node, std::initializer_list<ValueId> operands);
   void check_recording() const;

@@ -48,11 +48,19 @@ ValueId Graph::embed(cpu::EmbedArgs args) {
 }
 
 ValueId Graph::add_positions(ValueId x, cpu::EmbedArgs args) {
+  return add_rows(x, args, &StepView::positions);
+}
+
+ValueId Graph::add_token_types(ValueId x, cpu::EmbedArgs args) {
+  return add_rows(x, args, &StepView::token_types);
+}
+
+ValueId Graph::add_rows(ValueId x, cpu::EmbedArgs args, int32_t* StepView::* ids) {
   check_recording();
-  check_operand(x, DType::kF32, args.num_columns, "add_positions");
-  LMI_CHECK(value(x).rows == RowSymbol::kTokens, "add_positions takes token rows");
+  check_operand(x, DType::kF32, args.num_columns, "a table's rows");
+  LMI_CHECK(value(x).rows == RowSymbol::kTokens, "a table's rows are added to token rows");
   args.add_to_y = true;
-  add_node(EmbedNode{args, x, true}, {x});
+  add_node(EmbedNode{args, x, ids}, {x});
   return x;
 }
 
@@ -314,6 +322,8 @@ ValueId Graph::attention(ValueId q, cpu::AttentionArgs args) {
   check_operand(q, config_.act_dtype, columns, "attention");
   LMI_CHECK(args.window >= 0 && args.soft_cap >= 0.0f, "window ", args.window, ", soft cap ",
             args.soft_cap);
+  LMI_CHECK(!args.sees_later || cache.dtype != DType::kI8,
+            "attention of whole sequences has no int8 cache");
   args.q_dtype = args.y_dtype = config_.act_dtype;
   attention_workspace_bytes_ =
       std::max(attention_workspace_bytes_,

@@ -33,8 +33,9 @@ struct StepView {
 
   // Per token, [num_tokens].
   int32_t* token_ids = nullptr;
-  int32_t* positions = nullptr;  // absolute position in its sequence, from 0
-  int32_t* slots = nullptr;      // block_id * block_size + offset: where its K and V go
+  int32_t* positions = nullptr;    // absolute position in its sequence, from 0
+  int32_t* token_types = nullptr;  // 1 for tokens of the second text of a pair
+  int32_t* slots = nullptr;        // block_id * block_size + offset: where its K and V go
 
   // Per sequence, [num_seqs]; a sequence's rows are contiguous and in position order.
   int32_t* first_rows = nullptr;  // index of its first token row

@@ -21,7 +21,7 @@ StepBuffer::StepBuffer(StepCapacity capacity, const BlockTables& tables,
   view_.sampling = &sampling;
 
   const int64_t num_top = static_cast<int64_t>(capacity.max_logit_rows) * capacity.max_logprobs;
-  const int64_t total = 3LL * capacity.max_tokens + 7LL * capacity.max_seqs +
+  const int64_t total = 4LL * capacity.max_tokens + 7LL * capacity.max_seqs +
                         8LL * capacity.max_logit_rows + 2LL * capacity.max_copies + 2 * num_top;
   memory_ = std::make_unique<int32_t[]>(total);
   int32_t* next = memory_.get();
@@ -30,7 +30,7 @@ StepBuffer::StepBuffer(StepCapacity capacity, const BlockTables& tables,
     next += count;
     return taken;
   };
-  for (int32_t** array : {&view_.token_ids, &view_.positions, &view_.slots}) {
+  for (int32_t** array : {&view_.token_ids, &view_.positions, &view_.token_types, &view_.slots}) {
     *array = take(capacity.max_tokens);
   }
   for (int32_t** array :
@@ -67,7 +67,7 @@ void StepBuffer::clear() {
 
 int32_t StepBuffer::add(const int32_t* token_ids, int32_t num_tokens, int32_t start,
                         int32_t table_row, int32_t sampling_row, LogitRows logits,
-                        int32_t adapter_slot) {
+                        int32_t adapter_slot, int32_t num_first) {
   const StepCapacity& capacity = view_.capacity;
   LMI_CHECK(num_tokens > 0, "a sequence needs at least one token in a step");
   LMI_CHECK(view_.num_tokens + num_tokens <= capacity.max_tokens, "step has ", view_.num_tokens,
@@ -90,6 +90,7 @@ int32_t StepBuffer::add(const int32_t* token_ids, int32_t num_tokens, int32_t st
     const int32_t position = start + i;
     view_.token_ids[first_row + i] = token_ids[i];
     view_.positions[first_row + i] = position;
+    view_.token_types[first_row + i] = num_first >= 0 && position >= num_first ? 1 : 0;
     view_.slots[first_row + i] = blocks[position / capacity.block_size] * capacity.block_size +
                                  position % capacity.block_size;
   }

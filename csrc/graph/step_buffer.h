@@ -35,8 +35,10 @@ class StepBuffer {
   // -1. kLast samples after the last token with sampling_row; kAll also reports, for every other
   // row, the log-probability of the token that follows; kFirst is the first token's. kDrafts
   // samples after every token, of which all but the first are drafts. adapter_slot: -1: none.
+  // num_first: tokens up to the second text of a pair; -1: there is none.
   int32_t add(const int32_t* token_ids, int32_t num_tokens, int32_t start, int32_t table_row,
-              int32_t sampling_row, LogitRows logits, int32_t adapter_slot = -1);
+              int32_t sampling_row, LogitRows logits, int32_t adapter_slot = -1,
+              int32_t num_first = -1);
   void set_target(int32_t logit_row, int32_t token_id);
   void add_copy(int32_t src_block, int32_t dst_block);
 

@@ -195,6 +195,12 @@ class LibraryEngine:
             raise EngineError(f"the {self.config.backend} engine is {self._state} or has failed")
         if (request.prompt is None) == (request.prompt_token_ids is None):
             raise UserError("give either prompt or prompt_token_ids", field="prompt")
+        if request.pooling is not None:
+            raise UserError(
+                f"the model {self.config.served_model_name} generates text by "
+                f"{self.config.backend}; it has no embeddings here",
+                field="model",
+            )
         if request.adapter:
             self._adapter_source()
             self._adapters.find(request.adapter)

@@ -33,7 +33,7 @@ from lmi_core.structured.allowed_tokens import AllowedTokens
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.matcher import CompiledGrammar
 from lmi_core.text.stop import StopMatcher, StopStrings, stop_strings
-from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
+from lmi_core.text.tokenizer import Tokenizer, WholeText, prompt_too_long
 
 _MAX_RETRY_AFTER_S = 60.0
 _MAX_PROMPT_TOKENS = 1 << 24
@@ -131,9 +131,9 @@ class EngineCore:
         self._num_encoding += 1
         self._num_encoding_sequences += params.n
         try:
-            prompt_ids = await self._prompt_ids(request)
-            self._check_prompt(prompt_ids)
-            self._check_num_tokens(len(prompt_ids), params.n)
+            prompt = await self._prompt(request)
+            self._check_prompt(prompt.ids)
+            self._check_num_tokens(len(prompt.ids), params.n)
             compiled = await self._compiled(params)
             stops = await stop_strings(params.stop)
         finally:
@@ -142,7 +142,7 @@ class EngineCore:
         self._check_accepting()
         self._check_id(request.request_id)
         adapter = self.adapters.find(request.adapter)
-        self._admit(request, prompt_ids, compiled, stops, adapter, stream, arrival_s)
+        self._admit(request, prompt, compiled, stops, adapter, stream, arrival_s)
         stream.abort = partial(self.abort, request.request_id)
 
     def abort(self, request_id: str, stream: EventStream | None = None) -> None:
@@ -211,7 +211,7 @@ class EngineCore:
     def _admit(
         self,
         request: GenerationRequest,
-        prompt_ids: list[int],
+        prompt: WholeText,
         grammar: CompiledGrammar | None,
         stops: StopStrings | None,
         adapter: LoraSlot | None,
@@ -221,7 +221,7 @@ class EngineCore:
         seed = request.params.seed
         active = ActiveRequest(
             request,
-            prompt_ids,
+            prompt.ids,
             adapter=adapter,
             seed=self._derived_seed() if seed is None else seed,
             arrival_s=arrival_s,
@@ -230,8 +230,10 @@ class EngineCore:
         active.sequences = self._sequences(active, grammar, stops)
         if self._head is not None:
             active.sequences[0].row_sum = RowSum(self._head.spec.rows)
+            if self._head.spec.tells_pairs_apart:
+                active.sequences[0].num_first = prompt.num_first
         self._totals.num_requests += 1
-        self._totals.num_prompt_tokens += len(prompt_ids)
+        self._totals.num_prompt_tokens += len(prompt.ids)
         self._requests[request.request_id] = active
         self._scheduler.add(active)
         if request.echo and not active.is_scoring_prompt:
@@ -273,19 +275,20 @@ class EngineCore:
             for choice in range(params.n)
         ]
 
-    async def _prompt_ids(self, request: GenerationRequest) -> list[int]:
+    async def _prompt(self, request: GenerationRequest) -> WholeText:
         if request.pooling is not None:
-            return await self._pooled_ids(request, request.pooling)
+            return await self._pooled_prompt(request, request.pooling)
         if request.prompt_token_ids is not None:
-            return list(request.prompt_token_ids)
+            return WholeText(list(request.prompt_token_ids))
         assert request.prompt is not None
-        return await self.tokenizer.encode(
+        ids = await self.tokenizer.encode(
             request.prompt,
             add_special_tokens=request.add_special_tokens,
             max_tokens=self.info.max_prompt_tokens,
         )
+        return WholeText(ids)
 
-    async def _pooled_ids(self, request: GenerationRequest, params: PoolingParams) -> list[int]:
+    async def _pooled_prompt(self, request: GenerationRequest, params: PoolingParams) -> WholeText:
         assert self._head is not None
         limit = self.info.max_prompt_tokens
         ids = request.prompt_token_ids
@@ -293,9 +296,9 @@ class EngineCore:
             assert request.prompt is not None
             framed = framed_text(self._head.spec, request.prompt, params)
             return await self.tokenizer.encode_whole(framed, limit, params.truncate)
-        if len(ids) <= limit or not params.truncate:
-            return list(ids)
-        return list(ids[-limit:] if params.truncate == "left" else ids[:limit])
+        if len(ids) > limit and params.truncate:
+            ids = ids[-limit:] if params.truncate == "left" else ids[:limit]
+        return WholeText(list(ids))
 
     async def _compiled(self, params: SamplingParams) -> CompiledGrammar | None:
         """What keeps the output to the grammar and the tokens that are asked for."""

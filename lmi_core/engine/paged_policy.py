@@ -32,6 +32,9 @@ class PagedPolicy:
         self._info = info
         self._queues = queues
         self._memory = memory
+        pooling = info.pooling
+        self._takes_whole = pooling is not None and not pooling.is_causal
+        """A step has all of a prompt, which must fit, or nothing."""
         self._keeps_spare = not guaranteed_no_evict
         self._waiting_steps = waiting_steps
         self._num_held_steps = 0
@@ -111,6 +114,8 @@ class PagedPolicy:
             and self._num_tokens_left(plan) > 0
         ):
             sequence = queues.waiting[0]
+            if self._takes_whole and not self._fits(sequence, plan):
+                return
             state = (sequence, memory.pool.num_available, len(queues.running))
             if state == self._refusal:
                 return
@@ -127,6 +132,9 @@ class PagedPolicy:
             if admission.copy is not None:
                 plan.copies.append(admission.copy)
             num_logit_rows = self._schedule_chunk(sequence, plan, num_logit_rows)
+
+    def _fits(self, sequence: Sequence, plan: Plan) -> bool:
+        return sequence.num_pending <= self._info.max_num_batched_tokens - plan.num_tokens
 
     def _num_spare_blocks(self) -> int:
         """Blocks kept for running sequences to grow into, so that one which is admitted isn't
@@ -147,6 +155,8 @@ class PagedPolicy:
         """Schedule as many pending tokens as budget and logit rows allow, maybe none."""
         num_pending = sequence.num_pending
         num_tokens = min(num_pending, self._num_tokens_left(plan))
+        if self._takes_whole:
+            num_tokens = num_pending
         if sequence.is_scoring_prompt:
             num_tokens = num_rows = min(num_tokens, num_logit_rows)
         elif num_tokens == num_pending and not num_logit_rows:

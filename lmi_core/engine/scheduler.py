@@ -168,7 +168,9 @@ class Scheduler:
             wanted: LogitRows = "last" if end == len(token_ids) else "none"
             if sequence.row_sum is not None:
                 wanted = sequence.row_sum.wanted(start, wanted)
-            sequence.logit_row = step.add(token_ids[start:end], start, row, row, wanted, slot)
+            sequence.logit_row = step.add(
+                token_ids[start:end], start, row, row, wanted, slot, sequence.num_first
+            )
         if sequence.matcher is not None and end == len(token_ids):
             self._add_masks(sequence.matcher, sequence, step.num_logit_rows - 1, step)
 

@@ -49,6 +49,7 @@ class Sequence:
         "needs_observe",
         "num_ahead",
         "num_computed",
+        "num_first",
         "num_prompt",
         "num_published",
         "num_scheduled",
@@ -94,6 +95,8 @@ class Sequence:
         """Why no token could be sampled, if it is known."""
         self.row_sum: RowSum | None = None
         """What is pooled so far; None: tokens are wanted."""
+        self.num_first = -1
+        """Tokens before those of the second text of a pair."""
         self.needs_observe = request.needs_observe
         self.detokenizer = detokenizer
         self.stop_matcher = stop_matcher

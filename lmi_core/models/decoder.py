@@ -10,6 +10,7 @@ from lmi_core.models.latent_attention import latent_queries
 from lmi_core.models.linears import LayerLinear
 from lmi_core.models.loader import LoadedModel
 from lmi_core.models.lora_linears import linear_id
+from lmi_core.models.relative_bias import relative_buckets
 from lmi_core.models.rope import rope_tables
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear, Norm
@@ -49,6 +50,10 @@ class Decoder:
         self.adapters = adapters
         slopes = spec.attention.slopes
         self.slopes = np.array(slopes, np.float32) if slopes else None
+        self.relative = None
+        if weights.relative_bias is not None:
+            buckets = relative_buckets(spec.attention, max_model_len)
+            self.relative = np.ascontiguousarray(weights.relative_bias[buckets].T)
         self.rotations = {rope: rope_tables(rope, max_model_len) for rope in set(spec.ropes)}
 
     def record(self, graph: Graph) -> Handle:
@@ -79,6 +84,8 @@ class Decoder:
             x = ops.linear(self._normed(x, None), weights.project_in.weight)
         if weights.positions is not None:
             x = ops.add_positions(x, weights.positions, offset=spec.position_offset)
+        if weights.token_types is not None:
+            x = ops.add_token_types(x, weights.token_types)
         if weights.embedding_norm is not None:
             x = self._stream_normed(x, weights.embedding_norm)
         return x
@@ -119,10 +126,12 @@ class Decoder:
             qkv = self._norm_heads(qkv, layer)
             q_norm = k_norm = None
         cos, sin = self.rotations[self.spec.ropes[layer_id]]
+        # Keys that no later step reads may be overwritten by the next layer's.
+        cache_layer = layer_id if self.spec.is_causal else 0
         q = ops.rope_cache_write(
             qkv,
             self.cache,
-            layer_id,
+            cache_layer,
             num_q_heads=spec.num_q_heads,
             cos=cos,
             sin=sin,
@@ -134,13 +143,15 @@ class Decoder:
         h = ops.attention(
             q,
             self.cache,
-            layer_id,
+            cache_layer,
             num_q_heads=spec.num_q_heads,
             scale=spec.scale,
             window=spec.windows[layer_id],
             soft_cap=spec.soft_cap,
             slopes=self.slopes,
             sinks=layer.sinks,
+            sees_later=not self.spec.is_causal,
+            relative=self.relative,
         )
         if layer.latent is not None:
             values = layer.latent.from_latent

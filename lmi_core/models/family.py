@@ -116,7 +116,16 @@ def spec_and_pooling(
             f"{config.architecture} is served for {PURPOSES[task]}, which only device=cpu computes",
             field="device",
         )
-    return family.pooled(spec, config, pooling), replace(pooling, normalizes=asked.normalize)
+    if not spec.is_causal and asked.kv_dtype == "int8":
+        raise UserError(
+            f"kv_dtype is int8, but {config.architecture} keeps no keys and values beyond a step: "
+            "leave it out",
+            field="kv_dtype",
+        )
+    pooling = replace(
+        pooling, normalizes=asked.normalize, tells_pairs_apart=spec.num_token_types > 1
+    )
+    return family.pooled(spec, config, pooling), pooling
 
 
 def text_tensors(tensors: Mapping[str, TensorInfo], names: WeightNames) -> dict[str, TensorInfo]:

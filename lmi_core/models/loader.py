@@ -115,7 +115,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
         spec = replace(spec, tied_head=f"{names.head}.weight" not in tensors)
     spec = with_layout(spec, tensors)
     shapes = expected_shapes(spec)
-    tables = (names.embedding, names.positions)
+    tables = (names.embedding, names.positions, names.token_types, names.relative_bias)
     matrices = {name: shape for name, shape in shapes.items() if name not in tables}
     quantized = StoredLayers(layout, matrices, tensors)
     check_quantized(checkpoint, quantized)
@@ -314,6 +314,8 @@ def _load_weights(
     return DecoderWeights(
         embedding=reader.table(names.embedding),
         positions=reader.table(names.positions) if names.positions else None,
+        token_types=reader.table(names.token_types) if names.token_types else None,
+        relative_bias=reader.vector(names.relative_bias) if names.relative_bias else None,
         embedding_norm=_load_norm(reader, spec, "", names.embedding_norm),
         project_in=projections[0],
         project_out=projections[1],
@@ -382,8 +384,9 @@ def _load_layer(
     output = linear(LayerLinear.ATTENTION_OUTPUT)
     assert output is not None
     experts, shared = load_experts(reader, spec, layer_id)
+    has_norm = layer_id > 0 or not spec.first_layer_normed
     return LayerWeights(
-        attention_norm=_load_norm(reader, spec, prefix, names.attention_norm),
+        attention_norm=_load_norm(reader, spec, prefix, names.attention_norm * has_norm),
         qkv=linear(LayerLinear.QKV),
         latent=None if attention.latent is None else load_latent(reader, spec, prefix),
         q_norm=_load_qk_norm(reader, spec, prefix, names.q_norm, attention.num_q_heads),

@@ -41,6 +41,8 @@ class PoolingSpec:
     task: Literal["embed", "rerank"]
     rows: PooledRows
     is_causal: bool
+    tells_pairs_apart: bool = False
+    """Tokens of a pair's second text have a type of their own."""
     normalizes: bool = True
     dense: tuple[Path, ...] = ()
     """Directories of linear layers behind the pooling."""

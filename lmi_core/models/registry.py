@@ -63,13 +63,26 @@ MODULES = {
 
 
 _DECODER = "ForCausalLM"
+_ENCODERS = {
+    "Bert": "bert",
+    "Camembert": "roberta",
+    "MPNet": "mpnet",
+    "ModernBert": "modernbert",
+    "Roberta": "roberta",
+    "XLMRoberta": "roberta",
+}
 POOLED = {
     name.removesuffix(_DECODER) + ending: module
     for name, module in MODULES.items()
     if name.endswith(_DECODER)
     for ending in ("Model", "ForSequenceClassification")
+} | {
+    name + ending: module
+    for name, module in _ENCODERS.items()
+    for ending in ("Model", "ForMaskedLM", "ForSequenceClassification")
 }
-"""The same of architectures that give no tokens: decoders without their head, or with another."""
+"""The same of architectures that give no tokens: encoders, and decoders without their head or with
+another."""
 
 
 def supported_architectures() -> tuple[str, ...]:

@@ -74,6 +74,10 @@ class AttentionSpec:
     """Per layer, the keys a query sees counting its own; 0: all."""
     slopes: tuple[float, ...] = ()
     """What each query head's scores grow by per position towards the query (ALiBi)."""
+    relative_buckets: int = 0
+    """Of a bias by the distance of a key, which all layers share (T5's); 0: there is none."""
+    relative_distance: int = 128
+    """From which on keys share a bucket."""
     interleaved: bool = False
     """Neighbouring dimensions are rotated together: the checkpoint's order of a head's dimensions,
     which loading changes to that of the rotate-half form."""
@@ -170,6 +174,10 @@ class DecoderSpec:
     """Rows of the table of learned positions, ``position_offset`` included."""
     position_offset: int = 0
     """The row of the first position."""
+    num_token_types: int = 0
+    """Rows of the table of a token's text in a pair."""
+    first_layer_normed: bool = False
+    """The first layer's attention reads the embedding, which is normed, as it is."""
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False
     """To bf16, where the model is."""
@@ -185,6 +193,11 @@ class DecoderSpec:
     notes: tuple[str, ...] = ()
     """What of the model is served otherwise than config.json says, for people."""
     names: WeightNames = field(default_factory=WeightNames)
+
+    @property
+    def num_cache_layers(self) -> int:
+        """Layers of the KV cache: one that all share where no later step reads it."""
+        return self.num_layers if self.is_causal else 1
 
     @property
     def embedding_columns(self) -> int:

@@ -185,6 +185,8 @@ class DecoderWeights:
 
     embedding: Table
     positions: Table | None = None
+    token_types: npt.NDArray[np.generic] | None = None
+    relative_bias: FloatArray | None = None
     embedding_norm: Norm | None = None
     project_in: Linear | None = None
     project_out: Linear | None = None
@@ -217,6 +219,10 @@ def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {names.embedding: (spec.vocab_size, columns)}
     if names.positions:
         shapes[names.positions] = (spec.num_positions, hidden)
+    if names.token_types:
+        shapes[names.token_types] = (spec.num_token_types, hidden)
+    if names.relative_bias:
+        shapes[names.relative_bias] = (spec.attention.relative_buckets, spec.attention.num_q_heads)
     if names.project_in:
         shapes[f"{names.project_in}.weight"] = (hidden, columns)
         shapes[f"{names.project_out}.weight"] = (columns, hidden)
@@ -233,6 +239,9 @@ def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         if spec.experts is not None and spec.experts.sparse[layer_id]:
             layer |= expert_shapes(spec.experts, spec.hidden_size)
         shapes |= {prefix + name: shape for name, shape in layer.items()}
+    if spec.first_layer_normed:
+        for name in (names.attention_norm, bias_name(names.attention_norm)):
+            shapes.pop(names.layer.format(layer=0) + name, None)
     return shapes
 
 

@@ -4,7 +4,7 @@ Each appends a node to the graph of its handles, which devices lower to what the
 """
 
 from lmi_core.ops.attention import attention, rope_cache_write
-from lmi_core.ops.embedding import add_positions, embed, gather_logit_rows
+from lmi_core.ops.embedding import add_positions, add_token_types, embed, gather_logit_rows
 from lmi_core.ops.experts import grouped_linear, route
 from lmi_core.ops.graph import Graph, Handle, KvCache, LinearWeight, LoraTable
 from lmi_core.ops.linear import (
@@ -26,6 +26,7 @@ __all__ = [
     "LoraTable",
     "activation",
     "add_positions",
+    "add_token_types",
     "attention",
     "embed",
     "gated_activation",

@@ -52,17 +52,24 @@ def attention(
     soft_cap: float = 0.0,
     slopes: FloatArray | None = None,
     sinks: FloatArray | None = None,
+    sees_later: bool = False,
+    relative: FloatArray | None = None,
 ) -> Handle:
     """Causal attention with grouped queries: act [T, hq d] -> act [T, hq d].
 
     ``window``: keys seen counting the query's own; 0: all. ``soft_cap``: 0: none. ``slopes``: [hq],
     a head's scores grow by its slope times the key's position less the query's (ALiBi).
     ``sinks``: [hq], a head's score that has no value, but its share of the softmax.
+    ``sees_later``: sequences are in the step as a whole, and a token sees all of its own, or the
+    keys nearer than ``window``. ``relative``: [hq, 2 n], what is added to a head's score by the
+    key's position less the query's plus n, of which the longest distance is at most n - 16.
     """
     y = q.graph.value("attention", "act", q.columns, "T")
-    bias = {} if slopes is None else {"slopes": slopes}
+    bias: dict[str, object] = {} if slopes is None else {"slopes": slopes}
     if sinks is not None:
         bias["sinks"] = sinks
+    if sees_later:
+        bias |= {"sees_later": True, "relative": relative}
     q.graph.add(
         "attention",
         y,

@@ -24,6 +24,13 @@ def add_positions(x: Handle, table: Table, *, offset: int = 0) -> Handle:
     return x
 
 
+def add_token_types(x: Handle, table: npt.NDArray[np.generic]) -> Handle:
+    """x + the row of ``table`` of each token's type: fp32 [T, n], in place. Types are 1 for the
+    second text of a pair, else 0."""
+    x.graph.add("add_token_types", x, {"x": x}, table=table)
+    return x
+
+
 def _stored(table: Table) -> dict[str, object]:
     if isinstance(table, BlockMatrix):
         return {"table": table.blocks, "format": table.format}

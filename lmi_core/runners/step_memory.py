@@ -39,11 +39,14 @@ class StepSizes:
         max_positions: int,
         max_num_tokens: int,
         pools: bool = False,
+        takes_whole: bool = False,
     ) -> StepSizes:
         """``max_num_tokens``: of a step, where ``config`` says nothing. ``pools``: every row may be
-        wanted."""
+        wanted. ``takes_whole``: the longest prompt must fit into a step."""
         max_model_len = config.max_model_len or max_positions
         max_num_tokens = config.max_num_batched_tokens or max_num_tokens
+        if takes_whole:
+            max_num_tokens = max(max_num_tokens, max_model_len)
         return cls(
             vocab_size=vocab_size,
             max_model_len=max_model_len,

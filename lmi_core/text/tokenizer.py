@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,14 @@ class FramedText:
     text: str
     pair: str | None = None
     frame: tuple[str, str] | None = None
+
+
+class WholeText(NamedTuple):
+    """Token ids, and how many come before those of the second text of a pair; -1: there is none, or
+    the tokenizer doesn't tell them apart."""
+
+    ids: list[int]
+    num_first: int = -1
 
 
 class Tokenizer:
@@ -204,7 +212,7 @@ class Tokenizer:
 
     async def encode_whole(
         self, framed: FramedText, max_tokens: int, truncate: Truncate = ""
-    ) -> list[int]:
+    ) -> WholeText:
         """Token ids of a text, or a pair of texts, with what is added to it.
 
         ``truncate``: the side on which more than ``max_tokens`` are cut, the longer text first,
@@ -223,7 +231,7 @@ class Tokenizer:
             return encode()
         return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
 
-    def _encode_whole(self, framed: FramedText, max_tokens: int, truncate: Truncate) -> list[int]:
+    def _encode_whole(self, framed: FramedText, max_tokens: int, truncate: Truncate) -> WholeText:
         text, pair, frame = framed.text, framed.pair, framed.frame
         try:
             [encoding] = self._backend.encode_batch(
@@ -238,12 +246,14 @@ class Tokenizer:
             complete = lambda ids: [*before, *ids, *after]  # noqa: E731
         ids = complete(encoding.ids)
         num_over = len(ids) - max_tokens
-        if num_over <= 0:
-            return ids
-        if not truncate:
-            raise prompt_too_long(len(ids), max_tokens, room=0)
-        kept = _kept_places(encoding.sequence_ids, num_over, truncate)
-        return complete([encoding.ids[place] for place in kept])
+        types: list[int] = encoding.type_ids
+        if num_over > 0:
+            if not truncate:
+                raise prompt_too_long(len(ids), max_tokens, room=0)
+            kept = _kept_places(encoding.sequence_ids, num_over, truncate)
+            ids = complete([encoding.ids[place] for place in kept])
+            types = [types[place] for place in kept]
+        return WholeText(ids, types.index(1) if 1 in types else -1)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence."""

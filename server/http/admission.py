@@ -3,13 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import random
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from aiohttp import web
 
 from lmi_core.errors import CapacityError
 from lmi_server.dialects.base import HttpError
+
+
+class Pace:
+    """After how long there may be room for a caller that is refused now.
+
+    Callers that come back too early cost a refusal each: the time grows until about as many are
+    refused as requests end, which is looked at as often as it has passed.
+    """
+
+    _MIN_S, _MAX_S = 1.0, 30.0
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since_s = clock()
+        self._num_refused = self._num_ended = 0
+        self._wait_s = self._MIN_S
+
+    def note_end(self) -> None:
+        """A request has ended."""
+        self._num_ended += 1
+
+    def refuse(self) -> float:
+        """Seconds for one more that is refused; not the same for all, who would come together."""
+        self._num_refused += 1
+        now_s = self._clock()
+        if now_s - self._since_s >= self._wait_s:
+            ratio = self._num_refused / max(1, self._num_ended)
+            self._wait_s = min(self._MAX_S, max(self._MIN_S, self._wait_s * ratio))
+            self._num_refused = self._num_ended = 0
+            self._since_s = now_s
+        return max(self._MIN_S, self._wait_s * random.uniform(0.8, 1.2))
 
 
 class Admission:
@@ -21,6 +54,7 @@ class Admission:
         self._receive_timeout_s = receive_timeout_s
         self.num_in_flight = 0
         self.draining = False
+        self._pace = Pace()
         self._became_idle = asyncio.Event()
 
     @contextmanager
@@ -31,13 +65,14 @@ class Admission:
         if self.num_in_flight >= self._max_in_flight:
             raise CapacityError(
                 f"{self.num_in_flight} requests are being served, which is the limit",
-                retry_after_s=1.0,
+                retry_after_s=self._pace.refuse(),
             )
         self.num_in_flight += 1
         try:
             yield
         finally:
             self.num_in_flight -= 1
+            self._pace.note_end()
             if not self.num_in_flight:
                 self._became_idle.set()
 

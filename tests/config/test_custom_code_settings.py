@@ -33,6 +33,10 @@ def test_defaults_are_the_documented_ones(config, tmp_path):
     )
 
 
+def test_a_name_that_is_given_is_the_models(config):
+    assert config("option.modelName=mine\n").model_name == "mine"
+
+
 def test_keys_become_fields(config):
     made = config(
         "batch_size=4\nmax_batch_delay=20\nmax_idle_time=5\njob_queue_size=7\nretry_threshold=2\n"

@@ -187,7 +187,7 @@ async def test_classifiers_score_pairs(name: str) -> None:
     path = decoder(name, kind)
     oracle = getattr(transformers, kind).from_pretrained(path, dtype=torch.float32)
     async with engine_of(path) as engine:
-        ids = Tokenizer.load(path)._encode_whole(FramedText("a fox", "runs away"), 99, "")
+        ids = Tokenizer.load(path)._encode_whole(FramedText("a fox", "runs away"), 99, "").ids
         with torch.no_grad():
             wanted = float(oracle(torch.tensor([ids])).logits[0, 0])
         assert await engine.score("a fox", "runs away", raw=True) == pytest.approx(wanted, abs=1e-4)

@@ -47,7 +47,8 @@ def custom_code_settings(
     settings["model_dir"] = directory
     settings["properties"] = _properties(values)
     settings["call_properties"] = _call_properties(values, directory, host)
-    return CustomCodeConfig(model_name=name, withheld=withheld, **settings)
+    settings |= {"model_name": name, "withheld": withheld}
+    return CustomCodeConfig(**settings)
 
 
 def _set_workers(settings: dict[str, Any], values: Values, host: Host) -> None:

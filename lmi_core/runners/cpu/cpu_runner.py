@@ -83,10 +83,11 @@ class CpuRunner:
             max_positions=spec.max_positions,
             max_num_tokens=DEFAULT_BATCHED_TOKENS,
             pools=model.pooling is not None,
+            takes_whole=not spec.is_causal,
         )
         attention = spec.attention
         block_bytes = _native.KvCache.block_bytes(
-            num_layers=spec.num_layers,
+            num_layers=spec.num_cache_layers,
             block_size=config.block_size,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
@@ -103,7 +104,7 @@ class CpuRunner:
         self.sampling, self.steps = shared.sampling, shared.steps
         self._last_step = self.steps[0]
         self.cache = _native.KvCache(
-            num_layers=spec.num_layers,
+            num_layers=spec.num_cache_layers,
             num_blocks=self.memory.num_blocks,
             block_size=config.block_size,
             num_kv_heads=attention.num_kv_heads,

@@ -73,7 +73,7 @@ def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) ->
     cache = size_kv_cache(
         config,
         block_bytes=_native.KvCache.block_bytes(
-            num_layers=spec.num_layers,
+            num_layers=spec.num_cache_layers,
             block_size=config.block_size,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
@@ -155,6 +155,7 @@ def _workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
         max_positions=spec.max_positions,
         max_num_tokens=DEFAULT_BATCHED_TOKENS,
         pools=not spec.has_head,
+        takes_whole=not spec.is_causal,
     )
     result_columns = spec.vocab_size if spec.has_head else spec.hidden_size
     row_bytes = 4 * (2 * spec.hidden_size + 2 * spec.intermediate_size)

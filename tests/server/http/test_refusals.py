@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from lmi_server.http.admission import Pace
 from lmi_server.http.logging import RefusalLog
 from tests.server.harness import serving
 
@@ -78,3 +79,26 @@ def test_other_failures_have_a_line_each(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.INFO, "lmi_server.http.access"):
         asyncio.run(run())
     assert len(caplog.records) == 3
+
+
+def test_callers_are_told_to_stay_away_until_there_is_room() -> None:
+    """256 of them, of whom 20 a second find room: they come back every 13 s in the end, instead of
+    each second."""
+    now = [0.0]
+    pace = Pace(clock=lambda: now[0])
+    due = [0.0] * 256
+    num_refused: list[int] = []
+    for second in range(120):
+        now[0] = float(second)
+        for _ in range(20):
+            pace.note_end()
+        callers = [number for number, at_s in enumerate(due) if at_s <= second]
+        for number in callers:
+            due[number] = second + pace.refuse()
+        num_refused.append(len(callers))
+    assert num_refused[0] == 256
+    assert 256 / 30 < sum(num_refused[60:]) / 60 < 60
+    now[0] += 600.0
+    for _ in range(9000):
+        pace.note_end()
+    assert pace.refuse() < 1.3
