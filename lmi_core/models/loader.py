@@ -314,7 +314,7 @@ def _load_weights(
     return DecoderWeights(
         embedding=reader.table(names.embedding),
         positions=reader.table(names.positions) if names.positions else None,
-        token_types=reader.table(names.token_types) if names.token_types else None,
+        token_types=reader.floats(names.token_types) if names.token_types else None,
         relative_bias=reader.vector(names.relative_bias) if names.relative_bias else None,
         embedding_norm=_load_norm(reader, spec, "", names.embedding_norm),
         project_in=projections[0],

@@ -230,6 +230,11 @@ class TensorReader:
             self._advance(self._tensors[name].num_bytes)
         return view
 
+    def floats(self, name: str) -> npt.NDArray[np.generic]:
+        """As ``table``, of a tensor of floats."""
+        table = self.table(name)
+        return table if isinstance(table, np.ndarray) else table.to_float32()
+
     def check_files(self) -> None:
         """Raise ModelError if a file was truncated while it was read."""
         for path, file in self._files.items():
