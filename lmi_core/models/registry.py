@@ -108,7 +108,7 @@ def family_of(architecture: str) -> Family:
     if module is None:
         raise ModelError(
             f"architecture {architecture!r} in config.json is not supported; supported: "
-            f"{', '.join(MODULES)}",
+            f"{', '.join(supported_architectures())}",
             field="architectures",
         )
     family: Family = importlib.import_module(f"lmi_core.models.families.{module}").FAMILY

@@ -93,7 +93,7 @@ def test_results_come_back_by_logit_row(step):
         (([-1], 0, 0, 0, "last"), "token id -1"),
         (([1] * 9, 0, 0, 0, "all"), "logit rows"),
         (([1] * 65, 0, 0, 0, "none"), "64 tokens"),
-        (([1], 0, 0, 0, "some"), "known are none, last, all"),
+        (([1], 0, 0, 0, "some"), "known are none, first, last, all, drafts"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_numbers(step, arguments, message):

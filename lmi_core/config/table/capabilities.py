@@ -51,6 +51,7 @@ CAPABILITIES = {
     "weights.fp8": "fp8 checkpoints",
     "weights.gguf": "GGUF files",
     "weights.gptq": "GPTQ checkpoints",
+    "weights.mxfp4": "checkpoints with MXFP4 experts",
 }
 """Every capability that the option table names, in words."""
 
@@ -121,6 +122,7 @@ BACKENDS = {
                 "weights.fp8",
                 "weights.gguf",
                 "weights.gptq",
+                "weights.mxfp4",
             },
         ),
         Backend(

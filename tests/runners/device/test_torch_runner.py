@@ -202,7 +202,7 @@ def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(*args: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(loader, "load_model", fill)
+    monkeypatch.setattr(loader, "load_weights", fill)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 24 * 2**30))
     config = config_of(cached_checkpoint("llama2"), "torch-cpu")
     with pytest.raises(InsufficientMemoryError, match=r"of the GPU's 24.0 GiB: set quantize=int4"):
