@@ -9,7 +9,7 @@
 # make test-tsan   C++ tests under the thread sanitizer
 # make bench       kernels, engine and front end beside the machine's roofs (a quiet machine, 15 minutes)
 # make fuzz        random configurations for FUZZ_SECONDS (600), at least FUZZ_CASES (200000);
-#                  then FUZZ_REQUESTS (100000) mutated requests to every route
+#                  then FUZZ_REQUESTS (100000) mutated requests to every route, and GGUF files
 # make bench-peers-quick  install other engines (once, about 20 minutes each at most), then compare
 #                  the 160M shape with them in under 30 minutes; run again, it goes on
 # bench/gpu_suite.sh OUT  the same on a GPU, with the GPU tests (9 minutes)
@@ -110,6 +110,7 @@ bench: $(VENV)/.installed-test
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.config.fuzz --seconds $(FUZZ_SECONDS) --at-least $(FUZZ_CASES)
 	$(BIN)/python -m tests.server.fuzz --requests $(FUZZ_REQUESTS)
+	$(BIN)/python -m tests.weights.gguf_fuzz --files 10000
 
 bench-peers-quick: $(VENV)/.installed
 	$(BIN)/python -m bench.peers install

@@ -11,6 +11,8 @@ from typing import Any, Literal, final
 import numpy as np
 import numpy.typing as npt
 
+from lmi_core.weights.formats import BlockFormat, PackFormat
+
 DTypeName = Literal["fp32", "bf16", "fp16", "int8", "int4"]
 RowSymbol = Literal["T", "S", "L", "E"]
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu"]
@@ -262,7 +264,7 @@ class LinearWeight:
             | tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[np.float32]]
         ],
         *,
-        format: Literal["fp32", "bf16", "int8", "int4"],
+        format: PackFormat,
         gated: bool = False,
         group_size: int = 0,
         rounding: Literal["int8", "outliers", "none"] = "outliers",
@@ -270,7 +272,8 @@ class LinearWeight:
         num_threads: int = 0,
         num_experts: int = 1,
     ) -> LinearWeight:
-        """Concatenate row-major parts [n_i, k] (fp32, fp16, or bf16 as uint16; e4m3 as uint8, with its scales [n_i, 1 or
+        """Concatenate row-major parts [n_i, k] (fp32, fp16, or bf16 as uint16; GGUF's blocks as uint8 [n_i, bytes], of the
+        type ``format``, with ``group_size`` 16; e4m3 as uint8, with its scales [n_i, 1 or
         blocks of 128 inputs]) along the outputs and repack. ``gated``: two parts, gate and up, interleaved so that a tile
         holds both. int8 and int4 are quantised on the way, int8 with a scale per output, int4 per output and
         ``group_size`` (32, 64 or 128) inputs; or kept as they are where parts are codes (uint8), scales and zero points
@@ -305,7 +308,7 @@ class LinearWeight:
         checksum: int,
         num_outputs: int,
         num_inputs: int,
-        format: Literal["fp32", "bf16", "int8", "int4"],
+        format: PackFormat,
         gated: bool = False,
         group_size: int = 0,
         rounding: Literal["int8", "outliers", "none"] = "outliers",
@@ -392,9 +395,21 @@ class Graph:
         act_dtype: Literal["fp32", "bf16"],
         instruction_set: str = "",
     ) -> None: ...
-    def embed(self, table: npt.NDArray[np.generic], scale: float = 1.0) -> Handle:
-        """Rows of ``table`` [vocab, hidden] (fp32, or bf16 as uint16; kept alive) by token id -> fp32 [T, hidden]."""
-    def add_positions(self, x: Handle, table: npt.NDArray[np.generic], offset: int) -> Handle:
+    def embed(
+        self,
+        table: npt.NDArray[np.generic],
+        scale: float = 1.0,
+        format: BlockFormat | Literal[""] = "",
+    ) -> Handle:
+        """Rows of ``table`` [vocab, hidden] (fp32, fp16, or bf16 as uint16; blocks of ``format`` as uint8 [vocab, bytes];
+        kept alive) by token id -> fp32 [T, hidden]."""
+    def add_positions(
+        self,
+        x: Handle,
+        table: npt.NDArray[np.generic],
+        offset: int,
+        format: BlockFormat | Literal[""] = "",
+    ) -> Handle:
         """Rows of ``table`` by position + ``offset`` added to fp32 [T, n] in place."""
     def add_token_types(self, x: Handle, table: npt.NDArray[np.generic]) -> Handle:
         """The same by token type."""
@@ -434,7 +449,7 @@ class Graph:
     def linear(
         self,
         x: Handle,
-        weight: LinearWeight,
+        weight: LinearWeight | list[LinearWeight],
         *,
         bias: npt.NDArray[np.float32] | None = None,
         activation: Literal["", "silu", "gelu_tanh", "gelu", "relu", "relu2"] = "",
@@ -443,6 +458,7 @@ class Graph:
         gated: bool = True,
     ) -> Handle:
         """act [R, k] -> [R, n]; rows are quantised first if the weight is, by its ``rounding``. ``activation``: of a ``gated`` weight the result is act(gate) * up, [R, n / 2] in act dtype, else act(y).
+        A list: the parts of one weight, each in its own format.
         ``residual``: fp32 [R, n], added in place and returned."""
     def gated_activation(self, x: Handle, activation: Activation) -> Handle:
         """act(gate) * up: fp32 [R, 2 n] -> act dtype [R, n]."""

@@ -17,10 +17,13 @@ namespace lmi {
 using FloatArray = pybind11::array_t<float, pybind11::array::c_style>;
 
 inline DType parse_dtype(const std::string& name) {
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8, DType::kI4}) {
-    if (name == dtype_name(dtype)) return dtype;
+  for (int i = 0; i < kNumDTypes; ++i) {
+    const auto dtype = static_cast<DType>(i);
+    const bool is_stored = dtype == DType::kI32 || dtype == DType::kE4M3;
+    if (!is_stored && name == dtype_name(dtype)) return dtype;
   }
-  LMI_CHECK(false, "unknown dtype '", name, "'; known are fp32, bf16, fp16, int8, int4");
+  LMI_CHECK(false, "unknown dtype '", name,
+            "'; known are fp32, bf16, fp16, int8, int4 and GGUF's types of blocks");
   return DType::kF32;
 }
 
@@ -76,6 +79,22 @@ template <typename T>
 pybind11::array_t<T> array_view(std::vector<pybind11::ssize_t> shape, const T* data,
                                 pybind11::handle owner) {
   return pybind11::array_t<T>(std::move(shape), data, owner);
+}
+
+// A table of rows; format: "", or the type of blocks that its bytes are.
+inline cpu::EmbedArgs table_args(const pybind11::array& table, const std::string& format) {
+  if (format.empty()) {
+    return {
+        .table = table.data(), .table_dtype = array_dtype(table), .num_columns = table.shape(1)};
+  }
+  const DType dtype = parse_dtype(format);
+  const cpu::BlockFormat blocks = cpu::block_format(dtype);
+  LMI_CHECK(
+      blocks.num_inputs != 0 && table.itemsize() == 1 && table.shape(1) % blocks.num_bytes == 0,
+      "a table of ", format, " has rows of whole blocks, as bytes");
+  return {.table = table.data(),
+          .table_dtype = dtype,
+          .num_columns = table.shape(1) / blocks.num_bytes * blocks.num_inputs};
 }
 
 }  // namespace lmi

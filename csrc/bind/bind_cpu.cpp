@@ -182,15 +182,14 @@ py::array norm(const std::string& instruction_set, const py::array_t<float>& x,
 }
 
 py::array embed(const std::string& instruction_set, const py::array_t<int32_t>& token_ids,
-                const py::array& table, float scale, int32_t num_threads) {
-  py::array y = make_array(DType::kF32, token_ids.size(), table.shape(1));
-  const cpu::EmbedArgs args{.ids = token_ids.data(),
-                            .table = table.data(),
-                            .table_dtype = array_dtype(table),
-                            .scale = scale,
-                            .y = static_cast<float*>(y.mutable_data()),
-                            .num_columns = table.shape(1),
-                            .num_rows = token_ids.size()};
+                const py::array& table, float scale, const std::string& format,
+                int32_t num_threads) {
+  cpu::EmbedArgs args = table_args(table, format);
+  py::array y = make_array(DType::kF32, token_ids.size(), args.num_columns);
+  args.ids = token_ids.data();
+  args.scale = scale;
+  args.y = static_cast<float*>(y.mutable_data());
+  args.num_rows = token_ids.size();
   run_chunks(find_kernels(instruction_set).embed, args, num_threads, 1);
   return y;
 }
@@ -225,7 +224,7 @@ void bind_cpu(py::module_& m) {
         py::arg("num_groups") = 1, py::arg("out_dtype") = "fp32", py::arg("group_size") = 0,
         py::arg("rounding") = "outliers", py::arg("num_threads") = 2);
   k.def("embed", &embed, py::arg("instruction_set"), py::arg("token_ids"), py::arg("table"),
-        py::kw_only(), py::arg("scale") = 1.0f, py::arg("num_threads") = 2);
+        py::kw_only(), py::arg("scale") = 1.0f, py::arg("format") = "", py::arg("num_threads") = 2);
   k.def("gather_rows", &gather_rows, py::arg("instruction_set"), py::arg("x"), py::arg("rows"),
         py::kw_only(), py::arg("num_threads") = 2);
   bind_cpu_bench(k);

@@ -46,22 +46,21 @@ void bind_handle(py::module_& m) {
       });
 }
 
-Handle embed(PyGraph& self, const py::array& table, float scale) {
+Handle embed(PyGraph& self, const py::array& table, float scale, const std::string& format) {
   check_matrix(table, "the embedding table");
   self.keep(table);
-  return {&self, self.graph.embed({.table = table.data(),
-                                   .table_dtype = array_dtype(table),
-                                   .scale = scale,
-                                   .num_columns = table.shape(1)})};
+  cpu::EmbedArgs args = table_args(table, format);
+  args.scale = scale;
+  return {&self, self.graph.embed(args)};
 }
 
-Handle add_positions(PyGraph& self, const Handle& x, const py::array& table, int32_t offset) {
+Handle add_positions(PyGraph& self, const Handle& x, const py::array& table, int32_t offset,
+                     const std::string& format) {
   check_matrix(table, "the table of positions");
   self.keep(table);
-  return {&self, self.graph.add_positions(id_of(self, x), {.offset = offset,
-                                                           .table = table.data(),
-                                                           .table_dtype = array_dtype(table),
-                                                           .num_columns = table.shape(1)})};
+  cpu::EmbedArgs args = table_args(table, format);
+  args.offset = offset;
+  return {&self, self.graph.add_positions(id_of(self, x), args)};
 }
 
 Handle add_token_types(PyGraph& self, const Handle& x, const py::array& table) {
@@ -115,24 +114,34 @@ Handle norm_heads(PyGraph& self, const Handle& x, const FloatArray& weight,
   return {&self, self.graph.norm_heads(id_of(self, x), args)};
 }
 
-Handle linear(PyGraph& self, const Handle& x, const py::object& weight_object,
+// weight: one, or a list of the parts of one.
+Handle linear(PyGraph& self, const Handle& x, const py::object& weight,
               const std::optional<FloatArray>& bias, const std::string& activation,
               const Handle* residual, const std::string& out_dtype, bool gated) {
-  const auto& weight = weight_object.cast<const LinearWeight&>();
-  self.keep(weight_object);
+  const bool is_list = py::isinstance<py::list>(weight);
+  const auto owners = is_list ? weight.cast<std::vector<py::object>>() : std::vector{weight};
   if (bias) self.keep(*bias);
-  cpu::LinearArgs args;
-  args.weight = weight.packed();
-  args.bias = floats(bias, args.weight.num_outputs, "the bias");
-  args.activation = parse_activation(activation);
   LMI_CHECK(out_dtype == "fp32" || out_dtype == "act", "out_dtype '", out_dtype,
             "'; known are fp32, act");
-  const bool is_activated = args.activation != cpu::Activation::kNone;
-  LMI_CHECK(!is_activated || gated == args.weight.gated, "gated is ", gated,
-            " of a weight that is ", args.weight.gated);
-  args.y_dtype = is_activated || out_dtype == "act" ? self.graph.config().act_dtype : DType::kF32;
-  if (residual == nullptr) return {&self, self.graph.linear(id_of(self, x), args)};
-  return {&self, self.graph.linear_add(id_of(self, x), id_of(self, *residual), args)};
+  std::vector<cpu::LinearArgs> parts;
+  int64_t num_outputs = 0;
+  for (const py::object& owner : owners) {
+    self.keep(owner);
+    cpu::LinearArgs args;
+    args.weight = owner.cast<const LinearWeight&>().packed();
+    args.activation = parse_activation(activation);
+    const bool is_activated = args.activation != cpu::Activation::kNone;
+    LMI_CHECK(!is_activated || gated == args.weight.gated, "gated is ", gated,
+              " of a weight that is ", args.weight.gated);
+    args.y_dtype = is_activated || out_dtype == "act" ? self.graph.config().act_dtype : DType::kF32;
+    if (bias) args.bias = bias->data() + num_outputs;
+    num_outputs += args.weight.num_outputs;
+    parts.push_back(args);
+  }
+  floats(bias, num_outputs, "the bias");
+  if (residual == nullptr) return {&self, self.graph.linear(id_of(self, x), parts)};
+  LMI_CHECK(parts.size() == 1, "parts have no residual");
+  return {&self, self.graph.linear_add(id_of(self, x), id_of(self, *residual), parts[0])};
 }
 
 Handle lora_add(PyGraph& self, const Handle& x, const Handle& y, const py::object& table,
@@ -270,9 +279,10 @@ void bind_graph_class(py::module_& m) {
            py::kw_only(), py::arg("max_tokens"), py::arg("max_seqs"), py::arg("max_logit_rows"),
            py::arg("max_blocks_per_seq"), py::arg("block_size"), py::arg("act_dtype"),
            py::arg("instruction_set") = "")
-      .def("embed", &embed, py::arg("table"), py::arg("scale") = 1.0f, py::keep_alive<0, 1>())
-      .def("add_positions", &add_positions, py::arg("x"), py::arg("table"), py::arg("offset"),
+      .def("embed", &embed, py::arg("table"), py::arg("scale") = 1.0f, py::arg("format") = "",
            py::keep_alive<0, 1>())
+      .def("add_positions", &add_positions, py::arg("x"), py::arg("table"), py::arg("offset"),
+           py::arg("format") = "", py::keep_alive<0, 1>())
       .def("add_token_types", &add_token_types, py::arg("x"), py::arg("table"),
            py::keep_alive<0, 1>())
       .def("norm", &norm, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("eps"),

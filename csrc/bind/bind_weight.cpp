@@ -50,9 +50,18 @@ cpu::LinearPart linear_part(const py::object& source, DType format, int64_t& num
   const bool is_scaled = py::isinstance<py::tuple>(source);
   const auto matrix = py::cast<py::array>(is_scaled ? py::cast<py::tuple>(source)[0] : source);
   check_matrix(matrix, "a weight's part");
-  LMI_CHECK(num_inputs == 0 || matrix.shape(1) == num_inputs, "parts have ", num_inputs, " and ",
-            matrix.shape(1), " inputs");
-  num_inputs = matrix.shape(1);
+  const cpu::BlockFormat blocks = cpu::block_format(format);
+  const bool is_of_blocks = blocks.num_inputs != 0;
+  if (is_of_blocks) {
+    LMI_CHECK(!is_scaled && matrix.itemsize() == 1 && matrix.shape(1) % blocks.num_bytes == 0,
+              "rows of ", dtype_name(format), " are blocks of ", blocks.num_bytes, " bytes");
+  }
+  const int64_t own_inputs =
+      is_of_blocks ? matrix.shape(1) / blocks.num_bytes * blocks.num_inputs : matrix.shape(1);
+  LMI_CHECK(num_inputs == 0 || own_inputs == num_inputs, "parts have ", num_inputs, " and ",
+            own_inputs, " inputs");
+  num_inputs = own_inputs;
+  if (is_of_blocks) return {matrix.data(), format, matrix.shape(0)};
   if (is_scaled) return scaled_part(py::cast<py::tuple>(source), matrix, format);
   return {matrix.data(), array_dtype(matrix), matrix.shape(0)};
 }

@@ -6,9 +6,32 @@
 
 namespace lmi {
 
-enum class DType : uint8_t { kF32, kBF16, kF16, kI8, kI32, kI4, kE4M3 };
+// From kQ4_0 on: GGUF's types of blocks (cpu/block_format.h).
+enum class DType : uint8_t {
+  kF32,
+  kBF16,
+  kF16,
+  kI8,
+  kI32,
+  kI4,
+  kE4M3,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ8_0,
+  kQ2_K,
+  kQ3_K,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kIQ4_NL,
+  kIQ4_XS,
+  kMXFP4
+};
+constexpr int kNumDTypes = static_cast<int>(DType::kMXFP4) + 1;
 
-// Bytes of an element; 0 for int4, of which a byte holds two.
+// Bytes of an element; 0 for int4, of which a byte holds two, and for types of blocks.
 constexpr int64_t dtype_size(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -20,10 +43,9 @@ constexpr int64_t dtype_size(DType dtype) {
     case DType::kI8:
     case DType::kE4M3:
       return 1;
-    case DType::kI4:
+    default:
       return 0;
   }
-  return 0;
 }
 
 constexpr const char* dtype_name(DType dtype) {
@@ -42,6 +64,32 @@ constexpr const char* dtype_name(DType dtype) {
       return "int4";
     case DType::kE4M3:
       return "e4m3";
+    case DType::kQ4_0:
+      return "q4_0";
+    case DType::kQ4_1:
+      return "q4_1";
+    case DType::kQ5_0:
+      return "q5_0";
+    case DType::kQ5_1:
+      return "q5_1";
+    case DType::kQ8_0:
+      return "q8_0";
+    case DType::kQ2_K:
+      return "q2_k";
+    case DType::kQ3_K:
+      return "q3_k";
+    case DType::kQ4_K:
+      return "q4_k";
+    case DType::kQ5_K:
+      return "q5_k";
+    case DType::kQ6_K:
+      return "q6_k";
+    case DType::kIQ4_NL:
+      return "iq4_nl";
+    case DType::kIQ4_XS:
+      return "iq4_xs";
+    case DType::kMXFP4:
+      return "mxfp4";
   }
   return "?";
 }

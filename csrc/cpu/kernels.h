@@ -200,7 +200,7 @@ struct NormArgs {
 struct EmbedArgs {
   const int32_t* ids = nullptr;  // of tokens, or positions
   int32_t offset = 0;            // added to ids
-  const void* table = nullptr;   // [vocab, num_columns]
+  const void* table = nullptr;   // [vocab, num_columns], of blocks as GGUF has them
   DType table_dtype = DType::kBF16;
   float scale = 1.0f;
   bool add_to_y = false;
@@ -336,6 +336,7 @@ struct Kernels {
   Kernel<SampleArgs> sample;
   Kernel<BlockCopyArgs> block_copy;
   WeightQuantizer weight_quantizer;
+  BlockPacking block_packing;
   Roofs roofs;
 };
 

@@ -43,9 +43,32 @@ int64_t panel_bytes(LinearFormat format, int64_t num_inputs) {
       return kPanelOutputs * num_inputs * 4;
     case DType::kBF16:
       return kPanelOutputs * ((num_inputs + 1) / 2) * 4;
-    default:
+    case DType::kF16:
+      return kPanelOutputs * num_inputs * 2;
+    case DType::kI8:
+    case DType::kI4:
       return quantized_panel_bytes(format, num_inputs);
+    default: {
+      const BlockFormat blocks = block_format(format.dtype);
+      return kPanelOutputs * (num_inputs / blocks.num_inputs) * blocks.num_bytes;
+    }
   }
+}
+
+void pack_halves(const PanelRows& rows, int64_t num_inputs, uint8_t* target) {
+  for (int64_t lane = 0; lane < kPanelOutputs; ++lane) {
+    const uint8_t* row = rows.at[lane].data;
+    for (int64_t i = 0; i < num_inputs; ++i) {
+      uint8_t* half = target + (i * kPanelOutputs + lane) * 2;
+      row == nullptr ? std::memset(half, 0, 2) : std::memcpy(half, row + 2 * i, 2);
+    }
+  }
+}
+
+void pack_blocks(const PanelRows& rows, DType dtype, int64_t num_inputs, uint8_t* target) {
+  const uint8_t* data[kPanelOutputs];
+  for (int64_t lane = 0; lane < kPanelOutputs; ++lane) data[lane] = rows.at[lane].data;
+  kernels(default_instruction_set()).block_packing.pack(dtype, data, num_inputs, target);
 }
 
 void check_codes(const LinearPart& part, int64_t num_inputs, LinearFormat format) {
@@ -66,9 +89,12 @@ void check_parts(const std::vector<LinearPart>& parts, int64_t num_inputs, bool 
     const bool is_float =
         part.dtype == DType::kF32 || part.dtype == DType::kBF16 || part.dtype == DType::kF16;
     const bool is_scaled = part.dtype == DType::kE4M3 && part.scales != nullptr;
-    LMI_CHECK(is_float || is_scaled || part.is_coded(),
-              "weights are fp32, bf16, fp16, e4m3 with scales or codes, not ",
+    const bool is_kept = is_of_blocks(part.dtype) || format.dtype == DType::kF16;
+    LMI_CHECK(is_float || is_scaled || part.is_coded() || is_kept,
+              "weights are fp32, bf16, fp16, e4m3 with scales, codes or blocks, not ",
               dtype_name(part.dtype));
+    LMI_CHECK(part.dtype == format.dtype || !(is_kept || is_of_blocks(format.dtype)),
+              dtype_name(part.dtype), " can't become ", dtype_name(format.dtype));
     if (part.is_coded()) check_codes(part, num_inputs, format);
   }
   if (!gated) return;
@@ -113,6 +139,7 @@ void check_linear_format(LinearFormat format, int64_t num_inputs) {
   switch (format.dtype) {
     case DType::kF32:
     case DType::kBF16:
+    case DType::kF16:
     case DType::kI8:
       LMI_CHECK(group == 0, dtype_name(format.dtype), " weights have no groups, got ", group);
       LMI_CHECK(format.dtype != DType::kI8 || num_inputs <= kMaxInt8Inputs,
@@ -122,8 +149,14 @@ void check_linear_format(LinearFormat format, int64_t num_inputs) {
       LMI_CHECK(group == 32 || group == 64 || group == 128,
                 "the group size of int4 weights is 32, 64 or 128, not ", group);
       return;
-    default:
-      LMI_CHECK(false, "linear format ", dtype_name(format.dtype));
+    default: {
+      const BlockFormat blocks = block_format(format.dtype);
+      LMI_CHECK(blocks.num_inputs != 0, "linear format ", dtype_name(format.dtype));
+      LMI_CHECK(group == kBlockSumInputs, "the group size of blocks is ", kBlockSumInputs, ", not ",
+                group);
+      LMI_CHECK(num_inputs % blocks.num_inputs == 0, dtype_name(format.dtype), " has blocks of ",
+                blocks.num_inputs, ", which ", num_inputs, " inputs aren't a multiple of");
+    }
   }
 }
 
@@ -141,32 +174,59 @@ void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool 
       pack_panel<bf16_t>(rows, num_inputs, words);
     } else if (format.dtype == DType::kF32) {
       pack_panel<float>(rows, num_inputs, words);
+    } else if (format.dtype == DType::kF16) {
+      pack_halves(rows, num_inputs, bytes);
+    } else if (is_of_blocks(format.dtype)) {
+      pack_blocks(rows, format.dtype, num_inputs, bytes);
     } else {
       quantizer.pack(rows, bytes);
     }
   }
 }
 
+namespace {
+
+// A panel's input of an output; of blocks, in `blocks` [inputs][16].
+float unpack_one(const LinearFormat& format, const uint8_t* panel, const float* blocks,
+                 int64_t lane, int64_t input) {
+  switch (format.dtype) {
+    case DType::kF32:
+      return reinterpret_cast<const float*>(panel)[input * kPanelOutputs + lane];
+    case DType::kBF16:
+      return bf16_to_float(reinterpret_cast<const bf16_t*>(
+          panel)[(input / 2 * kPanelOutputs + lane) * 2 + input % 2]);
+    case DType::kF16:
+      return f16_to_float(reinterpret_cast<const uint16_t*>(panel)[input * kPanelOutputs + lane]);
+    case DType::kI8:
+    case DType::kI4:
+      return unpack_quantized(format, panel, lane, input);
+    default:
+      return blocks[input * kPanelOutputs + lane];
+  }
+}
+
+}  // namespace
+
 void unpack_linear(const PackedLinear& weight, float* target) {
   const LinearFormat format{weight.dtype, weight.group_size};
   const int64_t stride = panel_bytes(format, weight.num_inputs);
   const int64_t num_parts = weight.gated ? 2 : 1;
   const int64_t part_outputs = weight.num_outputs / num_parts;
+  const Kernels& table = kernels(default_instruction_set());
+  const bool has_blocks = is_of_blocks(weight.dtype);
+  std::vector<float> blocks(has_blocks ? weight.num_inputs * kPanelOutputs : 0);
+  int64_t unpacked = -1;
   for (int64_t output = 0; output < weight.num_outputs; ++output) {
     const int64_t row = output % part_outputs;
     const int64_t panel = row / kPanelOutputs * num_parts + output / part_outputs;
-    const int64_t lane = row % kPanelOutputs;
     const uint8_t* data = static_cast<const uint8_t*>(weight.data) + panel * stride;
+    if (has_blocks && panel != unpacked) {
+      table.block_packing.unpack(weight.dtype, data, weight.num_inputs, blocks.data());
+      unpacked = panel;
+    }
     for (int64_t input = 0; input < weight.num_inputs; ++input) {
-      float& value = target[output * weight.num_inputs + input];
-      if (weight.dtype == DType::kF32) {
-        value = reinterpret_cast<const float*>(data)[input * kPanelOutputs + lane];
-      } else if (weight.dtype == DType::kBF16) {
-        const bf16_t* halves = reinterpret_cast<const bf16_t*>(data);
-        value = bf16_to_float(halves[(input / 2 * kPanelOutputs + lane) * 2 + input % 2]);
-      } else {
-        value = unpack_quantized(format, data, lane, input);
-      }
+      target[output * weight.num_inputs + input] =
+          unpack_one(format, data, blocks.data(), row % kPanelOutputs, input);
     }
   }
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/dtype.h"
+#include "cpu/block_format.h"
 
 namespace lmi::cpu {
 
@@ -19,11 +20,13 @@ namespace lmi::cpu {
 //         [group/8][16][4] bytes, whose lower halves are the codes c of inputs 0 .. 3 and whose
 //         upper halves those of inputs 4 .. 7: weight = scale (c - zero), c in 0 .. 15. Symmetric
 //         weights have the zero point 8; others any that fp16 holds.
-// So every step along K is 64 bytes. Outputs are padded with zeros to a multiple of 16, inputs to a
-// whole step, of int4 to a whole group. A gated weight holds gate and up panels alternating (gate
-// 0, up 0, gate 1, up 1, ...), num_outputs counting both; each of the two is padded on its own.
-// Packed weights are kept on disk: whoever changes this order, or what quantising gives, counts
-// kPackedLayoutVersion up.
+//   fp16: [inputs][16]
+//   GGUF's types of blocks: their bytes in the order of block_format.h
+// So every step along K of the first four is 64 bytes. Outputs are padded with zeros to a multiple
+// of 16, inputs to a whole step, of int4 to a whole group. A gated weight holds gate and up panels
+// alternating (gate 0, up 0, gate 1, up 1, ...), num_outputs counting both; each of the two is
+// padded on its own. Packed weights are kept on disk: whoever changes this order, or what
+// quantising gives, counts kPackedLayoutVersion up.
 constexpr int64_t kPanelOutputs = 16;
 constexpr int32_t kPackedLayoutVersion = 1;
 constexpr int64_t kMaxInt8Inputs = 65536;  // so that 32 bits hold every sum of products
@@ -37,7 +40,7 @@ enum class RowRounding : uint8_t {
 
 struct LinearFormat {
   DType dtype = DType::kBF16;
-  int32_t group_size = 0;                         // int4: inputs per scale; others 0
+  int32_t group_size = 0;  // int4: inputs per scale; blocks: kBlockSumInputs; others 0
   RowRounding rounding = RowRounding::kOutliers;  // changes nothing of what is packed
 };
 
@@ -52,8 +55,16 @@ struct PackedLinear {
   int64_t num_experts = 1;                        // matrices of this shape, one after the other
   int64_t expert_bytes = 0;                       // of each of several
 
-  bool is_quantized() const { return dtype == DType::kI8 || dtype == DType::kI4; }
-  bool takes_quantized_rows() const { return is_quantized() && rounding != RowRounding::kNone; }
+  // Not of the activations' own type, which only fp32 and bf16 are.
+  bool is_quantized() const { return dtype != DType::kF32 && dtype != DType::kBF16; }
+  bool takes_quantized_rows() const {
+    return is_quantized() && dtype != DType::kF16 && rounding != RowRounding::kNone;
+  }
+  // Quantised rows for the other weight are right for this one.
+  bool takes_rows_of(const PackedLinear& other) const {
+    return takes_quantized_rows() && other.takes_quantized_rows() && rounding == other.rounding &&
+           group_size == other.group_size;
+  }
 };
 
 // A row of inputs for int8 and int4 weights: x = scale q, where q has 8 bits, or of outliers 16:
@@ -88,7 +99,8 @@ constexpr int64_t quantized_row_bytes(int64_t num_inputs, int32_t group_size) {
 // One source of a packed matrix: row-major [num_outputs, num_inputs] in dtype fp32, bf16, fp16 or
 // e4m3, whose elements are multiples of scales [num_outputs, num_scales]: one for a row, or one for
 // every kScaleInputs. Or in the packed format itself, int8 or int4: bytes, each a code, which are
-// kept, with scales and, of int4, zero points [num_outputs, num_scales] for each of its groups.
+// kept, with scales and, of int4, zero points [num_outputs, num_scales] for each of its groups; or
+// GGUF's blocks, whose type is the packed format, too.
 struct LinearPart {
   const void* data = nullptr;
   DType dtype = DType::kBF16;
@@ -98,7 +110,11 @@ struct LinearPart {
   const float* zeros = nullptr;
 
   bool is_coded() const { return dtype == DType::kI8 || dtype == DType::kI4; }
-  int64_t element_bytes() const { return is_coded() ? 1 : dtype_size(dtype); }
+  int64_t row_bytes(int64_t num_inputs) const {
+    const BlockFormat blocks = block_format(dtype);
+    if (blocks.num_inputs != 0) return num_inputs / blocks.num_inputs * blocks.num_bytes;
+    return num_inputs * (is_coded() ? 1 : dtype_size(dtype));
+  }
 };
 constexpr int64_t kScaleInputs = 128;
 

@@ -36,7 +36,7 @@ inline PanelRows find_rows(const std::vector<LinearPart>& parts, int64_t num_inp
     const int64_t end = std::min(first_row + kPanelOutputs, part_start + part.num_outputs);
     for (int64_t row = begin; row < end; ++row) {
       const int64_t own = row - part_start;
-      const int64_t offset = own * num_inputs * part.element_bytes();
+      const int64_t offset = own * part.row_bytes(num_inputs);
       const int64_t scale = own * part.num_scales;
       rows.at[row - first_row] = {static_cast<const uint8_t*>(part.data) + offset, part.dtype,
                                   part.scales + scale, part.num_scales,

@@ -55,7 +55,8 @@ void Graph::fuse_argmax() {
     if (sample == nullptr || linear == nullptr || linear->y != sample->logits) continue;
     const cpu::LinearArgs& args = linear->args;
     const bool is_kept = std::find(outputs_.begin(), outputs_.end(), linear->y) != outputs_.end();
-    if (is_kept || args.bias != nullptr || args.add_to_y || args.weight.gated) continue;
+    const bool is_whole = args.weight.num_outputs == values_[linear->y].columns;
+    if (is_kept || args.bias != nullptr || args.add_to_y || !is_whole) continue;
     linear->feeds_sample = sample->follows_linear = true;
     argmax_candidates_ = std::make_unique<uint64_t[]>(config_.capacity.max_logit_rows);
     wants_argmax_ = std::make_unique<uint8_t[]>(config_.capacity.max_logit_rows);
@@ -143,6 +144,8 @@ void Graph::link(Node& node) const {
       },
       node);
   if (auto* linear = std::get_if<LinearNode>(&node)) {
+    const int64_t offset = linear->first_column * dtype_size(linear->args.y_dtype);
+    linear->args.y = static_cast<uint8_t*>(linear->args.y) + offset;
     linear->args.argmax.candidates = argmax_candidates_.get();
   }
   if (auto* sample = std::get_if<SampleNode>(&node); sample != nullptr && sample->follows_linear) {

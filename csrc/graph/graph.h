@@ -75,6 +75,8 @@ class Graph {
   ValueId norm_add(ValueId x, ValueId residual, cpu::NormArgs args);  // in place
   ValueId norm_heads(ValueId x, cpu::NormArgs args);  // in place: groups from first_column on
   ValueId linear(ValueId x, cpu::LinearArgs args);
+  // As one linear, whose weight's parts are packed each in its own format.
+  ValueId linear(ValueId x, const std::vector<cpu::LinearArgs>& parts);
   ValueId linear_add(ValueId x, ValueId residual, cpu::LinearArgs args);  // in place
   ValueId activation(ValueId x, cpu::Activation activation, bool gated);
   ValueId soft_cap(ValueId x, float cap);  // in place
@@ -135,6 +137,7 @@ class Graph {
     static constexpr auto kKernel = &cpu::Kernels::linear;
     cpu::LinearArgs args;
     ValueId x, y;
+    int64_t first_column = 0;  // of y, that are its outputs
     bool feeds_sample = false;
   };
   struct ActivationNode {

@@ -123,17 +123,34 @@ ValueId Graph::linear_input(ValueId x, const cpu::PackedLinear& weight) {
 }
 
 ValueId Graph::linear(ValueId x, cpu::LinearArgs args) {
+  return linear(x, std::vector<cpu::LinearArgs>{args});
+}
+
+ValueId Graph::linear(ValueId x, const std::vector<cpu::LinearArgs>& parts) {
   check_recording();
-  args.x_dtype = config_.act_dtype;
-  const ValueId input = linear_input(x, args.weight);
-  const bool is_gated = args.weight.gated;
-  LMI_CHECK(!is_gated || args.activation != cpu::Activation::kNone,
+  LMI_CHECK(!parts.empty(), "a linear has a weight");
+  const bool is_gated = parts[0].weight.gated;
+  LMI_CHECK(!is_gated || parts[0].activation != cpu::Activation::kNone,
             "a gated weight goes with an activation");
-  const int64_t columns = is_gated ? args.weight.num_outputs / 2 : args.weight.num_outputs;
-  args.add_to_y = false;
+  LMI_CHECK(!is_gated || parts.size() == 1, "a gated weight has no parts of their own");
+  int64_t columns = 0;
+  std::vector<ValueId> inputs;
+  for (const cpu::LinearArgs& part : parts) {
+    LMI_CHECK(part.y_dtype == parts[0].y_dtype, "parts give one type");
+    columns += is_gated ? part.weight.num_outputs / 2 : part.weight.num_outputs;
+    const bool is_same = !inputs.empty() && part.weight.takes_rows_of(parts[0].weight);
+    inputs.push_back(is_same ? inputs[0] : linear_input(x, part.weight));
+  }
   const ValueId y =
-      add_value(is_gated ? "gated_linear" : "linear", args.y_dtype, columns, value(x).rows);
-  add_node(LinearNode{args, input, y}, {input, y});
+      add_value(is_gated ? "gated_linear" : "linear", parts[0].y_dtype, columns, value(x).rows);
+  int64_t first_column = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    cpu::LinearArgs args = parts[i];
+    args.x_dtype = config_.act_dtype;
+    args.add_to_y = false;
+    add_node(LinearNode{args, inputs[i], y, first_column}, {inputs[i], y});
+    first_column += args.weight.num_outputs;
+  }
   return y;
 }
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from lmi_core.config.artefacts.cache import cached_directory
+from lmi_core.config.artefacts.cache import readable_directory
 from lmi_core.config.judge import judge, judge_server
 from lmi_core.config.memory_needs import Needs, memory_needs
 from lmi_core.config.model_config import ModelConfig
@@ -66,7 +66,7 @@ def main(
             problems.items += judge(model, report.server, environ, host)
         report = replace(report, errors=problems.errors, warnings=problems.warnings)
     needs = [
-        memory_needs(model, cached_directory(model.source, report.server, environ))
+        memory_needs(model, readable_directory(model.source, report.server, environ))
         for model in report.models
     ]
     if "--json" in argv:
@@ -184,9 +184,26 @@ def _heading(model: ModelConfig, needs: Needs) -> list[str]:
         lines.append(
             f"  devices  {place.tensor_parallel_degree} per copy, {place.num_copies} copies"
         )
+    if model.files.gguf_types and model.engine is not None:
+        lines.append(f"  weights  {_gguf_weights(model)}")
     if needs is not None:
         lines.append(f"  memory   {needs if isinstance(needs, str) else needs.describe()}")
     return [printable(line) for line in lines]
+
+
+def _gguf_weights(model: ModelConfig) -> str:
+    """What a GGUF file has, and what becomes of it."""
+    types = ", ".join(f"{count} {name}" for name, count in model.files.gguf_types.items())
+    assert model.engine is not None
+    config = model.engine.config
+    if config.device != "cpu":
+        return f"GGUF, tensors: {types}; matrices are widened to the dtype on this device"
+    rows = {
+        "auto": "rows of 8 bits, a row's largest numbers of 16",
+        "int8": "rows of 8 bits",
+        "bf16": "rows as they are",
+    }[config.activations]
+    return f"GGUF, tensors: {types}; kept as stored, blocks multiplied with {rows}"
 
 
 def as_json(report: Report, needs: Sequence[Needs] = ()) -> dict[str, object]:

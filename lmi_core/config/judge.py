@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from lmi_core.config.artefacts.cache import cached_directory
+from lmi_core.config.artefacts.cache import readable_directory
 from lmi_core.config.artefacts.fetch import check_source
 from lmi_core.config.artefacts.hub import find_in_cache, hub_cache
 from lmi_core.config.artefacts.local import check_adapter
@@ -87,10 +87,10 @@ def _whole_directory(
 ) -> Path | None:
     """Where the model's files are, if all of them are here."""
     source = model.source
-    if source.kind == "hub":
+    if source.kind == "hub" and not source.file:
         cache = server.hub_cache or hub_cache(environ)
         return find_in_cache(source.location, source.revision, cache)
-    directory = cached_directory(source, server, environ)
+    directory = readable_directory(source, server, environ)
     if directory is None or not (directory / "config.json").is_file():
         return None
     return directory if weight_files(directory) else None
@@ -159,7 +159,7 @@ def _whole_adapters(
     """The named ones that are here."""
     found = []
     for adapter in () if model.lora is None else model.lora.named:
-        path = cached_directory(adapter.source, server, environ)
+        path = readable_directory(adapter.source, server, environ)
         with contextlib.suppress(UserError):
             if path is not None:
                 check_adapter(path)

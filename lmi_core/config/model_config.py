@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from lmi_core.config.artefacts.gguf import model_directory
 from lmi_core.config.artefacts.handler import Handler
 from lmi_core.config.artefacts.model_files import ModelFiles
 from lmi_core.config.artefacts.model_source import ModelSource
@@ -70,7 +71,7 @@ class ModelConfig:
         if model is None:
             if self.source.kind != "local":
                 raise ValueError(f"{self.source.location} must be fetched before it is loaded")
-            model = Path(self.source.location)
+            model = model_directory(Path(self.source.location))
         assert self.engine is not None, "our engine drives it"
         lora = None if self.lora is None else self.lora.config(model, adapters)
         return replace(self.engine.config, model=model, lora=lora)

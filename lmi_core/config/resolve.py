@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from lmi_core.config.artefacts.archives import Archives
-from lmi_core.config.artefacts.cache import cached_directory, download_root
+from lmi_core.config.artefacts.cache import download_root, noted_directory
 from lmi_core.config.artefacts.custom_code import check_downloaded
 from lmi_core.config.artefacts.entry_point import check_formatter, find_handler
 from lmi_core.config.artefacts.model_files import ModelFiles, read_model_files
@@ -253,11 +253,12 @@ class _Examination:
         values = self._values(listed)
         rewrite(values, self.problems)
         source = find_source(values, listed, self.problems)
-        directory = cached_directory(source, self.server, self.environ) or listed.directory
+        here = noted_directory(source, self.server, self.environ, self.problems)
+        directory = here or listed.directory
         own_adapter = find_own_adapter(source, directory, self.problems)
         if own_adapter is not None:
             source = own_adapter.base
-            directory = cached_directory(source, self.server, self.environ)
+            directory = noted_directory(source, self.server, self.environ, self.problems)
         files = read_model_files(directory, self.problems)
         refuse_others_files(values, listed, directory)
         handler = find_handler(values, listed.directory, self.problems)

@@ -15,6 +15,7 @@ from lmi_core.models.rope import rope_tables
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear, Norm
 from lmi_core.ops import Graph, Handle, KvCache, LoraTable
+from lmi_core.ops.graph import JoinedWeight
 
 
 def record(
@@ -194,7 +195,8 @@ class Decoder:
 
     def _gate_up(self, h: Handle, gate_up: Linear, layer_id: int) -> Handle:
         activation, gated = self.spec.activation, self.spec.gated
-        if self.adapters is None:
+        is_whole = not isinstance(gate_up.weight, JoinedWeight)
+        if self.adapters is None and (is_whole or not gated):
             return ops.linear(
                 h,
                 gate_up.weight,

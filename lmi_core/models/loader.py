@@ -13,6 +13,7 @@ from lmi_core.errors import ModelError
 from lmi_core.models.expert_tensors import with_layout
 from lmi_core.models.experts import load_experts
 from lmi_core.models.family import spec_and_pooling, text_tensors
+from lmi_core.models.gguf_spec import gguf_spec
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
 from lmi_core.models.latent_attention import load_latent
 from lmi_core.models.linears import LayerLinear, layer_linears, rotate_half_order
@@ -59,8 +60,8 @@ class LoadedModel:
     weights: DecoderWeights
     dtype: WeightFormat
     """Activations; of the weights, what isn't quantised."""
-    quantize: Quantization | None
-    """What the layers' matrices are; fp8 also where the checkpoint had them so."""
+    quantize: str | None
+    """What the layers' matrices are, also where the checkpoint had them so."""
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     pooling: PoolingSpec | None = None
@@ -100,13 +101,16 @@ def find_model(asked: EngineConfig) -> FoundModel:
     family = family_of(checkpoint.config.architecture)
     config = override_rope(family.text_config(checkpoint.config), asked)
     spec, pooling = spec_and_pooling(family, config, asked)
+    if (architecture := checkpoint.gguf_architecture) is not None:
+        spec = gguf_spec(spec, architecture, checkpoint.tensors)
+        _check_gguf(asked)
     for token_id in config.eos_token_ids:
         if token_id >= spec.vocab_size:
             raise config.error(
                 "eos_token_id", f"{token_id} is beyond the vocabulary of {spec.vocab_size}"
             )
     names = spec.names
-    tensors = text_tensors(checkpoint.tensors, names)
+    tensors = checkpoint.tensors if architecture else text_tensors(checkpoint.tensors, names)
     if "text_config" in config.values:
         spec = replace(spec, tied_head=f"{names.head}.weight" not in tensors)
     spec = with_layout(spec, tensors)
@@ -199,6 +203,7 @@ def load_weights(
         weight_format,
         made,
         progress,
+        keeps_halves=found.checkpoint.gguf_architecture is not None,
     )
     head_format: PackFormat = weight_format if made is None else "int8"
     weights = _load_weights(reader, spec, head_format, fuses_gate=asked.lora is None)
@@ -218,6 +223,15 @@ def load_weights(
     )
     reader.check_files()
     return model
+
+
+def _check_gguf(asked: EngineConfig) -> None:
+    if asked.lora is not None:
+        raise ModelError(
+            f"{asked.model} is in GGUF, whose layers LoRA adapters don't name: leave the adapters "
+            "out, or serve the model in safetensors",
+            field="option.enable_lora",
+        )
 
 
 def _needed(
@@ -265,6 +279,14 @@ def _native_backend() -> WeightBackend:
 
 def stored_format(found: FoundModel) -> WeightFormat:
     """What weights and activations are where nobody says it: as the checkpoint, or bf16."""
+    if found.checkpoint.gguf_architecture is not None:
+        # A file may have any type for each matrix; none is rounded.
+        has_fp32 = any(
+            found.tensors[name].dtype == "F32"
+            for name, shape in found.shapes.items()
+            if len(shape) > 1
+        )
+        return "fp32" if has_fp32 else "bf16"
     return "fp32" if found.tensors[found.spec.names.embedding].dtype == "F32" else "bf16"
 
 
@@ -292,7 +314,7 @@ def _load_weights(
     return DecoderWeights(
         embedding=reader.table(names.embedding),
         positions=reader.table(names.positions) if names.positions else None,
-        token_types=reader.table(names.token_types) if names.token_types else None,
+        token_types=reader.floats(names.token_types) if names.token_types else None,
         relative_bias=reader.vector(names.relative_bias) if names.relative_bias else None,
         embedding_norm=_load_norm(reader, spec, "", names.embedding_norm),
         project_in=projections[0],

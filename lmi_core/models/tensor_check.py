@@ -11,6 +11,7 @@ from lmi_core.models.weight_names import WeightNames
 from lmi_core.models.weights import expected_shapes
 from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, goes_with_fp8, scale_problem
+from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
 from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
@@ -57,7 +58,8 @@ def check_quantized(checkpoint: Checkpoint, quantized: StoredLayers) -> None:
     if settings is None or quantized:
         return
     tensors = checkpoint.tensors
-    if any(tensor.dtype == FP8_DTYPE for tensor in tensors.values()):
+    coded = (FP8_DTYPE, *BLOCK_TYPES)
+    if any(tensor.dtype in coded for tensor in tensors.values()):
         return
     if any(name.endswith(MXFP4_ENDINGS[0]) for name in tensors):
         return
@@ -88,6 +90,8 @@ def _problems(
     if tensor.dtype == FP8_DTYPE and len(shape) == 2 and name != names.embedding:
         problem = scale_problem(tensor, tensors)
         return [problem] if problem else []
+    if tensor.dtype in BLOCK_TYPES and len(shape) == 2:
+        return []
     if tensor.dtype == "U8" and name.endswith(MXFP4_ENDINGS):
         return []
     return [] if _is_float(tensor) else [_dtype_problem(tensor)]

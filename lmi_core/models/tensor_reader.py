@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lmi_core.errors import ModelError
 from lmi_core.models.linears import RowIds
-from lmi_core.models.weights import Linear, MappedFile, WeightBackend
-from lmi_core.ops.graph import LinearWeight
+from lmi_core.models.weights import Linear, MappedFile, Table, WeightBackend
+from lmi_core.ops.graph import JoinedWeight, LinearWeight
+from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.float_tensors import DTYPES, to_float32
-from lmi_core.weights.formats import FloatArray, PackFormat, Quantization, WeightFormat
+from lmi_core.weights.formats import BlockFormat, FloatArray, PackFormat, Quantization, WeightFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
+from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.matrix import Matrix, dense, rows_of
 from lmi_core.weights.quantized.stored_layers import StoredLayers
@@ -38,11 +42,16 @@ class TensorReader:
         weight_format: WeightFormat,
         quantize: Quantization | None,
         progress: Progress | None,
+        *,
+        keeps_halves: bool = False,
     ) -> None:
+        """``keeps_halves``: fp16 matrices stay so where ``backend`` has products with them."""
         self.kept: set[Quantization] = set()
         """What matrices of layers were in the checkpoint, and still are."""
         self.widened: set[Quantization] = set()
         """What they were where they are of ``weight_format`` now."""
+        self.own_formats: Counter[BlockFormat | Literal["fp16"]] = Counter()
+        """Weights of matrices that only products of their own kind take."""
         self.most_rounding = 0.0
         """The largest change of a scale, relative to it."""
         self._tensors = tensors
@@ -51,13 +60,17 @@ class TensorReader:
         self.weight_format = weight_format
         self._quantize = quantize
         self._progress = progress
+        self._keeps_halves = keeps_halves and backend.keeps_blocks
         self._files: dict[Path, MappedFile] = {}
         self._num_bytes_done = 0
         self._num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
 
     @property
-    def kept_format(self) -> Quantization | None:
-        """Of the smallest of the matrices that were kept."""
+    def kept_format(self) -> str | None:
+        """Of the smallest of the matrices that were kept; of blocks, all there are, those of most
+        weights first."""
+        if self.own_formats:
+            return ", ".join(name for name, _ in self.own_formats.most_common())
         return next((name for name in _FORMATS if name in self.kept), None)
 
     def linear(
@@ -81,10 +94,7 @@ class TensorReader:
         if gated and len(parts) == 1:
             half = len(parts[0]) // 2
             parts = [rows_of(parts[0], slice(half)), rows_of(parts[0], slice(half, None))]
-        chosen = self._kept_format(parts) or format or self._layer_format(parts)
-        if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
-            parts = [*dense(parts)]
-        weight = self._backend.pack(parts, names=weight_names, format=chosen, gated=gated)
+        weight = self._pack(parts, weight_names, gated=gated, format=format)
         for name in weight_names:
             self._release(self._stored_as(name))
         self._check_spare_biases(prefixes)
@@ -93,6 +103,48 @@ class TensorReader:
             bias = np.concatenate([self.vector(f"{prefix}.bias") for prefix in prefixes])
             bias = bias if rows is None else bias[rows]
         return Linear(weight, bias)
+
+    def _pack(
+        self,
+        parts: Sequence[Matrix],
+        names: Sequence[str],
+        *,
+        gated: bool = False,
+        format: PackFormat | None = None,
+    ) -> LinearWeight | JoinedWeight:
+        """As one, or side by side where each stays as it is in a format of its own."""
+        own = {self._own_format(part) for part in parts}
+        if len(own) > 1:
+            return JoinedWeight(
+                tuple(
+                    self._pack_one([part], [name], format=format)
+                    for part, name in zip(parts, names, strict=True)
+                )
+            )
+        return self._pack_one(parts, names, gated=gated, format=format)
+
+    def _pack_one(
+        self,
+        parts: Sequence[Matrix],
+        names: Sequence[str],
+        *,
+        gated: bool = False,
+        format: PackFormat | None = None,
+    ) -> LinearWeight:
+        own = self._own_format(parts[0])
+        if own is not None:
+            self.own_formats[own] += sum(len(part) * part.shape[1] for part in parts)
+        chosen = own or self._kept_format(parts) or format or self._layer_format(parts)
+        if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
+            parts = [*dense(parts)]
+        return self._backend.pack(parts, names=names, format=chosen, gated=gated)
+
+    def _own_format(self, part: Matrix) -> BlockFormat | Literal["fp16"] | None:
+        """Of a matrix that only products of its own kind take as it is."""
+        if isinstance(part, BlockMatrix):
+            return part.format
+        is_half = isinstance(part, np.ndarray) and part.dtype == np.float16
+        return "fp16" if is_half and self._keeps_halves else None
 
     def experts(
         self,
@@ -146,7 +198,7 @@ class TensorReader:
     def tied_head(self, name: str, head: str, format: PackFormat) -> Linear:
         """The embedding packed as the output head, which may have a bias of its own; its source
         pages go, the mapping stays."""
-        weight = self._backend.pack([self._view(name)], names=[name], format=format, gated=False)
+        weight = self._pack([self._matrix(name)], [name], format=format)
         tensor = self._tensors[name]
         self._file(tensor.path).drop(tensor.offset, tensor.num_bytes)
         return Linear(weight, self.vector(f"{head}.bias") if self._has_bias(head) else None)
@@ -159,17 +211,29 @@ class TensorReader:
 
     def rows(self, name: str, row_ids: Sequence[int]) -> FloatArray:
         """A float32 copy of some rows."""
-        return to_float32(self._view(name)[list(row_ids)], self._tensors[name].dtype)
+        matrix = rows_of(self._matrix(name), np.array(row_ids, np.int64))
+        if not isinstance(matrix, np.ndarray):
+            return matrix.to_float32()
+        return to_float32(matrix, self._tensors[name].dtype)
 
-    def table(self, name: str) -> npt.NDArray[np.generic]:
-        """The tensor as stored, mapped; fp16, which no kernel reads, as a float32 copy."""
-        view = self._view(name)
-        if self._tensors[name].dtype == "F16":
+    def table(self, name: str) -> Table:
+        """The tensor as stored, mapped; fp16, which few kernels read, as a float32 copy."""
+        view = self._matrix(name)
+        if not isinstance(view, np.ndarray):
+            self._advance(self._tensors[name].num_bytes)
+            assert isinstance(view, BlockMatrix)
+            return view
+        if self._tensors[name].dtype == "F16" and not self._keeps_halves:
             view = to_float32(view, "F16")
             self._release([name])
         else:
             self._advance(self._tensors[name].num_bytes)
         return view
+
+    def floats(self, name: str) -> npt.NDArray[np.generic]:
+        """As ``table``, of a tensor of floats."""
+        table = self.table(name)
+        return table if isinstance(table, np.ndarray) else table.to_float32()
 
     def check_files(self) -> None:
         """Raise ModelError if a file was truncated while it was read."""
@@ -206,6 +270,12 @@ class TensorReader:
                 note_rounding=self._note_rounding,
             )
         tensor = self._tensors[name]
+        if tensor.dtype in BLOCK_TYPES:
+            raw = self._file(tensor.path).array(tensor.offset, tensor.num_bytes)
+            num_outputs, num_inputs = tensor.shape
+            blocks = raw.reshape(num_outputs, -1)
+            matrix = BlockMatrix(BLOCK_TYPES[tensor.dtype], (num_outputs, num_inputs), blocks)
+            return matrix if self._backend.keeps_blocks else matrix.to_float32()
         if tensor.dtype != FP8_DTYPE:
             return self._view(name)
         scale = scale_of(tensor, self._tensors)

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from lmi_core.models.expert_tensors import expert_shapes
 from lmi_core.models.linears import layer_linears
 from lmi_core.models.spec import DecoderSpec, LatentSpec
-from lmi_core.ops.graph import LinearWeight
+from lmi_core.ops.graph import JoinedWeight, LinearWeight
+from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.formats import FloatArray, PackFormat
 from lmi_core.weights.matrix import Matrix
 
@@ -35,11 +36,17 @@ class MappedFile(Protocol):
 class WeightBackend(Protocol):
     """Maps files and packs matrices for a device; ``parts`` are row-major [n_i, k] in fp32, fp16,
     bf16 (as uint16), fp8 or ``format`` itself, ``gated`` ones are gate and up. int8, int4 and fp8
-    quantise what isn't. ``names`` are the parts' in the checkpoint."""
+    quantise what isn't; GGUF's types of blocks are never made of others. ``names`` are the parts'
+    in the checkpoint."""
 
     @property
     def keeps_fp8(self) -> bool:
         """Whether it has products with fp8 matrices."""
+        ...
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether it has products with GGUF's blocks, and with fp16."""
         ...
 
     def open(self, path: Path) -> MappedFile: ...
@@ -63,11 +70,15 @@ class WeightBackend(Protocol):
         ...
 
 
+Table = npt.NDArray[np.generic] | BlockMatrix
+"""Rows by token, or by position."""
+
+
 @dataclass(frozen=True, slots=True)
 class Linear:
     """A packed matrix [outputs, inputs] and its fp32 bias [outputs]."""
 
-    weight: LinearWeight
+    weight: LinearWeight | JoinedWeight
     bias: FloatArray | None = None
 
     @property
@@ -172,8 +183,8 @@ class DecoderWeights:
     tied model holds the matrix once, packed as ``head``.
     """
 
-    embedding: npt.NDArray[np.generic]
-    positions: npt.NDArray[np.generic] | None = None
+    embedding: Table
+    positions: Table | None = None
     token_types: npt.NDArray[np.generic] | None = None
     relative_bias: FloatArray | None = None
     embedding_norm: Norm | None = None
@@ -190,7 +201,7 @@ class DecoderWeights:
         """Bytes that stay resident; an embedding that is a view of its file is not among them."""
         num_bytes = sum(layer.num_bytes for layer in self.layers)
         for table in (self.embedding, self.positions):
-            if table is not None and table.flags.owndata:
+            if isinstance(table, np.ndarray) and table.flags.owndata:
                 num_bytes += table.nbytes
         rest = (self.embedding_norm, self.project_in, self.project_out, self.final_norm, self.head)
         return num_bytes + sum(weights.num_bytes for weights in rest if weights is not None)

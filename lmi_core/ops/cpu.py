@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
-from lmi_core.ops.graph import Graph, Handle, LinearWeight
+from lmi_core.ops.graph import Graph, Handle, JoinedWeight, LinearWeight
 from lmi_core.weights.formats import PackFormat
 from lmi_core.weights.matrix import Activations, Matrix, packable, packed_group_size, row_rounding
 
@@ -36,6 +36,10 @@ class NativeWeights:
     @property
     def keeps_fp8(self) -> bool:
         return False
+
+    @property
+    def keeps_blocks(self) -> bool:
+        return True
 
     def open(self, path: Path) -> _native.MappedFile:
         return _native.MappedFile(str(path))
@@ -101,7 +105,10 @@ def lower(graph: Graph, target: _native.Graph) -> dict[Handle, _native.Handle]:
     for node in graph.nodes:
         arguments = {**node.attributes, **{name: values[h] for name, h in node.operands.items()}}
         if node.op in ("rms_norm", "norm") and node.result in quantized:
-            arguments["reader"] = quantized[node.result]
+            reader = quantized[node.result]
+            arguments["reader"] = reader.parts[0] if isinstance(reader, JoinedWeight) else reader
+        if isinstance(arguments.get("weight"), JoinedWeight):
+            arguments["weight"] = [*arguments["weight"].parts]
         result = getattr(target, node.op)(**arguments)
         if node.result is not None:
             values[node.result] = result

@@ -6,18 +6,21 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core.ops.graph import Graph, Handle
+from lmi_core.weights.block_matrix import BlockMatrix
+
+Table = npt.NDArray[np.generic] | BlockMatrix
 
 
-def embed(graph: Graph, table: npt.NDArray[np.generic], *, scale: float = 1.0) -> Handle:
-    """Rows of ``table`` [vocab, hidden] (fp32, or bf16 as uint16) -> fp32 [T, hidden]."""
+def embed(graph: Graph, table: Table, *, scale: float = 1.0) -> Handle:
+    """Rows of ``table`` [vocab, hidden] (fp32, bf16 as uint16, or blocks) -> fp32 [T, hidden]."""
     x = graph.value("embed", "fp32", table.shape[1], "T")
-    graph.add("embed", x, {}, table=table, scale=scale)
+    graph.add("embed", x, {}, scale=scale, **_stored(table))
     return x
 
 
-def add_positions(x: Handle, table: npt.NDArray[np.generic], *, offset: int = 0) -> Handle:
+def add_positions(x: Handle, table: Table, *, offset: int = 0) -> Handle:
     """x + the row of ``table`` of each token's position + ``offset``: fp32 [T, n], in place."""
-    x.graph.add("add_positions", x, {"x": x}, table=table, offset=offset)
+    x.graph.add("add_positions", x, {"x": x}, offset=offset, **_stored(table))
     return x
 
 
@@ -26,6 +29,12 @@ def add_token_types(x: Handle, table: npt.NDArray[np.generic]) -> Handle:
     second text of a pair, else 0."""
     x.graph.add("add_token_types", x, {"x": x}, table=table)
     return x
+
+
+def _stored(table: Table) -> dict[str, object]:
+    if isinstance(table, BlockMatrix):
+        return {"table": table.blocks, "format": table.format}
+    return {"table": table}
 
 
 def gather_logit_rows(x: Handle) -> Handle:

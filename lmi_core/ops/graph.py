@@ -33,6 +33,31 @@ class LinearWeight(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedWeight:
+    """Matrices whose outputs, one after the other, are those of one, each in its own format."""
+
+    parts: tuple[LinearWeight, ...]
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(part.num_outputs for part in self.parts)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.parts[0].num_inputs
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def row_format(self) -> str | None:
+        """None also where parts take their rows in different ways."""
+        formats = {part.row_format for part in self.parts}
+        return formats.pop() if len(formats) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertMatrices:
     """Matrices of one shape, for devices that multiply expert by expert."""
 
@@ -131,10 +156,10 @@ class Graph:
             seen.update(node.operands.values())
         return uses[::-1]
 
-    def quantized_rows(self) -> dict[Handle, LinearWeight]:
+    def quantized_rows(self) -> dict[Handle, LinearWeight | JoinedWeight]:
         """The values that nobody reads but products that quantise their rows, all of them alike,
         with a weight of these. Who makes the value may give it quantised."""
-        readers: dict[Handle, list[LinearWeight | None]] = {}
+        readers: dict[Handle, list[LinearWeight | JoinedWeight | None]] = {}
         for node in self.nodes:
             for name, handle in node.operands.items():
                 is_product = node.op == "linear" and name == "x"

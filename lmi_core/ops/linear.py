@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lmi_core.ops.graph import Activation, Handle, LinearWeight, LoraTable
+from lmi_core.ops.graph import Activation, Handle, JoinedWeight, LinearWeight, LoraTable
 from lmi_core.weights.formats import FloatArray
 
 
 def linear(
     x: Handle,
-    weight: LinearWeight,
+    weight: LinearWeight | JoinedWeight,
     *,
     bias: FloatArray | None = None,
     activation: Activation | Literal[""] = "",

@@ -20,10 +20,6 @@ _CONVERT_PICKLE = (
     'python -c "from transformers import AutoModelForCausalLM as M; '
     "M.from_pretrained('{path}', torch_dtype='auto').save_pretrained('{path}')\""
 )
-_CONVERT_GGUF = (
-    'python -c "from transformers import AutoModelForCausalLM as M; '
-    "M.from_pretrained('{path}', gguf_file='{file}').save_pretrained('{path}')\""
-)
 
 
 class Checkpoint:
@@ -42,6 +38,12 @@ class Checkpoint:
     def quantization(self) -> QuantizationSettings | None:
         """What its files say of how it is quantised; None: it isn't."""
         return read_settings(self.config)
+
+    @property
+    def gguf_architecture(self) -> str | None:
+        """What a GGUF file calls its architecture; None: the model isn't in one."""
+        settings = self.config.values.get("gguf")
+        return str(settings["architecture"]) if isinstance(settings, dict) else None
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -68,8 +70,8 @@ def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:
 
     Sharded checkpoints follow model.safetensors.index.json; otherwise model.safetensors is read, or
     the only ``*.safetensors`` file there is. Where there is none, so are pytorch_model.bin and its
-    index. Raises ModelError when there is neither, when a shard is missing or when the index and
-    the shards disagree.
+    index, or a GGUF file. Raises ModelError when there is neither, when a shard is missing or when
+    the index and the shards disagree.
     """
     index = directory / INDEX_NAME
     if index.exists():
@@ -81,6 +83,8 @@ def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:
         return _read_sharded(directory / PICKLED_INDEX_NAME, "bin", read_torch_file)
     if not files and (directory / PICKLED_NAME).exists():
         return read_torch_file(directory / PICKLED_NAME)
+    if not files and any(directory.glob("*.gguf")):
+        return _read_gguf(directory)
     if not files:
         raise no_safetensors(directory)
     if len(files) > 1:
@@ -92,11 +96,20 @@ def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:
     return read_header(files[0])
 
 
+def _read_gguf(directory: Path) -> dict[str, TensorInfo]:
+    from lmi_core.weights.gguf.file import gguf_of, read_gguf
+
+    file = gguf_of(directory)
+    if file is None:
+        raise no_safetensors(directory)
+    return dict(read_gguf(file).tensors)
+
+
 def weight_files(directory: Path) -> list[Path]:
-    """Those that may hold weights which ``read_checkpoint`` reads: safetensors, else pickled ones;
-    empty: there is neither."""
-    found = sorted(directory.glob("*.safetensors"))
-    return found or sorted(directory.glob("pytorch_model*.bin"))
+    """Those that may hold weights which ``read_checkpoint`` reads: safetensors, else pickled ones,
+    else GGUF; empty: there are none."""
+    patterns = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
+    return next((found for name in patterns if (found := sorted(directory.glob(name)))), [])
 
 
 def _read_sharded(
@@ -146,9 +159,7 @@ def no_safetensors(directory: Path) -> ModelError:
     def first(pattern: str) -> str | None:
         return next((path.name for path in sorted(directory.glob(pattern))), None)
 
-    if name := first("*.gguf"):
-        hint = f"found {name}, convert it: " + _CONVERT_GGUF.format(path=directory, file=name)
-    elif name := first("*.bin") or first("*.pt") or first("*.pth") or first("*.ckpt"):
+    if name := first("*.bin") or first("*.pt") or first("*.pth") or first("*.ckpt"):
         hint = f"found {name}, convert it: " + _CONVERT_PICKLE.format(path=directory)
     elif (directory / "serving.properties").is_file():
         hint = "lmi serve reads its serving.properties; here name the directory of the weights"

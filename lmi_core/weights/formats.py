@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,12 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float32]
 WeightFormat = Literal["fp32", "bf16"]
 Quantization = Literal["int8", "int4", "fp8"]
-PackFormat = Literal["fp32", "bf16", "int8", "int4", "fp8"]
+BlockFormat = Literal[
+    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl",
+    "iq4_xs", "mxfp4",
+]  # fmt: skip
+"""GGUF's types of blocks, kept as they are."""
+BLOCK_FORMATS: tuple[BlockFormat, ...] = get_args(BlockFormat)
+PackFormat = Literal["fp32", "bf16", "fp16", "int8", "int4", "fp8"] | BlockFormat
 """int8: a scale per output; int4: a scale per output and 128 inputs, or as in the checkpoint; fp8:
 as in the checkpoint, or a scale per output."""

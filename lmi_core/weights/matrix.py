@@ -8,11 +8,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.block_matrix import SUM_INPUTS, BlockMatrix
+from lmi_core.weights.formats import BLOCK_FORMATS, FloatArray
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.integer_matrix import IntegerMatrix
 
-Matrix = npt.NDArray[np.generic] | Fp8Matrix | IntegerMatrix
+Matrix = npt.NDArray[np.generic] | Fp8Matrix | IntegerMatrix | BlockMatrix
 Activations = Literal["auto", "int8", "bf16"]
 """What quantised matrices are multiplied with: what their format means; rows of int8; or rows as
 they are."""
@@ -38,11 +39,14 @@ def rows_of(matrix: Matrix, rows: npt.NDArray[np.int64] | slice) -> Matrix:
     """These of its outputs."""
     if isinstance(matrix, Fp8Matrix):
         return Fp8Matrix(matrix.codes[rows], matrix.scales[rows])
-    return matrix.rows(rows) if isinstance(matrix, IntegerMatrix) else matrix[rows]
+    return matrix[rows] if isinstance(matrix, np.ndarray) else matrix.rows(rows)
 
 
 def packed_group_size(parts: Sequence[Matrix], format: str) -> int:
-    """Inputs per scale of ``parts`` packed as one; 0: a scale per output, or none."""
+    """Inputs per scale of ``parts`` packed as one, or of blocks per sum; 0: a scale per output, or
+    none."""
+    if format in BLOCK_FORMATS:
+        return SUM_INPUTS
     if format != "int4":
         return 0
     own = [part.group_size for part in parts if isinstance(part, IntegerMatrix)]
@@ -63,6 +67,8 @@ def packable(parts: Sequence[Matrix], group_size: int) -> list[Packable]:
     def of(part: Matrix) -> Packable:
         if isinstance(part, Fp8Matrix):
             return part.codes, np.ascontiguousarray(part.scales)
+        if isinstance(part, BlockMatrix):
+            return np.ascontiguousarray(part.blocks)
         return part.packable(group_size) if isinstance(part, IntegerMatrix) else part
 
     return [of(part) for part in parts]

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lmi_core import _native
+from lmi_core.weights.formats import PackFormat
 from lmi_core.weights.matrix import RowRounding
 
 _PAGE_BYTES = 4096
@@ -59,7 +59,7 @@ class PackedFile:
         *,
         num_outputs: int,
         num_inputs: int,
-        format: Literal["fp32", "bf16", "int8", "int4"],
+        format: PackFormat,
         gated: bool,
         group_size: int,
         num_experts: int = 1,

@@ -9,10 +9,11 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from lmi_core import _native
 from lmi_core.weights.content_digest import FileState, Interrupted
+from lmi_core.weights.formats import PackFormat
 from lmi_core.weights.matrix import RowRounding
 from lmi_core.weights.packed_file import PackedFile
 from lmi_core.weights.quantized.methods import is_in_fp8
@@ -63,7 +64,7 @@ class PackedModel:
         *,
         num_outputs: int,
         num_inputs: int,
-        format: Literal["fp32", "bf16", "int8", "int4"],
+        format: PackFormat,
         gated: bool,
         group_size: int,
         num_experts: int = 1,

@@ -229,7 +229,7 @@ def test_sizes():
         ({"format": "int4"}, "group size of int4 weights is 32, 64 or 128, not 0"),
         ({"format": "int4", "group_size": 48}, "not 48"),
         ({"format": "int8", "group_size": 32}, "int8 weights have no groups"),
-        ({"format": "fp16"}, "linear format fp16"),
+        ({"format": "fp16"}, "fp32 can't become fp16"),
     ],
 )
 def test_formats_that_do_not_exist(options, message):

@@ -268,7 +268,7 @@ def test_a_single_file_of_another_name(edited: Callable[..., Path]) -> None:
     [
         ("pytorch_model.bin", "the file is damaged, or holds more than the tensors of a model"),
         ("consolidated.00.pth", "found consolidated.00.pth, convert it: python -c"),
-        ("model-q4.gguf", "gguf_file='model-q4.gguf'"),
+        ("model-q4.gguf", "model-q4.gguf: holds 0 bytes that don't begin as a GGUF file"),
         ("README.md", "it needs model.safetensors"),
     ],
 )

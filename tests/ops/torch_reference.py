@@ -69,6 +69,10 @@ class TorchWeights:
     """Maps files and holds matrices as tensors."""
 
     @property
+    def keeps_blocks(self) -> bool:
+        return False
+
+    @property
     def keeps_fp8(self) -> bool:
         return False
 

@@ -11,8 +11,10 @@ namespace lmi::cpu::LMI_ISA {
 //   Quads: 16 lanes of 4 unsigned bytes        load_quads; load_low_nibbles, load_high_nibbles
 //   InputQuad: 4 signed bytes for every lane   broadcast_quad
 //   dot_quads(acc, a, b)[i] = acc[i] + sum over j < 4 of a[i][j] b[j]
-//   keep_in_register: see below, no more than a hint
-//   store_bytes: the lower byte of 16 whole numbers
+//   make_quads: of 16 lanes of 32 bits; & | ^ << >> of these (>> of unsigned, shift_signed of
+//   signed) look_up: bytes below 16 in a table   load_bytes, load_halves: 16 of 1 or 2 bytes,
+//   widened as_float: the same bits keep_in_register: see below, no more than a hint store_bytes:
+//   the lower byte of 16 whole numbers
 
 static inline int32_t load_4_bytes(const void* source) {
   int32_t bytes;
@@ -31,6 +33,29 @@ static inline I32x16 load_int(const void* source) { return {_mm512_loadu_si512(s
 static inline void store_int(void* target, I32x16 x) { _mm512_storeu_si512(target, x.v); }
 static inline F32x16 to_float(I32x16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 static inline I32x16 operator+(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+
+static inline I32x16 operator&(I32x16 a, uint32_t b) {
+  return {_mm512_and_si512(a.v, _mm512_set1_epi32(static_cast<int>(b)))};
+}
+static inline I32x16 operator|(I32x16 a, I32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
+static inline I32x16 operator^(I32x16 a, uint32_t b) {
+  return {_mm512_xor_si512(a.v, _mm512_set1_epi32(static_cast<int>(b)))};
+}
+static inline I32x16 operator>>(I32x16 a, int n) { return {(__m512i)((__v16su)a.v >> n)}; }
+static inline I32x16 operator<<(I32x16 a, int n) { return {(__m512i)((__v16su)a.v << n)}; }
+static inline I32x16 operator*(I32x16 a, uint32_t b) { return {(__m512i)((__v16su)a.v * b)}; }
+static inline I32x16 shift_signed(I32x16 a, int n) { return {(__m512i)((__v16si)a.v >> n)}; }
+static inline I32x16 look_up(const uint8_t* table, I32x16 bytes) {
+  const __m128i entries = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(entries), bytes.v)};
+}
+static inline I32x16 load_bytes(const uint8_t* source) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)))};
+}
+static inline I32x16 load_halves(const uint8_t* source) {
+  return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)))};
+}
+static inline F32x16 as_float(I32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
 
 // The value is in a register here. Where it goes on to be spilled, it isn't before.
 static inline void keep_in_register(I32x16& x) { __asm__("" : "+v"(x.v)); }
@@ -85,6 +110,7 @@ static inline I32x16 dot_quads(I32x16 acc, Quads a, InputQuad b) {
 
 #endif
 
+static inline Quads make_quads(I32x16 bytes) { return make_quads(bytes.v); }
 static inline Quads load_quads(const void* source) {
   return make_quads(_mm512_loadu_si512(source));
 }
@@ -123,6 +149,47 @@ static inline I32x16 operator+(I32x16 a, I32x16 b) {
   return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
 }
 
+static inline I32x16 operator&(I32x16 a, uint32_t b) {
+  const __m256i bits = _mm256_set1_epi32(static_cast<int>(b));
+  return {_mm256_and_si256(a.low, bits), _mm256_and_si256(a.high, bits)};
+}
+static inline I32x16 operator|(I32x16 a, I32x16 b) {
+  return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)};
+}
+static inline I32x16 operator^(I32x16 a, uint32_t b) {
+  const __m256i bits = _mm256_set1_epi32(static_cast<int>(b));
+  return {_mm256_xor_si256(a.low, bits), _mm256_xor_si256(a.high, bits)};
+}
+static inline I32x16 operator>>(I32x16 a, int n) {
+  return {(__m256i)((__v8su)a.low >> n), (__m256i)((__v8su)a.high >> n)};
+}
+static inline I32x16 operator<<(I32x16 a, int n) {
+  return {(__m256i)((__v8su)a.low << n), (__m256i)((__v8su)a.high << n)};
+}
+static inline I32x16 operator*(I32x16 a, uint32_t b) {
+  return {(__m256i)((__v8su)a.low * b), (__m256i)((__v8su)a.high * b)};
+}
+static inline I32x16 shift_signed(I32x16 a, int n) {
+  return {(__m256i)((__v8si)a.low >> n), (__m256i)((__v8si)a.high >> n)};
+}
+static inline I32x16 look_up(const uint8_t* table, I32x16 bytes) {
+  const __m128i entries = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  const __m256i both = _mm256_broadcastsi128_si256(entries);
+  return {_mm256_shuffle_epi8(both, bytes.low), _mm256_shuffle_epi8(both, bytes.high)};
+}
+static inline I32x16 load_bytes(const uint8_t* source) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
+  return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+}
+static inline I32x16 load_halves(const uint8_t* source) {
+  const __m128i* halves = reinterpret_cast<const __m128i*>(source);
+  return {_mm256_cvtepu16_epi32(_mm_loadu_si128(halves)),
+          _mm256_cvtepu16_epi32(_mm_loadu_si128(halves + 1))};
+}
+static inline F32x16 as_float(I32x16 a) {
+  return {_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(a.high)};
+}
+
 static inline void keep_in_register(I32x16&) {}
 
 static inline void store_bytes(uint8_t* target, F32x16 x) {
@@ -149,6 +216,9 @@ static inline HalfQuads make_half(__m256i bytes) {
 }
 static inline __m256i low_nibbles(__m256i bytes) {
   return _mm256_and_si256(bytes, _mm256_set1_epi8(0x0f));
+}
+static inline Quads make_quads(I32x16 bytes) {
+  return {make_half(bytes.low), make_half(bytes.high)};
 }
 static inline Quads load_quads(const void* source) {
   return {make_half(load_8_ints(source, 0)), make_half(load_8_ints(source, 1))};
@@ -200,6 +270,59 @@ static inline I32x16 operator+(I32x16 a, I32x16 b) {
   return a;
 }
 
+using Words4 = uint32_t __attribute__((vector_size(16)));
+static inline I32x16 operator&(I32x16 a, uint32_t b) {
+  for (int i = 0; i < 4; ++i) a.v[i] = (Ints4)((Words4)a.v[i] & b);
+  return a;
+}
+static inline I32x16 operator|(I32x16 a, I32x16 b) {
+  for (int i = 0; i < 4; ++i) a.v[i] |= b.v[i];
+  return a;
+}
+static inline I32x16 operator^(I32x16 a, uint32_t b) {
+  for (int i = 0; i < 4; ++i) a.v[i] = (Ints4)((Words4)a.v[i] ^ b);
+  return a;
+}
+static inline I32x16 operator>>(I32x16 a, int n) {
+  for (int i = 0; i < 4; ++i) a.v[i] = (Ints4)((Words4)a.v[i] >> n);
+  return a;
+}
+static inline I32x16 operator<<(I32x16 a, int n) {
+  for (int i = 0; i < 4; ++i) a.v[i] = (Ints4)((Words4)a.v[i] << n);
+  return a;
+}
+static inline I32x16 operator*(I32x16 a, uint32_t b) {
+  for (int i = 0; i < 4; ++i) a.v[i] = (Ints4)((Words4)a.v[i] * b);
+  return a;
+}
+static inline I32x16 shift_signed(I32x16 a, int n) {
+  for (int i = 0; i < 4; ++i) a.v[i] >>= n;
+  return a;
+}
+static inline I32x16 look_up(const uint8_t* table, I32x16 bytes) {
+  uint8_t entries[64];
+  __builtin_memcpy(entries, &bytes, sizeof(entries));
+  for (uint8_t& entry : entries) entry = table[entry];
+  return load_int(entries);
+}
+static inline I32x16 load_bytes(const uint8_t* source) {
+  int32_t lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = source[i];
+  return load_int(lanes);
+}
+static inline I32x16 load_halves(const uint8_t* source) {
+  uint16_t halves[kLanes];
+  __builtin_memcpy(halves, source, sizeof(halves));
+  int32_t lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = halves[i];
+  return load_int(lanes);
+}
+static inline F32x16 as_float(I32x16 a) {
+  F32x16 result;
+  __builtin_memcpy(&result, &a, sizeof(result));
+  return result;
+}
+
 static inline void keep_in_register(I32x16&) {}
 
 static inline void store_bytes(uint8_t* target, F32x16 x) {
@@ -215,6 +338,7 @@ struct InputQuad {
   int32_t bytes[4];
 };
 
+static inline Quads make_quads(I32x16 bytes) { return {bytes}; }
 static inline Quads load_quads(const void* source) { return {load_int(source)}; }
 static inline Quads load_low_nibbles(const void* source) {
   Quads result = load_quads(source);

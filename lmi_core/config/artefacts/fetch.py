@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmi_core.config.artefacts.cache import download_root
+from lmi_core.config.artefacts.gguf import file_patterns, model_directory, named_file
 from lmi_core.config.artefacts.hub import check_hub, fetch_config_from_hub, fetch_from_hub
 from lmi_core.config.artefacts.local import Check, check_adapter, check_model
 from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.targets.server_config import ServerConfig
-from lmi_core.errors import ModelError
+from lmi_core.errors import LmiError, ModelError
 
 if TYPE_CHECKING:
     from lmi_core.config.artefacts.progress import Progress
@@ -40,7 +42,10 @@ def fetch_config(source: ModelSource, server: ServerConfig, environ: Mapping[str
     wrong is for ``fetch`` to say. Blocking."""
     if server.offline:
         return
-    if source.kind == "hub":
+    if source.kind == "hub" and source.file:
+        with suppress(LmiError):
+            _fetch(source, server, check_model, environ)
+    elif source.kind == "hub":
         fetch_config_from_hub(source.location, source.revision, server.hub_cache, environ)
     elif source.kind == "s3":
         from lmi_core.config.artefacts.s3 import fetch_config_from_s3
@@ -57,6 +62,7 @@ def check_source(
     """Raise what ``fetch`` would, as far as that shows without the network."""
     if source.kind == "hub":
         place, cache = (source.location, source.revision), server.hub_cache
+        check = _check_of(source, check)
         check_hub(*place, cache, environ, offline=server.offline, check=check)
     elif source.kind == "s3":
         from lmi_core.config.artefacts.s3 import check_s3
@@ -64,7 +70,14 @@ def check_source(
         root = download_root(server, environ)
         check_s3(source.location, root, environ, offline=server.offline)
     elif source.kind == "local":
-        check(Path(source.location))
+        check(model_directory(Path(source.location)))
+
+
+def _check_of(source: ModelSource, check: Check) -> Check:
+    """Of a hub's snapshot."""
+    if not source.file:
+        return check
+    return lambda directory: check(model_directory(named_file(directory, source.file)))
 
 
 def fetch_adapter(
@@ -94,8 +107,11 @@ def _fetch(
             environ,
             offline=server.offline,
             with_code=with_code,
-            check=check,
+            check=_check_of(source, check),
+            files=file_patterns(source.file) if source.file else (),
         )
+        if source.file:
+            directory = named_file(directory, source.file)
     elif source.kind == "s3":
         from lmi_core.config.artefacts.s3 import fetch_from_s3
 
@@ -108,5 +124,6 @@ def _fetch(
         )
     else:
         raise ModelError("the model has no files: set option.model_id", field="option.model_id")
+    directory = model_directory(directory)
     check(directory)
     return directory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lmi_core.config.artefacts.local import Check, check_model
@@ -78,8 +78,10 @@ def fetch_from_hub(
     offline: bool = False,
     with_code: bool = False,
     check: Check = check_model,
+    files: Sequence[str] = (),
 ) -> Path:
-    """Return the directory of a hub model's snapshot, ``with_code`` if that is to run.
+    """Return the directory of a hub model's snapshot, ``with_code`` if that is to run; ``files``:
+    patterns of those that are wanted, instead of all.
 
     A commit that is whole in the cache is used as it is; a branch is looked up at the hub first
     unless offline. The hub's client verifies downloads; after an interruption it fetches the files
@@ -93,6 +95,8 @@ def fetch_from_hub(
     if offline:
         raise _offline(model_id, revision, cache)
     try:
+        if files:
+            return _download(model_id, revision, cache, environ, [*files])
         patterns = [*PATTERNS, *(CODE if with_code else ())]
         directory = _download(model_id, revision, cache, environ, patterns)
         if not any(directory.glob("*.safetensors")):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmi_core.config.paths import is_dir, is_file
@@ -37,6 +38,8 @@ class ModelFiles:
     pickled: str = ""
     """A file of weights, where they are torch's; "": they are safetensors."""
     requirements: Path | None = None
+    gguf_types: Mapping[str, int] = field(default_factory=dict)
+    """Of a model in GGUF, how many tensors it has of each type."""
     known: bool = False
 
     @property
@@ -75,8 +78,15 @@ def read_model_files(directory: Path | None, problems: Problems) -> ModelFiles:
         unsupported=_unsupported(directory / "config.json", facts),
         pickled=_pickled(directory),
         requirements=requirements if is_file(requirements) else None,
+        gguf_types=_gguf_types(facts),
         known=config is not None,
     )
+
+
+def _gguf_types(facts: dict[str, object]) -> dict[str, int]:
+    settings = facts.get("gguf")
+    types = settings.get("types") if isinstance(settings, dict) else None
+    return types if isinstance(types, dict) else {}
 
 
 def _pickled(directory: Path) -> str:
@@ -84,7 +94,7 @@ def _pickled(directory: Path) -> str:
         name = next((path.name for path in weight_files(directory)), "")
     except OSError:
         return ""  # what can't be listed is for loading to say
-    return "" if name.endswith(".safetensors") else name
+    return name if name.endswith(".bin") else ""
 
 
 def _unsupported(path: Path, facts: dict[str, object]) -> str | None:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from lmi_core.config.artefacts.gguf import is_gguf
 from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Values
-from lmi_core.config.sources.models import HUB_ID, Listed
+from lmi_core.config.sources.models import HUB_NAME, Listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class ModelSource:
     kind: Literal["local", "hub", "s3", "none"]
     location: str
     revision: str | None = None
+    file: str = ""
+    """Of a hub id, the GGUF file that is meant, or a part of its name."""
 
 
 def find_source(values: Values, listed: Listed, problems: Problems) -> ModelSource:
@@ -38,7 +41,8 @@ def find_source(values: Values, listed: Listed, problems: Problems) -> ModelSour
         return source
     problems.error(
         values.where("option.model_id"),
-        f"option.model_id={text[:200]!r} is neither a directory, a hub id, nor an s3:// prefix",
+        f"option.model_id={text[:200]!r} is neither a directory, a GGUF file, a hub id, nor an "
+        "s3:// prefix",
         "option.model_id",
     )
     return ModelSource("none", text)
@@ -49,13 +53,13 @@ def _is_own(values: Values) -> bool:
 
 
 def locate(text: str, revision: str | None, *within: Path | None) -> ModelSource | None:
-    """Return what ``text`` names: an s3:// prefix, a directory, relative to one of ``within`` where
-    it isn't absolute, or a hub id; None if it is none of them."""
+    """Return what ``text`` names: an s3:// prefix, a directory or GGUF file, relative to one of
+    ``within`` where it isn't absolute, or a hub id; None if it is none of them."""
     if text.startswith("s3://"):
         return ModelSource("s3", text)
     for directory in within:
-        if directory is not None and is_dir(directory / text):
+        if directory is not None and (is_dir(directory / text) or is_gguf(directory / text)):
             return ModelSource("local", str(directory / text))
-    if HUB_ID.fullmatch(text):
-        return ModelSource("hub", text, revision)
+    if match := HUB_NAME.fullmatch(text):
+        return ModelSource("hub", match["id"], revision, match["file"] or "")
     return None

@@ -23,7 +23,8 @@ from lmi_core.config.sources.merge import Values
 from lmi_core.config.sources.origin import Rank, Setting
 from lmi_core.errors import ModelError
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
+HUB_NAME = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*(/[\w.-]+)?)(:(?P<file>[\w.-]+))?", re.ASCII)
+"""A repository's id, and the GGUF file of it that is meant."""
 CONTAINER_STORE = Path("/opt/ml/model")
 """Model store of the reference's containers and of SageMaker, used if nothing else is named."""
 
@@ -107,13 +108,16 @@ def _named(text: str, problems: Problems) -> Listed | None:
     """A model named on the command line: a directory, a properties file, a URL or a hub id."""
     path = Path(text)
     if exists(path):
+        if path.suffix == ".gguf" and path.is_file():
+            setting = Setting("option.model_id", text, Rank.FLAG, "command line")
+            return Listed(ModelEntry(text, name_of(path.stem), text), None, (setting,))
         if path.is_file() and path.suffix != ".properties":
-            problems.error(text, "is a file; give a directory or a serving.properties")
+            problems.error(text, "is a file; give a directory, a serving.properties or a GGUF file")
             return None
         directory = path.parent if path.is_file() else path
         name = name_of(str(directory.absolute()))
         return Listed(ModelEntry(str(directory), name, text), directory)
-    if text.startswith("s3://") or (HUB_ID.fullmatch(text) and not text.startswith(".")):
+    if text.startswith("s3://") or (HUB_NAME.fullmatch(text) and not text.startswith(".")):
         setting = Setting("option.model_id", text, Rank.FLAG, "command line")
         return Listed(ModelEntry(text, name_of_hub_id(text), text), None, (setting,))
     problems.error(text[:200], "is neither a path that exists, a hub id, nor an s3:// prefix")

@@ -49,6 +49,7 @@ CAPABILITIES = {
     "weights.dummy": "random weights",
     "weights.fbgemm_fp8": "fp8 checkpoints of FBGEMM",
     "weights.fp8": "fp8 checkpoints",
+    "weights.gguf": "GGUF files",
     "weights.gptq": "GPTQ checkpoints",
 }
 """Every capability that the option table names, in words."""
@@ -118,6 +119,7 @@ BACKENDS = {
                 "weights.awq",
                 "weights.compressed-tensors",
                 "weights.fp8",
+                "weights.gguf",
                 "weights.gptq",
             },
         ),

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from lmi_core.config.artefacts.cache import cached_directory, download_root
+from lmi_core.config.artefacts.cache import download_root, readable_directory
 from lmi_core.config.artefacts.fetch import fetch, fetch_adapter, fetch_config
 from lmi_core.config.artefacts.requirements import install_requirements
 from lmi_core.config.artefacts.s3 import fetch_from_s3
@@ -97,7 +97,7 @@ def _known(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str])
     if model.files.known or model.again is None or model.source.kind not in ("hub", "s3"):
         return model
     fetch_config(model.source, server, environ)
-    if cached_directory(model.source, server, environ) is None:
+    if readable_directory(model.source, server, environ) is None:
         return model
     again = model.again()
     if again.source == model.source:

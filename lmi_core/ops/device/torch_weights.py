@@ -67,6 +67,10 @@ class DeviceWeights:
     def keeps_fp8(self) -> bool:
         return True
 
+    @property
+    def keeps_blocks(self) -> bool:
+        return False
+
     def open(self, path: Path) -> _native.MappedFile:
         return _native.MappedFile(str(path))
 

@@ -14,6 +14,7 @@ from lmi_core.weights.quantized.compressed_tensors import CompressedTensors
 from lmi_core.weights.quantized.gptq import Gptq
 from lmi_core.weights.quantized.layout import Layout
 from lmi_core.weights.quantized.methods import (
+    GGUF,
     INTEGER_METHODS,
     METHODS,
     MXFP4,
@@ -31,11 +32,11 @@ _LAYOUTS: dict[str, Callable[[QuantizationSettings], Layout]] = {
 
 
 def layout_of(settings: QuantizationSettings | None) -> Layout | None:
-    """How linear layers are stored in integers; None: they aren't (but may be in fp8).
+    """How linear layers are stored in integers; None: they aren't (but may be in fp8 or blocks).
 
     Raises ModelError for a quantisation that can't be read.
     """
-    if settings is None:
+    if settings is None or settings.method == GGUF:
         return None
     if is_in_fp8(settings):
         check_blocks(settings)

@@ -10,9 +10,10 @@ CheckpointMethod = Literal["awq", "gptq", "compressed-tensors"]
 """A value of ``quantize`` that says what the checkpoint is."""
 INTEGER_METHODS = ("awq", "gptq", "compressed-tensors")
 FP8_METHODS = ("fp8",)
+GGUF = "gguf"
 MXFP4 = "mxfp4"
 """Experts in floats of 4 bits, which are held as bf16, or quantised anew."""
-METHODS = (*INTEGER_METHODS, *FP8_METHODS, MXFP4)
+METHODS = (*INTEGER_METHODS, *FP8_METHODS, MXFP4, GGUF)
 """Of checkpoints that can be read."""
 
 _FP8_FORMATS = ("float-quantized", "naive-quantized")

@@ -9,8 +9,11 @@ from lmi_core.config.artefacts.hub import PATTERNS, fetch_from_hub, find_in_cach
 from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.resolve import examine, resolve
 from lmi_core.config.targets.host import Host
+from lmi_core.config.targets.launch import prepare_model
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, ModelError
+from tests.checkpoints import cached_checkpoint
+from tests.gguf_files import llama_metadata, llama_tensors, write_gguf
 from tests.server.configured import server_of
 
 from .fake_hub import FakeHub
@@ -198,3 +201,46 @@ def test_the_hubs_refusal_is_explained(hub, tmp_path, refusal, revision, message
     server.refuse = refusal
     with pytest.raises(ModelError, match=message):
         fetch_from_hub("org/m", revision, tmp_path / "cache", environ)
+
+
+@pytest.fixture
+def gguf_hub(tmp_path, monkeypatch):
+    """A repository of two models in GGUF, one of them in two parts."""
+    pytest.importorskip("torch")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    files = tmp_path / "files"
+    files.mkdir()
+    source = cached_checkpoint("llama2")
+    tensors, metadata = llama_tensors(source, "Q8_0"), llama_metadata(source)
+    write_gguf(files / "m-q8_0.gguf", metadata, tensors)
+    for number in range(2):
+        split = {"split.no": number, "split.count": 2, "split.tensors.count": len(tensors)}
+        part = {name: tensors[name] for name in [*tensors][number::2]}
+        write_gguf(files / f"m-F16-0000{number + 1}-of-00002.gguf", metadata | split, part)
+    return FakeHub(files, COMMIT)
+
+
+@pytest.mark.parametrize(
+    ("file", "count"),
+    [("Q8_0", 1), ("m-q8_0.gguf", 1), ("f16", 2), ("m-F16-00001-of-00002.gguf", 2)],
+)
+def test_one_gguf_file_of_a_repository_is_fetched(gguf_hub, tmp_path, file, count):
+    cache = tmp_path / "hub"
+    with gguf_hub.running() as url:
+        environ = {"HF_ENDPOINT": url, "HF_HUB_CACHE": str(cache)}
+        deployment = resolve((f"org/m:{file}",), environ, Host())
+        (model,) = deployment.models
+        assert model.source == ModelSource("hub", "org/m", None, file)
+        launch = prepare_model(model, deployment.server, environ=environ)
+    assert launch.model.backend == "lmi"
+    assert len({name for name, _ in gguf_hub.downloads}) == count
+    assert len(list(launch.engine.model.glob("*.gguf"))) == count
+    offline = resolve((f"org/m:{file}", "-o", "offline=true"), environ, Host())
+    assert offline.models[0].files.architecture == "LlamaForCausalLM"
+
+
+def test_a_repository_without_such_a_file_says_what_it_has(gguf_hub, tmp_path):
+    source = ModelSource("hub", "org/m", None, "q5")
+    server = server_of(f"huggingface_hub_cache={tmp_path}")
+    with gguf_hub.running() as url, pytest.raises(ModelError, match="0 GGUF files named 'q5'"):
+        fetch(source, server, environ={"HF_ENDPOINT": url})

@@ -1,0 +1,130 @@
+"""Models in GGUF: their settings and tokenizer as files, which other models have beside weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmi_core.config.paths import is_dir, is_file
+from lmi_core.errors import ModelError
+
+if TYPE_CHECKING:
+    from lmi_core.weights.gguf.file import GgufFile
+
+SUFFIX = ".gguf"
+_VERSION = 1
+"""Of what is written; counted up when that changes."""
+_MAX_DIRECTORIES = 64
+"""Older ones are removed."""
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether ``path`` is a file of that name."""
+    return path.suffix == SUFFIX and is_file(path)
+
+
+def named_file(directory: Path, name: str) -> Path:
+    """The GGUF file of a repository that ``name`` says: its own name, or a part of it as in
+    ``Q4_K_M``. Raises ModelError unless there is one."""
+    from lmi_core.weights.gguf.file import is_later_part
+
+    files = sorted(path for path in directory.rglob("*.gguf") if not is_later_part(path))
+    found = [path for path in files if path.name == name]
+    found = found or [path for path in files if name.lower() in path.stem.lower()]
+    if len(found) != 1:
+        which = ", ".join(path.name for path in found or files) or "none"
+        raise ModelError(
+            f"{directory} has {len(found)} GGUF files named {name[:80]!r}; name one of: {which}",
+            field="option.model_id",
+        )
+    return found[0]
+
+
+def file_patterns(name: str) -> tuple[str, ...]:
+    """What a repository calls the files that ``named_file`` finds, as shells match them."""
+    if name.endswith(SUFFIX):
+        return name, name.replace("-00001-of-", "-0*-of-")
+    return tuple(dict.fromkeys(f"*{tag}*{SUFFIX}" for tag in (name, name.lower(), name.upper())))
+
+
+def model_directory(path: Path) -> Path:
+    """Where the model in ``path`` has its files: ``path``, but of a GGUF file, or of a directory
+    with nothing else, a directory in the user's cache with links to it and with what its header
+    says as config.json, tokenizer.json and tokenizer_config.json.
+
+    Raises ModelError for a file that can't be read.
+    """
+    file = path if is_gguf(path) else None
+    if file is None:
+        if not is_dir(path) or is_file(path / "config.json"):
+            return path
+        if not any(path.glob("*.gguf")):
+            return path
+        from lmi_core.weights.gguf.file import gguf_of
+
+        file = gguf_of(path)
+    return path if file is None else _unfold(file)
+
+
+def _unfold(path: Path) -> Path:
+    from lmi_core.weights.content_digest import FileState
+    from lmi_core.weights.gguf.file import read_gguf
+
+    try:
+        name = hashlib.sha256(f"{_VERSION} {FileState.of(path).name}".encode()).hexdigest()[:32]
+    except OSError as error:
+        raise ModelError(f"{path} can't be read: {error.strerror}", field=path.name) from None
+    root = _root()
+    target = root / name
+    if is_file(target / "config.json") and all(is_file(link) for link in target.glob("*.gguf")):
+        return target
+    file = read_gguf(path)
+    contents = _contents(file)
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return _write(file, contents, root, target)
+    except OSError:
+        # Of a home that can't be written to: for this process alone.
+        root = Path(tempfile.mkdtemp(prefix="lmi-gguf-"))
+        return _write(file, contents, root, root / name)
+
+
+def _root() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "lmi" / "gguf"
+
+
+def _contents(file: GgufFile) -> dict[str, dict[str, Any]]:
+    from lmi_core.text.gguf_tokenizer import eos_token_ids, tokenizer_files
+    from lmi_core.weights.gguf.config import read_config
+
+    tokenizer, settings = tokenizer_files(file)
+    config = read_config(file)
+    return {
+        "config.json": config | {"eos_token_id": eos_token_ids(file)},
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": settings,
+    }
+
+
+def _write(file: GgufFile, contents: dict[str, dict[str, Any]], root: Path, target: Path) -> Path:
+    """A directory that is whole when it has its name."""
+    partial = Path(tempfile.mkdtemp(prefix="partial-", dir=root))
+    try:
+        for name, content in contents.items():
+            (partial / name).write_text(json.dumps(content, ensure_ascii=False))
+        for source in {tensor.path for tensor in file.tensors.values()} | {file.path}:
+            (partial / source.name).symlink_to(source.absolute())
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    directories = sorted(root.iterdir(), key=lambda entry: entry.stat().st_mtime_ns)
+    for old in directories[:-_MAX_DIRECTORIES]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target

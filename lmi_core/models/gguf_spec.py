@@ -1,0 +1,74 @@
+"""What is other in a GGUF file than in the checkpoint that it was made of.
+
+Format: llama.cpp's converters and the names of tensors in its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.weight_names import WeightNames
+from lmi_core.weights.gguf.config import INTERLEAVED
+from lmi_core.weights.safetensors_file import TensorInfo
+
+_FIRST = "blk.0."
+_COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Read with the settings."""
+
+
+def gguf_spec(
+    spec: DecoderSpec, architecture: str, tensors: Mapping[str, TensorInfo]
+) -> DecoderSpec:
+    """``spec``, of a checkpoint of ``architecture``, for its tensors in a GGUF file.
+
+    Tensors tell which biases there are. Converters have put fused heads in blocks, turned matrices
+    the usual way and added up weights of norms; of some families, they have put rows of queries and
+    keys into the order of interleaved rotation.
+    """
+    attention = replace(
+        spec.attention,
+        qkv_bias=any(f"{_FIRST}{name}.bias" in tensors for name in ("attn_q", "attn_qkv")),
+        output_bias=f"{_FIRST}attn_output.bias" in tensors,
+        interleaved=spec.attention.interleaved or architecture in INTERLEAVED,
+    )
+    return replace(
+        spec,
+        attention=attention,
+        norm=replace(spec.norm, offset=0.0, bias="output_norm.bias" in tensors),
+        mlp_bias=f"{_FIRST}ffn_up.bias" in tensors,
+        head_bias="output.bias" in tensors,
+        tied_head="output.weight" not in tensors,
+        names=_names(spec.names, tensors),
+    )
+
+
+def _names(names: WeightNames, tensors: Mapping[str, TensorInfo]) -> WeightNames:
+    has_gate = f"{_FIRST}ffn_gate.weight" in tensors
+    has_qkv = f"{_FIRST}attn_qkv.weight" in tensors
+    has_two_norms = f"{_FIRST}attn_norm_2.weight" in tensors
+    first, second = ("attn_norm_2", "attn_norm") if has_two_norms else ("attn_norm", "ffn_norm")
+    return WeightNames(
+        embedding="token_embd.weight",
+        positions="position_embd.weight" if names.positions else "",
+        final_norm="output_norm.weight",
+        head="output",
+        layer="blk.{layer}.",
+        attention_norm=f"{first}.weight" if names.attention_norm else "",
+        q="attn_q",
+        k="attn_k",
+        v="attn_v",
+        qkv="attn_qkv" if has_qkv else "",
+        q_norm="attn_q_norm.weight",
+        k_norm="attn_k_norm.weight",
+        attention_output="attn_output",
+        attention_post_norm="post_attention_norm.weight" if names.attention_post_norm else "",
+        mlp_norm=f"{second}.weight" if names.mlp_norm else "",
+        gate="ffn_gate" if has_gate else "",
+        up="ffn_up",
+        gate_up="ffn_up" if names.gate_up or (names.gate and not has_gate) else "",
+        down="ffn_down",
+        mlp_post_norm="post_ffw_norm.weight" if names.mlp_post_norm else "",
+        ignored=_COMPUTED,
+    )

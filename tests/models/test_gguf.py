@@ -1,0 +1,257 @@
+"""Models in GGUF: the same model as the checkpoint that they were made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from lmi_core.config.artefacts.gguf import model_directory
+from lmi_core.errors import ModelError
+from lmi_core.models.loader import LoadedModel, find_model, load_model
+from lmi_core.models.rope import rope_tables
+from lmi_core.ops.graph import JoinedWeight
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.settings.lora_config import LoraConfig
+from lmi_core.weights.block_matrix import BlockMatrix
+from tests.block_reference import dequantize
+from tests.checkpoints import cached_checkpoint
+from tests.gguf_files import (
+    Stored,
+    llama_metadata,
+    llama_tensors,
+    random_blocks,
+    write_gguf,
+)
+from tests.models.forward import NativeForward, Rows, TorchForward, all_logits
+
+pytest.importorskip("torch")
+SEQUENCES = [list(range(5, 60)), [7, 300, 12, 9, 14] * 6, [3]]
+MIXED = {
+    "token_embd": "Q8_0",
+    "output": "Q5_1",
+    "attn_q": "Q4_0",
+    "attn_k": "Q4_1",
+    "attn_v": "Q5_0",
+    "attn_output": "F16",
+    "ffn_gate": "IQ4_NL",
+    "ffn_up": "Q8_0",
+    "ffn_down": "MXFP4",
+}
+"""Of every matrix: two products are of parts that differ."""
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def native(model: LoadedModel, *, kv: str | None = None) -> list[npt.NDArray[Any]]:
+    return all_logits(NativeForward(model, 128, model.dtype, kv_dtype=kv), SEQUENCES, 16)
+
+
+def written(directory: Path, variant: str, tensors: dict[str, Stored], **more: Any) -> Path:
+    metadata = llama_metadata(cached_checkpoint(variant), **more)
+    return write_gguf(directory / "model.gguf", metadata, tensors)
+
+
+@pytest.mark.parametrize("variant", ["llama1", "llama2", "llama_tied", "llama_bias"])
+def test_fp32_gives_the_checkpoints_logits_to_the_bit(variant: str, tmp_path: Path) -> None:
+    source = cached_checkpoint(variant)
+    path = written(tmp_path, variant, llama_tensors(source, "F32"))
+    found = native(load_model(model_directory(path)))
+    for ours, theirs in zip(found, native(load_model(source)), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_llama_3s_frequencies_are_read_from_their_tensor(tmp_path: Path) -> None:
+    source = cached_checkpoint("llama3")
+    wanted = load_model(source).spec
+    factors = _llama3_factors(source)
+    tensors = llama_tensors(source, "F32") | {"rope_freqs.weight": ("F32", factors.shape, factors)}
+    path = written(tmp_path, "llama3", tensors, **{"llama.rope.freq_base": 500000.0})
+    spec = load_model(model_directory(path)).spec
+    for ours, theirs in zip(
+        rope_tables(spec.ropes[0], 256), rope_tables(wanted.ropes[0], 256), strict=True
+    ):
+        assert np.allclose(ours, theirs, atol=2e-5)
+
+
+def _llama3_factors(source: Path) -> npt.NDArray[np.float32]:
+    """What converters write: the frequencies' own ones over the scaled ones."""
+    rope = json.loads((source / "config.json").read_text())["rope_parameters"]
+    inverse = rope["rope_theta"] ** -(np.arange(0, 16, 2) / 16)
+    wavelength = 2 * np.pi / inverse
+    low, high, old = (
+        rope["low_freq_factor"],
+        rope["high_freq_factor"],
+        rope["original_max_position_embeddings"],
+    )
+    smooth = np.clip((old / wavelength - low) / (high - low), 0, 1)
+    scaled = (1 - smooth) / rope["factor"] + smooth
+    return (1 / scaled).astype(np.float32)
+
+
+@pytest.mark.parametrize("variant", ["llama2", "llama_tied"])
+def test_fp16_is_kept(variant: str, tmp_path: Path) -> None:
+    source = cached_checkpoint(variant)
+    path = written(tmp_path, variant, llama_tensors(source, "F16"))
+    model = load_model(model_directory(path))
+    assert model.dtype == "bf16", "activations"
+    assert model.quantize == "fp16"
+    tensors = llama_tensors(source, "F16")
+    down = model.weights.layers[1].down.weight.unpack()  # type: ignore[union-attr]
+    assert np.array_equal(down, tensors["blk.1.ffn_down.weight"][2].astype(np.float32))
+    exact = native(load_model(source, "fp32"))
+    found = native(load_model(model_directory(path), "fp32"))
+    for ours, theirs in zip(found, exact, strict=True):
+        assert np.abs(ours - theirs).max() < 0.01, "bf16's would be over 0.03"
+
+
+def mixed(source: Path) -> tuple[dict[str, Stored], dict[str, Stored]]:
+    """Tensors of every type side by side, and what they stand for in fp32."""
+    rng = np.random.default_rng(0)
+    stored, exact = {}, {}
+    for name, (_, shape, values) in llama_tensors(source, "F32").items():
+        stored[name] = exact[name] = ("F32", shape, values)
+        kind = next((MIXED[part] for part in name.split(".") if part in MIXED), "F32")
+        if len(shape) < 2 or kind == "F32":
+            continue
+        if kind == "F16":
+            halves = values.astype(np.float16)
+            stored[name] = kind, shape, halves
+            exact[name] = "F32", shape, halves.astype(np.float32)
+            continue
+        raw = random_blocks(kind, *shape, rng)
+        weights = dequantize(kind, raw)
+        if kind != "MXFP4":
+            factor = np.float16(0.12 / weights.std())
+            for at in (0, 2) if kind in ("Q4_1", "Q5_1") else (0,):
+                blocks = raw.reshape(shape[0], shape[1] // 32, -1)
+                halves = np.ascontiguousarray(blocks[:, :, at : at + 2]).view(np.float16)
+                if at == 2:
+                    halves = -8 * np.ascontiguousarray(blocks[:, :, :2]).view(np.float16) / factor
+                blocks[:, :, at : at + 2] = (halves * factor).view(np.uint8)
+            weights = dequantize(kind, raw)
+        stored[name] = kind, shape, raw
+        exact[name] = "F32", shape, weights
+    return stored, exact
+
+
+def test_blocks_of_every_type_are_multiplied_as_they_are_stored(tmp_path: Path) -> None:
+    stored, exact = mixed(cached_checkpoint("llama2"))
+    path = written(tmp_path, "llama2", stored)
+    (tmp_path / "exact").mkdir()
+    reference = written(tmp_path / "exact", "llama2", exact)
+    config = EngineConfig(model=model_directory(path), activations="bf16")
+    from lmi_core.models.loader import load_weights
+    from lmi_core.ops.cpu import NativeWeights
+
+    backend = NativeWeights(activations="bf16")
+    model = load_weights(config, find_model(config), backend)
+    layer = model.weights.layers[0]
+    assert isinstance(layer.qkv.weight, JoinedWeight)
+    assert isinstance(layer.gate_up.weight, JoinedWeight)
+    assert isinstance(model.weights.embedding, BlockMatrix)
+    assert model.quantize is not None
+    assert {*model.quantize.split(", ")} == {
+        kind.lower().replace("f16", "fp16") for kind in MIXED.values()
+    }
+    wanted = native(load_model(model_directory(reference)), kv="fp32")
+    found = native(model, kv="fp32")
+    spread = max(np.abs(logits).max() for logits in wanted)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert np.abs(ours - theirs).max() < 0.05 * spread, "activations are bf16, weights exact"
+    rounded = native(load_model(model_directory(path)), kv="fp32")
+    for ours, theirs in zip(rounded, wanted, strict=True):
+        assert np.abs(ours - theirs).max() < 0.1 * spread, "rows are rounded to 8 bits"
+
+
+def test_a_sequences_bits_dont_depend_on_its_neighbours(tmp_path: Path) -> None:
+    stored, _ = mixed(cached_checkpoint("llama2"))
+    model = load_model(model_directory(written(tmp_path, "llama2", stored)))
+    together = native(model)
+    forward = NativeForward(model, 128, model.dtype)
+    for sequence, wanted in zip(SEQUENCES, together, strict=True):
+        one_by_one = [forward.step([Rows(0, [token], at)]) for at, token in enumerate(sequence)]
+        assert np.array_equal(np.concatenate(one_by_one), wanted)
+
+
+def test_devices_without_such_products_widen_them(tmp_path: Path) -> None:
+    from tests.ops.torch_reference import TorchWeights
+
+    stored, exact = mixed(cached_checkpoint("llama2"))
+    model = load_model(
+        model_directory(written(tmp_path, "llama2", stored)), "fp32", backend=TorchWeights()
+    )
+    (tmp_path / "exact").mkdir()
+    reference = model_directory(written(tmp_path / "exact", "llama2", exact))
+    wanted = load_model(reference, "fp32", backend=TorchWeights())
+    pairs = zip(
+        all_logits(TorchForward(model, 128, "fp32"), SEQUENCES, 16),
+        all_logits(TorchForward(wanted, 128, "fp32"), SEQUENCES, 16),
+        strict=True,
+    )
+    for ours, theirs in pairs:
+        assert np.array_equal(ours, theirs)
+
+
+def test_the_packed_copy_is_the_files_size(tmp_path: Path) -> None:
+    stored, _ = mixed(cached_checkpoint("llama2"))
+    path = written(tmp_path, "llama2", stored)
+    model = load_model(model_directory(path))
+    assert model.weights.num_bytes < 1.03 * path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"general.architecture": "mamba"}, "of architecture 'mamba'; of GGUF files llama, qwen2"),
+        ({"llama.expert_count": 8}, "without experts"),
+        ({"llama.rope.scaling.type": "odd"}, "rope.scaling.type 'odd'; none, linear, yarn"),
+        (
+            {"llama.attention.head_count_kv": np.array([1, 2, 1], np.int32)},
+            "attention.head_count_kv differs by layer",
+        ),
+    ],
+)
+def test_models_that_there_arent_are_named(
+    metadata: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    path = written(
+        tmp_path, "llama2", llama_tensors(cached_checkpoint("llama2"), "F32"), **metadata
+    )
+    with pytest.raises(ModelError, match=words) as caught:
+        model_directory(path)
+    assert "model.gguf" in str(caught.value)
+
+
+def test_tensors_that_dont_fit_are_named(tmp_path: Path) -> None:
+    tensors = llama_tensors(cached_checkpoint("llama2"), "F32")
+    del tensors["blk.1.attn_v.weight"]
+    tensors["blk.0.extra.weight"] = ("F32", (3,), np.zeros(3, np.float32))
+    with pytest.raises(ModelError, match=r"missing: blk.1.attn_v.weight \[32, 64\]") as caught:
+        load_model(model_directory(written(tmp_path, "llama2", tensors)))
+    assert "unexpected: blk.0.extra.weight [3]" in str(caught.value)
+
+
+def test_adapters_and_quantising_anew_are_refused(tmp_path: Path) -> None:
+    stored, _ = mixed(cached_checkpoint("llama2"))
+    directory = model_directory(written(tmp_path, "llama2", stored))
+    with pytest.raises(ModelError, match="GGUF, whose layers LoRA adapters don't name"):
+        find_model(EngineConfig(model=directory, lora=LoraConfig()))
+    with pytest.raises(ModelError, match="quantised by gguf already: leave it out"):
+        find_model(EngineConfig(model=directory, quantize="int8"))
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    tensors = llama_tensors(cached_checkpoint("llama2"), "F32")
+    first = model_directory(written(tmp_path, "llama2", tensors))
+    assert model_directory(tmp_path / "model.gguf") == first
+    assert model_directory(tmp_path) == first, "a directory with nothing else"
+    again = model_directory(written(tmp_path, "llama2", tensors, **{"general.name": "other"}))
+    assert again != first
