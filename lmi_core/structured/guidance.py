@@ -103,6 +103,8 @@ class GuidanceMatcher:
         self._budget_s = _FIRST_BUDGET_S
         self.spent_s = 0.0
         """Processor time so far."""
+        self._num_behind_end = 0
+        """End ids accepted where the text was complete, which the library doesn't count."""
 
     def fill_mask(self, mask: Mask) -> None:
         if self._budget_s < 0:
@@ -116,14 +118,19 @@ class GuidanceMatcher:
             raise _too_slow(_reason(self._matcher.get_error()))
 
     def accept(self, token_id: int) -> None:
+        is_behind_end = self._matcher.is_stopped()
         if not self._matcher.consume_token(token_id):
             raise _too_slow(_reason(self._matcher.get_error()))
+        self._num_behind_end += is_behind_end
 
     def forced_tokens(self) -> list[int]:
         return list(self._matcher.compute_ff_tokens())
 
     def rollback(self, num_tokens: int) -> None:
-        self._matcher.rollback(num_tokens)
+        num_behind_end = min(num_tokens, self._num_behind_end)
+        self._num_behind_end -= num_behind_end
+        if not self._matcher.rollback(num_tokens - num_behind_end):
+            raise _too_slow(_reason(self._matcher.get_error()))
 
     @property
     def is_complete(self) -> bool:

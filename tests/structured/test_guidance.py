@@ -139,6 +139,21 @@ def test_rollback_goes_back() -> None:
     assert matcher.is_complete
 
 
+@pytest.mark.parametrize("grammar", [Grammar.choice(["xab12"]), Grammar.regex("xab12+")])
+@pytest.mark.parametrize("num_back", range(1, 6))
+def test_rollback_goes_back_over_end_ids(grammar: Grammar, num_back: int) -> None:
+    matcher = LIBRARY.compile(grammar).matcher()
+    token_ids = [*DEMO.encode_now("xab12", add_special_tokens=False), EOS_ID]
+    seen = []
+    for token_id in token_ids:
+        seen.append(allowed(matcher))
+        matcher.accept(token_id)
+    matcher.rollback(num_back)
+    for token_id, before in list(zip(token_ids, seen, strict=True))[-num_back:]:
+        assert allowed(matcher) == before
+        matcher.accept(token_id)
+
+
 def test_matchers_of_a_grammar_are_independent() -> None:
     compiled = LIBRARY.compile(Grammar.regex("ab"))
     first, second = compiled.matcher(), compiled.matcher()
