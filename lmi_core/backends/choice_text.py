@@ -27,7 +27,7 @@ class ChoiceText:
         """What a token adds, and how the choice ends, if it does, by which stop."""
         self.num_generated += 1
         text, reason, stop = shown_text(
-            token_id, reason, self._params, self._detokenizer, self._matcher
+            token_id, reason, self._params, self._detokenizer, self._matcher, is_end=True
         )
         self.is_finished = reason is not None
         return text, reason, stop

@@ -15,7 +15,7 @@ def shown_text(
     detokenizer: Detokenizer,
     matcher: StopMatcher | None,
     *,
-    is_end: bool = True,
+    is_end: bool,
 ) -> tuple[str, FinishReason | None, str | int | None]:
     """The text, and how the choice ends, if it does, by which stop.
 

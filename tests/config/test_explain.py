@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lmi_core.config.explain import main
+from lmi_core.config.memory_needs import MemoryNeeds
 from lmi_core.config.resolve import resolve
 from lmi_core.config.table import OPTIONS
 from lmi_core.config.table.option import Outcome
@@ -21,6 +22,7 @@ from lmi_core.config.targets.host import Host
 from lmi_core.demo import MODEL_DIR
 from lmi_core.runners.cpu.cpu_runner import load_cpu_runner
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.units import megabytes
 from tests.checkpoints import cached_checkpoint
 
 from .cases import CASES, NO_CACHE
@@ -123,6 +125,8 @@ def test_memory_that_a_model_needs_is_that_which_it_takes(quantize):
     assert needs["kv_cache_bytes"] == info.kv_cache_bytes
     assert needs["weight_bytes"] == pytest.approx(info.weight_bytes, rel=0.1)
     assert 0 < needs["free_bytes"] <= needs["limit_bytes"]
+    whole = megabytes(needs["weight_bytes"] + needs["kv_cache_bytes"])
+    assert MemoryNeeds(**needs).describe().startswith(f"about {whole} (weights ")
 
 
 def test_a_cache_that_cannot_hold_a_sequence_is_said_where_memory_is():

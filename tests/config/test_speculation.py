@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,8 @@ from tests.config.cases import LLAMA
 def test_how_many_tokens_are_drafted(model_dir, resolved, properties, expected):
     model = resolved(model_dir(properties, config=LLAMA)).models[0]
     assert model.engine_config(Path("m")).speculation == expected
+    shown = json.loads(json.dumps(model.engine.shown()))
+    assert shown.get("speculation") == (None if expected is None else asdict(expected))
 
 
 @pytest.mark.parametrize(

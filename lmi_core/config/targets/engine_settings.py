@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,12 @@ class EngineSettings:
     given: tuple[str, ...]
 
     def shown(self) -> dict[str, Any]:
-        """The fields that were set, for an explanation."""
-        return {name: getattr(self.config, name) for name in self.given}
+        """The fields that were set, for an explanation, as data of JSON's types."""
+        values = {name: getattr(self.config, name) for name in self.given}
+        for name, value in values.items():
+            if isinstance(value, SpeculationConfig):
+                values[name] = asdict(value)
+        return values
 
 
 def engine_settings(
