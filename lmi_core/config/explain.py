@@ -38,6 +38,8 @@ _LEAST_TEXT = 28
 """Columns that a row's text needs to be beside the others."""
 _PICKLED = {"lmi": "tensors are read where they lie, without torch; nothing else in it is used"}
 _LEFT = "left to the library, which reads its tensors with torch"
+_FLOATS = {"F32", "F16", "BF16"}
+"""Types of GGUF's tensors without blocks."""
 _WRITTEN = {"common": "LMI, naming no system"}
 
 
@@ -193,11 +195,14 @@ def _heading(model: ModelConfig, needs: Needs) -> list[str]:
 
 def _gguf_weights(model: ModelConfig) -> str:
     """What a GGUF file has, and what becomes of it."""
-    types = ", ".join(f"{count} {name}" for name, count in model.files.gguf_types.items())
+    found = model.files.gguf_types
+    types = ", ".join(f"{count} {name}" for name, count in found.items())
     assert model.engine is not None
     config = model.engine.config
     if config.device != "cpu":
         return f"GGUF, tensors: {types}; matrices are widened to the dtype on this device"
+    if _FLOATS.issuperset(found):
+        return f"GGUF, tensors: {types}; kept as stored"
     rows = {
         "auto": "rows of 8 bits, a row's largest numbers of 16",
         "int8": "rows of 8 bits",

@@ -256,7 +256,28 @@ def expert_spec(
         raise config.error(
             "num_experts_per_tok", f"is {spec.top_k}, but there are {spec.num_experts} experts"
         )
-    return replace(spec, **changes)
+    spec = replace(spec, **changes)
+    _check_groups(config, spec)
+    return spec
+
+
+def _check_groups(config: HfConfig, spec: ExpertSpec) -> None:
+    """Raise ModelError unless a token's experts can come from the best groups."""
+    group_size, rest = divmod(spec.num_experts, spec.num_groups)
+    if rest:
+        raise config.error(
+            "n_group", f"is {spec.num_groups}, which doesn't divide {spec.num_experts} experts"
+        )
+    if spec.top_groups > spec.num_groups:
+        raise config.error(
+            "topk_group", f"is {spec.top_groups}, but there are {spec.num_groups} groups"
+        )
+    if spec.top_k > group_size * spec.top_groups:
+        raise config.error(
+            "num_experts_per_tok",
+            f"is {spec.top_k}, but {spec.top_groups} of {spec.num_groups} groups have {group_size} "
+            "experts each",
+        )
 
 
 def alibi_slopes(num_heads: int, most: float = 8.0) -> tuple[float, ...]:

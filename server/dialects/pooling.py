@@ -17,8 +17,10 @@ from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.pooling_params import PoolingParams
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import EngineError, UserError
+from lmi_core.models.pooling import PoolingSpec
 from lmi_core.weights.formats import FloatArray
 from lmi_server.dialects.base import Renderer
+from lmi_server.models.loaded_model import LoadedModel
 
 Input = str | list[int]
 Inputs = str | list[str | int | list[int]]
@@ -26,6 +28,11 @@ Inputs = str | list[str | int | list[int]]
 Format = Literal["float", "base64"]
 MAX_INPUTS = 2048
 """Of one call, as OpenAI has it."""
+
+
+def pooling_of(model: LoadedModel) -> PoolingSpec | None:
+    """What the model's prompts are pooled to; None: it generates."""
+    return model.generates.info.runner.pooling
 
 
 def inputs_of(value: Inputs, name: str) -> list[Input]:

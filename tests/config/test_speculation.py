@@ -86,3 +86,29 @@ def test_explaining_says_what_is_drafted(model_dir, explained):
     row = next(row for row in report.rows[0] if row.key == "option.speculate")
     assert row.outcome == "honoured"
     assert "max_draft_tokens=3" in row.text
+
+
+@pytest.mark.parametrize(
+    ("properties", "beaten", "winner"),
+    [
+        ("option.speculate=0\noption.speculation=ngram", "speculation", "speculate"),
+        (
+            'option.speculation=off\noption.speculative_config={"method": "ngram"}',
+            "speculation",
+            "speculative_config",
+        ),
+        (
+            'option.speculate=3\noption.speculative_config={"method": "ngram"}',
+            "speculate",
+            "speculative_config",
+        ),
+    ],
+)
+def test_explaining_says_which_of_several_keys_counts(
+    model_dir, explained, properties, beaten, winner
+):
+    report = explained(model_dir(properties, config=LLAMA))
+    rows = {row.key.removeprefix("option."): row for row in report.rows[0]}
+    assert rows[beaten].outcome == "no effect"
+    assert f"option.{winner} is used" in rows[beaten].text
+    assert rows[winner].outcome != "no effect"

@@ -14,7 +14,7 @@ from lmi_core.adapters.adapter import check_adapter_fits
 from lmi_core.errors import ModelError
 from lmi_core.models.loader import load_model
 from lmi_core.weights.mxfp4 import decode_mxfp4
-from tests.checkpoints import cached_checkpoint
+from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.lora_adapters import write_adapter
 from tests.models.forward import NativeForward, all_logits
 
@@ -81,6 +81,27 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     np.testing.assert_array_equal(logits_of(further), logits_of(source))
     with pytest.raises(ModelError, match=r"unexpected: model\.layers\.3\.eh_proj"):
         load_model(write(tmp_path / "none", source, tensors, num_nextn_predict_layers=0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"n_group": 5}, "n_group is 5, which doesn't divide 12 experts"),
+        ({"topk_group": 9}, "topk_group is 9, but there are 4 groups"),
+        (
+            {"topk_group": 1, "num_experts_per_tok": 4},
+            "num_experts_per_tok is 4, but 1 of 4 groups have 3 experts each",
+        ),
+    ],
+)
+def test_groups_that_experts_cannot_come_from(
+    settings: dict[str, int], problem: str, tmp_path: Path
+) -> None:
+    path = make_checkpoint(tmp_path, "deepseek_v3", tokenizer=False)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | settings))
+    with pytest.raises(ModelError, match=problem):
+        load_model(path)
 
 
 def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_the_packed_copy_is_the_files_size(tmp_path: Path) -> None:
     ("metadata", "words"),
     [
         ({"general.architecture": "mamba"}, "of architecture 'mamba'; of GGUF files llama, qwen2"),
-        ({"llama.expert_count": 8}, "without experts"),
+        ({"llama.expert_count": 8}, r"is a mixture of experts \(llama\).* without experts"),
         ({"llama.rope.scaling.type": "odd"}, "rope.scaling.type 'odd'; none, linear, yarn"),
         (
             {"llama.attention.head_count_kv": np.array([1, 2, 1], np.int32)},
@@ -228,6 +228,16 @@ def test_models_that_there_arent_are_named(
     with pytest.raises(ModelError, match=words) as caught:
         model_directory(path)
     assert "model.gguf" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["block_count", "attention.layer_norm_rms_epsilon"])
+def test_settings_without_a_default_are_asked_for(key: str, tmp_path: Path) -> None:
+    source = cached_checkpoint("llama2")
+    metadata = llama_metadata(source)
+    del metadata[f"llama.{key}"]
+    path = write_gguf(tmp_path / "model.gguf", metadata, llama_tensors(source, "F32"))
+    with pytest.raises(ModelError, match=f"has no metadata llama.{key}"):
+        model_directory(path)
 
 
 def test_tensors_that_dont_fit_are_named(tmp_path: Path) -> None:

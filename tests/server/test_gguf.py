@@ -50,6 +50,10 @@ def test_explain_says_what_is_in_it_and_agrees_with_the_loader(
     assert main(["explain", str(path)]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "GGUF, tensors: 29 Q8_0, 9 F32; kept as stored, blocks multiplied with rows of 8" in out
+    write_gguf(path, llama_metadata(DEMO, pre="smollm"), llama_tensors(DEMO, "F16"))
+    assert main(["explain", str(path)]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "weights  GGUF, tensors: 29 F16, 9 F32; kept as stored" in lines
     path.write_bytes(path.read_bytes()[:5000])
     assert main(["explain", str(path)]) != 0
     assert "the file is damaged or not GGUF" in " ".join(capsys.readouterr().out.split())

@@ -12,6 +12,7 @@ from lmi_core.settings.speculation_config import MAX_DRAFT_TOKENS, SpeculationCo
 
 _CONFIG = "option.speculative_config"
 _SPECULATE = "option.speculate"
+_SPECULATION = "option.speculation"
 _FIELDS = {
     "num_speculative_tokens": "max_draft_tokens",
     "prompt_lookup_min": "min_match",
@@ -23,7 +24,8 @@ _NGRAM_MODELS = ("ngram", "[ngram]")
 
 def speculation_settings(values: Values, problems: Problems) -> SpeculationConfig | None:
     """What the engine is told; None where nothing is drafted. Faults go to ``problems``, and
-    methods that there aren't among the values that are ignored."""
+    methods that there aren't among the values that are ignored, with keys that another one beats.
+    """
     text = values.get(_CONFIG)
     if isinstance(text, str):
         try:
@@ -32,14 +34,20 @@ def speculation_settings(values: Values, problems: Problems) -> SpeculationConfi
             problems.error(values.where(_CONFIG), f"{_CONFIG}: {error}", _CONFIG)
             return None
         if isinstance(config, SpeculationConfig):
+            _beat(values, _CONFIG, _SPECULATE, _SPECULATION)
             return config
         values.ignored[_CONFIG] = config
     num_tokens = values.get(_SPECULATE)
     if isinstance(num_tokens, int):
+        _beat(values, _SPECULATE, _SPECULATION)
         if not num_tokens:
             return None
         return SpeculationConfig(max_draft_tokens=min(num_tokens, MAX_DRAFT_TOKENS))
-    return SpeculationConfig() if values.get("option.speculation") == "ngram" else None
+    return SpeculationConfig() if values.get(_SPECULATION) == "ngram" else None
+
+
+def _beat(values: Values, winner: str, *losers: str) -> None:
+    values.ignored |= {key: f"{winner} is used instead" for key in losers if key in values.known}
 
 
 def _from_library(document: Any) -> SpeculationConfig | str:

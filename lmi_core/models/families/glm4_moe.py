@@ -23,7 +23,7 @@ def sigmoid_experts(config: HfConfig, **defaults: int) -> ExpertSpec:
         scale=config.number("routed_scaling_factor", 1.0),
         num_groups=num_groups,
         top_groups=config.integer("topk_group", 1),
-        group_best=min(2, config.integer("num_experts", 1) // num_groups),
+        group_best=min(2, config.integer("num_experts", defaults["num_experts"]) // num_groups),
         choice_bias=True,
         shared_size=inner * config.integer("n_shared_experts", 1),
     )

@@ -38,7 +38,7 @@ _KEYS = {
 """What settings are called, whichever the architecture."""
 _NEEDED = (
     *("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads"),
-    "max_position_embeddings",
+    *("max_position_embeddings", "rms_norm_eps"),
 )
 _LAYER = "blk.0."
 _SCALINGS = ("none", "linear", "yarn")
@@ -202,8 +202,8 @@ def _metadata(file: GgufFile) -> Metadata:
     if not isinstance(name, str):
         raise fault(file.path, "has no general.architecture")
     metadata = Metadata(file, name)
-    has_experts = any("_exps." in tensor for tensor in file.tensors)
-    if name not in ARCHITECTURES or has_experts or metadata.get("expert_count"):
+    has_experts = metadata.get("expert_count") or any("_exps." in name for name in file.tensors)
+    if name not in ARCHITECTURES or has_experts:
         what = (
             f"a mixture of experts ({name[:40]})"
             if has_experts

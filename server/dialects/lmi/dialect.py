@@ -12,17 +12,12 @@ from lmi_server.dialects.generation import generate
 from lmi_server.dialects.lmi.custom_code_calls import call_custom_code
 from lmi_server.dialects.lmi.formatting import FormattingBackend
 from lmi_server.dialects.lmi.lmi import LmiProtocol, pretty_json
-from lmi_server.dialects.lmi.pooling import (
-    EmbeddingBody,
-    PairBody,
-    parse_embedding,
-    parse_pairs,
-    pooling_of,
-)
+from lmi_server.dialects.lmi.pooling import EmbeddingBody, PairBody, parse_embedding, parse_pairs
 from lmi_server.dialects.lmi.schema import LmiRequest
 from lmi_server.dialects.lmi.server_routes import SERVER_ROUTES
 from lmi_server.dialects.openai.chat_schema import ChatBody
 from lmi_server.dialects.openai.completion_schema import CompletionBody, infill_of
+from lmi_server.dialects.pooling import pooling_of
 from lmi_server.dialects.routes import ModelRoute, ServerRoute, metrics_route
 from lmi_server.dialects.table import Dialect, ErrorForm
 from lmi_server.http.openapi import openapi_route

@@ -7,7 +7,6 @@ import msgspec
 
 from lmi_core.engine.pooling_params import PoolingParams
 from lmi_core.errors import UserError
-from lmi_core.models.pooling import PoolingSpec
 from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.decode import decode_json
 from lmi_server.dialects.pooling import (
@@ -19,7 +18,6 @@ from lmi_server.dialects.pooling import (
     pair_requests,
 )
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
-from lmi_server.models.loaded_model import LoadedModel
 
 
 class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +47,6 @@ class PairBody(msgspec.Struct, frozen=True, kw_only=True):
 
 _EMBEDDING = msgspec.json.Decoder(EmbeddingBody)
 _PAIRS = msgspec.json.Decoder(PairBody | list[PairBody])
-
-
-def pooling_of(model: LoadedModel) -> PoolingSpec | None:
-    """What the model's prompts are pooled to; None: it generates."""
-    return model.generates.info.runner.pooling
 
 
 def parse_embedding(call: Call) -> ParsedCall:

@@ -11,6 +11,7 @@ from functools import partial
 
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import UserError
+from lmi_core.models.pooling import PoolingSpec
 from lmi_core.text.chat import ChatTemplate
 from lmi_core.text.infill import InfillForm, no_infill
 from lmi_server.dialects.base import (
@@ -50,11 +51,14 @@ from lmi_server.dialects.openai.completion_schema import (
 from lmi_server.dialects.openai.errors import ModelNotFound, error_body, openai_error
 from lmi_server.dialects.openai.output import Answer
 from lmi_server.dialects.openai.schema import WITHIN, OpenAIBody
+from lmi_server.dialects.pooling import pooling_of
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 from lmi_server.models.loaded_model import LoadedModel
 
 Decode = Callable[[Sequence[int]], str]
 
+_POOLING_ROUTES = {"embed": "/v1/embeddings", "rerank": "/v1/rerank"}
+"""By the task of models that don't generate."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -69,14 +73,17 @@ class OpenAIProtocol(Protocol):
         decode: Decode,
         infill: Callable[[], InfillForm | None] = no_infill,
         adapters: AdapterNames = no_adapters,
+        pooling: Callable[[], PoolingSpec | None] = lambda: None,
     ) -> None:
         """``decode``: the text of token ids, for prompts that come as ids and are echoed;
-        ``infill``: the model's form of prompts with a suffix."""
+        ``infill``: the model's form of prompts with a suffix; ``pooling``: None for models that
+        generate."""
         self._model_name = model_name
         self._chat_template = chat_template
         self.decode = decode
         self._infill = infill
         self._adapters = adapters
+        self._pooling = pooling
 
     def parse(self, call: Call) -> ParsedCall:
         """A body with messages is a chat, any other a completion."""
@@ -123,8 +130,10 @@ class OpenAIProtocol(Protocol):
     def render_chat(self, body: ChatBody) -> str:
         """The prompt of a chat; UserError when the model has no template."""
         if self._chat_template is None:
+            pooling = self._pooling()
+            route = "/v1/completions" if pooling is None else _POOLING_ROUTES[pooling.task]
             raise UserError(
-                f"The model {self._model_name} has no chat template; use /v1/completions instead",
+                f"The model {self._model_name} has no chat template; use {route} instead",
                 field="messages",
             )
         return chat_prompt(body, self._chat_template)
@@ -166,6 +175,7 @@ def openai_protocol(model: LoadedModel) -> OpenAIProtocol:
         decode=model.decode,
         infill=partial(infill_of, model),
         adapters=model.adapter_names,
+        pooling=partial(pooling_of, model),
     )
 
 

@@ -153,3 +153,19 @@ def test_many_inputs_leave_room_for_others() -> None:
             assert served.engine.stats().num_used_blocks == 0
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("model", "route"), [(EMBEDDER, "/v1/embeddings"), (RERANKER, "/v1/rerank")]
+)
+def test_a_chat_without_a_template_is_sent_to_what_the_model_has(
+    model: tuple[str, str], route: str
+) -> None:
+    async def run() -> None:
+        async with serving(*model) as served:
+            body = {"messages": [{"role": "user", "content": "a fox"}]}
+            status, answer = await asked(served, "/v1/chat/completions", body)
+            assert status == 400
+            assert f"use {route} instead" in answer["error"]["message"]
+
+    asyncio.run(run())
