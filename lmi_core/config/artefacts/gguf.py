@@ -21,6 +21,8 @@ _VERSION = 1
 """Of what is written; counted up when that changes."""
 _MAX_DIRECTORIES = 64
 """Older ones are removed."""
+_MAX_STEM = 40
+"""Characters of a file's name, of at most 4 bytes each."""
 
 
 def is_gguf(path: Path) -> bool:
@@ -85,10 +87,12 @@ def _unfold(path: Path) -> Path:
     from lmi_core.weights.gguf.file import read_gguf
 
     try:
-        name = hashlib.sha256(f"{_VERSION} {FileState.of(path).name}".encode()).hexdigest()[:32]
+        state = hashlib.sha256(f"{_VERSION} {FileState.of(path).name}".encode()).hexdigest()
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}", field=path.name) from None
     root = _root()
+    # Errors of what is in it name the directory: its reader knows the file.
+    name = f"{path.stem[:_MAX_STEM]}-{state[:32]}"
     target = root / name
     if is_file(target / "config.json") and all(is_file(link) for link in target.glob("*.gguf")):
         return target
