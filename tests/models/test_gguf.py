@@ -243,6 +243,14 @@ def test_settings_without_a_default_are_asked_for(key: str, tmp_path: Path) -> N
         model_directory(path)
 
 
+def test_settings_that_cant_be_are_said_with_the_files_name(tmp_path: Path) -> None:
+    source = cached_checkpoint("llama2")
+    metadata = llama_metadata(source, **{"llama.rope.freq_base": -1.0})
+    path = write_gguf(tmp_path / f"odd-{'é' * 100}.gguf", metadata, llama_tensors(source, "F32"))
+    with pytest.raises(ModelError, match=r"gguf/odd-é+-.*rope_theta is -1.0"):
+        load_model(model_directory(path))
+
+
 def test_a_config_beside_the_file_is_not_its_own(tmp_path: Path) -> None:
     """As in repositories that keep the original model's."""
     source = cached_checkpoint("llama2")
