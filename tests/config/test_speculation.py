@@ -112,3 +112,15 @@ def test_explaining_says_which_of_several_keys_counts(
     assert rows[beaten].outcome == "no effect"
     assert f"option.{winner} is used" in rows[beaten].text
     assert rows[winner].outcome != "no effect"
+
+
+@pytest.mark.parametrize(
+    "properties",
+    ["option.speculate=3", 'option.speculative_config={"method": "ngram"}'],
+)
+def test_models_that_draft_nothing_are_served_without(model_dir, explained, properties):
+    t5 = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}
+    report = explained(model_dir(properties, config=t5))
+    row = next(row for row in report.rows[0] if row.key == properties.partition("=")[0])
+    assert row.outcome == "no effect"
+    assert not any("specul" in str(error) for error in report.errors)

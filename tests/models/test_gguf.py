@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +241,46 @@ def test_settings_without_a_default_are_asked_for(key: str, tmp_path: Path) -> N
     path = write_gguf(tmp_path / "model.gguf", metadata, llama_tensors(source, "F32"))
     with pytest.raises(ModelError, match=f"has no metadata llama.{key}"):
         model_directory(path)
+
+
+def test_settings_that_cant_be_are_said_with_the_files_name(tmp_path: Path) -> None:
+    source = cached_checkpoint("llama2")
+    metadata = llama_metadata(source, **{"llama.rope.freq_base": -1.0})
+    path = write_gguf(tmp_path / f"odd-{'é' * 100}.gguf", metadata, llama_tensors(source, "F32"))
+    with pytest.raises(ModelError, match=r"gguf/odd-é+-.*rope_theta is -1.0"):
+        load_model(model_directory(path))
+
+
+def test_a_config_beside_the_file_is_not_its_own(tmp_path: Path) -> None:
+    """As in repositories that keep the original model's."""
+    source = cached_checkpoint("llama2")
+    path = written(tmp_path, "llama2", llama_tensors(source, "F32"))
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    directory = model_directory(tmp_path)
+    assert directory == model_directory(path) == model_directory(directory)
+    assert load_model(directory).spec.num_layers
+    (tmp_path / "pytorch_model.bin").touch()
+    assert model_directory(tmp_path) == tmp_path, "weights that config.json is of"
+
+
+def test_the_files_texts_are_written_whatever_the_locale(tmp_path: Path) -> None:
+    source = cached_checkpoint("llama2")
+    path = written(tmp_path, "llama2", llama_tensors(source, "F32"))
+    program = (
+        "import pathlib, sys; from lmi_core.config.artefacts.gguf import model_directory; "
+        "print(model_directory(pathlib.Path(sys.argv[1])))"
+    )
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment = os.environ | locale
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) / "tokenizer.json").is_file()
 
 
 def test_tensors_that_dont_fit_are_named(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ _VERSION = 1
 """Of what is written; counted up when that changes."""
 _MAX_DIRECTORIES = 64
 """Older ones are removed."""
+_MAX_STEM = 40
+"""Characters of a file's name, of at most 4 bytes each."""
 
 
 def is_gguf(path: Path) -> bool:
@@ -54,16 +56,16 @@ def file_patterns(name: str) -> tuple[str, ...]:
 
 def model_directory(path: Path) -> Path:
     """Where the model in ``path`` has its files: ``path``, but of a GGUF file, or of a directory
-    with nothing else, a directory in the user's cache with links to it and with what its header
+    without other weights, a directory in the user's cache with links to it and with what its header
     says as config.json, tokenizer.json and tokenizer_config.json.
 
     Raises ModelError for a file that can't be read.
     """
     file = path if is_gguf(path) else None
     if file is None:
-        if not is_dir(path) or is_file(path / "config.json"):
+        if not is_dir(path) or not any(path.glob("*.gguf")):
             return path
-        if not any(path.glob("*.gguf")):
+        if is_file(path / "config.json") and _has_weights_of_its_own(path):
             return path
         from lmi_core.weights.gguf.file import gguf_of
 
@@ -71,15 +73,26 @@ def model_directory(path: Path) -> Path:
     return path if file is None else _unfold(file)
 
 
+def _has_weights_of_its_own(directory: Path) -> bool:
+    """Whether its config.json goes with what is there, and isn't just beside a GGUF file."""
+    if any(directory.glob("*.bin")):
+        return True
+    from lmi_core.weights.hf_config import read_json_object
+
+    return "gguf" in read_json_object(directory / "config.json")
+
+
 def _unfold(path: Path) -> Path:
     from lmi_core.weights.content_digest import FileState
     from lmi_core.weights.gguf.file import read_gguf
 
     try:
-        name = hashlib.sha256(f"{_VERSION} {FileState.of(path).name}".encode()).hexdigest()[:32]
+        state = hashlib.sha256(f"{_VERSION} {FileState.of(path).name}".encode()).hexdigest()
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}", field=path.name) from None
     root = _root()
+    # Errors of what is in it name the directory: its reader knows the file.
+    name = f"{path.stem[:_MAX_STEM]}-{state[:32]}"
     target = root / name
     if is_file(target / "config.json") and all(is_file(link) for link in target.glob("*.gguf")):
         return target
@@ -117,7 +130,7 @@ def _write(file: GgufFile, contents: dict[str, dict[str, Any]], root: Path, targ
     partial = Path(tempfile.mkdtemp(prefix="partial-", dir=root))
     try:
         for name, content in contents.items():
-            (partial / name).write_text(json.dumps(content, ensure_ascii=False))
+            (partial / name).write_bytes(json.dumps(content, ensure_ascii=False).encode())
         for source in {tensor.path for tensor in file.tensors.values()} | {file.path}:
             (partial / source.name).symlink_to(source.absolute())
         shutil.rmtree(target, ignore_errors=True)

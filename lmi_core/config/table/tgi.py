@@ -81,6 +81,7 @@ OPTIONS = (
             "by n-gram, and fewer where so many don't pay; tokens are the same",
             test="tests/config/test_speculation.py::test_how_many_tokens_are_drafted",
             capability="speculation.ngram",
+            tuning=True,
             idle=(0,),
             by_value={0: mapped(None, "nothing is drafted")},
         ),
