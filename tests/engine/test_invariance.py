@@ -239,6 +239,7 @@ def test_bits_do_not_depend_on_drafts(variant, dtype, quantize, kv_dtype, steps_
         for request, outcome in zip(requests, expected, strict=True)
     }
     draft_at_random(monkeypatch, truths, VOCAB_SIZE)
+    steps_ahead.clear()
     for name in ("two threads", "chunks of 7", "plain loop", "few blocks"):
         changes = {**CONDITIONS[name], "speculation": SPECULATION}
         totals = assert_same(case, name, len(name), **changes).stats().totals
