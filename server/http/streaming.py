@@ -153,10 +153,12 @@ async def _collect_all(
                 await _take_turns(index)
                 await places.acquire()
                 group.create_task(collect(index, request))
-    except* UserError as errors:
-        raise _first(errors) from None
-    except* LmiError as errors:
-        raise _first(errors) from None
+    except BaseExceptionGroup as errors:
+        # Older Pythons put what is raised within except* into a group again.
+        for kind in (UserError, LmiError):
+            if (found := errors.subgroup(kind)) is not None:
+                raise _first(found) from None
+        raise
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
