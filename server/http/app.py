@@ -72,7 +72,6 @@ def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Appl
     choice = ModelChoice(models)
     app = web.Application(
         middlewares=[_front(models, table, access), *([page_at_root] if options.ui else [])],
-        client_max_size=options.max_request_bytes,
     )
     app.on_response_prepare.append(_common_headers(models, table, access))
     has_management = is_management or (options.management is None and may_manage(options))
