@@ -132,7 +132,11 @@ def find_model(asked: EngineConfig) -> FoundModel:
         quantized=quantized,
         quantize=made,
         pooling=pooling,
-        notes=(*spec.notes, *_notes(spec, asked.max_model_len, checkpoint, tensors)),
+        notes=(
+            *spec.notes,
+            *checkpoint.gguf_notes,
+            *_notes(spec, asked.max_model_len, checkpoint, tensors),
+        ),
     )
 
 
