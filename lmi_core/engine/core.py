@@ -143,7 +143,7 @@ class EngineCore:
         self._check_id(request.request_id)
         adapter = self.adapters.find(request.adapter)
         self._admit(request, prompt, compiled, stops, adapter, stream, arrival_s)
-        stream.abort = partial(self.abort, request.request_id)
+        stream.abort, stream.prompt_ids = partial(self.abort, request.request_id), prompt.ids
 
     def abort(self, request_id: str, stream: EventStream | None = None) -> None:
         """End a request; does nothing when it has ended, or when ``stream`` isn't its own."""
