@@ -353,6 +353,12 @@ class KvCache:
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """K and V of a block as [block_size, num_kv_heads, head_dim] float32 (tests)."""
 
+    def copy_out(self, block_id: int) -> bytes:
+        """A block's memory of every layer, one layer after the other."""
+
+    def copy_in(self, block_id: int, content: bytes) -> None:
+        """Make a block what ``copy_out`` returned."""
+
 @final
 class Handle:
     """A value of the step graph: no data, no arithmetic, no truth value."""
@@ -602,6 +608,12 @@ class TokenIndex:
     def add_text(self, token_ids: Sequence[int]) -> None: ...
 
 @final
+class GuessRates:
+    """How often guesses were right in all texts that share it; ``memory``: the weight of what was
+    seen, a guess later."""
+
+    def __init__(self, *, memory: float) -> None: ...
+
 class Drafter:
     """What one text may go on with: what followed the place, in it or in ``history``, that is most
     like its end."""
@@ -613,9 +625,11 @@ class Drafter:
         min_match: int,
         max_match: int,
         history: TokenIndex | None = None,
+        rates: GuessRates | None = None,
     ) -> None:
         """Places are found by ``min_match`` tokens, which are the history's key, and judged by
-        ``max_match``; ``max_tokens``: of its own text that are remembered."""
+        ``max_match``; ``max_tokens``: of its own text that are remembered. ``rates`` are what its
+        chances start from, and it adds to them."""
     def start(self, token_ids: Sequence[int]) -> None:
         """The text's first tokens, which nobody had to guess."""
     def extend(self, token_ids: Sequence[int]) -> None:

@@ -21,13 +21,16 @@ void bind_draft(py::module_& m) {
           },
           py::arg("token_ids"))
       .def("__len__", [](const TokenIndex& index) { return index.end() - index.begin(); });
+  py::class_<GuessRates, std::shared_ptr<GuessRates>>(m, "GuessRates")
+      .def(py::init<float>(), py::kw_only(), py::arg("memory"));
   py::class_<Drafter>(m, "Drafter")
       .def(py::init([](int64_t max_tokens, int32_t min_match, int32_t max_match,
-                       std::shared_ptr<TokenIndex> history) {
-             return std::make_unique<Drafter>(max_tokens, min_match, max_match, std::move(history));
+                       std::shared_ptr<TokenIndex> history, std::shared_ptr<GuessRates> rates) {
+             return std::make_unique<Drafter>(max_tokens, min_match, max_match, std::move(history),
+                                              std::move(rates));
            }),
            py::kw_only(), py::arg("max_tokens"), py::arg("min_match"), py::arg("max_match"),
-           py::arg("history") = nullptr)
+           py::arg("history") = nullptr, py::arg("rates") = nullptr)
       .def(
           "start",
           [](Drafter& drafter, const py::object& ids) { drafter.start(ids_from_python(ids)); },

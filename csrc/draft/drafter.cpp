@@ -10,20 +10,40 @@ namespace {
 
 constexpr int kMaxCandidates = 32;  // places of a text that are judged
 constexpr int32_t kMaxWrong = 3;    // in a row, then a place is given up
-constexpr float kMemory = 0.9f;     // weight of what was seen, a token later
+constexpr float kMemory = 0.9f;     // of a text's own rates
 // What is taken for granted before anything was seen, behind runs of 0, 1, 4, 8 and 16 tokens, with
 // the weight of so many tokens.
 constexpr std::array<float, 5> kFirstChances = {0.2f, 0.4f, 0.6f, 0.8f, 0.95f};
 constexpr float kFirstWeight = 2.0f;
 
+size_t run_class(int32_t run) {
+  if (run >= 16) return 4;
+  if (run >= 8) return 3;
+  if (run >= 4) return 2;
+  return run >= 1 ? 1 : 0;
+}
+
 }  // namespace
 
+void GuessRates::note(int32_t run, bool is_right) {
+  Rate& rate = rates_[run_class(run)];
+  rate.num_right = rate.num_right * memory_ + (is_right ? 1.0f : 0.0f);
+  rate.num_seen = rate.num_seen * memory_ + 1.0f;
+}
+
+float GuessRates::chance(int32_t run, float first_chance) const {
+  const Rate& rate = rates_[run_class(run)];
+  return (rate.num_right + first_chance * kFirstWeight) / (rate.num_seen + kFirstWeight);
+}
+
 Drafter::Drafter(int64_t max_tokens, int32_t min_match, int32_t max_match,
-                 std::shared_ptr<const TokenIndex> history)
+                 std::shared_ptr<const TokenIndex> history, std::shared_ptr<GuessRates> rates)
     : min_match_(min_match),
       max_match_(max_match),
       text_(max_tokens, min_match),
-      history_(std::move(history)) {
+      history_(std::move(history)),
+      shared_rates_(std::move(rates)),
+      rates_(kMemory) {
   LMI_CHECK(min_match <= max_match, "matches of ", min_match, " to ", max_match, " tokens");
 }
 
@@ -41,9 +61,8 @@ void Drafter::observe(int32_t token_id) {
   const bool has_place = is_readable(place_);
   const bool is_right = has_place && place_.index->at(place_.position) == token_id;
   if (has_place) {
-    Rate& rate = rates_[static_cast<size_t>(run_class(place_.run))];
-    rate.num_right = rate.num_right * kMemory + (is_right ? 1.0f : 0.0f);
-    rate.num_seen = rate.num_seen * kMemory + 1.0f;
+    rates_.note(place_.run, is_right);
+    if (shared_rates_ != nullptr) shared_rates_->note(place_.run, is_right);
   }
   text_.append({&token_id, 1});
   ++num_tokens_;
@@ -129,16 +148,9 @@ float Drafter::next_chance() const {
 }
 
 float Drafter::chance(int32_t run) const {
-  const auto number = static_cast<size_t>(run_class(run));
-  const Rate& rate = rates_[number];
-  return (rate.num_right + kFirstChances[number] * kFirstWeight) / (rate.num_seen + kFirstWeight);
-}
-
-int32_t Drafter::run_class(int32_t run) {
-  if (run >= 16) return 4;
-  if (run >= 8) return 3;
-  if (run >= 4) return 2;
-  return run >= 1 ? 1 : 0;
+  float first = kFirstChances[run_class(run)];
+  if (shared_rates_ != nullptr) first = shared_rates_->chance(run, first);
+  return rates_.chance(run, first);
 }
 
 }  // namespace lmi

@@ -17,6 +17,26 @@
 
 namespace lmi {
 
+// How often guesses were right, by the run of right ones before; what is older counts less.
+class GuessRates {
+ public:
+  // memory: the weight of what was seen, a guess later.
+  explicit GuessRates(float memory) : memory_(memory) {}
+
+  void note(int32_t run, bool is_right);
+  // That the next one behind such a run is right; first_chance is taken for granted before
+  // anything was seen.
+  float chance(int32_t run, float first_chance) const;
+
+ private:
+  struct Rate {
+    float num_right = 0.0f;
+    float num_seen = 0.0f;
+  };
+  const float memory_;
+  std::array<Rate, 5> rates_;
+};
+
 struct Draft {
   std::vector<int32_t> token_ids;
   std::vector<float> chances;  // that this token and those before it are right
@@ -24,9 +44,10 @@ struct Draft {
 
 class Drafter {
  public:
-  // A place is looked for by min_match tokens and judged by max_match.
+  // A place is looked for by min_match tokens and judged by max_match. rates: of all texts alike,
+  // which a text's own rates start from; null where there are none.
   Drafter(int64_t max_tokens, int32_t min_match, int32_t max_match,
-          std::shared_ptr<const TokenIndex> history);
+          std::shared_ptr<const TokenIndex> history, std::shared_ptr<GuessRates> rates);
 
   // The text's first tokens, which nobody had to guess.
   void start(std::span<const int32_t> token_ids);
@@ -39,36 +60,28 @@ class Drafter {
   float next_chance() const;
 
  private:
-  static constexpr int32_t kNumRunClasses = 5;
-
   struct Place {
     const TokenIndex* index = nullptr;  // null: there is none
     int64_t position = 0;               // of the token that is to come next
     int32_t num_equal = 0;              // of the max_match tokens before it
     int32_t run = 0;                    // equal ones directly before it
   };
-  // Of tokens behind runs of a class of lengths, with less weight the longer ago.
-  struct Rate {
-    float num_right = 0.0f;
-    float num_seen = 0.0f;
-  };
-
   void observe(int32_t token_id);
   void search();
   void search(const TokenIndex& index, std::span<const int32_t> key, Place& best) const;
   Place judge(const TokenIndex& index, int64_t position) const;
   bool is_readable(const Place& place) const;
   float chance(int32_t run) const;
-  static int32_t run_class(int32_t run);
 
   const int32_t min_match_;
   const int32_t max_match_;
   TokenIndex text_;
   const std::shared_ptr<const TokenIndex> history_;
+  const std::shared_ptr<GuessRates> shared_rates_;
   int64_t num_tokens_ = 0;
   Place place_;
   int32_t num_wrong_ = 0;  // of the place, in a row
-  std::array<Rate, kNumRunClasses> rates_;
+  GuessRates rates_;
 };
 
 }  // namespace lmi

@@ -14,10 +14,19 @@ _MAX_TEXT_TOKENS = 1 << 16
 _MAX_HISTORY_TOKENS = 1 << 17
 _MAX_HISTORIES = 16
 """Of texts that ended, one for each adapter and cache salt: 32 MiB together."""
+_RATES_MEMORY = 0.998
+"""Of guesses in all those texts: a few hundred tell how often one is right."""
 _NUM_FORCED = 16
 """Forced drafts that the chance of the next one is taken from."""
 _NUM_PROMPT_TOKENS = 64
 """Of a prompt's end, kept with what came after it, so that it is found again from its start."""
+
+
+class _History(NamedTuple):
+    """Of texts that ended, with the same adapter and cache salt."""
+
+    texts: _native.TokenIndex
+    rates: _native.GuessRates
 
 
 class Draft(NamedTuple):
@@ -76,15 +85,19 @@ class TextDrafts:
         self._config = config
         self._forced = ForcedTokens()
         self._drafters: dict[Sequence, _native.Drafter] = {}
-        self._histories: OrderedDict[bytes, _native.TokenIndex] = OrderedDict()
+        self._histories: OrderedDict[bytes, _History] = OrderedDict()
 
     def draft(self, sequence: Sequence, max_tokens: int) -> Draft | None:
         forced = None if sequence.matcher is None else self._forced.draft(sequence, max_tokens)
         drafter = self._drafter(sequence)
         if not drafter.follow(sequence.token_ids):
             return forced
-        draft = Draft(*drafter.draft(max_tokens))
-        return draft if forced is None or draft.chances[0] > forced.chances[0] else forced
+        token_ids, chances = drafter.draft(max_tokens)
+        if sequence.matcher is not None:
+            del token_ids[sequence.matcher.num_allowed(token_ids) :]
+        if not token_ids or (forced is not None and forced.chances[0] >= chances[0]):
+            return forced
+        return Draft(token_ids, chances[: len(token_ids)])
 
     def next_chance(self, sequence: Sequence) -> float:
         drafter = self._drafter(sequence)
@@ -99,26 +112,30 @@ class TextDrafts:
 
     def remember(self, prefix_seed: bytes, token_ids: list[int]) -> None:
         """Draft from this text for sequences with the same seed of prefix hashes."""
-        self._history(prefix_seed).add_text(token_ids)
+        self._history(prefix_seed).texts.add_text(token_ids)
 
     def _drafter(self, sequence: Sequence) -> _native.Drafter:
         drafter = self._drafters.get(sequence)
         if drafter is None:
+            history = self._history(sequence.request.prefix_seed)
             drafter = self._drafters[sequence] = _native.Drafter(
                 max_tokens=_MAX_TEXT_TOKENS,
                 min_match=self._config.min_match,
                 max_match=self._config.max_match,
-                history=self._history(sequence.request.prefix_seed),
+                history=history.texts,
+                rates=history.rates,
             )
             drafter.start(sequence.token_ids[: sequence.num_prompt])
         return drafter
 
-    def _history(self, seed: bytes) -> _native.TokenIndex:
+    def _history(self, seed: bytes) -> _History:
         history = self._histories.get(seed)
         if history is None:
-            history = self._histories[seed] = _native.TokenIndex(
+            texts = _native.TokenIndex(
                 max_tokens=_MAX_HISTORY_TOKENS, num_key_tokens=self._config.min_match
             )
+            rates = _native.GuessRates(memory=_RATES_MEMORY)
+            history = self._histories[seed] = _History(texts, rates)
             if len(self._histories) > _MAX_HISTORIES:
                 self._histories.popitem(last=False)
         self._histories.move_to_end(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -52,6 +53,13 @@ class AllowedTokensMatcher:
 
     def forced_tokens(self) -> list[int]:
         return [] if self._inner is None else self._inner.forced_tokens()
+
+    def num_allowed(self, token_ids: list[int]) -> int:
+        allowed = list(takewhile(self._allows, token_ids))
+        return len(allowed) if self._inner is None else self._inner.num_allowed(allowed)
+
+    def _allows(self, token_id: int) -> bool:
+        return bool(self._mask[token_id >> 5] >> (token_id & 31) & 1)
 
     def rollback(self, num_tokens: int) -> None:
         if self._inner is not None:

@@ -126,6 +126,9 @@ class GuidanceMatcher:
     def forced_tokens(self) -> list[int]:
         return list(self._matcher.compute_ff_tokens())
 
+    def num_allowed(self, token_ids: list[int]) -> int:
+        return int(self._matcher.validate_tokens(token_ids))
+
     def rollback(self, num_tokens: int) -> None:
         num_behind_end = min(num_tokens, self._num_behind_end)
         self._num_behind_end -= num_behind_end

@@ -29,6 +29,10 @@ class Matcher(Protocol):
         """Tokens that spell what the grammar leaves no choice about; others may spell it, too."""
         ...
 
+    def num_allowed(self, token_ids: list[int]) -> int:
+        """How many of these tokens, from the first one on, may come next."""
+        ...
+
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens that were accepted."""
         ...

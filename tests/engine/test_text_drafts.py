@@ -80,6 +80,25 @@ def test_chances_follow_what_was_right() -> None:
     assert wrong.draft(8)[1][0] < 0.3
 
 
+def test_texts_start_from_how_often_others_were_guessed() -> None:
+    rates = _native.GuessRates(memory=0.998)
+    index = _native.TokenIndex(max_tokens=1000, num_key_tokens=2)
+    index.add_text(list(range(100, 200)))
+
+    def made() -> _native.Drafter:
+        one = _native.Drafter(max_tokens=99, min_match=2, max_match=8, history=index, rates=rates)
+        one.start([100, 101])
+        return one
+
+    first_chance = made().draft(1)[1][0]
+    for _ in range(50):
+        made().extend([7])
+    assert made().draft(1)[1][0] < 0.1 < first_chance
+    for _ in range(500):
+        made().extend([102])
+    assert made().draft(1)[1][0] > first_chance
+
+
 def test_what_is_remembered_is_bounded() -> None:
     index = _native.TokenIndex(max_tokens=100, num_key_tokens=2)
     rng = random.Random(1)

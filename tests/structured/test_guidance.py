@@ -10,9 +10,10 @@ import pytest
 
 from lmi_core.demo import MODEL_DIR
 from lmi_core.errors import UserError
+from lmi_core.structured.allowed_tokens import AllowedTokens
 from lmi_core.structured.grammar import MAX_GRAMMAR_CHARS, Grammar
 from lmi_core.structured.guidance import GuidanceLibrary
-from lmi_core.structured.matcher import Matcher
+from lmi_core.structured.matcher import CompiledGrammar, Matcher
 from lmi_core.structured.size import MAX_CHOICES
 from lmi_core.text.tokenizer import Tokenizer
 from tests.text.tokenizers_for_tests import byte_fallback, byte_level
@@ -137,6 +138,28 @@ def test_rollback_goes_back() -> None:
     for token_id in token_ids[-3:]:
         matcher.accept(token_id)
     assert matcher.is_complete
+
+
+@pytest.mark.parametrize("banned", [None, 6])
+def test_how_many_of_some_tokens_may_come(banned: int | None) -> None:
+    compiled: CompiledGrammar = LIBRARY.compile(Grammar.json_schema(OBJECT))
+    token_ids = DEMO.encode_now('{"name":"bob","tags":["c"]}', add_special_tokens=False)
+    if banned is not None:
+        others = [i for i in range(VOCAB_SIZE) if i != token_ids[banned]]
+        compiled = AllowedTokens(others, VOCAB_SIZE, compiled)
+    matcher = compiled.matcher()
+    walked = compiled.matcher()
+    expected = 0
+    for token_id in token_ids:
+        if token_id not in allowed(walked):
+            break
+        walked.accept(token_id)
+        expected += 1
+    assert 0 < expected < len(token_ids)
+    before = allowed(matcher)
+    assert matcher.num_allowed(token_ids) == expected
+    assert matcher.num_allowed([]) == 0
+    assert allowed(matcher) == before
 
 
 @pytest.mark.parametrize("grammar", [Grammar.choice(["xab12"]), Grammar.regex("xab12+")])
