@@ -121,7 +121,8 @@ def test_an_fp8_checkpoint_is_read_everywhere(model_dir, explained, method):
     settings = {"quant_method": method, "format": "float-quantized"}
     config = {**LLAMA, "quantization_config": settings}
     for properties in ("", "option.quantize=fp8", "option.device=cuda\noption.quantize=fp8"):
-        assert not explained(model_dir(properties, config=config)).errors
+        host = Host(num_gpus=1 if "cuda" in properties else 0)
+        assert not explained(model_dir(properties, config=config), host=host).errors
 
 
 def test_an_fp8_checkpoint_that_was_never_compared_is_refused(model_dir, explained):
@@ -133,7 +134,8 @@ def test_an_fp8_checkpoint_that_was_never_compared_is_refused(model_dir, explain
 def test_fp8_weights_are_made_on_a_gpu_only(model_dir, explained):
     report = explained(model_dir("option.quantize=fp8", config=LLAMA))
     assert "the CPU engine has no fp8 weights: write int8" in texts(report.errors)
-    assert not explained(model_dir("option.device=cuda\noption.quantize=fp8", config=LLAMA)).errors
+    name = model_dir("option.quantize=fp8", config=LLAMA)
+    assert not explained(name, host=Host(num_gpus=1)).errors
 
 
 def test_encoder_decoder_models_have_no_scheduler(model_dir, explained):
