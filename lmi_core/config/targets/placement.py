@@ -172,7 +172,7 @@ def _check_degree_on_cpu(subject: Subject) -> None:
 def _on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
     values, host = subject.values, subject.host
     if subject.backend in _OWN:
-        for key in (DEGREE, STAGES):
+        for key in (DEGREE, STAGES, _COPIES):
             if key in values.known:
                 values.ignored[key] = "on the CPU one process uses all cores, whatever the degree"
     threads = values.get("option.num_threads")
