@@ -16,6 +16,8 @@ from typing import Any, Self, TypeVar
 
 from lmi_core.engine.completion import Completing
 from lmi_core.engine.core import EngineCore
+from lmi_core.engine.disk_blocks import DiskBlocks, open_disk_blocks
+from lmi_core.engine.fingerprint import FingerprintOf
 from lmi_core.engine.loop_thread import LoopThread
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.make_request import Prompt, make_request
@@ -77,6 +79,8 @@ class Engine(Completing):
         self._progress = progress
         self._check_integrity = check_integrity
         self._core: EngineCore | None = None
+        self._fingerprint: FingerprintOf | None = None
+        self._disk: DiskBlocks | None = None
         self._state = LifeState.CREATED
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: LoopThread | None = None
@@ -119,6 +123,9 @@ class Engine(Completing):
             await self._on_loop(self._core.stop(drain=drain, timeout_s=timeout_s))
         self._state = LifeState.STOPPED
         self._close_thread()
+        for opened in (self._fingerprint, self._disk):
+            if opened is not None:
+                await asyncio.to_thread(opened.close)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -256,6 +263,18 @@ class Engine(Completing):
         return self._usable_core().adapters.paths
 
     @property
+    def fingerprint(self) -> str | None:
+        """Digests of the weights, the build, the instruction set and the formats: two engines with
+        the same give a request the same tokens. None: a large model's isn't known yet."""
+        return None if self._fingerprint is None else self._fingerprint.text
+
+    def adapter_digest(self, name: str) -> str:
+        """Of the files of the adapter that a request of this name is computed with; "" for the base
+        model. UserError for a name that isn't registered."""
+        slot = self._usable_core().adapters.find(name)
+        return "" if slot is None else slot.digest
+
+    @property
     def state(self) -> LifeState:
         return self._core.state if self._core is not None else self._state
 
@@ -291,7 +310,8 @@ class Engine(Completing):
         assert self._runner is not None
         assert self._tokenizer is not None
         lora = self.config.lora
-        adapters = LoraSlots(self._runner, "" if lora is None else lora.default)
+        default, outlast = "" if lora is None else lora.default, self._disk is not None
+        adapters = LoraSlots(self._runner, default, outlast=outlast)
         for name, path in () if lora is None else lora.adapters:
             await adapters.load(name, path)
         grammars = GrammarCompiler(
@@ -313,12 +333,16 @@ class Engine(Completing):
             adapters,
             grammars,
             check_integrity=self._check_integrity,
+            disk=self._disk,
         )
 
     def _load_model(self) -> None:
         self._runner, files = load_runner(self.config, self._progress)
         self._eos_token_ids = files.eos_token_ids
         self._tokenizer = load_tokenizer(self.config, self._runner.info.vocab_size)
+        self._fingerprint = FingerprintOf(self.config, self._runner.info)
+        self._fingerprint.start(waits=self.config.prefix_cache_dir is not None)
+        self._disk = open_disk_blocks(self.config, self._runner, self._fingerprint.text)
 
     async def _subscribe_across(
         self, core: EngineCore, request: GenerationRequest, notify: Callable[[], None]

@@ -38,6 +38,8 @@ class Scheduler:
         self._speculation = speculation
         self.num_preemptions = 0
         self._num_held = 0
+        self.num_restoring = 0
+        """Sequences that are RESTORING."""
         self._masked: list[MissingMask] = []
         """Of the step being submitted."""
 
@@ -47,7 +49,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.queues.waiting) + self._num_held
+        return len(self.queues.waiting) + self._num_held + self.num_restoring
 
     @property
     def num_running_requests(self) -> int:
@@ -57,16 +59,28 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.queues.running or self.queues.waiting)
 
-    def add(self, request: ActiveRequest) -> None:
-        """Queue a request's choices; all but the first are held until the prompt is computed."""
+    def add(self, request: ActiveRequest, *, is_restoring: bool = False) -> None:
+        """Queue a request's choices; all but the first are held until the prompt is computed, and
+        the first, if its prefix ``is_restoring``, until ``restored``."""
         if request.adapter is not None:
             for _ in request.sequences:
                 request.adapter.acquire()
         first, *others = request.sequences
-        self.queues.wait(first)
+        if is_restoring:
+            first.state = SequenceState.RESTORING
+            self.num_restoring += 1
+        else:
+            self.queues.wait(first)
         self._num_held += len(others)
         for sequence in others:
             sequence.state = SequenceState.HELD
+
+    def restored(self, request: ActiveRequest) -> None:
+        """What could be read of its prefix is in the pool; nothing happens if it has ended."""
+        first = request.sequences[0]
+        if first.state is SequenceState.RESTORING:
+            self.num_restoring -= 1
+            self.queues.wait(first)
 
     def plan(self) -> Plan:
         """Decide the next step; empty when nothing can run."""
@@ -361,6 +375,8 @@ class Scheduler:
             return
         if sequence.state is SequenceState.WAITING:
             self.queues.waiting.remove(sequence)
+        elif sequence.state is SequenceState.RESTORING:
+            self.num_restoring -= 1
         else:
             self._num_held -= 1
         self._end(sequence)
