@@ -340,7 +340,7 @@ def test_too_few_devices_are_an_error(resolved):
     ("option", "setting"),
     [
         ("quantize=int8", ("quantize", "int8")),
-        ("load_in_8bit=true", ("quantize", "int8")),
+        ("load_in_8bit=true", ("quantize", "bitsandbytes")),
         ("dtype=int8", ("quantize", "int8")),
         ("kv_cache_dtype=int8", ("kv_dtype", "int8")),
         ("deterministic=true", ("deterministic", True)),
