@@ -58,15 +58,18 @@ class Scheduler:
         return bool(self.queues.running or self.queues.waiting)
 
     def add(self, request: ActiveRequest) -> None:
-        """Queue a request's choices; all but the first are held until the prompt is computed."""
-        if request.adapter is not None:
-            for _ in request.sequences:
+        """Queue a request's open choices; all but the first are held until the prompt is computed,
+        unless there is output already, with which each is computed for itself."""
+        left = [s for s in request.sequences if s.state is not SequenceState.FINISHED]
+        has_output = any(sequence.num_generated for sequence in request.sequences)
+        for i, sequence in enumerate(left):
+            if request.adapter is not None:
                 request.adapter.acquire()
-        first, *others = request.sequences
-        self.queues.wait(first)
-        self._num_held += len(others)
-        for sequence in others:
-            sequence.state = SequenceState.HELD
+            if i == 0 or has_output:
+                self.queues.wait(sequence)
+            else:
+                self._num_held += 1
+                sequence.state = SequenceState.HELD
 
     def plan(self) -> Plan:
         """Decide the next step; empty when nothing can run."""

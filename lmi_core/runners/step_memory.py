@@ -87,7 +87,8 @@ class StepMemory:
             )
             for _ in range(NUM_STEPS)
         )
-        pool = _native.BlockPool(num_blocks, config.block_size, os.urandom(16))
+        key = config.prefix_key or os.urandom(16)
+        pool = _native.BlockPool(num_blocks, config.block_size, key)
         return cls(pool, tables, sampling, steps)
 
 
