@@ -1,4 +1,4 @@
-"""The command line: ``lmi serve | chat | generate | bench | top | explain | doctor``.
+"""The command line: ``lmi serve | chat | generate | bench | top | replay | explain | doctor``.
 
 Imports are inside the commands, so that each pays only for what it uses.
 """
@@ -96,6 +96,8 @@ def _run(argv: list[str]) -> int:
         return _bench(argv[1:])
     if argv[:1] == ["top"]:
         return _top(argv[1:])
+    if argv[:1] == ["replay"]:
+        return _replay(argv[1:])
     return _doctor(build_parser().parse_args(argv))
 
 
@@ -116,6 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser("chat", help="talk to a model in the terminal")
     commands.add_parser("bench", help="measure a model, or a server")
     commands.add_parser("top", help="watch what a running server does")
+    commands.add_parser("replay", help="prove that recorded requests are answered as they were")
     doctor = commands.add_parser("doctor", help="say what this machine offers and what is used")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser("explain", help="say what becomes of every configuration key")
@@ -169,6 +172,18 @@ def _bench_parser() -> argparse.ArgumentParser:
         description="Measures the engine on this machine, or a server under load.",
     )
     parser.add_argument("kind", choices=KINDS, help="of serve, offline where there is no --url")
+    add_arguments(parser)
+    return parser
+
+
+def _replay_parser() -> argparse.ArgumentParser:
+    from lmi_core.receipts.command import add_arguments
+
+    parser = _Parser(
+        prog="lmi replay",
+        usage="lmi replay FILE [MODEL | --url URL] [flags] [flags of lmi serve]",
+        description="Asks the requests that lmi serve --record kept again, and compares answers.",
+    )
     add_arguments(parser)
     return parser
 
@@ -234,6 +249,14 @@ def _top(argv: list[str]) -> int:
     parser = _Parser(prog="lmi top", description="Shows what a running server does.")
     add_arguments(parser)
     return top(parser.parse_args(argv))
+
+
+def _replay(argv: list[str]) -> int:
+    from lmi_core.local_model import parse_arguments
+    from lmi_core.receipts.command import replay
+
+    args, model = parse_arguments(_replay_parser(), argv, num_words=1)
+    return replay(args, model, DEMO_MODEL)
 
 
 def _doctor(args: argparse.Namespace) -> int:

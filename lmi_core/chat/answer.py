@@ -96,7 +96,7 @@ class RemoteSource(AnswerSource):
 
     def __enter__(self) -> Self:
         if not self.model:
-            with closing(self._ask("GET", "/v1/models")) as answer:
+            with closing(self.ask("GET", "/v1/models")) as answer:
                 models = json.load(answer)["data"]
             self.model = models[0]["id"] if models else ""
         return self
@@ -113,7 +113,7 @@ class RemoteSource(AnswerSource):
             **({"seed": params.seed} if params.seed is not None else {}),
         }
         num_tokens = 0
-        with closing(self._ask("POST", "/v1/chat/completions", body)) as lines:
+        with closing(self.ask("POST", "/v1/chat/completions", body)) as lines:
             for line in lines:
                 if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
                     continue
@@ -126,10 +126,11 @@ class RemoteSource(AnswerSource):
                 )
                 yield Piece(text, num_tokens)
 
-    def _ask(self, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
+    def ask(self, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
+        """The answer, to be closed. Raises LmiError for a server that refuses, or isn't there."""
         kind = http.client.HTTPSConnection if self.url.is_https else http.client.HTTPConnection
         connection = kind(self.url.host, self.url.port, timeout=self.timeout_s)
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "Connection": "close"}
         if key := os.environ.get("OPENAI_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
         data = None if body is None else json.dumps(body)

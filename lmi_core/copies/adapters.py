@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lmi_core.adapters.names import AdapterNames
 from lmi_core.copies.process import CopyProcess
+from lmi_core.engine.lora_slots import adapter_digest
 from lmi_core.errors import EngineError, UserError
 from lmi_core.settings.lora_config import LoraConfig
 
@@ -19,6 +20,8 @@ class SharedAdapter:
     """An adapter that every copy has."""
 
     path: Path
+    digest: str
+    """Of its files."""
     prefix_seed: bytes
     """What tells its blocks from others': new for every load, the same in all copies."""
     num_users: int = 0
@@ -48,8 +51,11 @@ class SharedAdapters:
         self._serials = itertools.count()
         self._leaving: dict[str, Path] = {}
         """Unregistered, while requests use them."""
-        for name, path in () if config is None else config.adapters:
-            self._add(name, path)
+
+    async def start(self) -> None:
+        """Register those that are configured, which copies load as they start."""
+        for name, path in () if self._config is None else self._config.adapters:
+            await self._add(name, path)
 
     @property
     def paths(self) -> dict[str, Path]:
@@ -93,7 +99,7 @@ class SharedAdapters:
                 have = [copy for copy in copies if name in copy.adapters]
                 await _unload(name, have)
                 raise failures[0]
-            self._add(name, path)
+            await self._add(name, path)
 
     async def unload(self, name: str, copies: Iterable[CopyProcess]) -> None:
         """Refuse an adapter to new requests, wait for its running ones and free its memory. Raises
@@ -108,10 +114,11 @@ class SharedAdapters:
             del self._leaving[name]
         await _unload(name, [copy for copy in copies if name in copy.adapters])
 
-    def _add(self, name: str, path: Path) -> None:
+    async def _add(self, name: str, path: Path) -> None:
+        digest = await asyncio.to_thread(adapter_digest, path)
         # No text's encoding begins with this byte, so that no salt of the base model is the same.
         seed = b"\xff" + next(self._serials).to_bytes(8, "little")
-        self._names.add(name, SharedAdapter(path, seed))
+        self._names.add(name, SharedAdapter(path, digest, seed))
 
     def _check_enabled(self) -> None:
         if self._config is None:

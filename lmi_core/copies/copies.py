@@ -26,6 +26,7 @@ from lmi_core.copies.outbox import Batch, observe_again
 from lmi_core.copies.process import CopyProcess, CopySettings, log_level
 from lmi_core.copies.router import Entry
 from lmi_core.copies.supervisor import Supervisor
+from lmi_core.engine.fingerprint import FingerprintOf
 from lmi_core.engine.intake import Intake, check_num_tokens, check_room, derived_seed, retry_after_s
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
@@ -87,6 +88,7 @@ class Copies:
         self._tokenizer: Tokenizer
         self._intake: Intake
         self._hash_blocks: HashBlocks | None = None
+        self._fingerprint: FingerprintOf | None = None
 
     async def __aenter__(self) -> Self:
         if self._state is not LifeState.CREATED:
@@ -94,9 +96,10 @@ class Copies:
         self._state = LifeState.LOADING
         try:
             await asyncio.to_thread(self._check_memory)
+            await self._adapters.start()
             await self._supervisor.start()
         except BaseException:
-            self._state = LifeState.STOPPED
+            await self._close()
             raise
         self._state = LifeState.READY
         return self
@@ -113,11 +116,16 @@ class Copies:
         if kind is None and not self._supervisor.has_failed:
             await self._dispatch.idle()
         self._dispatch.abort_all()
+        await self._supervisor.stop(kill=False)
+        await self._close()
+
+    async def _close(self) -> None:
         self._state = LifeState.STOPPED
         if self._watching is not None:
             self._watching.cancel()
-        await self._supervisor.stop(kill=False)
-        self._tokenizer.close()
+        if self._fingerprint is not None:
+            await asyncio.to_thread(self._fingerprint.close)
+            self._tokenizer.close()
         HOST_MEMORY.release(self)
 
     async def subscribe(
@@ -141,6 +149,7 @@ class Copies:
         self._check_id(request.request_id)
         open_ = self._opened(request, prompt.ids, EventStream(notify), arrival_s)
         open_.stream.abort = lambda _: self._dispatch.abort(open_)
+        open_.stream.prompt_ids = prompt.ids
         self._dispatch.put(open_)
         self._watch()
         return open_.stream
@@ -174,6 +183,16 @@ class Copies:
     @property
     def adapters(self) -> dict[str, Path]:
         return self._adapters.paths
+
+    @property
+    def fingerprint(self) -> str | None:
+        """As ``Engine.fingerprint``."""
+        return None if self._fingerprint is None else self._fingerprint.text
+
+    def adapter_digest(self, name: str) -> str:
+        """As ``Engine.adapter_digest``."""
+        adapter = self._adapters.find(name)
+        return "" if adapter is None else adapter.digest
 
     @property
     def healthy(self) -> bool:
@@ -291,6 +310,8 @@ class Copies:
             )
         self._info = info
         self._tokenizer = await asyncio.to_thread(load_tokenizer, self.config, runner.vocab_size)
+        self._fingerprint = FingerprintOf(self.config, runner)
+        await asyncio.to_thread(self._fingerprint.start)
         self._intake = Intake(info, self._tokenizer, self._adapters.find)
         key = self.config.prefix_key
         assert key is not None

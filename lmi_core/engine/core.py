@@ -148,7 +148,7 @@ class EngineCore:
         if handover is None:
             handover = self._prepared(request, prompt.ids, arrival_s)
         self._admit(request, prompt, compiled, stops, stream, handover)
-        stream.abort = partial(self.abort, request.request_id)
+        stream.abort, stream.prompt_ids = partial(self.abort, request.request_id), prompt.ids
 
     def abort(self, request_id: str, stream: EventStream | None = None) -> None:
         """End a request; does nothing when it has ended, or when ``stream`` isn't its own."""

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 from lmi_core.engine.completion import Completing
 from lmi_core.engine.core import EngineCore
+from lmi_core.engine.fingerprint import FingerprintOf
 from lmi_core.engine.handover import Handover
 from lmi_core.engine.loop_thread import LoopThread
 from lmi_core.engine.lora_slots import LoraSlots
@@ -78,6 +79,7 @@ class Engine(Completing):
         self._progress = progress
         self._check_integrity = check_integrity
         self._core: EngineCore | None = None
+        self._fingerprint: FingerprintOf | None = None
         self._state = LifeState.CREATED
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: LoopThread | None = None
@@ -120,6 +122,8 @@ class Engine(Completing):
             await self._on_loop(self._core.stop(drain=drain, timeout_s=timeout_s))
         self._state = LifeState.STOPPED
         self._close_thread()
+        if self._fingerprint is not None:
+            await asyncio.to_thread(self._fingerprint.close)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -253,6 +257,18 @@ class Engine(Completing):
         return self._usable_core().adapters.paths
 
     @property
+    def fingerprint(self) -> str | None:
+        """Digests of the weights, the build, the instruction set and the formats: two engines with
+        the same give a request the same tokens. None: a large model's isn't known yet."""
+        return None if self._fingerprint is None else self._fingerprint.text
+
+    def adapter_digest(self, name: str) -> str:
+        """Of the files of the adapter that a request of this name is computed with; "" for the base
+        model. UserError for a name that isn't registered."""
+        slot = self._usable_core().adapters.find(name)
+        return "" if slot is None else slot.digest
+
+    @property
     def state(self) -> LifeState:
         return self._core.state if self._core is not None else self._state
 
@@ -316,6 +332,8 @@ class Engine(Completing):
         self._runner, files = load_runner(self.config, self._progress)
         self._eos_token_ids = files.eos_token_ids
         self._tokenizer = load_tokenizer(self.config, self._runner.info.vocab_size)
+        self._fingerprint = FingerprintOf(self.config, self._runner.info)
+        self._fingerprint.start()
 
     async def _subscribe_across(
         self, core: EngineCore, request: GenerationRequest, notify: Callable[[], None]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from lmi_core.adapters.names import AdapterNames
+from lmi_core.engine.fingerprint import digest_of_files
 from lmi_core.errors import UserError
 from lmi_core.runners.runner import AdapterStore, LoraRunner, Runner
 
@@ -30,6 +31,8 @@ class LoraSlot:
     """What steps call it by."""
     prefix_seed: bytes
     """What tells its blocks from others': new for every load."""
+    digest: str = ""
+    """Of its files."""
     num_users: int = 0
     """Sequences that aren't finished."""
     on_idle: Callable[[], None] | None = None
@@ -85,16 +88,17 @@ class LoraSlots:
         store = self._enabled_store()
         with self._slots.claim(name):
             packed = await asyncio.to_thread(store.pack, path)
-            self.register(name, path, packed)
+            digest = await asyncio.to_thread(adapter_digest, path)
+            self.register(name, path, packed, digest)
         _log.info("adapter %s: %.1f MiB, from %s", name, packed.num_bytes / 2**20, path)
 
-    def register(self, name: str, path: Path, packed: PackedLora) -> None:
+    def register(self, name: str, path: Path, packed: PackedLora, digest: str = "") -> None:
         """Let requests name an adapter that was packed."""
         index = self._take_index()
         self._enabled_store().set(index, packed)
         # No text's encoding begins with this byte, so that no salt of the base model is the same.
         seed = b"\xff" + next(self._serials).to_bytes(8, "little")
-        self._slots.add(name, LoraSlot(name, path, index, seed))
+        self._slots.add(name, LoraSlot(name, path, index, seed, digest))
 
     def unregister(self, name: str, on_freed: Callable[[], None]) -> None:
         """Refuse new requests for an adapter, and free its memory as soon as its last sequence has
@@ -122,3 +126,12 @@ class LoraSlots:
             return self._free_indices.pop()
         self._num_indices += 1
         return self._num_indices - 1
+
+
+def adapter_digest(path: Path) -> str:
+    """Of an adapter's files; "" where they can't be read."""
+    try:
+        return digest_of_files(sorted(file for file in path.iterdir() if file.is_file()))
+    except OSError as error:
+        _log.info("the adapter in %s has no digest: %s", path, error)
+        return ""

@@ -17,13 +17,15 @@ class EventStream:
     The reader is notified once per step; one that is slow takes several steps' events at once.
     """
 
-    __slots__ = ("_error", "_events", "_is_finished", "abort", "notify")
+    __slots__ = ("_error", "_events", "_is_finished", "abort", "notify", "prompt_ids")
 
     def __init__(self, notify: Callable[[], None]) -> None:
         """``notify`` tells the reader that there is something to take; it may do so in vain."""
         self.notify = notify
         self.abort: Callable[[EventStream], None] | None = None
         """Ends the request, once it is open."""
+        self.prompt_ids: list[int] = []
+        """Its prompt's tokens, once it is open."""
         self._events: deque[TokenEvent] = deque()
         self._is_finished = False
         self._error: Exception | None = None

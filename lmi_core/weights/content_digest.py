@@ -65,9 +65,9 @@ class Interrupted(Exception):
 
 
 class ContentDigests:
-    """Digests of files, remembered in ``directory`` by the files' states."""
+    """Digests of files, remembered in ``directory`` by the files' states; None: nowhere."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path | None) -> None:
         self.directory = directory
 
     def of(
@@ -77,6 +77,8 @@ class ContentDigests:
 
         Raises OSError if it can't be read or has changed since, Interrupted if told to stop.
         """
+        if self.directory is None:
+            return _unchanged(state, num_threads, should_stop)
         memo = self.directory / state.name
         with suppress(OSError):
             text = memo.read_text("ascii", "replace")
@@ -84,24 +86,29 @@ class ContentDigests:
                 os.utime(memo)
                 return text
         is_settled = time.time_ns() - state.changed_ns > _SETTLED_NS
-        digest = _digest(state, num_threads, should_stop)
-        if not state.is_current():
-            raise OSError(f"{state.path} changed while it was read")
+        digest = _unchanged(state, num_threads, should_stop)
         if is_settled:
             self._remember(memo, digest)
         return digest
 
     def _remember(self, memo: Path, digest: str) -> None:
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            memo.parent.mkdir(parents=True, exist_ok=True)
             partial = memo.with_suffix(f".{os.getpid()}.partial")
             partial.write_text(digest)
             partial.rename(memo)
-            memos = sorted(self.directory.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+            memos = sorted(memo.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
             for old in memos[:-_MAX_MEMOS]:
                 old.unlink(missing_ok=True)
         except OSError as error:
             log.debug("digest of %s isn't remembered: %s", memo.name, error)
+
+
+def _unchanged(state: FileState, num_threads: int, should_stop: Callable[[], bool]) -> str:
+    digest = _digest(state, num_threads, should_stop)
+    if not state.is_current():
+        raise OSError(f"{state.path} changed while it was read")
+    return digest
 
 
 def _digest(state: FileState, num_threads: int, should_stop: Callable[[], bool]) -> str:

@@ -17,6 +17,7 @@ from lmi_server.http.metrics import METER
 from lmi_server.http.properties import request_properties
 from lmi_server.http.streaming import respond
 from lmi_server.models.loaded_model import LoadedModel
+from lmi_server.models.recorded import recorded
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ async def _run(request: web.Request, model: LoadedModel, parsed: ParsedCall) -> 
     try:
         return await respond(
             request,
-            model.generates,
+            recorded(request, model),
             parsed,
             request[METER],
             send_timeout_s=options.send_timeout_s,

@@ -115,6 +115,10 @@ class StandIn:
     known_tokenizer: Tokenizer | None
     known_info: EngineInfo | None
     adapters: tuple[str, ...]
+    known_fingerprint: str | None = None
+
+    def fingerprint(self) -> str | None:
+        return self.known_fingerprint
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -149,6 +153,7 @@ def _stand_in(model: LoadedModel) -> StandIn:
         known_tokenizer=tokenizer if isinstance(tokenizer, Tokenizer) else None,
         known_info=backend.info if isinstance(backend, Generates) else None,
         adapters=tuple(model.adapter_names()),
+        known_fingerprint=model.fingerprint(),
     )
 
 

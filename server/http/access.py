@@ -13,7 +13,7 @@ from lmi_core.sandbox.pool import CLIENT
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.routes import Route
 from lmi_server.http.metrics import METER
-from lmi_server.http.tenants import NO_LIMITS, TENANT, Tenant, TenantLimits, salt_of
+from lmi_server.http.tenants import NO_LIMITS, TENANT, Tenant, TenantLimits, name_of, salt_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -53,7 +53,10 @@ class Access:
         ``limits``: those of each key. ``shares_prefix_cache``: keys share cached prefixes."""
         self._keys = tuple(dict.fromkeys(key.encode() for key in api_keys))
         has_salts = len(self._keys) > 1 and not shares_prefix_cache
-        self._tenants = [Tenant(limits, salt_of(k) if has_salts else "") for k in self._keys]
+        self._tenants = [
+            Tenant(limits, salt_of(key) if has_salts else "", name=name_of(key))
+            for key in self._keys
+        ]
         if not self._keys and limits.exist:
             self._tenants = [Tenant(limits)]
         self._admin_keys = () if admin_key is None else (admin_key.encode(),)

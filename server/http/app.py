@@ -171,6 +171,9 @@ def _front(models: ModelRegistry, table: DialectTable, access: Access) -> Middle
             if isinstance(connection, Connection):
                 connection.request_finished()
             _finish(models.metrics, request.method, request.path, meter, status, log_line)
+            if models.tracer is not None:
+                trace = request.headers.get("traceparent", "")
+                models.tracer.note(meter, request.path, status, trace)
             if (said := request.get(SAID)) is not None:
                 request_id, by = meter.request_id, access.managers
                 log_call(request, said, request_id=request_id, status=status, by=by)

@@ -20,6 +20,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.version import __version__
 from lmi_server.http.engine_metrics import EngineMeter, EngineMetrics
 from lmi_server.http.metric_aliases import MetricAliases
@@ -97,12 +99,18 @@ class RequestMeter:
 
     __slots__ = (
         "error",
+        "finish_reasons",
+        "first_at",
+        "model",
         "num_generated_tokens",
         "num_prompt_tokens",
         "on_events",
+        "operation",
+        "params",
         "queue_seconds",
         "request_id",
         "started",
+        "submitted_at",
     )
 
     def __init__(self, request_id: str) -> None:
@@ -116,6 +124,22 @@ class RequestMeter:
         """Why it failed or was refused."""
         self.on_events: Callable[[], None] | None = None
         """Called whenever there are any."""
+        self.submitted_at = self.first_at = 0.0
+        """By ``started``'s clock, when an engine was asked and when the first token was there; 0:
+        never."""
+        self.operation = self.model = ""
+        self.params: SamplingParams | None = None
+        """Of the first of its prompts, None: nothing was generated."""
+        self.finish_reasons: tuple[str, ...] = ()
+
+    def submit(self, model: str, requests: Sequence[GenerationRequest], prompt_field: str) -> None:
+        """An engine is asked now."""
+        self.submitted_at = time.perf_counter()
+        self.model, self.operation = model, "embeddings"
+        if requests and requests[0].pooling is None:
+            self.params = requests[0].params
+            is_chat = prompt_field in ("messages", "input")
+            self.operation = "chat" if is_chat else "text_completion"
 
     def observe(self, events: Sequence[TokenEvent]) -> None:
         if self.on_events is not None:
@@ -127,6 +151,9 @@ class RequestMeter:
             if is_pooled or (event.num_generated_tokens == 1 and event.choice == 0):
                 self.num_prompt_tokens += event.num_prompt_tokens
                 self.queue_seconds = max(self.queue_seconds, event.queue_seconds)
+                self.first_at = self.first_at or time.perf_counter()
+            if event.finish_reason is not None:
+                self.finish_reasons += (str(event.finish_reason),)
             self.num_generated_tokens += not is_pooled
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from lmi_core.settings.record_config import RecordConfig
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.lmi.lmi import LmiOptions
 from lmi_server.dialects.tgi.options import TgiOptions
@@ -68,6 +69,11 @@ class ServerOptions:
     """Requests inside the server at once; one more is refused with 503."""
     receive_timeout_s: float = 30.0
     """A connection must deliver its headers, and then its body, within this time."""
+    record: RecordConfig | None = None
+    """Which requests and answers are kept, and where; None: none."""
+    otlp_endpoint: str | None = None
+    """The collector that spans of calls go to; None: there are none."""
+    otlp_service_name: str = "lmi"
     limits: AnswerLimits = field(default_factory=AnswerLimits)
     """How long an answer may say nothing (chunked_read_timeout, predict_timeout)."""
     send_timeout_s: float = 60.0

@@ -55,11 +55,12 @@ async def respond(
     limits: AnswerLimits = AnswerLimits(),  # noqa: B008 it is frozen
 ) -> web.StreamResponse:
     """Run a call and answer it. Errors before the first byte are raised, later ones are sent."""
-    requests = []
+    requests: list[GenerationRequest] = []
     for index, asked in enumerate(parsed.requests):
         await _take_turns(index)
         asked = salted(request, asked)
         requests.append(await _truncated(backend, asked, parsed.truncate_prompt_tokens))
+    meter.submit(backend.info.model, requests, parsed.prompt_field)
     if parsed.renderer.streams:
         if len(requests) == 1:
             feed = partial(_feed, parsed.renderer, meter, 0)

@@ -52,8 +52,11 @@ class Tenant:
         limits: TenantLimits,
         salt: str = "",
         *,
+        name: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.name = name
+        """What its receipts lie under, which doesn't tell the key."""
         self._limits = limits
         self._salt = salt
         self._clock = clock
@@ -118,6 +121,11 @@ def salted(http: web.Request, request: GenerationRequest) -> GenerationRequest:
     """The request with the salt of the tenant that has sent it."""
     tenant = http.get(TENANT)
     return request if tenant is None else tenant.salted(request)
+
+
+def name_of(key: bytes) -> str:
+    """The same after every start, unlike the salt."""
+    return hashlib.blake2b(key, digest_size=8, person=b"lmi tenant").hexdigest()
 
 
 def salt_of(key: bytes) -> str:

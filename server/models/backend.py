@@ -96,6 +96,20 @@ class Scales(Protocol):
         ...
 
 
+@runtime_checkable
+class Attests(Protocol):
+    """What says by what its tokens are decided besides the request."""
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Digests of weights, build, instruction set and formats; None: not known yet."""
+        ...
+
+    def adapter_digest(self, name: str) -> str:
+        """Of a registered adapter's files; "" for the base model."""
+        ...
+
+
 class AdapterHost(Protocol):
     """What a backend is besides where LoRA is enabled (``ServerOptions.has_lora``)."""
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from lmi_core.errors import UserError
+from lmi_core.receipts.store import ReceiptStore
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_server.dialects.openai.responses_store import ResponseStore
 from lmi_server.http.admission import Admission
 from lmi_server.http.metrics import LoopLag, Metrics
 from lmi_server.http.options import ServerOptions
-from lmi_server.models.backend import AdapterHost, Generates, Reports, Tokenizes
+from lmi_server.models.backend import AdapterHost, Attests, Generates, Reports, Tokenizes
 
 T = TypeVar("T")
 
@@ -25,6 +26,8 @@ class Shared:
     metrics: Metrics
     loop_lag: LoopLag
     responses: ResponseStore
+    receipts: ReceiptStore | None = None
+    """Where requests and answers are kept; None: nowhere."""
 
 
 class LoadedModel:
@@ -70,6 +73,10 @@ class LoadedModel:
     def decode(self, token_ids: Sequence[int]) -> str:
         """As ``Tokenizes`` has it."""
         return self.tokenizes.decode(token_ids)
+
+    def fingerprint(self) -> str | None:
+        """As ``Attests`` has it; None where nobody does."""
+        return self.backend.fingerprint if isinstance(self.backend, Attests) else None
 
     @property
     def adapter_host(self) -> AdapterHost | None:

@@ -12,12 +12,14 @@ from typing import Any, Protocol, Self
 from aiohttp import web
 
 from lmi_core.errors import LmiError
+from lmi_core.receipts.store import ReceiptStore
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.openai.responses_store import ResponseStore
 from lmi_server.http.admission import Admission
 from lmi_server.http.error_rates import ErrorRates
 from lmi_server.http.metrics import LoopLag, Metrics
 from lmi_server.http.options import ServerOptions
+from lmi_server.http.tracing import Tracer, open_tracer
 from lmi_server.models.loaded_model import Shared, admission_of
 from lmi_server.models.model import ModelState, Recipe, ServedModel
 
@@ -65,13 +67,18 @@ class ModelRegistry:
         self.metrics = metrics
         self.registrar = registrar
         self.responses = ResponseStore(options.response_store_bytes)
+        self.tracer: Tracer | None = None
+        """What makes spans of calls; None: nothing does."""
+        if options.otlp_endpoint is not None:
+            self.tracer = open_tracer(options.otlp_endpoint, options.otlp_service_name)
         self.error_rates = ErrorRates(options.error_rates)
         self.sole: ServedModel | None = None
         """The one model, ready and of the start, of a server that has no other."""
         self.admission = admission_of(options)
         """Of bodies that are read before a model is chosen, or for none."""
         loop_lag = LoopLag(metrics, busy=lambda: self.num_in_flight > 0)
-        self._shared = Shared(metrics, loop_lag, self.responses)
+        self.receipts = None if options.record is None else ReceiptStore(options.record)
+        self._shared = Shared(metrics, loop_lag, self.responses, self.receipts)
         self._models: dict[tuple[str, str | None], ServedModel] = {}
         self._turns: dict[str, int] = {}
         self._loading = asyncio.Lock()
@@ -179,6 +186,10 @@ class ModelRegistry:
         for model in list(self._models.values()):
             await model.close(ModelState.STOPPED, drain_timeout_s=0)
         self._choose_sole()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
+        if self.receipts is not None:
+            await asyncio.to_thread(self.receipts.close)
 
     def _add(self, recipe: Recipe, *, loaded_at_startup: bool) -> ServedModel:
         key = (recipe.name, recipe.version)

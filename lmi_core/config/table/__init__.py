@@ -17,6 +17,7 @@ from lmi_core.config.table import (
     lmi_dist,
     native,
     neuronx,
+    observing,
     processes,
     scheduler,
     server,
@@ -47,6 +48,7 @@ _OPTIONS: tuple[Option, ...] = (
     + launchers.OPTIONS
     + stable_diffusion.OPTIONS
     + server.OPTIONS
+    + observing.OPTIONS
 )
 
 _ADAPTERS = ("transformers", "vllm", "trtllm", "neuron")

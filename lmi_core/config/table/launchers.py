@@ -33,6 +33,7 @@ SYNONYMS = {
     "--uvicorn-log-level": "log_level",
     "--disable-log-requests": "option.disable_log_requests",
     "--disable-log-stats": "option.disable_log_stats",
+    "--otlp-traces-endpoint": "option.otlp_endpoint",
     "-tp": "option.tensor_parallel_degree",
     "-pp": "option.pipeline_parallel_degree",
     "-q": "option.quantize",

@@ -191,3 +191,28 @@ class Option:
     def default_for(self, system: str) -> object:
         """Return the default that users of ``system`` know."""
         return self.defaults.get(system, self.default)
+
+
+def server_option(
+    key: str,
+    kind: ValueType,
+    doc: str,
+    action: Action,
+    default: object = None,
+    *env: str,
+    secret: bool = False,
+    flag: Flag | None = None,
+) -> Option:
+    """An option of the server as a whole."""
+    return Option(
+        key=key,
+        type=kind,
+        doc=doc,
+        systems=("server",),
+        default=default,
+        env=env,
+        flag=flag,
+        scope="server",
+        secret=secret,
+        actions={"server": action},
+    )

@@ -1,6 +1,7 @@
 """Keys of the server as a whole: ``config.properties`` and ``SERVING_*`` variables."""
 
-from lmi_core.config.table.option import Action, Flag, Option, honoured, needs, no_effect
+from lmi_core.config.table.option import Flag, Option, honoured, needs, no_effect
+from lmi_core.config.table.option import server_option as _server
 from lmi_core.config.table.value_type import (
     Bool,
     Bytes,
@@ -10,7 +11,6 @@ from lmi_core.config.table.value_type import (
     Items,
     Rate,
     Text,
-    ValueType,
 )
 
 APIS = ("lmi", "tgi", "openai")
@@ -34,30 +34,6 @@ _ERROR_RATE = honoured(
     "more of them and /ping answers 503",
     test="tests/server/http/test_error_rates.py::test_ping_answers_503_from_then_on",
 )
-
-
-def _server(
-    key: str,
-    kind: ValueType,
-    doc: str,
-    action: Action,
-    default: object = None,
-    *env: str,
-    secret: bool = False,
-    flag: Flag | None = None,
-) -> Option:
-    return Option(
-        key=key,
-        type=kind,
-        doc=doc,
-        systems=("server",),
-        default=default,
-        env=env,
-        flag=flag,
-        scope="server",
-        secret=secret,
-        actions={"server": action},
-    )
 
 
 def _status(key: str, default: int) -> Option:

@@ -21,6 +21,7 @@ _MIXED = no_effect(
 _OWN_KERNELS = no_effect("the engine has kernels of its own; lmi doctor names them")
 _INTERNAL = no_effect("no shard processes are started")
 _NO_WATERMARK = "requests for one are refused, or served without one by ignore_watermark"
+_TRACES = "tests/server/http/test_tracing.py"
 _LIMITS = "tests/cli/test_options.py::test_limits_of_a_launcher"
 
 
@@ -252,8 +253,23 @@ OPTIONS = (
         switch=True,
         server=True,
     ),
-    _later("--otlp-endpoint", Text("URL"), "Where traces go.", "no traces are sent"),
-    _later("--otlp-service-name", Text("name"), "Name in traces.", "no traces are sent"),
+    _tgi(
+        "--otlp-endpoint",
+        Text("URL"),
+        "OpenTelemetry collector that spans of requests go to, by gRPC; by HTTP where the port is "
+        "4318 or OTEL_EXPORTER_OTLP_PROTOCOL says so.",
+        honoured("otlp_endpoint", "extra otel", test=f"{_TRACES}::test_spans_reach_a_collector"),
+        server=True,
+        env=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"),
+    ),
+    _tgi(
+        "--otlp-service-name",
+        Text("name"),
+        "Name of the service in spans; lmi unless it is given.",
+        honoured("otlp_service_name", test=f"{_TRACES}::test_spans_reach_a_collector"),
+        server=True,
+        env=("OTEL_SERVICE_NAME",),
+    ),
     _tgi(
         "--cors-allow-origin",
         Text("origin"),

@@ -14,6 +14,7 @@ from lmi_core.config.address import Address, is_loopback, parse_address
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Values
 from lmi_core.config.table import BY_KEY
+from lmi_core.settings.record_config import RecordConfig
 
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]{1,80}", re.ASCII)
 
@@ -45,6 +46,10 @@ class ServerConfig:
     """HTTP statuses of LMI's failures by the option that sets them, where they are set."""
     max_request_size_bytes: int = 64 << 20
     response_store_bytes: int = 64 << 20
+    record: RecordConfig | None = None
+    """None: no receipts are kept."""
+    otlp_endpoint: str | None = None
+    otlp_service_name: str = "lmi"
     max_archive_bytes: int = 64 << 30
     receive_timeout_s: float = 30.0
     drain_timeout_s: int = 30
@@ -106,6 +111,9 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         error_rates=_error_rates(server),
         max_request_size_bytes=limit if isinstance(limit, int) else 64 << 20,
         response_store_bytes=stored if isinstance(stored, int) else 64 << 20,
+        record=_record(server),
+        otlp_endpoint=_text(server.get("option.otlp_endpoint")),
+        otlp_service_name=_text(server.get("option.otlp_service_name")) or "lmi",
         max_archive_bytes=archive if isinstance(archive, int) else 64 << 30,
         receive_timeout_s=timeout if isinstance(timeout, float) else 30.0,
         drain_timeout_s=drain if isinstance(drain, int) else 90 if tgi else 30,
@@ -135,6 +143,21 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         wait_model_loading=server.get("wait_model_loading") is not False,
         allow_multi_status=server.get("allow_multi_status") is True,
         values=MappingProxyType({key: value.value for key, value in server.known.items()}),
+    )
+
+
+def _record(server: Values) -> RecordConfig | None:
+    directory = _path(server.get("record"))
+    if directory is None:
+        return None
+    share, size, files = (server.get(f"record_{name}") for name in ("share", "size", "files"))
+    usual = RecordConfig(directory=directory)
+    return RecordConfig(
+        directory=directory,
+        share=float(share) if isinstance(share, int | float) else usual.share,
+        max_bytes=size if isinstance(size, int) else usual.max_bytes,
+        max_files=files if isinstance(files, int) else usual.max_files,
+        redact=server.get("record_redact") is True,
     )
 
 

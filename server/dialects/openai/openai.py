@@ -74,6 +74,7 @@ class OpenAIProtocol(Protocol):
         infill: Callable[[], InfillForm | None] = no_infill,
         adapters: AdapterNames = no_adapters,
         pooling: Callable[[], PoolingSpec | None] = lambda: None,
+        fingerprint: Callable[[], str | None] = lambda: None,
     ) -> None:
         """``decode``: the text of token ids, for prompts that come as ids and are echoed;
         ``infill``: the model's form of prompts with a suffix; ``pooling``: None for models that
@@ -84,6 +85,7 @@ class OpenAIProtocol(Protocol):
         self._infill = infill
         self._adapters = adapters
         self._pooling = pooling
+        self._fingerprint = fingerprint
 
     def parse(self, call: Call) -> ParsedCall:
         """A body with messages is a chat, any other a completion."""
@@ -165,6 +167,7 @@ class OpenAIProtocol(Protocol):
             usage=body.includes_usage,
             extras=body.extras,
             has_prompt_logprobs=not body.stream,
+            fingerprint=self._fingerprint(),
         )
 
 
@@ -176,6 +179,7 @@ def openai_protocol(model: LoadedModel) -> OpenAIProtocol:
         infill=partial(infill_of, model),
         adapters=model.adapter_names,
         pooling=partial(pooling_of, model),
+        fingerprint=model.fingerprint,
     )
 
 

@@ -13,6 +13,7 @@ from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, Token
 
 _FINISH = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _LEAST_LOGPROB = -9999.0
+_FINGERPRINT = "system_fingerprint"
 TEXT = "TEXT"
 """Stands in an object for the text that each frame fills in."""
 
@@ -50,10 +51,13 @@ class Answer:
     """Whole answers have the field ``prompt_logprobs``, null if it wasn't asked for."""
     compact: bool = True
     """JSON without blanks, as OpenAI writes it; LMI writes Python's."""
+    fingerprint: str | None = None
+    """What decides the tokens besides the request; None: it isn't said."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return head if self.fingerprint is None else {**head, _FINGERPRINT: self.fingerprint}
 
     def token_name(self, token: TokenEvent | PromptToken | TokenLogprob) -> str:
         """What log-probabilities call a token."""

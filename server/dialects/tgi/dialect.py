@@ -44,6 +44,7 @@ from lmi_server.http.streaming import respond
 from lmi_server.http.tenants import salted
 from lmi_server.models.loaded_model import LoadedModel
 from lmi_server.models.model_registry import MODELS, ModelRegistry
+from lmi_server.models.recorded import recorded
 
 _ANSWERS = ("application/json", "text/event-stream")
 _ERRORS = ErrorForm(
@@ -132,7 +133,7 @@ async def _run(request: web.Request, model: LoadedModel, job: Job) -> web.Stream
             validation_started = meter.seconds
             request_id = f"{meter.request_id}-{next(model.call_numbers)}"
             parsed = await protocol.check(job, request_id=request_id, started_s=meter.started)
-            backend = model.generates
+            backend = recorded(request, model)
             fallback = await protocol.fallback(job, request_id)
             if fallback is not None:
                 backend = ToolRun(backend, salted(request, fallback), job.on_text)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from lmi_core.config.resolve import resolve
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.demo import MODEL_DIR
+from lmi_core.settings.record_config import RecordConfig
 from lmi_server.dialects.lmi.lmi import LmiOptions
 from lmi_server.http.logging import setup_logging
 from lmi_server.http.options import Listening, ServerOptions
@@ -43,6 +45,13 @@ CHANGED: dict[str, tuple[Any, str, Any]] = {
     "statuses": ({"wlm_error": 599}, "lmi", LmiOptions(statuses={"wlm_error": 599})),
     "max_request_size_bytes": (77, "max_request_bytes", 77),
     "response_store_bytes": (5, "response_store_bytes", 5),
+    "record": (
+        RecordConfig(directory=Path("r")),
+        "record",
+        RecordConfig(directory=Path("r")),
+    ),
+    "otlp_endpoint": ("http://c:4317", "otlp_endpoint", "http://c:4317"),
+    "otlp_service_name": ("mine", "otlp_service_name", "mine"),
     "receive_timeout_s": (1.5, "receive_timeout_s", 1.5),
     "drain_timeout_s": (7, "drain_timeout_s", 7),
     "log_format": ("json", "log_format", "json"),

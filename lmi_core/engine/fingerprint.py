@@ -1,0 +1,120 @@
+"""What decides the tokens of a request besides the request, as a short text."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from lmi_core import _native
+from lmi_core.runners.runner import RunnerInfo
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.version import __version__
+from lmi_core.weights.checkpoint import weight_files
+from lmi_core.weights.content_digest import ContentDigests, FileState, Interrupted
+from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
+
+log = logging.getLogger(__name__)
+
+PARTS = ("weights", "build", "instruction set", "formats")
+"""What a fingerprint has a digest of each, in this order."""
+_PART_CHARS = 10
+_SETTINGS = ("config.json", "quantize_config.json", "quantization_config.json")
+
+
+def differing_parts(one: str, other: str) -> list[str]:
+    """Names of what two fingerprints tell apart."""
+    pairs = zip(PARTS, _parts(one), _parts(other), strict=True)
+    return [name for name, a, b in pairs if a != b]
+
+
+def _parts(fingerprint: str) -> list[str]:
+    parts = fingerprint.removeprefix("fp_").split("_")
+    return (parts + [""] * len(PARTS))[: len(PARTS)]
+
+
+class FingerprintOf:
+    """Reads a model's files for its fingerprint: at once where they are small, else beside the
+    requests in a thread of the lowest priority, unless their digests are remembered."""
+
+    def __init__(self, config: EngineConfig, info: RunnerInfo) -> None:
+        self.text: str | None = None
+        """None: it isn't known yet, or the files can't be read."""
+        self._config = config
+        self._info = info
+        self._is_stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        with suppress(OSError):
+            files = weight_files(self._config.model)
+            if sum(path.stat().st_size for path in files) < MIN_CHECKPOINT_BYTES:
+                self._compute()
+                return
+            self._thread = threading.Thread(target=self._run, name="fingerprint", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        self._is_stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+        with suppress(Interrupted):
+            self._compute()
+
+    def _compute(self) -> None:
+        config, info = self._config, self._info
+        cache = cache_directory(config.repack_cache_dir)
+        digests = ContentDigests(None if cache is None else cache / "sources")
+        settings = [path for name in _SETTINGS if (path := config.model / name).is_file()]
+        try:
+            files = [*weight_files(config.model), *settings]
+            weights = digest_of_files(files, digests, self._is_stopping.is_set)
+        except OSError as error:
+            log.info("the model has no fingerprint: %s", error)
+            return
+        parts = (weights, _build(), info.instruction_set, _formats(config, info))
+        self.text = "fp_" + "_".join(map(_short, parts))
+
+
+def digest_of_files(
+    paths: Iterable[Path],
+    digests: ContentDigests | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> str:
+    """Of names and contents. Raises OSError for what can't be read, or changes meanwhile, and
+    Interrupted."""
+    digests = digests or ContentDigests(None)
+    total = hashlib.sha256()
+    for path in paths:
+        total.update(f"{path.name} {digests.of(FileState.of(path), 1, should_stop)}\n".encode())
+    return total.hexdigest()
+
+
+@cache
+def _build() -> str:
+    extension = Path(_native.__file__).read_bytes()
+    return f"{__version__} {hashlib.sha256(extension).hexdigest()}"
+
+
+def _formats(config: EngineConfig, info: RunnerInfo) -> str:
+    """What the same weights can be computed in, and which of the settings change numbers."""
+    return repr(
+        (
+            (info.dtype, info.quantize, config.activations, info.kv_dtype, info.block_size),
+            (config.rope_scaling, config.rope_factor, config.rope_theta, info.max_model_len),
+            (info.device, info.kernels, config.deterministic, config.task),
+        )
+    )
+
+
+def _short(part: str) -> str:
+    return hashlib.sha256(part.encode()).hexdigest()[:_PART_CHARS]
