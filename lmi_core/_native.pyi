@@ -353,6 +353,12 @@ class KvCache:
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """K and V of a block as [block_size, num_kv_heads, head_dim] float32 (tests)."""
 
+    def copy_out(self, block_id: int) -> bytes:
+        """A block's memory of every layer, one layer after the other."""
+
+    def copy_in(self, block_id: int, content: bytes) -> None:
+        """Make a block what ``copy_out`` returned."""
+
 @final
 class Handle:
     """A value of the step graph: no data, no arithmetic, no truth value."""

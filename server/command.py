@@ -15,6 +15,7 @@ from lmi_core.progress import TerminalProgress
 from lmi_server.http.lifecycle import bind_all, run_server
 from lmi_server.http.logging import setup_logging
 from lmi_server.http.metrics import Metrics
+from lmi_server.http.tenants import keep_salts
 from lmi_server.models.loading import recipe_of, server_options
 from lmi_server.models.model_registry import ModelRegistry
 from lmi_server.models.registration import ConfiguredRegistrar
@@ -44,6 +45,10 @@ def serve(argv: Sequence[str], default_model: Path) -> int:
         progress.finish()
         print(text, flush=True)
 
+    for model in deployment.models:
+        if isinstance(directory := model.get("option.prefix_cache_dir"), str):
+            keep_salts(Path(directory))
+            break
     num_models = len(deployment.models)
     models = ModelRegistry(
         options,

@@ -1,7 +1,9 @@
 // Weights and the KV cache.
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <memory>
+#include <string_view>
 
 #include "bind/arrays.h"
 #include "bind/bind.h"
@@ -199,6 +201,33 @@ py::tuple read_block(const KvCache& cache, int32_t layer, int32_t block) {
   return py::make_tuple(keys, values);
 }
 
+// A block's bytes of every layer, one layer after the other.
+py::bytes copy_block_out(const KvCache& cache, int32_t block_id) {
+  const KvCacheView& view = cache.view();
+  LMI_CHECK(block_id >= 0 && block_id < view.num_blocks, "block ", block_id, " of ",
+            view.num_blocks);
+  py::bytes content(nullptr, static_cast<size_t>(view.num_layers * view.block_bytes()));
+  char* target = PyBytes_AS_STRING(content.ptr());
+  for (int32_t layer = 0; layer < view.num_layers; ++layer) {
+    std::memcpy(target + layer * view.block_bytes(), view.key(layer, block_id, 0),
+                view.block_bytes());
+  }
+  return content;
+}
+
+void copy_block_in(const KvCache& cache, int32_t block_id, const py::bytes& content) {
+  const KvCacheView& view = cache.view();
+  const auto bytes = static_cast<std::string_view>(content);
+  LMI_CHECK(block_id >= 0 && block_id < view.num_blocks, "block ", block_id, " of ",
+            view.num_blocks);
+  LMI_CHECK(static_cast<int64_t>(bytes.size()) == view.num_layers * view.block_bytes(),
+            "a block has ", view.num_layers * view.block_bytes(), " bytes, not ", bytes.size());
+  for (int32_t layer = 0; layer < view.num_layers; ++layer) {
+    std::memcpy(view.key(layer, block_id, 0), bytes.data() + layer * view.block_bytes(),
+                view.block_bytes());
+  }
+}
+
 void bind_kv_cache(py::module_& m) {
   py::class_<KvCache>(m, "KvCache")
       .def(py::init([](int32_t num_layers, int32_t num_blocks, int32_t block_size,
@@ -219,7 +248,9 @@ void bind_kv_cache(py::module_& m) {
           py::arg("head_dim"), py::arg("dtype"))
       .def_property_readonly("head_dim", [](const KvCache& c) { return c.view().head_dim; })
       .def_property_readonly("num_bytes", &KvCache::num_bytes)
-      .def("read", &read_block, py::arg("layer"), py::arg("block_id"));
+      .def("read", &read_block, py::arg("layer"), py::arg("block_id"))
+      .def("copy_out", &copy_block_out, py::arg("block_id"))
+      .def("copy_in", &copy_block_in, py::arg("block_id"), py::arg("content"));
 }
 
 }  // namespace

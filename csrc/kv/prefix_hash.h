@@ -1,9 +1,9 @@
 // Keyed chained hashes of token blocks: equal hashes mean equal prefixes.
 //
 // A block's hash covers its tokens and the hash of the block before it, so it names the whole
-// prefix. The key is secret and new for each process: nobody can craft a prompt that collides with
-// another tenant's prefix. The function is SipHash-2-4 with 128 bits of output (Aumasson and
-// Bernstein, "SipHash: a fast short-input PRF", 2012).
+// prefix. The key is secret: nobody can craft a prompt that collides with another tenant's prefix.
+// The function is SipHash-2-4 with 128 bits of output (Aumasson and Bernstein, "SipHash: a fast
+// short-input PRF", 2012).
 #pragma once
 
 #include <array>

@@ -122,8 +122,8 @@ def _check_copies(model: ModelConfig) -> None:
         )
     if model.custom_code_config() is not None:
         raise UserError(
-            f"{key}={model.get(key)} doesn't go with the formatters in {model.entry_point}: a model "
-            "that has some is served by one engine in this version; leave one of them out",
+            f"{key}={model.get(key)} doesn't go with the formatters in {model.entry_point}: such a "
+            "model is served by one engine in this version; leave one of them out",
             field=key,
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lmi_core.adapters.names import AdapterNames
 from lmi_core.copies.process import CopyProcess
-from lmi_core.engine.lora_slots import adapter_digest
+from lmi_core.engine.lora_slots import adapter_digest, prefix_seed
 from lmi_core.errors import EngineError, UserError
 from lmi_core.settings.lora_config import LoraConfig
 
@@ -45,8 +45,10 @@ class SharedAdapter:
 class SharedAdapters:
     """Which adapters requests may name, and which copies must have."""
 
-    def __init__(self, config: LoraConfig | None) -> None:
+    def __init__(self, config: LoraConfig | None, *, outlast: bool) -> None:
+        """``outlast``: blocks computed with them outlast the copies."""
         self._config = config
+        self._outlast = outlast
         self._names: AdapterNames[SharedAdapter] = AdapterNames()
         self._serials = itertools.count()
         self._leaving: dict[str, Path] = {}
@@ -116,8 +118,7 @@ class SharedAdapters:
 
     async def _add(self, name: str, path: Path) -> None:
         digest = await asyncio.to_thread(adapter_digest, path)
-        # No text's encoding begins with this byte, so that no salt of the base model is the same.
-        seed = b"\xff" + next(self._serials).to_bytes(8, "little")
+        seed = prefix_seed(next(self._serials), digest if self._outlast else "")
         self._names.add(name, SharedAdapter(path, digest, seed))
 
     def _check_enabled(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import fields, replace
@@ -42,6 +41,7 @@ from lmi_core.engine.stream import EventStream, batches
 from lmi_core.errors import EngineError, ModelError, UserError
 from lmi_core.runners.load import load_tokenizer
 from lmi_core.runners.memory_claims import HOST_MEMORY
+from lmi_core.runners.prefix_secret import prefix_hash_key
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
 
@@ -69,12 +69,12 @@ class Copies:
         """``config``: of one copy; the cores are divided where it names no number of threads, the
         memory for KV caches where it names no size."""
         _check_kind(config, num_copies)
-        self.config = replace(config, prefix_key=os.urandom(16))
+        self.config = replace(config, prefix_key=prefix_hash_key(config.prefix_cache_dir))
         self._observer = observer or NullObserver()
         self._supervisor = Supervisor(self, num_copies, progress)
         self._state = LifeState.CREATED
         self._numbers = itertools.count()
-        self._adapters = SharedAdapters(config.lora)
+        self._adapters = SharedAdapters(config.lora, outlast=config.prefix_cache_dir is not None)
         self._num_encoding = 0
         self._num_prompt_tokens = 0
         self._num_admitted = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections.abc as abc
 import itertools
+import logging
 import time
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from lmi_core.engine.delivery import Delivery
+from lmi_core.engine.disk_blocks import DiskBlocks
 from lmi_core.engine.handover import Handover, resume
 from lmi_core.engine.intake import Intake, check_num_tokens, check_room, derived_seed, retry_after_s
 from lmi_core.engine.kv_memory import KvMemory
@@ -20,6 +22,7 @@ from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.policy import Queues
 from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.restore import PrefixRestore
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, OpenRequests, Sequence
@@ -28,13 +31,15 @@ from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, Engin
 from lmi_core.engine.stream import EventStream
 from lmi_core.errors import ConfigError, EngineError, UserError
 from lmi_core.models.pooling_head import RowSum
-from lmi_core.runners.runner import PoolingRunner, Runner
+from lmi_core.runners.runner import BlockRunner, PoolingRunner, Runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.allowed_tokens import AllowedTokens
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.matcher import CompiledGrammar
 from lmi_core.text.stop import StopMatcher, StopStrings, stop_strings
 from lmi_core.text.tokenizer import Tokenizer, WholeText
+
+_log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -53,7 +58,9 @@ class EngineCore:
         grammars: GrammarCompiler,
         *,
         check_integrity: bool = False,
+        disk: DiskBlocks | None = None,
     ) -> None:
+        """``disk``: where KV blocks are kept beyond memory and restarts."""
         _check_capacities(runner)
         self._config = config
         self._runner = runner
@@ -67,6 +74,11 @@ class EngineCore:
             guaranteed_no_evict=keeps_all,
         )
         queues = Queues()
+        self._restore = self._memory.restore = None
+        if disk is not None:
+            cache = cast(BlockRunner, runner).cache
+            self._restore = self._memory.restore = PrefixRestore(runner.pool, cache, disk)
+        self._restoring: set[asyncio.Task[None]] = set()
         policy = PagedPolicy(
             runner.info,
             queues,
@@ -202,6 +214,9 @@ class EngineCore:
                 await asyncio.wait([self._task])
         finally:
             self._abort_all()
+            for task in list(self._restoring):
+                task.cancel()
+            await asyncio.gather(*self._restoring, return_exceptions=True)
             self._task.cancel()
             self._loop.detach()
             self._runner.close()
@@ -260,11 +275,30 @@ class EngineCore:
             self._totals.num_requests += 1
             self._totals.num_prompt_tokens += len(prompt.ids)
         self._requests[request.request_id] = active
-        self._scheduler.add(active)
+        hashes: list[bytes] = []
+        if self._restore is not None and not handover.is_resumed:
+            hashes = self._memory.usable_hashes(active.sequences[0])
+        is_restoring = self._restore is not None and self._restore.wanted(hashes) > 0
+        self._scheduler.add(active, is_restoring=is_restoring)
+        if is_restoring:
+            task = asyncio.get_running_loop().create_task(self._bring_back(active, hashes))
+            self._restoring.add(task)
+            task.add_done_callback(self._restoring.discard)
         if request.echo and not active.is_scoring_prompt and not handover.had_prompt:
             self._delivery.put_prompt(active)
             stream.notify()
         self._loop.wake()
+
+    async def _bring_back(self, active: ActiveRequest, hashes: list[bytes]) -> None:
+        """Let a request run once what the disk has of its prefix is in the pool."""
+        assert self._restore is not None
+        try:
+            await self._restore.restore(hashes)
+        except Exception:
+            _log.exception("request %s: its prefix can't be restored", active.request_id)
+        finally:
+            self._scheduler.restored(active)
+            self._loop.wake()
 
     def _sequences(
         self,

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 from lmi_core.engine.completion import Completing
 from lmi_core.engine.core import EngineCore
+from lmi_core.engine.disk_blocks import DiskBlocks, open_disk_blocks
 from lmi_core.engine.fingerprint import FingerprintOf
 from lmi_core.engine.handover import Handover
 from lmi_core.engine.loop_thread import LoopThread
@@ -80,6 +81,7 @@ class Engine(Completing):
         self._check_integrity = check_integrity
         self._core: EngineCore | None = None
         self._fingerprint: FingerprintOf | None = None
+        self._disk: DiskBlocks | None = None
         self._state = LifeState.CREATED
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: LoopThread | None = None
@@ -122,8 +124,9 @@ class Engine(Completing):
             await self._on_loop(self._core.stop(drain=drain, timeout_s=timeout_s))
         self._state = LifeState.STOPPED
         self._close_thread()
-        if self._fingerprint is not None:
-            await asyncio.to_thread(self._fingerprint.close)
+        for opened in (self._fingerprint, self._disk):
+            if opened is not None:
+                await asyncio.to_thread(opened.close)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -304,7 +307,8 @@ class Engine(Completing):
         assert self._runner is not None
         assert self._tokenizer is not None
         lora = self.config.lora
-        adapters = LoraSlots(self._runner, "" if lora is None else lora.default)
+        default, outlast = "" if lora is None else lora.default, self._disk is not None
+        adapters = LoraSlots(self._runner, default, outlast=outlast)
         for name, path in () if lora is None else lora.adapters:
             await adapters.load(name, path)
         grammars = GrammarCompiler(
@@ -326,6 +330,7 @@ class Engine(Completing):
             adapters,
             grammars,
             check_integrity=self._check_integrity,
+            disk=self._disk,
         )
 
     def _load_model(self) -> None:
@@ -333,7 +338,8 @@ class Engine(Completing):
         self._eos_token_ids = files.eos_token_ids
         self._tokenizer = load_tokenizer(self.config, self._runner.info.vocab_size)
         self._fingerprint = FingerprintOf(self.config, self._runner.info)
-        self._fingerprint.start()
+        self._fingerprint.start(waits=self.config.prefix_cache_dir is not None)
+        self._disk = open_disk_blocks(self.config, self._runner, self._fingerprint.text)
 
     async def _subscribe_across(
         self, core: EngineCore, request: GenerationRequest, notify: Callable[[], None]

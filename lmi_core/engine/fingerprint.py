@@ -50,10 +50,11 @@ class FingerprintOf:
         self._is_stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def start(self, *, waits: bool = False) -> None:
+        """``waits``: until it is known, however large the files are."""
         with suppress(OSError):
             files = weight_files(self._config.model)
-            if sum(path.stat().st_size for path in files) < MIN_CHECKPOINT_BYTES:
+            if waits or sum(path.stat().st_size for path in files) < MIN_CHECKPOINT_BYTES:
                 self._compute()
                 return
             self._thread = threading.Thread(target=self._run, name="fingerprint", daemon=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from lmi_core.engine.restore import PrefixRestore
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.sequence import Sequence, SequenceState
 from lmi_core.runners.runner import Runner
@@ -42,6 +43,8 @@ class KvMemory:
         self._num_rows = runner.info.max_num_seqs
         self._vocab_size = runner.info.vocab_size
         self._free_rows = list(range(self._num_rows - 1, -1, -1))
+        self.restore: PrefixRestore | None = None
+        """What keeps blocks on a disk, too; None: nothing does."""
         self._num_promised = 0
         """Blocks that running sequences may still ask for (guaranteed_no_evict)."""
 
@@ -59,6 +62,13 @@ class KvMemory:
         if not self._enable_prefix_caching:
             return []
         return self.pool.hash_blocks(prompt_ids, extra=seed)
+
+    def usable_hashes(self, sequence: Sequence) -> list[bytes]:
+        """Those of blocks that may be found instead of computed, which leaves one token at least
+        to compute."""
+        if not self._enable_prefix_caching or sequence.is_scoring_prompt:
+            return []
+        return sequence.hashes[: (len(sequence.token_ids) - 1) // self.block_size]
 
     def admit(self, sequence: Sequence, *, num_spare_blocks: int) -> Admission | None:
         """Give a waiting sequence a row and blocks for all of its tokens, if that leaves
@@ -124,6 +134,8 @@ class KvMemory:
             hashes += self.pool.hash_blocks(filled, hashes[-1] if hashes else b"", seed)
         for i in range(sequence.num_published, num_full):
             self.pool.publish(sequence.block_ids[i], hashes[i])
+            if self.restore is not None:
+                self.restore.keep(sequence.block_ids[i], hashes[i])
         sequence.num_published = num_full
 
     def release(self, sequence: Sequence) -> None:
@@ -202,11 +214,8 @@ class KvMemory:
         return True
 
     def _cached_prefix(self, sequence: Sequence) -> list[int]:
-        """Blocks of the longest cached prefix; at least one token is left to compute."""
-        if not self._enable_prefix_caching or sequence.is_scoring_prompt:
-            return []
-        num_usable = (len(sequence.token_ids) - 1) // self.block_size
-        return self.pool.acquire_prefix(sequence.hashes[:num_usable])
+        """Blocks of the longest cached prefix."""
+        return self.pool.acquire_prefix(self.usable_hashes(sequence))
 
     def _num_max_blocks(self, sequence: Sequence) -> int:
         return -(-sequence.max_len // self.block_size)

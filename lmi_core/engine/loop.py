@@ -150,7 +150,7 @@ class StepLoop:
     async def _has_work(self) -> bool:
         """Wait until something can run; False when stopped."""
         while not self._scheduler.has_work:
-            if self._is_stopping:
+            if self._is_stopping and not self._scheduler.num_restoring:
                 return False
             self._wake.clear()
             await self._wake.wait()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from lmi_core.adapters.names import AdapterNames
 from lmi_core.engine.fingerprint import digest_of_files
-from lmi_core.errors import UserError
+from lmi_core.errors import ModelError, UserError
 from lmi_core.runners.runner import AdapterStore, LoraRunner, Runner
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class LoraSlot:
     index: int
     """What steps call it by."""
     prefix_seed: bytes
-    """What tells its blocks from others': new for every load."""
+    """What tells its blocks from others': new for every load, or its content where blocks outlast
+    the process."""
     digest: str = ""
     """Of its files."""
     num_users: int = 0
@@ -58,9 +59,11 @@ class LoraSlots:
     Used in the thread of the engine's loop only.
     """
 
-    def __init__(self, runner: Runner, default: str = "") -> None:
-        """``default``: the adapter of requests that name none; "": they are the base model's."""
+    def __init__(self, runner: Runner, default: str = "", *, outlast: bool = False) -> None:
+        """``default``: the adapter of requests that name none; "": they are the base model's.
+        ``outlast``: blocks are kept on a disk."""
         self._default = default
+        self._outlast = outlast
         self._store: AdapterStore | None = None
         if runner.info.has_adapters:
             self._store = cast(LoraRunner, runner).adapters
@@ -87,8 +90,11 @@ class LoraSlots:
         that can't be served."""
         store = self._enabled_store()
         with self._slots.claim(name):
+            before = await asyncio.to_thread(adapter_digest, path)
             packed = await asyncio.to_thread(store.pack, path)
             digest = await asyncio.to_thread(adapter_digest, path)
+            if digest != before:
+                raise ModelError(f"adapter {name}: files in {path} changed while they were read")
             self.register(name, path, packed, digest)
         _log.info("adapter %s: %.1f MiB, from %s", name, packed.num_bytes / 2**20, path)
 
@@ -96,8 +102,7 @@ class LoraSlots:
         """Let requests name an adapter that was packed."""
         index = self._take_index()
         self._enabled_store().set(index, packed)
-        # No text's encoding begins with this byte, so that no salt of the base model is the same.
-        seed = b"\xff" + next(self._serials).to_bytes(8, "little")
+        seed = prefix_seed(next(self._serials), digest if self._outlast else "")
         self._slots.add(name, LoraSlot(name, path, index, seed, digest))
 
     def unregister(self, name: str, on_freed: Callable[[], None]) -> None:
@@ -126,6 +131,13 @@ class LoraSlots:
             return self._free_indices.pop()
         self._num_indices += 1
         return self._num_indices - 1
+
+
+def prefix_seed(serial: int, digest: str) -> bytes:
+    """What tells an adapter's blocks from others': by its content, where blocks outlast the engine,
+    else by the number of its load."""
+    # No text's encoding begins with this byte, so that no salt of the base model is the same.
+    return b"\xff" + (bytes.fromhex(digest) if digest else serial.to_bytes(8, "little"))
 
 
 def adapter_digest(path: Path) -> str:

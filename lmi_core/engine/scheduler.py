@@ -38,6 +38,8 @@ class Scheduler:
         self._speculation = speculation
         self.num_preemptions = 0
         self._num_held = 0
+        self.num_restoring = 0
+        """Sequences that are RESTORING."""
         self._masked: list[MissingMask] = []
         """Of the step being submitted."""
 
@@ -47,7 +49,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.queues.waiting) + self._num_held
+        return len(self.queues.waiting) + self._num_held + self.num_restoring
 
     @property
     def num_running_requests(self) -> int:
@@ -57,19 +59,30 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.queues.running or self.queues.waiting)
 
-    def add(self, request: ActiveRequest) -> None:
+    def add(self, request: ActiveRequest, *, is_restoring: bool = False) -> None:
         """Queue a request's open choices; all but the first are held until the prompt is computed,
-        unless there is output already, with which each is computed for itself."""
+        unless there is output already, with which each is computed for itself. The first is held
+        until ``restored``, if its prefix ``is_restoring``."""
         left = [s for s in request.sequences if s.state is not SequenceState.FINISHED]
         has_output = any(sequence.num_generated for sequence in request.sequences)
         for i, sequence in enumerate(left):
             if request.adapter is not None:
                 request.adapter.acquire()
-            if i == 0 or has_output:
-                self.queues.wait(sequence)
-            else:
+            if i and not has_output:
                 self._num_held += 1
                 sequence.state = SequenceState.HELD
+            elif is_restoring:
+                self.num_restoring += 1
+                sequence.state = SequenceState.RESTORING
+            else:
+                self.queues.wait(sequence)
+
+    def restored(self, request: ActiveRequest) -> None:
+        """What could be read of its prefix is in the pool; nothing happens if it has ended."""
+        first = request.sequences[0]
+        if first.state is SequenceState.RESTORING:
+            self.num_restoring -= 1
+            self.queues.wait(first)
 
     def plan(self) -> Plan:
         """Decide the next step; empty when nothing can run."""
@@ -364,6 +377,8 @@ class Scheduler:
             return
         if sequence.state is SequenceState.WAITING:
             self.queues.waiting.remove(sequence)
+        elif sequence.state is SequenceState.RESTORING:
+            self.num_restoring -= 1
         else:
             self._num_held -= 1
         self._end(sequence)

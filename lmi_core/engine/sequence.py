@@ -21,9 +21,11 @@ class SequenceState(IntEnum):
 
     HELD = 0
     """Waits until a sibling has computed the prompt that they share."""
-    WAITING = 1
-    RUNNING = 2
-    FINISHED = 3
+    RESTORING = 1
+    """Waits for blocks of its prompt's prefix, which are read from a disk."""
+    WAITING = 2
+    RUNNING = 3
+    FINISHED = 4
 
 
 class Sequence:

@@ -100,6 +100,24 @@ class AheadRunner(Runner, Protocol):
         ...
 
 
+class BlockMemory(Protocol):
+    """The memory of all KV blocks."""
+
+    def copy_out(self, block_id: int) -> bytes:
+        """What a block holds in all layers."""
+        ...
+
+    def copy_in(self, block_id: int, content: bytes) -> None:
+        """Make a block what ``copy_out`` returned. No step in flight may refer to it."""
+        ...
+
+
+class BlockRunner(Runner, Protocol):
+    """Keeps KV blocks where they can be copied from and to."""
+
+    cache: BlockMemory
+
+
 class AdapterStore(Protocol):
     """The LoRA adapters of a runner by slot."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
+from lmi_core.runners.prefix_secret import prefix_hash_key
 
 if TYPE_CHECKING:
     from lmi_core.settings.engine_config import EngineConfig
@@ -87,7 +87,7 @@ class StepMemory:
             )
             for _ in range(NUM_STEPS)
         )
-        key = config.prefix_key or os.urandom(16)
+        key = config.prefix_key or prefix_hash_key(config.prefix_cache_dir)
         pool = _native.BlockPool(num_blocks, config.block_size, key)
         return cls(pool, tables, sampling, steps)
 

@@ -24,6 +24,7 @@ _LEAST = {
     "num_models": 1,
     "waiting_steps": 0,
     "repack_cache_bytes": 0,
+    "prefix_cache_bytes": 0,
     "seed": 0,
     "max_logprobs": 0,
 }
@@ -110,6 +111,11 @@ class EngineConfig:
     lmi/packed in $XDG_CACHE_HOME or ~/.cache; none: nowhere."""
     repack_cache_bytes: int = 32 << 30
     """Most that the directory may hold; what wasn't used for longest goes first."""
+    prefix_cache_dir: Path | None = None
+    """Where KV blocks are kept beyond memory and restarts (CPU engine); None: nowhere."""
+    prefix_cache_bytes: int = 16 << 30
+    """Most that the blocks of all models in the directory may take; what wasn't used for longest
+    goes first."""
     overlap: bool = True
     """Deliver step n while step n+1 runs; False: the plain loop. Both give the same tokens."""
     seed: int = 0
@@ -122,7 +128,14 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if isinstance(self.model, str):
             object.__setattr__(self, "model", Path(self.model))
+        if isinstance(self.prefix_cache_dir, str):
+            object.__setattr__(self, "prefix_cache_dir", Path(self.prefix_cache_dir))
         check_fields(self)
+        if self.prefix_cache_dir is not None and self.device != "cpu":
+            raise UserError(
+                f"prefix_cache_dir needs device=cpu, not {self.device}: leave it out",
+                field="prefix_cache_dir",
+            )
         if self.activations == "bf16" and self.device != "cpu":
             raise UserError(
                 f"activations=bf16 needs device=cpu, not {self.device}, where int8 weights have no "

@@ -13,17 +13,20 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from aiohttp import web
 
 from lmi_core.engine.request import GenerationRequest
+from lmi_core.runners.prefix_secret import derived, installation_secret
 from lmi_server.dialects.base import HttpError
 from lmi_server.http.metrics import RequestMeter
 
 _MINUTE_S = 60.0
-_SECRET = secrets.token_bytes(32)
+_SALT_KEY = "tenants' salts"
+_secret = secrets.token_bytes(32)
 """Makes salts that no client can write."""
 
 
@@ -128,9 +131,16 @@ def name_of(key: bytes) -> str:
     return hashlib.blake2b(key, digest_size=8, person=b"lmi tenant").hexdigest()
 
 
+def keep_salts(directory: Path) -> None:
+    """Make the salts from the secret of a directory for prefixes that outlast the process."""
+    global _secret
+    with suppress(OSError):  # then nothing outlasts it
+        _secret = derived(installation_secret(directory), _SALT_KEY, len(_secret))
+
+
 def salt_of(key: bytes) -> str:
     """What separates a key's prefixes from others'; nobody who has the key can know it."""
-    return hmac.new(_SECRET, key, hashlib.sha256).hexdigest()
+    return hmac.new(_secret, key, hashlib.sha256).hexdigest()
 
 
 def _refusal(message: str, wait_s: float) -> HttpError:

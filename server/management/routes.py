@@ -13,7 +13,7 @@ from lmi_core.errors import LmiError
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.routes import ServerRoute, management_route
 from lmi_server.management.audit import SAID
-from lmi_server.management.input import bad_request, integer, truth
+from lmi_server.management.input import MAX_BODY_BYTES, bad_request, integer, truth
 from lmi_server.management.output import (
     MAX_PAGE,
     description,
@@ -26,6 +26,7 @@ from lmi_server.models.backend import Scales
 from lmi_server.models.model import ModelState, ServedModel
 from lmi_server.models.model_registry import ModelRegistry
 
+_MAX_PARAMETERS = 1000
 _JSON = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 
 
@@ -123,11 +124,13 @@ async def _arguments(request: web.Request, models: ModelRegistry) -> dict[str, s
     """The query's parameters, or those of a JSON body, which needs ``model_name``."""
     if not request.content_type.endswith("json") or not request.can_read_body:
         return {name: value for name, value in request.query.items() if value}
-    body = await models.admission.read_body(request)
+    body = await models.admission.read_body(request, MAX_BODY_BYTES)
     try:
         given = _JSON.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise bad_request(f"The body is not an object of plain values: {error}") from None
+    if len(given) > _MAX_PARAMETERS:
+        raise bad_request(f"The body has {len(given)} parameters; at most {_MAX_PARAMETERS} may be")
     arguments = {name: _text(value) for name, value in given.items() if value is not None}
     request[SAID].update(arguments)
     if "url" in arguments and "model_name" not in arguments:

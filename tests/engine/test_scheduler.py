@@ -53,6 +53,7 @@ class History:
         self.requests: list[ActiveRequest] = []
         self.aborted: set[ActiveRequest] = set()
         self.failed: set[ActiveRequest] = set()
+        self.restoring: list[ActiveRequest] = []
         self._numbers = itertools.count()
 
     def arrive(
@@ -63,8 +64,9 @@ class History:
         priority: int = 0,
         salt: str = "",
         adapter: str = "",
+        is_restoring: bool = False,
     ) -> ActiveRequest:
-        """``adapter``: loaded if it isn't."""
+        """``adapter``: loaded if it isn't; ``is_restoring``: until ``restored``."""
         if adapter and adapter not in self.adapters.paths:
             packed = self.model.adapters.pack(Path(adapter))
             self.adapters.register(adapter, Path(adapter), packed)  # type: ignore[arg-type]
@@ -98,8 +100,15 @@ class History:
             for choice in range(params.n)
         ]
         self.requests.append(active)
-        self.scheduler.add(active)
+        self.scheduler.add(active, is_restoring=is_restoring)
+        if is_restoring:
+            self.restoring.append(active)
         return active
+
+    def restored(self) -> None:
+        """What the request that has waited longest for its prefix waits for has come."""
+        if self.restoring:
+            self.scheduler.restored(self.restoring.pop(0))
 
     def unload(self, adapter: str) -> None:
         if adapter in self.adapters.paths:
@@ -139,6 +148,9 @@ class History:
         self.scheduler.finish_all(request.sequences)
 
     def drain(self) -> None:
+        while self.restoring:
+            self.restored()
+        assert self.scheduler.num_restoring == 0
         num_steps = 0
         while self.scheduler.has_work:
             assert self.step(), "work is left but nothing runs"
@@ -147,6 +159,7 @@ class History:
         self.check_end()
 
     def check_end(self) -> None:
+        assert self.scheduler.num_waiting == 0
         pool = self.model.pool
         assert pool.num_used == 0
         assert pool.num_available == pool.num_blocks
@@ -188,7 +201,8 @@ PROMPTS = st.builds(
 )
 ADAPTERS = st.sampled_from(["", "", "x", "y"])
 ARRIVALS = st.tuples(
-    st.just("arrive"), PROMPTS, PARAMS, st.integers(0, 2), st.sampled_from("ab"), ADAPTERS
+    st.sampled_from(["arrive", "arrive", "restore"]),
+    *(PROMPTS, PARAMS, st.integers(0, 2), st.sampled_from("ab"), ADAPTERS),
 )
 EVENTS = st.lists(
     st.one_of(
@@ -198,6 +212,7 @@ EVENTS = st.lists(
         st.tuples(st.just("unload"), ADAPTERS),
         st.tuples(st.just("unload in flight"), ADAPTERS),
         st.tuples(st.just("fail")),
+        st.tuples(st.just("restored")),
         st.tuples(st.just("run"), st.integers(1, 12)),
     ),
     min_size=1,
@@ -207,10 +222,19 @@ EVENTS = st.lists(
 
 def play(history: History, events: list[tuple]) -> None:  # type: ignore[type-arg]
     for kind, *details in events:
-        if kind == "arrive":
+        if kind in ("arrive", "restore"):
             prompt, params, priority, salt, adapter = details
             limit = min(history.model.info.max_model_len, history.memory.num_max_tokens) - 1
-            history.arrive(prompt[:limit], params, priority=priority, salt=salt, adapter=adapter)
+            history.arrive(
+                prompt[:limit],
+                params,
+                priority=priority,
+                salt=salt,
+                adapter=adapter,
+                is_restoring=kind == "restore",
+            )
+        elif kind == "restored":
+            history.restored()
         elif kind == "run":
             for _ in range(details[0]):
                 history.step()

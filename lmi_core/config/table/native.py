@@ -5,6 +5,7 @@ from lmi_core.config.table.value_type import Bool, Bytes, Choice, Int, Text, Val
 
 _TESTS = "tests/config/test_honoured.py"
 _LIMITS = "tests/config/test_honoured_limits.py"
+_DISK = "tests/engine/test_disk_cache.py"
 _CACHE = "tests/weights/test_repack_cache.py"
 _DEVICES = f"{_TESTS}::test_devices_give_the_same_greedy_tokens"
 _ACTIVATIONS = f"{_TESTS}::test_what_quantized_weights_are_multiplied_with"
@@ -179,6 +180,24 @@ OPTIONS = (
         "Most bytes of packed weights that are kept.",
         32 << 30,
         honoured("repack_cache_bytes", test=f"{_CACHE}::test_the_limit_is_the_one_written"),
+    ),
+    _native(
+        "prefix_cache_dir",
+        Text("directory"),
+        "Where KV blocks of prefixes are kept beyond memory and restarts; by default nowhere.",
+        None,
+        honoured(
+            "prefix_cache_dir",
+            "with option.device=cpu",
+            test=f"{_DISK}::test_the_directory_is_the_one_configured",
+        ),
+    ),
+    _native(
+        "prefix_cache_bytes",
+        Bytes(),
+        "Most bytes of such blocks, of all models in the directory.",
+        16 << 30,
+        honoured("prefix_cache_bytes", test=f"{_DISK}::test_the_directory_is_the_one_configured"),
     ),
     _native(
         "seed",
