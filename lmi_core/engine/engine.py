@@ -9,6 +9,7 @@ import queue
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +35,7 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.library import load_library
 from lmi_core.text.tokenizer import Tokenizer
+from lmi_core.weights.gguf.directory import model_directory
 from lmi_core.weights.hf_config import check_directory
 
 T = TypeVar("T")
@@ -61,13 +63,15 @@ class Engine(Completing):
         progress: Callable[[str, int, int], None] | None = None,
         check_integrity: bool = False,
     ) -> None:
-        """``config``: a configuration, or a model directory for the defaults. ``runner``, with its
-        ``tokenizer`` and ``eos_token_ids``, replaces the one that would be loaded. ``progress`` is
-        called with what is loading, how much is done and of how much, in the loading thread.
-        ``check_integrity`` accounts for every KV block after every step (tests).
+        """``config``: a configuration, or a model directory or GGUF file for the defaults.
+        ``runner``, with its ``tokenizer`` and ``eos_token_ids``, replaces the one that would be
+        loaded. ``progress`` is called with what is loading, how much is done and of how much,
+        in the loading thread. ``check_integrity`` accounts for every KV block after every step
+        (tests).
         """
         if not isinstance(config, EngineConfig):
             config = EngineConfig(model=Path(config))
+        config = replace(config, model=model_directory(config.model))
         if (runner is None) != (tokenizer is None):
             raise UserError("give both runner and tokenizer, or neither")
         if runner is None:

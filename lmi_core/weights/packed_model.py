@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from lmi_core import _native
 from lmi_core.weights.content_digest import FileState, Interrupted
-from lmi_core.weights.formats import PackFormat
-from lmi_core.weights.matrix import RowRounding
+from lmi_core.weights.formats import PackFormat, RowRounding
 from lmi_core.weights.packed_file import PackedFile
 from lmi_core.weights.quantized.methods import is_in_fp8
 from lmi_core.weights.repack_cache import (
