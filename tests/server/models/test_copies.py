@@ -54,7 +54,7 @@ async def workers(served: Served) -> list[Any]:
 def test_what_does_not_go_with_copies_is_refused_by_name(setting: str) -> None:
     deployment = deployment_of("num_copies=2", setting)
     [model] = deployment.models
-    problems = judge(model, deployment.server, NO_CACHE, CPU)
+    problems = judge(model, deployment.server, NO_CACHE)
     assert [problem.key for problem in problems] == ["option.num_copies"]
 
 
