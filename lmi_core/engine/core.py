@@ -28,7 +28,7 @@ from lmi_core.engine.sequence import ActiveRequest, OpenRequests, Sequence
 from lmi_core.engine.speculation import speculation_of
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
 from lmi_core.engine.stream import EventStream
-from lmi_core.errors import CapacityError, ConfigError, EngineError, UserError
+from lmi_core.errors import CapacityError, ConfigError, EngineError, TaskError, UserError
 from lmi_core.models.pooling_head import RowSum
 from lmi_core.runners.runner import BlockRunner, PoolingRunner, Runner
 from lmi_core.settings.engine_config import EngineConfig
@@ -378,14 +378,15 @@ class EngineCore:
             gives, route = "embeddings", "/v1/embeddings or /embed"
             if self._head.spec.task == "rerank":
                 gives, route = "scores of pairs of texts", "/v1/rerank or /rerank"
-            raise UserError(
-                f"the model {self.info.model} gives {gives}, it doesn't generate text: use {route}",
+            raise TaskError(
+                f"the model {self.info.model!r} gives {gives}, it doesn't generate text: use "
+                f"{route}",
                 field="model",
             )
         elif request.pooling is not None:
-            raise UserError(
-                f"the model {self.info.model} generates text; it is served without embeddings and "
-                "scores: serve it with option.task=text_embedding to have its embeddings",
+            raise TaskError(
+                f"the model {self.info.model!r} generates text; it is served without embeddings "
+                "and scores: serve it with option.task=text_embedding to have its embeddings",
                 field="model",
             )
 
