@@ -70,6 +70,7 @@ def _checks(
     for adapter in named:
         yield lambda adapter=adapter: check_source(adapter.source, server, environ, check_adapter)  # type: ignore[misc]
     yield lambda: _check_device(model, host)
+    yield lambda: _check_copies(model)
     directory = _whole_directory(model, server, environ)
     yield lambda: _check_template(model, directory)
     if directory is None:
@@ -106,6 +107,25 @@ def _check_code(model: ModelConfig) -> None:
         from lmi_core.config.artefacts.handler_imports import check_installed
 
         check_installed(code.path, code.model_dir)
+
+
+def _check_copies(model: ModelConfig) -> None:
+    key = "option.num_copies"
+    if model.get(key) is None or model.backend != "lmi" or model.engine is None:
+        return
+    device = model.engine.config.device
+    if device != "cpu":
+        raise UserError(
+            f"{key}={model.get(key)} doesn't go with option.device={device}: copies run on the CPU "
+            "in this version; leave one of them out",
+            field=key,
+        )
+    if model.custom_code_config() is not None:
+        raise UserError(
+            f"{key}={model.get(key)} doesn't go with the formatters in {model.entry_point}: such a "
+            "model is served by one engine in this version; leave one of them out",
+            field=key,
+        )
 
 
 def _check_device(model: ModelConfig, host: Host) -> None:

@@ -288,7 +288,7 @@ class _Examination:
             if written.system == "trtllm":
                 quantise_as_trtllm(values, files)
             refuse_other_quantisations(values, files)
-            refuse_for_cpu(values, files)
+            refuse_for_cpu(values)
         elif decision.backend in ("trtllm", "neuron"):
             ignore_stored_quantisation(values, files)
         lora = lora_settings(

@@ -102,9 +102,12 @@ def test_chatglm_needs_its_version(model_dir, explained):
 
 
 def test_a_quantised_checkpoint_that_cannot_be_read_is_refused(model_dir, explained):
+    config = {**LLAMA, "quantization_config": {"quant_method": "exl2"}}
+    report = explained(model_dir("", config=config))
+    assert "quantised with exl2" in texts(report.errors)
     config = {**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}}
     report = explained(model_dir("", config=config))
-    assert "quantised with bitsandbytes" in texts(report.errors)
+    assert "load_in_4bit is false, and so is load_in_8bit" in texts(report.errors)
 
 
 @pytest.mark.parametrize(("device", "outcome"), [("cpu", "refused"), ("cuda", "honoured")])
@@ -130,10 +133,17 @@ def test_an_fp8_checkpoint_that_was_never_compared_is_refused(model_dir, explain
     assert "quantised with fbgemm_fp8" in texts(explained(model_dir("", config=config)).errors)
 
 
-def test_fp8_weights_are_made_on_a_gpu_only(model_dir, explained):
-    report = explained(model_dir("option.quantize=fp8", config=LLAMA))
-    assert "the CPU engine has no fp8 weights: write int8" in texts(report.errors)
-    assert not explained(model_dir("option.device=cuda\noption.quantize=fp8", config=LLAMA)).errors
+def test_fp8_weights_are_made_everywhere(model_dir, explained):
+    for device in ("", "option.device=cuda\n"):
+        assert not explained(model_dir(f"{device}option.quantize=fp8", config=LLAMA)).errors
+
+
+@pytest.mark.parametrize("format", ["nf4", "fp4"])
+def test_bitsandbytes_four_bits_are_the_cpus(model_dir, explained, format):
+    written = f"option.quantize=bitsandbytes-{format}"
+    assert not explained(model_dir(written, config=LLAMA)).errors
+    report = explained(model_dir(f"option.device=cuda\n{written}", config=LLAMA))
+    assert f"quantize=bitsandbytes-{format} needs device=cpu, not cuda" in texts(report.errors)
 
 
 def test_encoder_decoder_models_have_no_scheduler(model_dir, explained):

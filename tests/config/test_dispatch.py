@@ -315,8 +315,8 @@ def test_weights_that_cannot_be_read_yet_are_refused(model_dir, resolved):
 @pytest.mark.parametrize(
     ("properties", "expected"),
     [
-        ("option.quantize=bitsandbytes8", "int8"),
-        ("option.load_in_4bit=true", "int4"),
+        ("option.quantize=bitsandbytes8", "bitsandbytes"),
+        ("option.load_in_4bit=true", "bitsandbytes-fp4"),
         ("option.rolling_batch=lmi-dist\noption.dtype=int8", "int8"),
         ("", None),
     ],

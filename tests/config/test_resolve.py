@@ -351,7 +351,7 @@ def test_the_native_engine_is_one_copy_however_many_devices_there_are(explained)
     ("option", "setting"),
     [
         ("quantize=int8", ("quantize", "int8")),
-        ("load_in_8bit=true", ("quantize", "int8")),
+        ("load_in_8bit=true", ("quantize", "bitsandbytes")),
         ("dtype=int8", ("quantize", "int8")),
         ("kv_cache_dtype=int8", ("kv_dtype", "int8")),
         ("deterministic=true", ("deterministic", True)),

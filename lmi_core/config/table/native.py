@@ -157,6 +157,17 @@ OPTIONS = (
         native=honoured("num_threads", test=f"{_TESTS}::test_data_types"),
     ),
     _native(
+        "num_copies",
+        Int(1, 256),
+        "Copies of the model on the CPU, each in a process of its own with its part of the cores; "
+        "requests of one that dies go on in the others. Unset: one engine within the server.",
+        native=honoured(
+            None,
+            "processes behind one server; packed weights are shared, KV caches are not",
+            test="tests/server/models/test_copies.py::test_copies_behind_one_server",
+        ),
+    ),
+    _native(
         "repack_cache_dir",
         Text("directory, auto or none"),
         "Where packed weights are kept for the next start; auto: lmi/packed in the user's cache.",

@@ -51,6 +51,8 @@ class EngineSettings:
         for name, value in values.items():
             if isinstance(value, SpeculationConfig):
                 values[name] = asdict(value)
+            elif isinstance(value, Path):
+                values[name] = str(value)
         return values
 
 
@@ -143,7 +145,7 @@ def refuse_other_quantisations(values: Values, files: ModelFiles) -> None:
         values.refused[key] = problem
 
 
-def refuse_for_cpu(values: Values, files: ModelFiles) -> None:
+def refuse_for_cpu(values: Values) -> None:
     """Note values that only the lmi engine's torch devices can run with."""
     if values.get("option.device") not in (None, "cpu"):
         return
@@ -151,14 +153,6 @@ def refuse_for_cpu(values: Values, files: ModelFiles) -> None:
     if values.get(key) in GPU_FORMATS:
         values.refused[key] = (
             "the CPU engine has no fp8 KV cache: write int8 or bf16, or set option.device=cuda"
-        )
-    key = "option.quantize"
-    if values.get(key) in GPU_FORMATS and files.is_in_fp8:
-        values.ignored[key] = "the checkpoint is quantised already; the CPU reads fp8 as bf16"
-    elif values.get(key) in GPU_FORMATS and key not in values.refused:
-        values.refused[key] = (
-            "the CPU engine has no fp8 weights: write int8, which takes as little memory, or set "
-            "option.device=cuda"
         )
 
 
