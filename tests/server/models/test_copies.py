@@ -15,7 +15,7 @@ from lmi_core.copies.copies import Copies
 from lmi_server.http.metrics import Metrics
 from lmi_server.models.loading import recipe_of, server_options
 from lmi_server.models.model_registry import ModelRegistry
-from tests.config.cases import CPU, NO_CACHE
+from tests.config.cases import NO_CACHE
 from tests.server.configured import deployment_of
 from tests.server.harness import Served, eventually, serving_models
 
