@@ -14,6 +14,7 @@ from typing import cast
 
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.disk_blocks import DiskBlocks
+from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.loop import StepLoop
 from lmi_core.engine.lora_slots import LoraSlot, LoraSlots
@@ -76,7 +77,7 @@ class EngineCore:
             enable_prefix_caching=config.enable_prefix_caching,
             guaranteed_no_evict=keeps_all,
         )
-        queues = Queues()
+        queues, shares = Queues(), FairShares()
         self._restore = self._memory.restore = None
         if disk is not None:
             cache = cast(BlockRunner, runner).cache
@@ -88,10 +89,11 @@ class EngineCore:
             self._memory,
             guaranteed_no_evict=keeps_all,
             waiting_steps=config.waiting_steps,
+            shares=shares,
         )
         self._totals = EngineTotals()
         speculation = speculation_of(config.speculation, runner.info, self._memory, self._totals)
-        self._scheduler = Scheduler(queues, self._memory, policy, speculation)
+        self._scheduler = Scheduler(queues, self._memory, policy, speculation, shares)
         self._requests = OpenRequests()
         self._pools = runner.info.pooling is not None
         self._head = cast(PoolingRunner, runner).head if self._pools else None
@@ -353,8 +355,9 @@ class EngineCore:
             raise UserError(
                 f"prompt must be a text, got {type(request.prompt).__name__}", field="prompt"
             )
-        if not isinstance(request.cache_salt, str):
-            raise UserError(f"cache_salt must be a text, got {request.cache_salt!r:.80}")
+        for name, text in (("cache_salt", request.cache_salt), ("tenant", request.tenant)):
+            if not isinstance(text, str):
+                raise UserError(f"{name} must be a text, got {text!r:.80}", field=name)
         if not isinstance(request.adapter, str):
             raise UserError(f"adapter must be a text, got {request.adapter!r:.80}", field="adapter")
         self.adapters.find(request.adapter)
