@@ -46,16 +46,22 @@ def frame_size(prefix: bytes, limit_bytes: int = MAX_BYTES) -> tuple[int, int]:
     return num_bytes - 4, head_bytes
 
 
-def decode_frame(body: bytes, head_bytes: int) -> Frame:
-    """The frame whose bytes after the prefix are ``body``."""
+def decode_head(text: bytes, num_blob_bytes: int) -> tuple[dict[str, Any], list[int]]:
+    """A frame's head and the sizes of its blobs."""
     try:
-        head = json.loads(body[:head_bytes])
-        sizes = head.pop("sizes")
-        valid = sum(sizes) == len(body) - head_bytes and all(size >= 0 for size in sizes)
+        head = json.loads(text)
+        sizes: list[int] = head.pop("sizes")
+        valid = sum(sizes) == num_blob_bytes and all(size >= 0 for size in sizes)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FrameError(f"the head is not valid: {error}") from None
     if not valid:
         raise FrameError("the blobs don't have the sizes that the head announces")
+    return head, sizes
+
+
+def decode_frame(body: bytes, head_bytes: int) -> Frame:
+    """The frame whose bytes after the prefix are ``body``."""
+    head, sizes = decode_head(body[:head_bytes], len(body) - head_bytes)
     blobs = []
     at = head_bytes
     for size in sizes:

@@ -9,8 +9,10 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +21,7 @@ from lmi_core.custom_code.frame import (
     PREFIX,
     Frame,
     FrameError,
-    decode_frame,
+    decode_head,
     encode_frame,
     frame_size,
 )
@@ -36,6 +38,8 @@ _BOOT = (
 )
 _HEAD_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 20
+"""Of what is longer, so much is copied at once."""
 _MAX_LINE_BYTES = 1 << 13
 _MAX_LINES_PER_TURN = 100
 _END_TIMEOUT_S = 5.0
@@ -57,6 +61,8 @@ class CustomCodeProcess:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._unsent: deque[bytes | memoryview] = deque()
+        self._sending: asyncio.Task[None] | None = None
         self._max_frame_bytes = config.max_output_bytes * config.batch_size + _HEAD_BYTES
         self._tasks = [
             asyncio.create_task(self._forward(process.stdout, logging.INFO, "stdout")),
@@ -107,7 +113,9 @@ class CustomCodeProcess:
     async def send(self, head: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
         """Write a frame; HandlerError when the process is gone."""
         try:
-            self._writer.writelines(encode_frame(head, blobs))
+            self._put(encode_frame(head, blobs))
+            if self._sending is not None:
+                await asyncio.shield(self._sending)  # a frame that was begun is written whole
             await self._writer.drain()
         except (ConnectionError, FrameError) as error:
             raise HandlerError(FailureKind.CRASHED, _disconnected(str(error))) from None
@@ -115,20 +123,55 @@ class CustomCodeProcess:
     def post(self, head: dict[str, Any]) -> None:
         """Write a small frame without waiting; nothing happens when the process is gone."""
         if not self._writer.is_closing():
-            self._writer.writelines(encode_frame(head))
+            self._put(encode_frame(head))
+
+    def _put(self, frame: list[bytes]) -> None:
+        """Frames are written one after the other, long ones a piece at a time."""
+        if self._sending is None and sum(map(len, frame)) <= _PIECE_BYTES:
+            self._writer.writelines(frame)
+            return
+        for part in frame:
+            starts = range(0, len(part), _PIECE_BYTES)
+            self._unsent.extend(memoryview(part)[at : at + _PIECE_BYTES] for at in starts)
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_pieces())
+
+    async def _send_pieces(self) -> None:
+        try:
+            while self._unsent:
+                self._writer.write(self._unsent.popleft())
+                await self._writer.drain()
+        except ConnectionError:
+            self._unsent.clear()
+        finally:
+            self._sending = None
 
     async def receive(self) -> Frame:
         """The next frame; HandlerError when there won't be one."""
         try:
             prefix = await self._reader.readexactly(PREFIX.size)
             num_bytes, head_bytes = frame_size(prefix, self._max_frame_bytes)
-            return decode_frame(await self._reader.readexactly(num_bytes), head_bytes)
+            text = await self._reader.readexactly(head_bytes)
+            head, sizes = decode_head(text, num_bytes - head_bytes)
+            return Frame(head, tuple([await self._read(size) for size in sizes]))
         except (asyncio.IncompleteReadError, ConnectionError):
             raise HandlerError(
                 FailureKind.CRASHED, _disconnected(await self._last_words())
             ) from None
         except FrameError as error:
             raise HandlerError(FailureKind.CRASHED, _disconnected(str(error))) from None
+
+    async def _read(self, num_bytes: int) -> bytes:
+        pieces = []
+        while num_bytes:
+            piece = await self._reader.read(num_bytes)
+            if not piece:
+                raise asyncio.IncompleteReadError(b"", num_bytes)
+            pieces.append(piece)
+            num_bytes -= len(piece)
+        join = partial(b"".join, pieces)
+        is_long = sum(map(len, pieces)) > _PIECE_BYTES
+        return await asyncio.to_thread(join) if is_long else join()
 
     async def close(self) -> None:
         """Let the process end by itself, then make it."""

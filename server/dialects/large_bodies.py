@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pickle import PickleBuffer
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
+
+import msgspec
 
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import EngineInfo
@@ -25,6 +27,12 @@ from lmi_server.models.loaded_model import LoadedModel
 
 T = TypeVar("T")
 
+
+class _Named(msgspec.Struct):
+    model: Any = None
+
+
+_NAMED = msgspec.json.Decoder(_Named)
 _SMALL_BYTES = 64 * 1024
 _LARGE_BYTES = 4 << 20
 _MANY_ITEMS = 16_384
@@ -49,7 +57,7 @@ def is_large(body: bytes) -> bool:
 
 
 async def rendered(render: Callable[[], bytes], num_items: int) -> bytes:
-    """``render()``, in a thread for many items, each of which it writes on its own."""
+    """``render()``, in a thread for many items, of which it writes some at a time."""
     return render() if num_items <= _MANY_RENDERED else await asyncio.to_thread(render)
 
 
@@ -69,20 +77,12 @@ async def decoded(
                 return decode(body)
         except CostlyTemplateError:
             pass
-    limits = Limits(
-        what=f"reading a body of {len(body)} bytes, with its chat template if it is a chat,",
-        processor_s=_PROCESSOR_S,
-        memory_bytes=min(
-            (1 << 30) + _BYTES_PER_BYTE * (len(body) + len(beside)), _MAX_MEMORY_BYTES
-        ),
-        result_bytes=_MAX_RESULT_BYTES,
-    )
     answer: tuple[T, list[str]] = await shared_pool().run(
         _decode_in_child,
         decode,
         PickleBuffer(body),
         model,
-        limits=limits,
+        limits=_limits(len(body), len(beside)),
         num_bytes=len(body) + len(beside),
         known=model,
         stand_in=_stand_in(model),
@@ -90,6 +90,34 @@ async def decoded(
     value, ignored = answer
     note_ignored(ignored)
     return value
+
+
+async def model_named(body: bytes) -> str | Literal[False] | None:
+    """The field ``model`` of a JSON object; False where that isn't a text, or can't be decoded."""
+    if not is_large(body):
+        return _model_named(body)
+    limits = _limits(len(body))
+    return await shared_pool().run(
+        _model_named, PickleBuffer(body), limits=limits, num_bytes=len(body)
+    )
+
+
+def _model_named(body: bytes) -> str | Literal[False] | None:
+    try:
+        name = _NAMED.decode(body).model
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+    return name if name is None or isinstance(name, str) else False
+
+
+def _limits(num_bytes: int, num_beside: int = 0) -> Limits:
+    memory_bytes = (1 << 30) + _BYTES_PER_BYTE * (num_bytes + num_beside)
+    return Limits(
+        what=f"reading a body of {num_bytes} bytes, with its chat template if it is a chat,",
+        processor_s=_PROCESSOR_S,
+        memory_bytes=min(memory_bytes, _MAX_MEMORY_BYTES),
+        result_bytes=_MAX_RESULT_BYTES,
+    )
 
 
 @dataclass(frozen=True, slots=True)

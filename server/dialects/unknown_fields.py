@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -45,13 +45,21 @@ _MAX_NAMES = 16
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 Shape = Mapping[str, Any]
-"""The fields that an object may have: to the shapes of objects and lists of objects in them, or to
-None for what is taken as it is."""
+"""The fields that an object may have: to the shapes of objects and lists of objects in them, to
+``Kinds`` of them, or to None for what is taken as it is."""
 
 
-def shape(*names: str, **within: Shape) -> Shape:
+def shape(*names: str, **within: Shape | Kinds) -> Shape:
     """Fields whose values are taken as they are, and those that hold objects of a shape."""
     return MappingProxyType({**dict.fromkeys(names), **within})
+
+
+class Kinds(NamedTuple):
+    """The shapes of objects by their field ``type``, and what those are that have none. A type that
+    isn't there is for others to refuse."""
+
+    of: Mapping[str, Shape]
+    usual: str = ""
 
 
 def unknown_fields(body: bytes, known: Collection[str], within: Shape | None = None) -> list[str]:
@@ -73,11 +81,15 @@ def unknown_within(values: Mapping[str, Any], within: Shape) -> list[str]:
     return sorted(names)
 
 
-def _unknown_within(path: str, value: object, known: Shape | None) -> Iterator[str]:
+def _unknown_within(path: str, value: object, known: Shape | Kinds | None) -> Iterator[str]:
     if isinstance(value, list):
         for item in value:
             yield from _unknown_within(path, item, known)
-    elif isinstance(value, dict) and known is not None:
+        return
+    if isinstance(known, Kinds):
+        kind = value.get("type", known.usual) if isinstance(value, dict) else None
+        known = known.of.get(kind) if isinstance(kind, str) else None
+    if isinstance(value, dict) and known is not None:
         for name, inner in value.items():
             if name not in known:
                 yield path + name

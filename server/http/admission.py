@@ -86,15 +86,17 @@ class Admission:
             self._became_idle.clear()
             await self._became_idle.wait()
 
-    async def read_body(self, request: web.Request) -> bytes:
-        """The whole body; HttpError 413 when it is too long, 408 when it takes too long, 400 when
-        it can't be decompressed or its chunks are malformed."""
-        if (request.content_length or 0) > self._max_request_bytes:
-            raise self._too_large()
+    async def read_body(self, request: web.Request, most_bytes: int | None = None) -> bytes:
+        """The whole body; HttpError 413 when it is longer than the server takes, or than
+        ``most_bytes``, 408 when it takes too long, 400 when it can't be decompressed or its chunks
+        are malformed."""
+        most_bytes = min(self._max_request_bytes, most_bytes or self._max_request_bytes)
+        if (request.content_length or 0) > most_bytes:
+            raise _too_large(most_bytes)
         try:
             async with asyncio.timeout(self._receive_timeout_s):
                 if _BODY not in request:
-                    request[_BODY] = await self._received(request.content)
+                    request[_BODY] = await self._received(request.content, most_bytes)
                 return request[_BODY]
         except web.RequestPayloadError:
             raise _undecodable(request.headers.get("Content-Encoding", "")) from None
@@ -106,14 +108,14 @@ class Admission:
                 close=True,
             ) from None
 
-    async def _received(self, content: StreamReader) -> bytes:
+    async def _received(self, content: StreamReader, most_bytes: int) -> bytes:
         """All of it, in pieces that take little time each; joining them leaves others the lock."""
         pieces: list[bytes] = []
         last, num_bytes = bytearray(), 0
         async for chunk in content.iter_any():
             num_bytes += len(chunk)
-            if num_bytes > self._max_request_bytes:
-                raise self._too_large()
+            if num_bytes > most_bytes:
+                raise _too_large(most_bytes)
             last += chunk
             if len(last) >= _PIECE_BYTES:
                 pieces.append(bytes(last))
@@ -123,13 +125,14 @@ class Admission:
         pieces.append(bytes(last))
         return await asyncio.to_thread(b"".join, pieces)
 
-    def _too_large(self) -> HttpError:
-        return HttpError(
-            413,
-            "PayloadTooLargeException",
-            f"The body is longer than {self._max_request_bytes} bytes",
-            close=True,
-        )
+
+def _too_large(most_bytes: int) -> HttpError:
+    return HttpError(
+        413,
+        "PayloadTooLargeException",
+        f"The body is longer than {most_bytes} bytes",
+        close=True,
+    )
 
 
 def _undecodable(encoding: str) -> HttpError:

@@ -16,7 +16,9 @@ from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import EngineError, LmiError, UserError
 from lmi_server.dialects.base import ParsedCall, Renderer
+from lmi_server.dialects.large_bodies import rendered
 from lmi_server.http.answer_deadline import AnswerDeadline, AnswerLimits
+from lmi_server.http.long_body import body_of, num_items
 from lmi_server.http.metrics import RequestMeter
 from lmi_server.http.pushed_batches import PushedBatches
 from lmi_server.http.tenants import owned
@@ -82,7 +84,7 @@ async def respond(
                 await _collect_all(backend, requests, parsed, meter)
     except EngineError as error:
         return _failed(parsed, meter, error)
-    return _whole(parsed, parsed.renderer.finish())
+    return _whole(parsed, await rendered(parsed.renderer.finish, num_items(parsed, meter)))
 
 
 async def _take_turns(index: int) -> None:
@@ -94,7 +96,7 @@ async def _take_turns(index: int) -> None:
 def _whole(parsed: ParsedCall, body: bytes) -> web.Response:
     renderer = parsed.renderer
     headers = {**parsed.headers, **renderer.headers(), "Content-Type": renderer.content_type}
-    return web.Response(body=body, headers=headers)
+    return web.Response(body=body_of(body), headers=headers)
 
 
 def _failed(parsed: ParsedCall, meter: RequestMeter, error: EngineError) -> web.Response:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from lmi_server.dialects.base import HttpError
 
+MAX_BODY_BYTES = 1 << 20
+"""What is read of a management call: a few names and texts."""
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 

@@ -15,6 +15,7 @@ from lmi_server.dialects.decode import decode_json
 from lmi_server.dialects.openai.errors import ModelNotFound
 from lmi_server.dialects.routes import ServerRoute, management_route
 from lmi_server.management.adapters import check_name, model_of, registrar_of
+from lmi_server.management.input import MAX_BODY_BYTES
 from lmi_server.models.model import ServedModel
 from lmi_server.models.model_adapters import Adapter
 from lmi_server.models.model_registry import ModelRegistry
@@ -38,7 +39,7 @@ _UNLOAD = msgspec.json.Decoder(UnloadBody)
 
 async def load(request: web.Request, models: ModelRegistry) -> web.Response:
     """Answers once requests may name the adapter."""
-    body = decode_json(_LOAD, await models.admission.read_body(request))
+    body = decode_json(_LOAD, await models.admission.read_body(request, MAX_BODY_BYTES))
     name, src = body.lora_name, body.lora_path
     if not name or not src:
         raise UserError("Both 'lora_name' and 'lora_path' must be provided.", field="lora_name")
@@ -68,7 +69,7 @@ async def _replace(model: ServedModel, name: str, is_allowed: bool) -> None:
 
 async def unload(request: web.Request, models: ModelRegistry) -> web.Response:
     """Answers once running requests with the adapter have ended."""
-    body = decode_json(_UNLOAD, await models.admission.read_body(request))
+    body = decode_json(_UNLOAD, await models.admission.read_body(request, MAX_BODY_BYTES))
     name = body.lora_name
     model = model_of(request, models)
     if model.adapters.get(name) is None:

@@ -13,7 +13,7 @@ from lmi_core.errors import LmiError
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.routes import ServerRoute, management_route
 from lmi_server.management.audit import SAID
-from lmi_server.management.input import bad_request, integer, truth
+from lmi_server.management.input import MAX_BODY_BYTES, bad_request, integer, truth
 from lmi_server.management.output import (
     MAX_PAGE,
     description,
@@ -22,10 +22,11 @@ from lmi_server.management.output import (
     load_error,
     status_answer,
 )
-from lmi_server.models.custom_code_backend import CustomCodeBackend
+from lmi_server.models.backend import Scales
 from lmi_server.models.model import ModelState, ServedModel
 from lmi_server.models.model_registry import ModelRegistry
 
+_MAX_PARAMETERS = 1000
 _JSON = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 
 
@@ -65,7 +66,8 @@ async def describe(request: web.Request, models: ModelRegistry) -> web.Response:
 
 
 async def scale(request: web.Request, models: ModelRegistry) -> web.Response:
-    """A handler gets more or fewer processes; a model's one engine is stopped or started."""
+    """A handler or a model in copies gets more or fewer processes; a model's one engine is stopped
+    or started."""
     query = request.query
     for model in _found(request, models):
         least = integer(query.get("min_worker", str(model.min_workers)), "min_worker")
@@ -103,8 +105,8 @@ async def _set_workers(models: ModelRegistry, model: ServedModel, least: int, mo
         except (LmiError, MemoryError, OSError) as error:
             raise load_error(error) from error
     backend = None if model.loaded is None else model.loaded.backend
-    if isinstance(backend, CustomCodeBackend):
-        backend.pool.scale(least, most)
+    if isinstance(backend, Scales):
+        backend.scale(least, most)
 
 
 def _found(request: web.Request, models: ModelRegistry) -> list[ServedModel]:
@@ -122,11 +124,13 @@ async def _arguments(request: web.Request, models: ModelRegistry) -> dict[str, s
     """The query's parameters, or those of a JSON body, which needs ``model_name``."""
     if not request.content_type.endswith("json") or not request.can_read_body:
         return {name: value for name, value in request.query.items() if value}
-    body = await models.admission.read_body(request)
+    body = await models.admission.read_body(request, MAX_BODY_BYTES)
     try:
         given = _JSON.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise bad_request(f"The body is not an object of plain values: {error}") from None
+    if len(given) > _MAX_PARAMETERS:
+        raise bad_request(f"The body has {len(given)} parameters; at most {_MAX_PARAMETERS} may be")
     arguments = {name: _text(value) for name, value in given.items() if value is not None}
     request[SAID].update(arguments)
     if "url" in arguments and "model_name" not in arguments:
@@ -141,8 +145,9 @@ def _check_workers(least: int, most: int, *, has_processes: bool) -> None:
         )
     if most > 1 and not has_processes:
         raise bad_request(
-            f"max_worker={most} is not available in this version: one engine serves a model, and "
-            "takes as many requests as its batch holds; allowed are 0 and 1"
+            f"max_worker={most}: one engine in the server's own process serves the model, and "
+            "takes as many requests as its batch holds; allowed are 0 and 1, and any number for a "
+            "model that is served with option.num_copies"
         )
 
 

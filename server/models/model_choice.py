@@ -12,14 +12,12 @@ A server with one model asks nothing: that model's own routes check the names th
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 from aiohttp import web
 
 from lmi_core.config.sources.load_models import name_of
 from lmi_core.errors import UserError
 from lmi_server.dialects.base import HttpError
+from lmi_server.dialects.large_bodies import model_named
 from lmi_server.dialects.openai.errors import ModelNotFound
 from lmi_server.dialects.routes import Route, ServerRoute
 from lmi_server.dialects.table import Dialect
@@ -35,13 +33,6 @@ MODEL = web.RequestKey("model", ServedModel)
 
 _TARGET = "x-amzn-sagemaker-target-model"
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
-
-
-class _Named(msgspec.Struct):
-    model: Any = None
-
-
-_NAMED = msgspec.json.Decoder(_Named)
 
 
 class ModelChoice:
@@ -106,7 +97,7 @@ class ModelChoice:
         content_type = request.headers.get("Content-Type", "")
         if not content_type.startswith(_FORMS):
             return None
-        items = form_items(content_type, await self._body(request)) or []
+        items = await form_items(content_type, await self._body(request)) or []
         name = dict(items).get("model_name", b"").decode("utf-8", "replace")
         if not name:
             return None
@@ -131,15 +122,11 @@ class ModelChoice:
         self, request: web.Request, version: str | None, dialect_name: str
     ) -> ServedModel | None:
         """The model that a JSON body names. What can't be decoded is for any model to refuse."""
-        body = await self._body(request)
-        try:
-            name = _NAMED.decode(body).model
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
+        name = await model_named(await self._body(request))
+        if name is False:
             return self._any()
         if name is None:
             return None
-        if not isinstance(name, str):
-            return self._any()
         model = self._models.find(name, version) or self._models.with_adapter(name)
         # TGI has one model and takes any name for it.
         if model is None and (dialect_name != "tgi" or self._models.default is None):

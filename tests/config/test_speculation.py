@@ -56,6 +56,16 @@ def test_other_methods_change_nothing(model_dir, explained, document, named):
     assert not report.errors
 
 
+def test_what_nothing_uses_is_said(model_dir, explained):
+    document = '{"method": "ngram", "prompt_lookup_mim": 3, "revision": "main"}'
+    report = explained(model_dir(f"option.speculative_config={document}", config=LLAMA))
+    (warning,) = [str(problem) for problem in report.warnings if "speculative" in str(problem)]
+    assert "nothing here uses prompt_lookup_mim, revision; used are method, model" in warning
+    document = '{"method": "ngram", "prompt_lookup_min": 3}'
+    report = explained(model_dir(f"option.speculative_config={document}", config=LLAMA))
+    assert not [problem for problem in report.warnings if "speculative" in str(problem)]
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [

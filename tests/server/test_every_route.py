@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.dialects import DIALECTS
 from lmi_server.http.metrics import Metrics
 from lmi_server.http.options import ServerOptions
+from lmi_server.models.model import Recipe
 from lmi_server.models.model_registry import ModelRegistry
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import Served, eventually, http_request, serving_models
@@ -53,19 +54,29 @@ def taking_bodies() -> Iterator[tuple[str, str]]:
                 yield dialect.name, f"/{dialect.name}{path}"
 
 
+def sendable() -> Iterator[tuple[str, str]]:
+    """Path and method of every route that may be sent a body."""
+    for dialect in DIALECTS:
+        for path, methods in paths(dialect.name).items():
+            for method in sorted(methods & {"POST", "PUT", "PATCH", "*"}):
+                yield path, "POST" if method == "*" else method
+
+
 BODY_ROUTES = sorted(set(taking_bodies()))
 every_body_route = pytest.mark.parametrize(("dialect", "path"), BODY_ROUTES)
 
 
 @asynccontextmanager
-async def serving(engine: FakeEngine | None = None, **options: Any) -> AsyncIterator[Served]:
-    """One model named ``model``; nothing runs when it ends."""
+async def serving(
+    engine: FakeEngine | None = None, *, others: Sequence[Recipe] = (), **options: Any
+) -> AsyncIterator[Served]:
+    """One model named ``model``, and others; nothing runs when it ends."""
     options = {"port": 0, "drain_timeout_s": 0.2, "chat_template": TEMPLATE, **options}
     engine = engine or FakeEngine()
     models = ModelRegistry(
         ServerOptions(**options),
         Metrics(),
-        [recipe("model:1", engine, **options)],
+        [recipe("model:1", engine, **options), *others],
         registrar=FakeRegistrar(**options),
     )
     async with models, serving_models(models) as served:

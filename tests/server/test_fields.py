@@ -116,6 +116,48 @@ NESTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"text": {"format": {"type": "text", "json": 1}}, "reasoning": {"efort": "low"}},
         "reasoning.efort, text.format.json",
     ),
+    (
+        "/v1/messages",
+        MESSAGES,
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "x", "name": "y"}]},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": {}}}],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "1",
+                            "error": True,
+                            "content": [{"type": "text", "text": "x", "note": 1}],
+                        },
+                        {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}},
+                    ],
+                },
+            ],
+            "system": [{"type": "text", "text": "x", "priority": 1}],
+        },
+        "messages.content.content.note, messages.content.error, messages.content.name, "
+        "system.priority",
+    ),
+    (
+        "/v1/responses",
+        {"model": "model", "input": "x", "store": False},
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "x", "lang": "en"}]},
+                {"type": "reasoning", "id": "r", "summary": [], "text": "x"},
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}", "x": 1},
+                {"type": "function_call_output", "call_id": "1", "output": "x", "name": "f"},
+            ],
+            "tools": [{"type": "function", "name": "f", "parameters": {}, "examples": []}],
+        },
+        "input.content.lang, input.name, input.text, input.x, tools.examples",
+    ),
     ("/tokenize", {"prompt": "x"}, {"special": True}, "special"),
     ("/tokenize", {"messages": CHAT["messages"]}, {"special": True}, "special"),
     ("/detokenize", {"tokens": [1]}, {"skip": True}, "skip"),
@@ -157,7 +199,7 @@ def check_unknown(path: str, valid: dict[str, Any], body: dict[str, Any], names:
         options: dict[str, Any] = {"tgi": TgiOptions(), "chat_template": TEMPLATE}
         options |= configured(f"strict_requests={strict}")
         options["tgi"] = TgiOptions()
-        async with serving(FakeRunner(max_model_len=32), api="lmi", **options) as served:
+        async with serving(FakeRunner(max_model_len=512), api="lmi", **options) as served:
             known = await served.post(valid, path)
             assert known.status == 200
             assert IGNORED_HEADER not in known.headers

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -13,9 +15,12 @@ from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.tgi.options import TgiOptions
 from tests.engine.fake_runner import FakeRunner
 from tests.server.dialects.tgi.test_tgi_http import serving
+from tests.server.fake_engine import FakeEngine
 from tests.server.fuzz import CHAT, COMPLETION, INPUTS, RECORDED, TEMPLATE
-from tests.server.harness import http_request
+from tests.server.models.test_models import recipe
 from tests.server.sizes import SHAPES, grown
+from tests.server.test_every_route import sendable
+from tests.server.test_every_route import serving as every_route_serving
 
 MIB = 1 << 20
 ROUTES: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
@@ -40,6 +45,76 @@ def test_no_body_holds_the_loop(path: str, body: dict[str, Any], name: str) -> N
     """The server's loop is watched; every answer is a result or the user's error."""
     bodies = [grown(body, name, shape, size) for shape in SHAPES for size in (60_000, MIB)]
     check(path, bodies)
+
+
+_LONG = 24 * MIB
+_PART = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+UNKNOWN = {"model": "model", "no_such": 0}
+LONG: dict[str, Callable[[], bytes]] = {
+    "application/json": lambda: grown(UNKNOWN, "no_such", "numbers", _LONG),
+    "application/x-www-form-urlencoded": lambda: b"model_name=model&a=" + b"%41" * (_LONG // 3),
+    "multipart/form-data; boundary=x": lambda: (
+        _PART % (b"model_name", b"model") + _PART % (b"a", b"\r\n--" * (_LONG // 4)) + b"--x--"
+    ),
+}
+
+
+@pytest.mark.parametrize("content_type", LONG, ids=lambda value: value.partition("/")[2][:9])
+@pytest.mark.parametrize(("path", "method"), sorted(sendable()))
+def test_no_route_is_held_by_a_long_body(path: str, method: str, content_type: str) -> None:
+    """Whether it reads one or not, and where a model is to be chosen by it."""
+    body = LONG[content_type]()
+
+    async def run() -> None:
+        async with every_route_serving(others=[recipe("other", FakeEngine())]) as served:
+            answer = await asyncio.to_thread(
+                exchanged, served.port, path, body, content_type, method
+            )
+            assert int(answer.split(b" ", 2)[1]) < 500, answer[:600]
+
+    asyncio.run(run())
+
+
+def test_a_name_within_a_long_body_chooses_the_model() -> None:
+    body = grown({"prompt": "x", "max_tokens": 1, "no_such": 0}, "no_such", "numbers", 5 * MIB)
+
+    async def run() -> None:
+        async with every_route_serving(others=[recipe("other", FakeEngine())]) as served:
+            for name, status in (("other", 200), ("model", 200), ("neither", 404)):
+                named = body[:-1] + b', "model": "%b"}' % name.encode()
+                path = "/v1/completions"
+                answer = await asyncio.to_thread(exchanged, served.port, path, named)
+                assert int(answer.split(b" ", 2)[1]) == status, answer[:600]
+                assert name.encode() in answer
+
+    asyncio.run(run())
+
+
+ALL_TOKENS = {"max_tokens": 800, "n": 8, "ignore_eos": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", **ALL_TOKENS, "logprobs": 5}),
+        ("/v1/chat/completions", {**CHAT, **ALL_TOKENS, "top_logprobs": 5}),
+        ("/v1/completions", {"prompt": "x " * 1500, "max_tokens": 1, "prompt_logprobs": 5}),
+        ("/v1/completions", {"prompt": "x " * 1500, "max_tokens": 1, "logprobs": 5, "echo": True}),
+        ("/detokenize", {"tokens": [66] * (2 * MIB)}),
+        ("/tokenize", {"prompt": "x" * 4000, "return_token_strs": True}),
+    ],
+)
+def test_no_answer_holds_the_loop(path: str, body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
+
+    async def run() -> bytes:
+        options: dict[str, Any] = {"api": "lmi", "chat_template": TEMPLATE}
+        async with serving(FakeRunner(max_model_len=4096, num_blocks=900), **options) as served:
+            answer = await asyncio.to_thread(exchanged, served.port, path, data)
+            assert b" 200 OK" in answer[:20], answer[:600]
+            return answer.partition(b"\r\n\r\n")[2]
+
+    json.loads(asyncio.run(run()))
 
 
 @pytest.mark.slow
@@ -130,15 +205,18 @@ def check(path: str, bodies: list[bytes]) -> None:
     asyncio.run(run())
 
 
-def exchanged(port: int, path: str, body: bytes) -> bytes:
+def exchanged(
+    port: int,
+    path: str,
+    body: bytes,
+    content_type: str = "application/json",
+    method: str = "POST",
+) -> bytes:
     """The answer to a body on a connection of its own."""
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    sizes = f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", port), 60) as connection:
-        headers = ("Content-Type: application/json", "Connection: close")
-        connection.sendall(
-            http_request(b"", *headers, path=path).replace(
-                b"Content-Length: 0", b"Content-Length: %d" % len(body)
-            )
-        )
+        connection.sendall((head + sizes).encode())
         with suppress(ConnectionError):  # it may be refused before it is read
             connection.sendall(body)
         return b"".join(iter(lambda: connection.recv(1 << 16), b""))

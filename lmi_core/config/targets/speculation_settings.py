@@ -29,11 +29,13 @@ def speculation_settings(values: Values, problems: Problems) -> SpeculationConfi
     text = values.get(_CONFIG)
     if isinstance(text, str):
         try:
-            config = _from_library(json.loads(text))
+            document = json.loads(text)
+            config = _from_library(document)
         except UserError as error:
             problems.error(values.where(_CONFIG), f"{_CONFIG}: {error}", _CONFIG)
             return None
         if isinstance(config, SpeculationConfig):
+            _warn_of_unknown(document, values.where(_CONFIG), problems)
             _beat(values, _CONFIG, _SPECULATE, _SPECULATION)
             return config
         values.ignored[_CONFIG] = config
@@ -44,6 +46,14 @@ def speculation_settings(values: Values, problems: Problems) -> SpeculationConfi
             return None
         return SpeculationConfig(max_draft_tokens=min(num_tokens, MAX_DRAFT_TOKENS))
     return SpeculationConfig() if values.get(_SPECULATION) == "ngram" else None
+
+
+def _warn_of_unknown(document: dict[str, Any], where: str, problems: Problems) -> None:
+    known = ("method", "model", *_FIELDS)
+    unknown = ", ".join(name[:80] for name in document if name not in known)
+    if unknown:
+        message = f"{_CONFIG}: nothing here uses {unknown}; used are {', '.join(known)}"
+        problems.warn(where, message, _CONFIG)
 
 
 def _beat(values: Values, winner: str, *losers: str) -> None:

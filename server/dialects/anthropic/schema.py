@@ -17,12 +17,24 @@ from lmi_core.errors import UserError
 from lmi_server.dialects.decode import Messages, decode_json
 from lmi_server.dialects.openai.chat_schema import ChatBody
 from lmi_server.dialects.openai.schema import check_range
-from lmi_server.dialects.unknown_fields import shape
+from lmi_server.dialects.unknown_fields import Kinds, shape
 
 _TEXT_ONLY = "only text is available"
 
 
+_TEXT = shape("type", "text", "cache_control", "citations")
+_BLOCKS = Kinds(
+    {
+        "text": _TEXT,
+        "thinking": shape("type", "thinking", "signature"),
+        "redacted_thinking": shape("type", "data"),
+        "tool_use": shape("type", "id", "name", "input", "cache_control"),
+        "tool_result": shape("type", "tool_use_id", "is_error", "cache_control", content=_TEXT),
+    }
+)
 WITHIN = shape(
+    messages=shape("role", content=_BLOCKS),
+    system=_TEXT,
     thinking=shape("type", "budget_tokens", "display"),
     tool_choice=shape("type", "name", "disable_parallel_tool_use"),
     tools=shape("type", "name", "description", "input_schema", "strict", "cache_control"),

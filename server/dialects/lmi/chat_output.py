@@ -7,13 +7,13 @@ the number where the token belongs. (LMI format reference, 4.7.)
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_server.dialects.base import Renderer
+from lmi_server.dialects.encode import encoded
 from lmi_server.dialects.lmi.output import error_body
 from lmi_server.dialects.lmi.release import Release
 from lmi_server.dialects.openai.chat_schema import ChatBody
@@ -54,7 +54,7 @@ class LmiChatRenderer(Renderer):
         return b""
 
     def finish(self) -> bytes:
-        return self._dumps(
+        return encoded(
             {
                 **self._head("chat.completion"),
                 "choices": [self._choice(*numbered) for numbered in enumerate(self._choices)],
@@ -86,9 +86,6 @@ class LmiChatRenderer(Renderer):
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created}
-
-    def _dumps(self, value: object) -> bytes:
-        return json.dumps(value, ensure_ascii=False).encode()
 
 
 class LmiChatLinesRenderer(LmiChatRenderer):
@@ -123,7 +120,7 @@ class LmiChatLinesRenderer(LmiChatRenderer):
         )
 
     def _line(self, choice: dict[str, Any]) -> bytes:
-        return self._dumps({**self._head("chat.completion.chunk"), "choices": [choice]}) + b"\n"
+        return encoded({**self._head("chat.completion.chunk"), "choices": [choice]}) + b"\n"
 
 
 _END_OF_FAILURE = {"logprobs": None, "finish_reason": "error"}

@@ -15,6 +15,7 @@ from lmi_core.errors import EngineError
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.lmi.output import error_body
 from lmi_server.http.form import handler_request
+from lmi_server.http.long_body import body_of
 from lmi_server.http.streaming import SendDeadline
 from lmi_server.models.custom_code_backend import CustomCodeBackend
 from lmi_server.models.loaded_model import LoadedModel
@@ -42,7 +43,7 @@ async def call_custom_code(
         model.shared.loop_lag.wake()
         body = await model.admission.read_body(request)
         try:
-            async with backend.pool.call(handler_request(request, body)) as answer:
+            async with backend.pool.call(await handler_request(request, body)) as answer:
                 if answer.chunks is None:
                     return _whole(answer)
                 return await _stream(
@@ -85,7 +86,7 @@ async def _send(deadline: SendDeadline, response: web.StreamResponse, chunk: byt
 def _whole(answer: HandlerAnswer) -> web.Response:
     has_body = answer.code not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
     response = web.Response(
-        body=answer.body if has_body else None,
+        body=body_of(answer.body) if has_body else None,
         status=answer.code,
         reason=_reason(answer),
         headers=_headers(answer),

@@ -82,7 +82,8 @@ class FormattingBackend:
     @asynccontextmanager
     async def _read(self, request: web.Request, call: Call) -> AsyncIterator[Call]:
         """The call with the body that the model's own function makes of what was sent."""
-        async with self._formatters.read(handler_request(request, call.body)) as (body, number):
+        given = await handler_request(request, call.body)
+        async with self._formatters.read(given) as (body, number):
             yield replace(call, body=body, content_type="application/json", input_number=number)
 
     def stats(self) -> EngineStats:

@@ -17,6 +17,7 @@ from typing import Any
 from lmi_core.engine.outputs import PromptToken, TokenEvent, TokenLogprob
 from lmi_core.errors import EngineError
 from lmi_server.dialects.base import Renderer
+from lmi_server.dialects.encode import encoded
 from lmi_server.dialects.lmi.release import Release
 
 _FAILED_TOKEN = {"id": -1, "text": "", "log_prob": -1, "special_token": True}
@@ -133,7 +134,7 @@ class JsonRenderer(Renderer):
     def finish(self) -> bytes:
         objects = [_json_object(record) for record in self._records]
         answer = objects if self._answer.as_list else objects[0]
-        return _dumps_indented(answer) if self._answer.indented else _dumps(answer)
+        return _dumps_indented(answer) if self._answer.indented else encoded(answer)
 
     def error(self, error: Exception) -> bytes:
         if not self.absorbs_failures:
@@ -315,7 +316,3 @@ def _number(value: float | None) -> str:
 def _dumps_indented(value: object) -> bytes:
     text = json.dumps(value, ensure_ascii=False, indent=2, separators=(",", ":"))
     return text.encode("utf-8", "replace")
-
-
-def _dumps(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode()

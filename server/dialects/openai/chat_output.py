@@ -15,6 +15,7 @@ from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, Token
 from lmi_core.tools.calls import CallArguments, CallStart, Content, Piece, Reasoning
 from lmi_core.tools.reader import TextParser
 from lmi_server.dialects.base import Renderer
+from lmi_server.dialects.encode import encoded
 from lmi_server.dialects.openai.chat_tools import AnswerForm
 from lmi_server.dialects.openai.output import (
     TEXT,
@@ -105,9 +106,8 @@ class ChatRenderer(Renderer):
         choices = [self._object(*numbered) for numbered in enumerate(self._choices)]
         head = self._answer.head("chat.completion")
         prompt = self._answer.prompt_fields(self._prompt)
-        return self._answer.dumps(
-            {**head, "choices": choices, "usage": self._usage.render(), **prompt}
-        ).encode()
+        value = {**head, "choices": choices, "usage": self._usage.render(), **prompt}
+        return encoded(value, compact=self._answer.compact)
 
     def _object(self, index: int, choice: _Choice) -> dict[str, Any]:
         shown = {

@@ -10,6 +10,7 @@ from typing import Any
 from lmi_core.engine.outputs import PromptToken, TokenEvent, TokenLogprob
 from lmi_server.dialects.base import Renderer
 from lmi_server.dialects.best_of import Likelihood
+from lmi_server.dialects.encode import encoded
 from lmi_server.dialects.openai.output import (
     TEXT,
     Answer,
@@ -203,7 +204,7 @@ class CompletionRenderer(Renderer):
             "choices": [collector.object(*item) for item in enumerate(collector.choices())],
             "usage": collector.usage.render(),
         }
-        return self._answer.dumps(value).encode()
+        return encoded(value, compact=self._answer.compact)
 
     def error(self, error: Exception) -> bytes:
         return self._answer.error(error)

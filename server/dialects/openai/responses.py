@@ -6,6 +6,7 @@ A request is translated into a chat, so that tools, reasoning, grammars and temp
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -56,9 +57,11 @@ from lmi_server.http.tenants import TENANT
 from lmi_server.models.loaded_model import LoadedModel
 from lmi_server.models.model_registry import ModelRegistry
 
-_PREVIOUS = re.compile(rb'"previous_response_id"\s*:\s*"(resp_[0-9a-f]{32})"')
+_PREVIOUS = re.compile(rb'"previous_response_id"\s{0,999}:\s{0,999}"(resp_[0-9a-f]{32})"')
 _MAX_PREVIOUS = 4
 """A body has one; what looks like it may be in what it holds."""
+_PIECE_BYTES, _OVERLAP_BYTES = 1 << 20, 1 << 12
+"""How much of a body is searched at once, beyond which a match may go on."""
 _FIELDS = {
     "messages": "input",
     "response_format": "text.format",
@@ -166,7 +169,9 @@ async def respond(request: web.Request, model: LoadedModel) -> web.StreamRespons
 async def _parsed(request: web.Request, model: LoadedModel, call: Call) -> ParsedCall:
     """Brings calls and the store together: parsing may happen in another process."""
     tenant, store = request.get(TENANT), model.shared.responses
-    names = {match[1].decode() for match in islice(_PREVIOUS.finditer(call.body), _MAX_PREVIOUS)}
+    search = partial(_previous_names, call.body)
+    is_long = len(call.body) > _PIECE_BYTES
+    names = await asyncio.to_thread(search) if is_long else search()
     found = {name: store.find(tenant, name) for name in names}
     given = {each.name: getattr(call, each.name) for each in fields(call)}
     previous = {name: stored for name, stored in found.items() if stored is not None}
@@ -180,6 +185,15 @@ async def _parsed(request: web.Request, model: LoadedModel, call: Call) -> Parse
     if response.messages is not None:
         response.keep = partial(_keep, store, tenant, response.messages)
     return parsed
+
+
+def _previous_names(body: bytes) -> set[str]:
+    matches = (
+        match[1].decode()
+        for start in range(0, len(body), _PIECE_BYTES)
+        for match in _PREVIOUS.finditer(body, start, start + _PIECE_BYTES + _OVERLAP_BYTES)
+    )
+    return set(islice(matches, _MAX_PREVIOUS))
 
 
 def _keep(

@@ -18,14 +18,46 @@ from lmi_server.dialects.openai.chat_schema import ChatBody, thinking_variables
 from lmi_server.dialects.openai.responses_input import messages_of
 from lmi_server.dialects.openai.responses_tools import CustomTools, custom_tools, tool_of
 from lmi_server.dialects.openai.schema import check_range
-from lmi_server.dialects.unknown_fields import shape
+from lmi_server.dialects.unknown_fields import Kinds, shape
 
 _REFUSED = ("background", "conversation", "prompt", "top_logprobs", "context_management")
 _PLAIN = {"type": "text"}
 _INCLUDED = "reasoning.encrypted_content"
 
 
+_PARTS = Kinds(
+    {
+        **dict.fromkeys(
+            ("input_text", "text", "summary_text", "reasoning_text"), shape("type", "text")
+        ),
+        "output_text": shape("type", "text", "annotations", "logprobs"),
+        "refusal": shape("type", "refusal"),
+    }
+)
+_ITEM = ("type", "id", "status")
+_CALL = (*_ITEM, "call_id", "name")
+_RESULT = shape(*_ITEM, "call_id", output=_PARTS)
+_ITEMS = Kinds(
+    {
+        "message": shape(*_ITEM, "role", content=_PARTS),
+        "reasoning": shape(*_ITEM, "encrypted_content", content=_PARTS, summary=_PARTS),
+        "function_call": shape(*_CALL, "arguments"),
+        "custom_tool_call": shape(*_CALL, "input"),
+        "function_call_output": _RESULT,
+        "custom_tool_call_output": _RESULT,
+    },
+    usual="message",
+)
+_TOOL = ("type", "name", "description")
+_TOOLS = Kinds(
+    {
+        "function": shape(*_TOOL, "parameters", "strict"),
+        "custom": shape(*_TOOL, format=shape("type", "syntax", "definition")),
+    }
+)
 WITHIN = shape(
+    input=_ITEMS,
+    tools=_TOOLS,
     stream_options=shape("include_obfuscation"),
     reasoning=shape("effort", "summary", "generate_summary"),
     text=shape("verbosity", format=shape("type", "name", "description", "schema", "strict")),

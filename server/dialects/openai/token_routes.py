@@ -21,6 +21,7 @@ from lmi_server.dialects.openai.openai import (
 from lmi_server.dialects.openai.schema import WITHIN
 from lmi_server.dialects.routes import ModelRoute
 from lmi_server.dialects.unknown_fields import log_ignored, unknown_fields
+from lmi_server.http.long_body import body_of
 from lmi_server.models.loaded_model import LoadedModel
 
 
@@ -49,7 +50,7 @@ _TOKENS = msgspec.json.Decoder(DetokenizeBody)
 
 
 _PIECE = 4096
-"""Tokens that are written at once."""
+"""Tokens, or characters, that are written at once."""
 
 
 class _Text(NamedTuple):
@@ -108,7 +109,7 @@ async def tokenize(request: web.Request, model: LoadedModel) -> web.Response:
         ids = list(await model.tokenizes.encode(asked.text, add_special_tokens=special))
         answer = partial(_answer, model, ids, shows_strings=asked.shows_strings)
         data = await rendered(answer, len(ids))
-    return web.Response(body=data, content_type="application/json")
+    return web.Response(body=body_of(data), content_type="application/json")
 
 
 async def detokenize(request: web.Request, model: LoadedModel) -> web.Response:
@@ -116,7 +117,13 @@ async def detokenize(request: web.Request, model: LoadedModel) -> web.Response:
         body = await _read(request, model)
         decode = partial(_decoded_text, model.of(openai_protocol))
         text = await read_known(request, model, decode, body)
-    return web.json_response({"prompt": text})
+        data = await rendered(partial(_prompt, text), len(text) // _PIECE)
+    return web.Response(body=body_of(data), content_type="application/json")
+
+
+def _prompt(text: str) -> bytes:
+    pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+    return f'{{"prompt": "{"".join([json.dumps(piece)[1:-1] for piece in pieces])}"}}'.encode()
 
 
 async def information(request: web.Request, model: LoadedModel) -> web.Response:

@@ -38,6 +38,7 @@ from lmi_server.dialects.tgi.tokens import chat_tokens, token_array
 from lmi_server.dialects.tgi.tool_run import ToolRun
 from lmi_server.dialects.tgi.v1 import TgiV1
 from lmi_server.dialects.tgi.v1_schema import ChatBody, CompletionBody
+from lmi_server.http.long_body import body_of
 from lmi_server.http.metrics import CONTENT_TYPE, METER, RequestMeter
 from lmi_server.http.openapi import openapi_route
 from lmi_server.http.streaming import respond
@@ -288,7 +289,7 @@ async def tokenize(request: web.Request, model: LoadedModel) -> web.Response:
         text = await read_known(request, model, _inputs, await _read_json(request, model))
         spans = await model.tokenizer.spans(text)
         body = await rendered(partial(token_array, text, spans), len(spans))
-    return web.Response(body=body, content_type="application/json")
+    return web.Response(body=body_of(body), content_type="application/json")
 
 
 async def chat_tokenize(request: web.Request, model: LoadedModel) -> web.Response:
@@ -297,7 +298,7 @@ async def chat_tokenize(request: web.Request, model: LoadedModel) -> web.Respons
         text = await read_known(request, model, model.of(TgiService).v1.chat_text, read)
         spans = await model.tokenizer.spans(text, add_special_tokens=False)
         body = await rendered(partial(chat_tokens, text, spans), len(spans))
-    return web.Response(body=body, content_type="application/json")
+    return web.Response(body=body_of(body), content_type="application/json")
 
 
 def _inputs(body: bytes) -> str:

@@ -27,6 +27,7 @@ from tests.server.harness import (
     serving_backend,
     serving_models,
 )
+from tests.server.test_sizes import exchanged
 
 HANDLER = (
     """
@@ -153,6 +154,31 @@ def test_forms(tmp_path: Path) -> None:
                 answer = await served.post(body, headers=headers)
                 assert answer.status == 400
                 assert words in json.loads(answer.body)["message"]
+
+    asyncio.run(run())
+
+
+ECHO = """
+from djl_python import Output
+
+def handle(inputs):
+    return None if inputs.is_empty() else Output().add(inputs.get_as_bytes())
+"""
+
+
+def test_long_bodies_and_answers_hold_nobody(tmp_path: Path) -> None:
+    """The harness watches the loop."""
+    body = b"x" * (48 << 20)
+
+    async def run() -> None:
+        async with handling(tmp_path, ECHO, max_output_bytes=64 << 20) as (served, _):
+            answer = await asyncio.to_thread(
+                exchanged, served.port, "/invocations", body, "application/octet-stream"
+            )
+            head, _, text = answer.partition(b"\r\n\r\n")
+            assert b" 200 OK" in head
+            assert f"Content-Length: {len(body)}".encode() in head
+            assert text == body
 
     asyncio.run(run())
 
