@@ -19,6 +19,7 @@ from lmi_core.engine.completion import Completing
 from lmi_core.engine.core import EngineCore
 from lmi_core.engine.disk_blocks import DiskBlocks, open_disk_blocks
 from lmi_core.engine.fingerprint import FingerprintOf
+from lmi_core.engine.handover import Handover
 from lmi_core.engine.loop_thread import LoopThread
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.make_request import Prompt, make_request
@@ -26,7 +27,7 @@ from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, LifeState, NullObserver
-from lmi_core.engine.stream import EventStream
+from lmi_core.engine.stream import EventStream, batches
 from lmi_core.errors import EngineError, UserError
 from lmi_core.runners.load import load_runner, load_tokenizer
 from lmi_core.runners.runner import Runner
@@ -175,22 +176,11 @@ class Engine(Completing):
                 for event in events:
                     yield event
 
-    async def generate_batches(
+    def generate_batches(
         self, request: GenerationRequest
     ) -> AsyncGenerator[list[TokenEvent], None]:
         """As ``generate``, in lists of all events that are ready: at most one list per step."""
-        ready = asyncio.Event()
-        stream = await self.subscribe(request, ready.set)
-        try:
-            is_finished = False
-            while not is_finished:
-                await ready.wait()
-                ready.clear()
-                events, is_finished = stream.take()
-                if events:
-                    yield events
-        finally:
-            stream.close()
+        return batches(self, request)
 
     async def subscribe(
         self, request: GenerationRequest, notify: Callable[[], None]
@@ -204,6 +194,13 @@ class Engine(Completing):
         stream = EventStream(notify)
         await core.open(request, stream)
         return stream
+
+    async def open(
+        self, request: GenerationRequest, stream: EventStream, handover: Handover | None = None
+    ) -> None:
+        """As ``subscribe``, in the engine's own event loop with a stream of the caller's; with what
+        another process has prepared for the request or generated."""
+        await self._usable_core().open(request, stream, handover)
 
     def generate_sync(
         self,

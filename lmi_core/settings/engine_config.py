@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -93,6 +93,9 @@ class EngineConfig:
     num_models: int = 1
     """Models that are loaded together: the quarter is divided by it."""
     enable_prefix_caching: bool = True
+    prefix_key: bytes | None = field(default=None, repr=False)
+    """16 secret bytes that key the hashes of prefixes; None: new ones. Engines with the same can
+    tell each other of prefixes."""
     guaranteed_no_evict: bool = False
     """Admit a sequence only when its whole possible length fits, so that none is preempted."""
     speculation: SpeculationConfig | None = None

@@ -57,6 +57,11 @@ class PackedModel:
         self._is_stopping = threading.Event()
         self._file = self._find_file()
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether there is a file of these weights, which processes share."""
+        return self._file is not None
+
     def find(
         self,
         label: str,
