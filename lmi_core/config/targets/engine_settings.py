@@ -51,6 +51,8 @@ class EngineSettings:
         for name, value in values.items():
             if isinstance(value, SpeculationConfig):
                 values[name] = asdict(value)
+            elif isinstance(value, Path):
+                values[name] = str(value)
         return values
 
 
