@@ -60,20 +60,22 @@ class Scheduler:
         return bool(self.queues.running or self.queues.waiting)
 
     def add(self, request: ActiveRequest, *, is_restoring: bool = False) -> None:
-        """Queue a request's choices; all but the first are held until the prompt is computed, and
-        the first, if its prefix ``is_restoring``, until ``restored``."""
-        if request.adapter is not None:
-            for _ in request.sequences:
+        """Queue a request's open choices; all but the first are held until the prompt is computed,
+        unless there is output already, with which each is computed for itself. The first is held
+        until ``restored``, if its prefix ``is_restoring``."""
+        left = [s for s in request.sequences if s.state is not SequenceState.FINISHED]
+        has_output = any(sequence.num_generated for sequence in request.sequences)
+        for i, sequence in enumerate(left):
+            if request.adapter is not None:
                 request.adapter.acquire()
-        first, *others = request.sequences
-        if is_restoring:
-            first.state = SequenceState.RESTORING
-            self.num_restoring += 1
-        else:
-            self.queues.wait(first)
-        self._num_held += len(others)
-        for sequence in others:
-            sequence.state = SequenceState.HELD
+            if i and not has_output:
+                self._num_held += 1
+                sequence.state = SequenceState.HELD
+            elif is_restoring:
+                self.num_restoring += 1
+                sequence.state = SequenceState.RESTORING
+            else:
+                self.queues.wait(sequence)
 
     def restored(self, request: ActiveRequest) -> None:
         """What could be read of its prefix is in the pool; nothing happens if it has ended."""

@@ -74,10 +74,12 @@ class History:
         request = GenerationRequest(
             request_id=str(number), params=params, priority=priority, cache_salt=salt
         )
+        slot = self.adapters.find(adapter)
         active = ActiveRequest(
             request,
             prompt,
-            adapter=self.adapters.find(adapter),
+            adapter=slot,
+            prefix_seed=(b"" if slot is None else slot.prefix_seed) + salt.encode(),
             seed=number,
             arrival_s=0.0,
             stream=EventStream(lambda: None),
