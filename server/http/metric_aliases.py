@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
-from prometheus_client.utils import floatToGoString
 
 ALIASES = {
     "vllm": {
@@ -109,8 +108,8 @@ def _in_microseconds(
     sample: str, labels: dict[str, str], value: float
 ) -> tuple[dict[str, str], float]:
     """A histogram's sum and bounds in microseconds; its counts are what they are."""
-    if "le" in labels:
-        labels = {**labels, "le": floatToGoString(float(labels["le"]) * 1e6)}
+    if labels.get("le", "+Inf") != "+Inf":
+        labels = {**labels, "le": f"{float(labels['le']) * 1e6:.1f}"}
     return labels, value * 1e6 if sample.endswith("_sum") else value
 
 
