@@ -21,6 +21,7 @@ DEGREE = "option.tensor_parallel_degree"
 STAGES = "option.pipeline_parallel_degree"
 _DEVICE = "option.device"
 _COPIES = "option.data_parallel_size"
+_OWN_COPIES = "option.num_copies"
 _NAMING = ("load_on_devices", "option.device_id", "option.device_map")
 """Keys that name devices, the strongest first."""
 _SPREAD = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
@@ -97,6 +98,7 @@ def _kind(subject: Subject) -> tuple[DeviceKind, tuple[int, ...] | None]:
         return "neuron", named
     if host.num_gpus:
         _check_torch(subject)
+        _check_own_copies(subject)
         return "cuda", named
     if device == "cuda" or named:
         wanted = "option.device=cuda" if device == "cuda" else f"{key}={values.get(key)}"
@@ -145,6 +147,16 @@ def _check_torch(subject: Subject) -> None:
         )
 
 
+def _check_own_copies(subject: Subject) -> None:
+    copies = subject.values.get(_OWN_COPIES)
+    if copies is not None and subject.backend == "lmi" and not subject.can("parallel.copies"):
+        subject.refuse(
+            _OWN_COPIES,
+            f"{_OWN_COPIES}={copies}: copies run on the CPU in this version, and "
+            f"{_visible(subject, 'cuda')}: leave it out, or write --device cpu for copies there",
+        )
+
+
 def _check_hidden(subject: Subject) -> None:
     """Other libraries take what they see."""
     host = subject.host
@@ -175,10 +187,12 @@ def _on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
         for key in (DEGREE, STAGES, _COPIES):
             if key in values.known:
                 values.ignored[key] = "on the CPU one process uses all cores, whatever the degree"
-    threads = values.get("option.num_threads")
+    threads, asked = values.get("option.num_threads"), values.get(_OWN_COPIES)
+    num_copies = asked if isinstance(asked, int) and subject.backend == "lmi" else 1
     return Placement(
         device=kind,
-        num_cores=threads if isinstance(threads, int) else host.num_cores,
+        num_copies=num_copies,
+        num_cores=threads if isinstance(threads, int) else host.num_cores // num_copies,
         memory_bytes=host.memory_bytes,
     )
 

@@ -15,7 +15,7 @@ from lmi_core.copies.copies import Copies
 from lmi_server.http.metrics import Metrics
 from lmi_server.models.loading import recipe_of, server_options
 from lmi_server.models.model_registry import ModelRegistry
-from tests.config.cases import CPU, NO_CACHE
+from tests.config.cases import NO_CACHE
 from tests.server.configured import deployment_of
 from tests.server.harness import Served, eventually, serving_models
 
@@ -54,7 +54,7 @@ async def workers(served: Served) -> list[Any]:
 def test_what_does_not_go_with_copies_is_refused_by_name(setting: str) -> None:
     deployment = deployment_of("num_copies=2", setting)
     [model] = deployment.models
-    problems = judge(model, deployment.server, NO_CACHE, CPU)
+    problems = judge(model, deployment.server, NO_CACHE)
     assert [problem.key for problem in problems] == ["option.num_copies"]
 
 
