@@ -242,6 +242,16 @@ class Copies:
         )
 
     @property
+    def num_tokens(self) -> int:
+        """Handed over since the start."""
+        return self._dispatch.num_tokens
+
+    @property
+    def num_resumed(self) -> int:
+        """Times that a request which had begun went on in another copy."""
+        return self._dispatch.num_resumed
+
+    @property
     def worker_starts(self) -> list[float]:
         """When the copies that take requests were started, in seconds since the epoch."""
         return [copy.started_at for copy in self._supervisor.copies]

@@ -82,11 +82,11 @@ def test_a_killed_copy_costs_no_bit_and_is_replaced() -> None:
         async with Copies(CONFIG, 2) as copies:
             streams = [asyncio.create_task(read(copies, request)) for request in requests()]
             first, second = copies.copies
-            await until(lambda: copies._dispatch.num_tokens > 100)
+            await until(lambda: copies.num_tokens > 100)
             os.kill(first.pid, signal.SIGKILL)
             answers = await asyncio.gather(*streams)
             assert [comparable(events) for events in answers] == reference
-            assert copies._dispatch.num_resumed > 0
+            assert copies.num_resumed > 0
             await until(lambda: len(copies.copies) == 2)
             assert first not in copies.copies
             assert second in copies.copies

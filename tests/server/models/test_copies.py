@@ -71,7 +71,7 @@ def test_copies_behind_one_server() -> None:
             assert isinstance(copies, Copies)
             assert len(await workers(served)) == 2
             streams = asyncio.create_task(texts(served))
-            await eventually(lambda: copies._dispatch.num_tokens > 40, 30)
+            await eventually(lambda: copies.num_tokens > 40, 30)
             os.kill(copies.copies[0].pid, signal.SIGKILL)
             assert await streams == reference
             await eventually(lambda: not copies.lacks_workers, 30)
