@@ -65,7 +65,7 @@ def main(
     if not report.errors:
         problems = Problems([*report.warnings, *judge_server(report.server)])
         for model in report.models:
-            problems.items += judge(model, report.server, environ, host)
+            problems.items += judge(model, report.server, environ)
         report = replace(report, errors=problems.errors, warnings=problems.warnings)
     needs = [
         memory_needs(model, readable_directory(model.source, report.server, environ))
@@ -173,7 +173,6 @@ def _heading(model: ModelConfig, needs: Needs) -> list[str]:
     if model.source.revision:
         source += f" at {model.source.revision}"
     title = model.name if model.version is None else f"{model.name} version {model.version}"
-    place = model.placement
     lines = [
         f"model {title}",
         f"  files    {source} ({model.source.kind})",
@@ -182,10 +181,8 @@ def _heading(model: ModelConfig, needs: Needs) -> list[str]:
     ]
     if model.files.pickled:
         lines.append(f"  weights  {model.files.pickled}: {_PICKLED.get(model.backend, _LEFT)}")
-    if place.num_copies != 1 or place.tensor_parallel_degree != 1:
-        lines.append(
-            f"  devices  {place.tensor_parallel_degree} per copy, {place.num_copies} copies"
-        )
+    if model.backend != "handler":
+        lines.append(f"  devices  {model.placement.describe()}")
     if model.files.gguf_types and model.engine is not None:
         lines.append(f"  weights  {_gguf_weights(model)}")
     if needs is not None:
@@ -227,8 +224,7 @@ def as_json(report: Report, needs: Sequence[Needs] = ()) -> dict[str, object]:
                 "written_for": model.system,
                 "backend": model.backend,
                 "reason": model.reason,
-                "tensor_parallel_degree": model.placement.tensor_parallel_degree,
-                "num_copies": model.placement.num_copies,
+                "placement": asdict(model.placement),
                 "engine": {} if model.engine is None else model.engine.shown(),
                 "memory": _memory_json(needs[i]) if needs else None,
                 "rows": [_row_json(row) for row in rows],

@@ -13,10 +13,10 @@ from lmi_core.config.paths import first_file
 from lmi_core.config.sources.merge import Value
 from lmi_core.config.targets.engine_settings import EngineSettings
 from lmi_core.config.targets.lora_settings import LoraSettings
-from lmi_core.config.targets.placement import Placement
 from lmi_core.settings.custom_code_config import CustomCodeConfig
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.library_config import LibraryConfig
+from lmi_core.settings.placement import Placement
 from lmi_core.weights.gguf.directory import model_directory
 
 

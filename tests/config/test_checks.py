@@ -124,7 +124,8 @@ def test_an_fp8_checkpoint_is_read_everywhere(model_dir, explained, method):
     settings = {"quant_method": method, "format": "float-quantized"}
     config = {**LLAMA, "quantization_config": settings}
     for properties in ("", "option.quantize=fp8", "option.device=cuda\noption.quantize=fp8"):
-        assert not explained(model_dir(properties, config=config)).errors
+        host = Host(num_gpus=1 if "cuda" in properties else 0)
+        assert not explained(model_dir(properties, config=config), host=host).errors
 
 
 def test_an_fp8_checkpoint_that_was_never_compared_is_refused(model_dir, explained):
@@ -135,14 +136,15 @@ def test_an_fp8_checkpoint_that_was_never_compared_is_refused(model_dir, explain
 
 def test_fp8_weights_are_made_everywhere(model_dir, explained):
     for device in ("", "option.device=cuda\n"):
-        assert not explained(model_dir(f"{device}option.quantize=fp8", config=LLAMA)).errors
+        name = model_dir(f"{device}option.quantize=fp8", config=LLAMA)
+        assert not explained(name, host=Host(num_gpus=1 if device else 0)).errors
 
 
 @pytest.mark.parametrize("format", ["nf4", "fp4"])
 def test_bitsandbytes_four_bits_are_the_cpus(model_dir, explained, format):
     written = f"option.quantize=bitsandbytes-{format}"
     assert not explained(model_dir(written, config=LLAMA)).errors
-    report = explained(model_dir(f"option.device=cuda\n{written}", config=LLAMA))
+    report = explained(model_dir(written, config=LLAMA), host=Host(num_gpus=1))
     assert f"quantize=bitsandbytes-{format} needs device=cpu, not cuda" in texts(report.errors)
 
 

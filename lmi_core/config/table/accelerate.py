@@ -223,7 +223,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=-1,
         actions={
-            "lmi": no_effect("one copy runs on the device that option.device names"),
+            "lmi": mapped(None, "the GPU that a copy runs on"),
         },
     ),
     Option(
@@ -232,7 +232,7 @@ OPTIONS = (
         doc="Spread of the layers over devices.",
         systems=_SYSTEMS,
         actions={
-            "lmi": no_effect("the lmi engine keeps the model on one device"),
+            "lmi": no_effect("the lmi engine keeps a copy's layers together"),
         },
     ),
     Option(

@@ -118,7 +118,12 @@ OPTIONS = (
         no_effect("preempted sequences are computed again"),
         passed_on=False,
     ),
-    _vllm("data_parallel_size", Int(1), "Copies of the model.", _ONE_COPY),
+    _vllm(
+        "data_parallel_size",
+        Int(1),
+        "Copies of the model.",
+        mapped(None, "copies on GPUs of their own"),
+    ),
     _vllm("enable_expert_parallel", Bool(), "Experts spread over devices.", _ONE_COPY),
     _vllm(
         "distributed_executor_backend",

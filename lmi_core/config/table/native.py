@@ -55,20 +55,28 @@ OPTIONS = (
             by_value={"off": mapped(None, "nothing is drafted")},
         ),
     ),
-    _native(
-        "device",
-        Choice(("cpu", "cuda", "torch-cpu")),
-        "Device: the CPU engine, the first GPU through torch, or torch on the CPU (for tests).",
-        "cpu",
-        honoured(
-            "device",
-            test=_DEVICES,
-            by_value={
-                "cuda": mapped(
-                    "device", "torch and Triton kernels, one by one", capability="device.cuda"
-                )
-            },
-        ),
+    Option(
+        key="option.device",
+        type=Choice(("auto", "cpu", "cuda", "torch-cpu")),
+        doc="Device: GPUs through torch where there are any, else the CPU engine (auto); one of "
+        "the two; or torch on the CPU (for tests).",
+        systems=("lmi",),
+        default="auto",
+        actions={
+            "lmi": honoured(
+                "device",
+                test=_DEVICES,
+                by_value={
+                    "auto": mapped(None, "the GPUs that are visible, else the CPU"),
+                    "cuda": mapped(
+                        "device", "torch and Triton kernels, one by one", capability="device.cuda"
+                    ),
+                },
+            ),
+            **dict.fromkeys(
+                ("vllm", "trtllm", "neuron"), mapped(None, "the library takes what it sees")
+            ),
+        },
     ),
     _native(
         "block_size",

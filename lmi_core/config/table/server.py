@@ -1,6 +1,6 @@
 """Keys of the server as a whole: ``config.properties`` and ``SERVING_*`` variables."""
 
-from lmi_core.config.table.option import Flag, Option, honoured, needs, no_effect
+from lmi_core.config.table.option import Flag, Option, honoured, mapped, needs, no_effect
 from lmi_core.config.table.option import server_option as _server
 from lmi_core.config.table.value_type import (
     Bool,
@@ -367,7 +367,7 @@ OPTIONS = (
         "features",
         Text("list of libraries"),
         "Libraries of the container image.",
-        no_effect("the packages installed here decide"),
+        mapped(None, "which library serves a model whose configuration names none"),
     ),
     _server(
         "offline",
