@@ -383,11 +383,10 @@ class Copies:
         from lmi_core.runners.cpu.cpu_runner import find_cpu_model
         from lmi_core.runners.cpu.memory_needs import check_copies
 
-        config, claimed_bytes = self.settings(is_first=True).config, HOST_MEMORY.total_bytes
-        found = find_cpu_model(config, claimed_bytes)
-        HOST_MEMORY.claim(
-            self, check_copies(config, found, self._supervisor.num_wanted, claimed_bytes)
-        )
+        claimed_bytes, num_copies = HOST_MEMORY.total_bytes, self._supervisor.num_wanted
+        found = find_cpu_model(self.config, claimed_bytes)
+        num_bytes = check_copies(self.config, found, num_copies, claimed_bytes)
+        HOST_MEMORY.claim(self, num_bytes)
 
     def _check_accepting(self) -> None:
         if self._state is not LifeState.READY:
