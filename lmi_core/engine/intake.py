@@ -8,7 +8,7 @@ import hashlib
 from lmi_core.engine.pooling_params import PoolingParams, framed_text
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import EngineInfo
-from lmi_core.errors import CapacityError, UserError
+from lmi_core.errors import CapacityError, TaskError, UserError
 from lmi_core.models.pooling_head import PoolingHead
 from lmi_core.text.tokenizer import Tokenizer, WholeText, prompt_too_long
 
@@ -111,15 +111,15 @@ class Intake:
             gives, route = "embeddings", "/v1/embeddings or /embed"
             if self._head.spec.task == "rerank":
                 gives, route = "scores of pairs of texts", "/v1/rerank or /rerank"
-            raise UserError(
-                f"the model {self._info.model} gives {gives}, it doesn't generate text: use "
+            raise TaskError(
+                f"the model {self._info.model!r} gives {gives}, it doesn't generate text: use "
                 f"{route}",
                 field="model",
             )
         elif request.pooling is not None:
-            raise UserError(
-                f"the model {self._info.model} generates text; it is served without embeddings and "
-                "scores: serve it with option.task=text_embedding to have its embeddings",
+            raise TaskError(
+                f"the model {self._info.model!r} generates text; it is served without embeddings "
+                "and scores: serve it with option.task=text_embedding to have its embeddings",
                 field="model",
             )
 
