@@ -232,7 +232,7 @@ class _Examination:
         shared = merge(self.shared, self.problems, strict=strict)
         self.server = server_config(server, self.problems, tgi=self.tgi)
         features = re.split("[, ]+", str(server.get("features") or "").lower())
-        self.features = frozenset(filter(None, features))
+        self.features = tuple(filter(None, features))
         self.archives = Archives(
             download_root(self.server, self.environ),
             self.server.model_url_pattern,
@@ -302,7 +302,7 @@ class _Examination:
             self.host,
             decision.backend,
             written.system,
-            self.problems,
+            Problems() if decision.missing else self.problems,
             mpi_mode=written.mpi_mode,
             is_demo=listed.directory is not None and listed.directory is self.default_model,
         )

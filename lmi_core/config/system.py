@@ -6,6 +6,7 @@ Source: LMI format reference, aliases of ``engine``, auto-detection, entry point
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmi_core.config.artefacts.handler import Handler
@@ -65,7 +66,7 @@ def written_for(
     *,
     tgi: bool,
     on_neuron: bool = False,
-    features: frozenset[str] = frozenset(),
+    features: Sequence[str] = (),
 ) -> WrittenFor:
     """Tell which system's rules and defaults a configuration follows.
 
@@ -94,7 +95,7 @@ def _system(
     entry_point: str,
     engine: object,
     tgi: bool,
-    features: frozenset[str],
+    features: Sequence[str],
 ) -> tuple[str, str]:
     rolling_batch = values.get("option.rolling_batch")
     if entry_point in _BY_ENTRY_POINT:
@@ -110,7 +111,7 @@ def _system(
         return "accelerate", "option.rolling_batch=disable"
     by_features = _by_features(values, files, features, is_mpi=engine == "MPI")
     if by_features:
-        return by_features, f"SERVING_FEATURES={','.join(sorted(features))}"
+        return by_features, f"SERVING_FEATURES={','.join(features)}"
     if engine == "MPI" and rolling_batch == "auto":
         return "lmi_dist", "engine=MPI with option.rolling_batch=auto"
     if "option.entryPoint" in values.known or "option.device_map" in values.known:
@@ -119,7 +120,7 @@ def _system(
 
 
 def _by_features(
-    values: Values, files: ModelFiles, features: frozenset[str], *, is_mpi: bool
+    values: Values, files: ModelFiles, features: Sequence[str], *, is_mpi: bool
 ) -> str | None:
     """The system that the container's libraries serve generative models with, if no key names one
     and requests aren't batched by hand.

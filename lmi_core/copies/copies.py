@@ -353,6 +353,7 @@ class Copies:
         entry = Entry(
             next(self._numbers),
             priority=request.priority,
+            tenant=request.tenant,
             num_seqs=params.n,
             num_prompt_tokens=len(prompt_ids),
             num_output_tokens=params.n * num_output,

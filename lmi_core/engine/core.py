@@ -14,6 +14,7 @@ from typing import cast
 
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.disk_blocks import DiskBlocks
+from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.handover import Handover, resume
 from lmi_core.engine.intake import Intake, check_num_tokens, check_room, derived_seed, retry_after_s
 from lmi_core.engine.kv_memory import KvMemory
@@ -73,7 +74,7 @@ class EngineCore:
             enable_prefix_caching=config.enable_prefix_caching,
             guaranteed_no_evict=keeps_all,
         )
-        queues = Queues()
+        queues, shares = Queues(), FairShares()
         self._restore = self._memory.restore = None
         if disk is not None:
             cache = cast(BlockRunner, runner).cache
@@ -85,10 +86,11 @@ class EngineCore:
             self._memory,
             guaranteed_no_evict=keeps_all,
             waiting_steps=config.waiting_steps,
+            shares=shares,
         )
         self._totals = EngineTotals()
         speculation = speculation_of(config.speculation, runner.info, self._memory, self._totals)
-        self._scheduler = Scheduler(queues, self._memory, policy, speculation)
+        self._scheduler = Scheduler(queues, self._memory, policy, speculation, shares)
         self._requests = OpenRequests()
         self._pools = runner.info.pooling is not None
         self._head = cast(PoolingRunner, runner).head if self._pools else None

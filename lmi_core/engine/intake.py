@@ -42,8 +42,9 @@ class Intake:
             raise UserError(
                 f"prompt must be a text, got {type(request.prompt).__name__}", field="prompt"
             )
-        if not isinstance(request.cache_salt, str):
-            raise UserError(f"cache_salt must be a text, got {request.cache_salt!r:.80}")
+        for name, text in (("cache_salt", request.cache_salt), ("tenant", request.tenant)):
+            if not isinstance(text, str):
+                raise UserError(f"{name} must be a text, got {text!r:.80}", field=name)
         if not isinstance(request.adapter, str):
             raise UserError(f"adapter must be a text, got {request.adapter!r:.80}", field="adapter")
         self._check_adapter(request.adapter)

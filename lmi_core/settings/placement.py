@@ -29,7 +29,7 @@ class Placement:
     num_cores: int = 0
     """Physical cores of each copy, or threads where the configuration says how many."""
     memory_bytes: int = 0
-    """Of each device; on the CPU of each copy."""
+    """Of each device; on the CPU of the machine, as far as this process may use it."""
 
     @property
     def num_devices(self) -> int:
@@ -46,7 +46,7 @@ class Placement:
         """Say it with numbers, for people."""
         copies = f"{self.num_copies} copies, " if self.num_copies > 1 else ""
         each = " each" if self.num_copies > 1 else ""
-        memory = f", {megabytes(self.memory_bytes)} of memory{each}" if self.memory_bytes else ""
+        memory = f", {megabytes(self.memory_bytes)} of memory" if self.memory_bytes else ""
         cores = f", {_count(self.num_cores, 'core')}{each}" if self.num_cores else ""
         if self.device in DEVICE_NAMES and not self.device_ids:
             return f"{_count(self.num_devices, DEVICE_NAMES[self.device])}, which can't be had"

@@ -160,6 +160,15 @@ def test_a_degree_without_devices_names_the_flag_that_makes_it_go():
     assert model.placement.num_cores == 6
 
 
+def test_copies_on_the_cpu_divide_its_cores():
+    report, model = placed("-o", "num_copies=4", on=host())
+    assert not report.problems
+    assert (model.placement.num_copies, model.placement.num_cores) == (4, 24)
+    assert model.placement.describe() == "4 copies, the CPU, 24 cores each, 1152 GiB of memory"
+    report, _ = placed("-o", "num_copies=4", on=host(1))
+    assert "copies run on the CPU in this version, and 1 GPU is visible" in str(report.errors[0])
+
+
 def test_devices_keep_their_names_in_what_is_to_be_written():
     report, _ = placed("-tp", "2", on=host(4, gpu_names=("4", "5", "6", "7")))
     assert "CUDA_VISIBLE_DEVICES=4" in str(report.errors[0])
@@ -280,7 +289,6 @@ def test_copies_on_the_cpu(model_dir, written, num_copies, num_cores):
     [model] = report.models
     placement = model.placement
     assert (placement.num_copies, placement.num_cores) == (num_copies, num_cores)
-    assert placement.memory_bytes == host().memory_bytes // num_copies
     asked = num_copies > 1 or "num_copies" in written
     assert model.num_processes == (num_copies if asked else None)
 

@@ -21,7 +21,7 @@ DEGREE = "option.tensor_parallel_degree"
 STAGES = "option.pipeline_parallel_degree"
 _DEVICE = "option.device"
 _COPIES = "option.data_parallel_size"
-PROCESSES = "option.num_copies"
+_OWN_COPIES = "option.num_copies"
 _WORKERS = ("cpu.minWorkers", "minWorkers")
 """Keys of copies on the CPU, the strongest first."""
 _NAMING = ("load_on_devices", "option.device_id", "option.device_map")
@@ -100,6 +100,7 @@ def _kind(subject: Subject) -> tuple[DeviceKind, tuple[int, ...] | None]:
         return "neuron", named
     if host.num_gpus:
         _check_torch(subject)
+        _check_own_copies(subject)
         return "cuda", named
     if device == "cuda" or named:
         wanted = "option.device=cuda" if device == "cuda" else f"{key}={values.get(key)}"
@@ -148,6 +149,16 @@ def _check_torch(subject: Subject) -> None:
         )
 
 
+def _check_own_copies(subject: Subject) -> None:
+    copies = subject.values.get(_OWN_COPIES)
+    if copies is not None and subject.backend == "lmi" and not subject.can("parallel.copies"):
+        subject.refuse(
+            _OWN_COPIES,
+            f"{_OWN_COPIES}={copies}: copies run on the CPU in this version, and "
+            f"{_visible(subject, 'cuda')}: leave it out, or write --device cpu for copies there",
+        )
+
+
 def _check_hidden(subject: Subject) -> None:
     """Other libraries take what they see."""
     host = subject.host
@@ -185,7 +196,7 @@ def _on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
         device=kind,
         num_copies=num_copies,
         num_cores=threads if isinstance(threads, int) else num_cores,
-        memory_bytes=host.memory_bytes // num_copies,
+        memory_bytes=host.memory_bytes,
     )
 
 
@@ -194,7 +205,7 @@ def _copies_on_cpu(subject: Subject, kind: DeviceKind) -> int:
     values = subject.values
     if subject.backend != "lmi":
         return 1
-    given = [key for key in (PROCESSES, *_WORKERS) if isinstance(values.get(key), int)]
+    given = [key for key in (_OWN_COPIES, *_WORKERS) if isinstance(values.get(key), int)]
     for key in given[1:]:
         values.ignored[key] = f"{given[0]}={values.get(given[0])} says how many copies there are"
     number = values.get(given[0]) if given else None
@@ -211,12 +222,6 @@ def _copies_on_cpu(subject: Subject, kind: DeviceKind) -> int:
 
 def _on_devices(subject: Subject, kind: DeviceKind, named: tuple[int, ...] | None) -> Placement:
     values, host = subject.values, subject.host
-    if subject.backend == "lmi" and PROCESSES in values.known:
-        subject.refuse(
-            PROCESSES,
-            f"{PROCESSES}={values.get(PROCESSES)} doesn't go with {DEVICE_NAMES[kind]}s: copies "
-            "run on the CPU in this version; leave it out, or write --device cpu",
-        )
     if subject.backend == "lmi":
         why = "copies run on the CPU in this version"
         values.ignored |= {key: why for key in _WORKERS if key in values.known}
