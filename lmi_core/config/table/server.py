@@ -293,9 +293,9 @@ OPTIONS = (
     ),
     _server(
         "metric_aliases",
-        Items(Choice(("vllm", "tgi"))),
+        Items(Choice(("vllm", "tgi", "djl"))),
         "Other servers whose names /metrics has besides our own: vllm, which is also what the "
-        "Kubernetes inference gateway reads, and tgi.",
+        "Kubernetes inference gateway reads, tgi, and djl, whose times are in microseconds.",
         honoured(
             "metric_aliases",
             test="tests/server/http/test_metric_aliases.py::test_a_server_has_the_names_asked_for",
