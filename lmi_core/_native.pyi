@@ -11,7 +11,7 @@ from typing import Any, Literal, final
 import numpy as np
 import numpy.typing as npt
 
-from lmi_core.weights.formats import BlockFormat, PackFormat
+from lmi_core.weights.formats import BlockFormat, PackFormat, RowRounding
 
 DTypeName = Literal["fp32", "bf16", "fp16", "int8", "int4"]
 RowSymbol = Literal["T", "S", "L", "E"]
@@ -267,7 +267,7 @@ class LinearWeight:
         format: PackFormat,
         gated: bool = False,
         group_size: int = 0,
-        rounding: Literal["int8", "outliers", "none"] = "outliers",
+        rounding: RowRounding = "outliers",
         instruction_set: str = "",
         num_threads: int = 0,
         num_experts: int = 1,
@@ -311,7 +311,7 @@ class LinearWeight:
         format: PackFormat,
         gated: bool = False,
         group_size: int = 0,
-        rounding: Literal["int8", "outliers", "none"] = "outliers",
+        rounding: RowRounding = "outliers",
         num_threads: int = 0,
         num_experts: int = 1,
     ) -> LinearWeight:

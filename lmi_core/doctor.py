@@ -58,6 +58,7 @@ def examine() -> list[Finding]:
         Finding("lmi", f"{__version__}, Python {platform.python_version()}, {platform.system()}"),
         *_native(),
         _gpu(),
+        _placement(),
         *_ops(),
         _cuda_kernels(),
         *_packages(),
@@ -128,6 +129,20 @@ def _gpu() -> Finding:
     if result.returncode != 0 or not lines:
         return Finding("GPU", "none found (nvidia-smi lists none)")
     return Finding("GPU", "; ".join(lines))
+
+
+def _placement() -> Finding:
+    """Where a model runs whose configuration doesn't say."""
+    from lmi_core.config.problem import Problems
+    from lmi_core.config.sources.merge import Values
+    from lmi_core.config.targets.host import detect_host
+    from lmi_core.config.targets.placement import place
+
+    problems = Problems()
+    placement = place(Values(), detect_host(os.environ), "lmi", "common", problems)
+    if problems.errors:
+        return Finding("models run on", problems.errors[0].message, is_problem=True)
+    return Finding("models run on", placement.describe())
 
 
 def _ops() -> list[Finding]:

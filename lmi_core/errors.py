@@ -30,6 +30,10 @@ class ContextLengthError(UserError):
     """A prompt that doesn't fit into the model's context."""
 
 
+class TaskError(UserError):
+    """The model does something else than what is asked of it: generate, embed, or score pairs."""
+
+
 class ModelError(UserError):
     """A model's files are missing, malformed or of a kind that isn't supported."""
 

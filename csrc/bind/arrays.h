@@ -19,11 +19,11 @@ using FloatArray = pybind11::array_t<float, pybind11::array::c_style>;
 inline DType parse_dtype(const std::string& name) {
   for (int i = 0; i < kNumDTypes; ++i) {
     const auto dtype = static_cast<DType>(i);
-    const bool is_stored = dtype == DType::kI32 || dtype == DType::kE4M3;
-    if (!is_stored && name == dtype_name(dtype)) return dtype;
+    if (dtype != DType::kI32 && name == dtype_name(dtype)) return dtype;
   }
-  LMI_CHECK(false, "unknown dtype '", name,
-            "'; known are fp32, bf16, fp16, int8, int4 and GGUF's types of blocks");
+  LMI_CHECK(
+      false, "unknown dtype '", name,
+      "'; known are fp32, bf16, fp16, int8, int4, e4m3, e5m2, nf4, fp4 and GGUF's types of blocks");
   return DType::kF32;
 }
 

@@ -54,14 +54,15 @@ py::array_t<uint8_t> quantize_rows(const std::string& instruction_set, const py:
                                    int32_t group_size, const std::string& rounding,
                                    int32_t num_threads) {
   LMI_CHECK(x.ndim() == 2 && x.strides(1) == x.itemsize(), "x is [rows, inputs]");
-  const int64_t row_bytes = cpu::quantized_row_bytes(x.shape(1), group_size);
+  const cpu::RowRounding row_rounding = cpu::parse_row_rounding(rounding);
+  const int64_t row_bytes = cpu::quantized_row_bytes(x.shape(1), group_size, row_rounding);
   py::array_t<uint8_t> y({static_cast<int64_t>(x.shape(0)), row_bytes});
   const cpu::QuantizeRowsArgs args{.x = x.data(),
                                    .x_dtype = array_dtype(x),
                                    .x_stride = x.strides(0) / x.itemsize(),
                                    .num_columns = x.shape(1),
                                    .group_size = group_size,
-                                   .rounding = cpu::parse_row_rounding(rounding),
+                                   .rounding = row_rounding,
                                    .y = y.mutable_data(),
                                    .num_rows = x.shape(0)};
   run_chunks(find_kernels(instruction_set).quantize_rows, args, num_threads, 1);
@@ -160,7 +161,8 @@ py::array norm(const std::string& instruction_set, const py::array_t<float>& x,
                float eps, const std::string& kind, int64_t num_groups, const std::string& out_dtype,
                int32_t group_size, const std::string& rounding, int32_t num_threads) {
   const DType dtype = parse_dtype(out_dtype);
-  const int64_t row_bytes = cpu::quantized_row_bytes(x.shape(1), group_size);
+  const cpu::RowRounding row_rounding = cpu::parse_row_rounding(rounding);
+  const int64_t row_bytes = cpu::quantized_row_bytes(x.shape(1), group_size, row_rounding);
   py::array y = dtype == DType::kI8
                     ? py::array_t<uint8_t>({static_cast<int64_t>(x.shape(0)), row_bytes})
                     : make_array(dtype, x.shape(0), x.shape(1));
@@ -176,7 +178,7 @@ py::array norm(const std::string& instruction_set, const py::array_t<float>& x,
                            .num_groups = num_groups,
                            .num_rows = x.shape(0),
                            .group_size = group_size,
-                           .rounding = cpu::parse_row_rounding(rounding)};
+                           .rounding = row_rounding};
   run_chunks(find_kernels(instruction_set).norm, args, num_threads, 1);
   return y;
 }

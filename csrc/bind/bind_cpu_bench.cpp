@@ -36,10 +36,12 @@ std::vector<double> time_repeats(int32_t num_threads, int32_t repeats, Run&& run
 // Evenly spread ones in each of a matrix of quantised rows.
 void set_outliers(uint8_t* rows, int64_t num_rows, const cpu::PackedLinear& shape,
                   int32_t num_outliers) {
+  if (shape.rounding == cpu::RowRounding::kLlmInt8) return;
   LMI_CHECK(num_outliers <= cpu::max_outliers(shape.num_inputs), "a row of ", shape.num_inputs,
             " has at most ", cpu::max_outliers(shape.num_inputs), " outliers");
   for (int64_t row = 0; row < num_rows; ++row) {
-    uint8_t* x = rows + row * cpu::quantized_row_bytes(shape.num_inputs, shape.group_size);
+    uint8_t* x =
+        rows + row * cpu::quantized_row_bytes(shape.num_inputs, shape.group_size, shape.rounding);
     std::memcpy(x + cpu::quantized_sums_offset(shape.num_inputs) - 4, &num_outliers, 4);
     uint8_t* entries = x + cpu::outliers_offset(shape.num_inputs, shape.group_size);
     for (int32_t i = 0; i < num_outliers; ++i) {
@@ -58,7 +60,7 @@ std::vector<double> time_linear(const std::string& instruction_set, int64_t num_
   // A quantised row's scale and sums are set to something just as well.
   const int64_t row_bytes =
       shape.takes_quantized_rows()
-          ? cpu::quantized_row_bytes(shape.num_inputs, shape.group_size)
+          ? cpu::quantized_row_bytes(shape.num_inputs, shape.group_size, shape.rounding)
           : shape.num_inputs * dtype_size(shape.is_quantized() ? DType::kBF16 : shape.dtype);
   const int64_t x_bytes = num_rows * row_bytes;
   const AlignedMemory x(x_bytes), y(num_rows * shape.num_outputs * 4);

@@ -26,11 +26,12 @@ const float* row_numbers(const py::handle& source, int64_t num_outputs, int64_t&
   return static_cast<const float*>(numbers.data());
 }
 
-// (bytes, scales) of e4m3, or (codes, scales, zero points) in the packed format itself.
+// (bytes, scales) of codes of floats, e4m3 where the packed format isn't one; or (codes, scales,
+// zero points) in the packed format itself.
 cpu::LinearPart scaled_part(const py::tuple& source, const py::array& bytes, DType format) {
-  LMI_CHECK(bytes.dtype().kind() == 'u' && bytes.itemsize() == 1,
-            "e4m3 weights are uint8, and so are codes");
-  cpu::LinearPart part{bytes.data(), DType::kE4M3, bytes.shape(0)};
+  LMI_CHECK(bytes.dtype().kind() == 'u' && bytes.itemsize() == 1, "codes are uint8");
+  const DType dtype = cpu::has_float_codes(format) ? format : DType::kE4M3;
+  cpu::LinearPart part{bytes.data(), dtype, bytes.shape(0)};
   part.scales = row_numbers(source[1], part.num_outputs, part.num_scales);
   if (source.size() == 3) {
     LMI_CHECK(format == DType::kI8 || format == DType::kI4, "codes can't become ",
@@ -42,7 +43,9 @@ cpu::LinearPart scaled_part(const py::tuple& source, const py::array& bytes, DTy
               " zero points");
     return part;
   }
-  const int64_t num_blocks = (bytes.shape(1) + cpu::kScaleInputs - 1) / cpu::kScaleInputs;
+  const cpu::FloatCodes codes = cpu::float_codes(dtype);
+  const int64_t num_inputs = bytes.shape(1) * 8 / codes.num_bits;
+  const int64_t num_blocks = (num_inputs + codes.num_inputs - 1) / codes.num_inputs;
   LMI_CHECK(part.num_scales == 1 || part.num_scales == num_blocks, "scales are fp32 [",
             part.num_outputs, ", 1 or ", num_blocks, "]");
   return part;
@@ -58,8 +61,9 @@ cpu::LinearPart linear_part(const py::object& source, DType format, int64_t& num
     LMI_CHECK(!is_scaled && matrix.itemsize() == 1 && matrix.shape(1) % blocks.num_bytes == 0,
               "rows of ", dtype_name(format), " are blocks of ", blocks.num_bytes, " bytes");
   }
-  const int64_t own_inputs =
+  int64_t own_inputs =
       is_of_blocks ? matrix.shape(1) / blocks.num_bytes * blocks.num_inputs : matrix.shape(1);
+  if (is_scaled && cpu::float_codes(format).num_bits == 4) own_inputs *= 2;
   LMI_CHECK(num_inputs == 0 || own_inputs == num_inputs, "parts have ", num_inputs, " and ",
             own_inputs, " inputs");
   num_inputs = own_inputs;

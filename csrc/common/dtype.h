@@ -6,7 +6,8 @@
 
 namespace lmi {
 
-// From kQ4_0 on: GGUF's types of blocks (cpu/block_format.h).
+// From kQ4_0 to kMXFP4: GGUF's types of blocks (cpu/block_format.h). 4 bits of bitsandbytes' NF4
+// and FP4, and 8 of e4m3 and e5m2, are codes of floats (cpu/float_codes.h).
 enum class DType : uint8_t {
   kF32,
   kBF16,
@@ -27,11 +28,14 @@ enum class DType : uint8_t {
   kQ6_K,
   kIQ4_NL,
   kIQ4_XS,
-  kMXFP4
+  kMXFP4,
+  kE5M2,
+  kNF4,
+  kFP4
 };
-constexpr int kNumDTypes = static_cast<int>(DType::kMXFP4) + 1;
+constexpr int kNumDTypes = static_cast<int>(DType::kFP4) + 1;
 
-// Bytes of an element; 0 for int4, of which a byte holds two, and for types of blocks.
+// Bytes of an element; 0 for those of 4 bits, of which a byte holds two, and for types of blocks.
 constexpr int64_t dtype_size(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -42,6 +46,7 @@ constexpr int64_t dtype_size(DType dtype) {
       return 2;
     case DType::kI8:
     case DType::kE4M3:
+    case DType::kE5M2:
       return 1;
     default:
       return 0;
@@ -90,6 +95,12 @@ constexpr const char* dtype_name(DType dtype) {
       return "iq4_xs";
     case DType::kMXFP4:
       return "mxfp4";
+    case DType::kE5M2:
+      return "e5m2";
+    case DType::kNF4:
+      return "nf4";
+    case DType::kFP4:
+      return "fp4";
   }
   return "?";
 }

@@ -8,6 +8,7 @@
 
 #include "common/check.h"
 #include "cpu/kernels.h"
+#include "cpu/pack_float_codes.h"
 #include "cpu/pack_quantized.h"
 #include "cpu/panel_rows.h"
 
@@ -48,6 +49,11 @@ int64_t panel_bytes(LinearFormat format, int64_t num_inputs) {
     case DType::kI8:
     case DType::kI4:
       return quantized_panel_bytes(format, num_inputs);
+    case DType::kE4M3:
+    case DType::kE5M2:
+    case DType::kNF4:
+    case DType::kFP4:
+      return float_code_panel_bytes(format.dtype, num_inputs);
     default: {
       const BlockFormat blocks = block_format(format.dtype);
       return kPanelOutputs * (num_inputs / blocks.num_inputs) * blocks.num_bytes;
@@ -88,10 +94,12 @@ void check_parts(const std::vector<LinearPart>& parts, int64_t num_inputs, bool 
   for (const LinearPart& part : parts) {
     const bool is_float =
         part.dtype == DType::kF32 || part.dtype == DType::kBF16 || part.dtype == DType::kF16;
-    const bool is_scaled = part.dtype == DType::kE4M3 && part.scales != nullptr;
-    const bool is_kept = is_of_blocks(part.dtype) || format.dtype == DType::kF16;
+    const bool is_scaled = has_float_codes(part.dtype) && part.scales != nullptr;
+    const bool is_made = format.dtype == DType::kE4M3 || format.dtype == DType::kE5M2;
+    const bool is_kept = is_of_blocks(part.dtype) || format.dtype == DType::kF16 || is_made ||
+                         part.dtype == DType::kNF4 || part.dtype == DType::kFP4;
     LMI_CHECK(is_float || is_scaled || part.is_coded() || is_kept,
-              "weights are fp32, bf16, fp16, e4m3 with scales, codes or blocks, not ",
+              "weights are fp32, bf16, fp16, codes with scales or blocks, not ",
               dtype_name(part.dtype));
     LMI_CHECK(part.dtype == format.dtype || !(is_kept || is_of_blocks(format.dtype)),
               dtype_name(part.dtype), " can't become ", dtype_name(format.dtype));
@@ -121,6 +129,8 @@ const char* row_rounding_name(RowRounding rounding) {
       return "int8";
     case RowRounding::kOutliers:
       return "outliers";
+    case RowRounding::kLlmInt8:
+      return "llm_int8";
     default:
       return "none";
   }
@@ -128,14 +138,16 @@ const char* row_rounding_name(RowRounding rounding) {
 
 RowRounding parse_row_rounding(const std::string& name) {
   for (const RowRounding rounding :
-       {RowRounding::kInt8, RowRounding::kOutliers, RowRounding::kNone}) {
+       {RowRounding::kInt8, RowRounding::kOutliers, RowRounding::kNone, RowRounding::kLlmInt8}) {
     if (name == row_rounding_name(rounding)) return rounding;
   }
-  throw Error("rounding '" + name + "'; known are int8, outliers, none");
+  throw Error("rounding '" + name + "'; known are int8, outliers, none, llm_int8");
 }
 
 void check_linear_format(LinearFormat format, int64_t num_inputs) {
   const int32_t group = format.group_size;
+  LMI_CHECK(format.rounding != RowRounding::kLlmInt8 || format.dtype == DType::kI8,
+            "rows of LLM.int8 are for int8 weights, not ", dtype_name(format.dtype));
   switch (format.dtype) {
     case DType::kF32:
     case DType::kBF16:
@@ -149,6 +161,18 @@ void check_linear_format(LinearFormat format, int64_t num_inputs) {
       LMI_CHECK(group == 32 || group == 64 || group == 128,
                 "the group size of int4 weights is 32, 64 or 128, not ", group);
       return;
+    case DType::kE4M3:
+    case DType::kE5M2:
+    case DType::kNF4:
+    case DType::kFP4: {
+      const int32_t inputs = float_codes(format.dtype).num_inputs;
+      LMI_CHECK(group == 0, dtype_name(format.dtype), " weights have no groups, got ", group);
+      LMI_CHECK(num_inputs % inputs == 0, dtype_name(format.dtype), " has scales for ", inputs,
+                " inputs, which ", num_inputs, " aren't a multiple of");
+      LMI_CHECK(num_inputs <= kMaxFloatCodeInputs, dtype_name(format.dtype),
+                " weights have at most ", kMaxFloatCodeInputs, " inputs, not ", num_inputs);
+      return;
+    }
     default: {
       const BlockFormat blocks = block_format(format.dtype);
       LMI_CHECK(blocks.num_inputs != 0, "linear format ", dtype_name(format.dtype));
@@ -176,6 +200,8 @@ void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool 
       pack_panel<float>(rows, num_inputs, words);
     } else if (format.dtype == DType::kF16) {
       pack_halves(rows, num_inputs, bytes);
+    } else if (has_float_codes(format.dtype)) {
+      pack_float_codes(rows, format.dtype, num_inputs, bytes);
     } else if (is_of_blocks(format.dtype)) {
       pack_blocks(rows, format.dtype, num_inputs, bytes);
     } else {
@@ -200,6 +226,11 @@ float unpack_one(const LinearFormat& format, const uint8_t* panel, const float* 
     case DType::kI8:
     case DType::kI4:
       return unpack_quantized(format, panel, lane, input);
+    case DType::kE4M3:
+    case DType::kE5M2:
+    case DType::kNF4:
+    case DType::kFP4:
+      return unpack_float_code(format.dtype, panel, lane, input);
     default:
       return blocks[input * kPanelOutputs + lane];
   }

@@ -8,6 +8,7 @@
 
 #include "common/dtype.h"
 #include "cpu/block_format.h"
+#include "cpu/float_codes.h"
 
 namespace lmi::cpu {
 
@@ -22,6 +23,7 @@ namespace lmi::cpu {
 //         weights have the zero point 8; others any that fp16 holds.
 //   fp16: [inputs][16]
 //   GGUF's types of blocks: their bytes in the order of block_format.h
+//   codes of floats: in the order of float_codes.h
 // So every step along K of the first four is 64 bytes. Outputs are padded with zeros to a multiple
 // of 16, inputs to a whole step, of int4 to a whole group. A gated weight holds gate and up panels
 // alternating (gate 0, up 0, gate 1, up 1, ...), num_outputs counting both; each of the two is
@@ -36,7 +38,11 @@ enum class RowRounding : uint8_t {
   kInt8,      // to 255 steps of one scale
   kOutliers,  // the same, but a row's few largest inputs to 16 bits of that scale
   kNone,      // not at all: products are those of the unpacked weight in fp32
+  kLlmInt8,   // int8 weights: those below kLlmInt8Threshold as kInt8, the others not at all
 };
+
+// Format: LLM.int8 (arXiv 2208.07339), of which a row's inputs alone decide here.
+constexpr float kLlmInt8Threshold = 6.0f;
 
 struct LinearFormat {
   DType dtype = DType::kBF16;
@@ -58,7 +64,8 @@ struct PackedLinear {
   // Not of the activations' own type, which only fp32 and bf16 are.
   bool is_quantized() const { return dtype != DType::kF32 && dtype != DType::kBF16; }
   bool takes_quantized_rows() const {
-    return is_quantized() && dtype != DType::kF16 && rounding != RowRounding::kNone;
+    const bool has_integers = is_quantized() && dtype != DType::kF16 && !has_float_codes(dtype);
+    return has_integers && rounding != RowRounding::kNone;
   }
   // Quantised rows for the other weight are right for this one.
   bool takes_rows_of(const PackedLinear& other) const {
@@ -79,6 +86,8 @@ struct PackedLinear {
 //   int32 number of inputs whose high isn't 0
 //   int32 sums of low: over each group of an int4 weight, or one over the row
 //   int32 column << 8 | high as a byte, of each input whose high isn't 0, columns ascending
+// Of kLlmInt8, the scale is the largest magnitude below the threshold over 127, inputs from the
+// threshold on have the code 0, and each is listed as its int32 column and itself in fp32.
 // padded to a multiple of 64 bytes. The sums take the codes' offsets out again: sum (c - z) q =
 // sum c q - z sum q, where c is unsigned and q signed as the instructions want them.
 constexpr int64_t max_outliers(int64_t num_inputs) { return num_inputs / 32; }
@@ -92,15 +101,18 @@ constexpr int64_t outliers_offset(int64_t num_inputs, int32_t group_size) {
   const int64_t num_sums = group_size == 0 ? 1 : (num_inputs + group_size - 1) / group_size;
   return quantized_sums_offset(num_inputs) + 4 * num_sums;
 }
-constexpr int64_t quantized_row_bytes(int64_t num_inputs, int32_t group_size) {
-  return (outliers_offset(num_inputs, group_size) + 4 * max_outliers(num_inputs) + 63) / 64 * 64;
+constexpr int64_t quantized_row_bytes(int64_t num_inputs, int32_t group_size,
+                                      RowRounding rounding) {
+  const bool lists_all = rounding == RowRounding::kLlmInt8;
+  const int64_t list_bytes = lists_all ? 8 * num_inputs : 4 * max_outliers(num_inputs);
+  return (outliers_offset(num_inputs, group_size) + list_bytes + 63) / 64 * 64;
 }
 
-// One source of a packed matrix: row-major [num_outputs, num_inputs] in dtype fp32, bf16, fp16 or
-// e4m3, whose elements are multiples of scales [num_outputs, num_scales]: one for a row, or one for
-// every kScaleInputs. Or in the packed format itself, int8 or int4: bytes, each a code, which are
-// kept, with scales and, of int4, zero points [num_outputs, num_scales] for each of its groups; or
-// GGUF's blocks, whose type is the packed format, too.
+// One source of a packed matrix: row-major [num_outputs, num_inputs] in dtype fp32, bf16, fp16, or
+// codes of floats, which are multiples of scales [num_outputs, num_scales]: one for a row, or one
+// for every num_inputs of float_codes(). Or in the packed format itself, int8 or int4: bytes, each
+// a code, which are kept, with scales and, of int4, zero points [num_outputs, num_scales] for each
+// of its groups; or GGUF's blocks, whose type is the packed format, too.
 struct LinearPart {
   const void* data = nullptr;
   DType dtype = DType::kBF16;
@@ -113,6 +125,7 @@ struct LinearPart {
   int64_t row_bytes(int64_t num_inputs) const {
     const BlockFormat blocks = block_format(dtype);
     if (blocks.num_inputs != 0) return num_inputs / blocks.num_inputs * blocks.num_bytes;
+    if (has_float_codes(dtype)) return float_codes(dtype).code_bytes(num_inputs);
     return num_inputs * (is_coded() ? 1 : dtype_size(dtype));
   }
 };
@@ -126,7 +139,7 @@ int64_t num_linear_panels(int64_t num_outputs, bool gated);
 int64_t packed_linear_bytes(LinearFormat format, int64_t num_outputs, int64_t num_inputs,
                             bool gated);
 void check_linear_format(LinearFormat format, int64_t num_inputs);  // throws Error
-const char* row_rounding_name(RowRounding rounding);                // "int8", "outliers" or "none"
+const char* row_rounding_name(RowRounding rounding);                // "int8", "outliers" ...
 RowRounding parse_row_rounding(const std::string& name);            // throws Error
 void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
                  LinearFormat format, void* target, int64_t first_panel, int64_t end_panel);

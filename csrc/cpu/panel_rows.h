@@ -13,7 +13,7 @@ namespace lmi::cpu {
 struct PanelRow {
   const uint8_t* data = nullptr;
   DType dtype = DType::kF32;
-  const float* scales = nullptr;  // of e4m3 and of codes
+  const float* scales = nullptr;  // of codes
   int64_t num_scales = 0;
   const float* zeros = nullptr;
 };
@@ -64,7 +64,7 @@ void convert_values(const uint8_t* row, int64_t first, int64_t count, Target* ta
   }
 }
 
-// The same of e4m3, by stretches with one scale.
+// The same of e4m3 and e5m2, by stretches with one scale.
 template <typename Target>
 void convert_scaled(const PanelRow& row, int64_t first, int64_t count, Target* target) {
   for (int64_t done = 0; done < count;) {
@@ -73,8 +73,13 @@ void convert_scaled(const PanelRow& row, int64_t first, int64_t count, Target* t
     const float scale = row.scales[is_one ? 0 : column / kScaleInputs];
     const int64_t left = count - done;
     const int64_t length = is_one ? left : std::min(left, kScaleInputs - column % kScaleInputs);
-    convert_values<Target, uint8_t>(row.data, column, length, target + done,
-                                    [scale](uint8_t byte) { return kE4M3Values.at[byte] * scale; });
+    const auto widen = [&row, scale](uint8_t byte) {
+      const float value = row.dtype == DType::kE4M3
+                              ? kE4M3Values.at[byte]
+                              : f16_to_float(static_cast<uint16_t>(byte << 8));
+      return value * scale;
+    };
+    convert_values<Target, uint8_t>(row.data, column, length, target + done, widen);
     done += length;
   }
 }
@@ -91,7 +96,7 @@ void convert_row(const PanelRow& row, int64_t first, int64_t count, Target* targ
                                   [](float value) { return value; });
   } else if (row.dtype == DType::kBF16) {
     convert_values<Target, bf16_t>(row.data, first, count, target, bf16_to_float);
-  } else if (row.dtype == DType::kE4M3) {
+  } else if (row.dtype == DType::kE4M3 || row.dtype == DType::kE5M2) {
     convert_scaled(row, first, count, target);
   } else {
     convert_values<Target, uint16_t>(row.data, first, count, target, f16_to_float);

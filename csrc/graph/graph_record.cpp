@@ -72,7 +72,7 @@ ValueId Graph::norm(ValueId x, cpu::NormArgs args, const cpu::PackedLinear* read
     args.y_dtype = DType::kI8;
     args.group_size = reader->group_size;
     args.rounding = reader->rounding;
-    columns = cpu::quantized_row_bytes(columns, reader->group_size);
+    columns = cpu::quantized_row_bytes(columns, reader->group_size, reader->rounding);
   }
   const ValueId y = add_value("norm", args.y_dtype, columns, value(x).rows);
   add_node(NormNode{args, x, y}, {x, y});
@@ -104,7 +104,8 @@ ValueId Graph::norm_heads(ValueId x, cpu::NormArgs args) {
 // What the linear's kernel reads: x, or its quantised rows.
 ValueId Graph::linear_input(ValueId x, const cpu::PackedLinear& weight) {
   const DType dtype = weight.is_quantized() ? config_.act_dtype : weight.dtype;
-  const int64_t row_bytes = cpu::quantized_row_bytes(weight.num_inputs, weight.group_size);
+  const int64_t row_bytes =
+      cpu::quantized_row_bytes(weight.num_inputs, weight.group_size, weight.rounding);
   if (weight.takes_quantized_rows() && value(x).dtype == DType::kI8) {
     check_operand(x, DType::kI8, row_bytes, "linear of quantised rows");
     return x;

@@ -33,7 +33,7 @@ from lmi_core.engine.stats import (
     NullObserver,
     RequestRecord,
 )
-from lmi_core.errors import CapacityError, EngineError, UserError
+from lmi_core.errors import CapacityError, EngineError, TaskError, UserError
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.library_config import LibraryConfig
 from lmi_core.text.stop import stop_strings
@@ -196,8 +196,8 @@ class LibraryEngine:
         if (request.prompt is None) == (request.prompt_token_ids is None):
             raise UserError("give either prompt or prompt_token_ids", field="prompt")
         if request.pooling is not None:
-            raise UserError(
-                f"the model {self.config.served_model_name} generates text by "
+            raise TaskError(
+                f"the model {self.config.served_model_name!r} generates text by "
                 f"{self.config.backend}; it has no embeddings here",
                 field="model",
             )

@@ -229,17 +229,6 @@ def _trtllm(subject: Subject) -> None:
         subject.error("option.chatglm_model_version", "chatglm needs option.chatglm_model_version")
 
 
-def _device(subject: Subject) -> None:
-    """What only the CPU engine has."""
-    device = subject.option("device")
-    if device in (None, "cpu"):
-        return
-    for name in ("num_threads", "instruction_set"):
-        if subject.option(name) is not None:
-            why = f"option.{name} belongs to option.device=cpu, not to {device}"
-            subject.ignore(f"option.{name}", why)
-
-
 _COMMON: tuple[Rule, ...] = (
     _choices,
     _static_batching,
@@ -247,7 +236,6 @@ _COMMON: tuple[Rule, ...] = (
     _prompt_fits,
     _mpi,
     _int8_dtype,
-    _device,
 )
 _BY_SYSTEM: dict[str, tuple[Rule, ...]] = {
     "lmi_dist": (_lmi_dist,),

@@ -23,6 +23,7 @@ from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.table.option import SYSTEMS, Outcome
 from lmi_core.config.targets.host import Host, detect_host
 from lmi_core.text.printable import printable
+from lmi_core.weights.quantized.methods import BITSANDBYTES
 
 EXIT_USABLE = 0
 EXIT_WARNINGS = 1
@@ -65,7 +66,7 @@ def main(
     if not report.errors:
         problems = Problems([*report.warnings, *judge_server(report.server)])
         for model in report.models:
-            problems.items += judge(model, report.server, environ, host)
+            problems.items += judge(model, report.server, environ)
         report = replace(report, errors=problems.errors, warnings=problems.warnings)
     needs = [
         memory_needs(model, readable_directory(model.source, report.server, environ))
@@ -173,7 +174,6 @@ def _heading(model: ModelConfig, needs: Needs) -> list[str]:
     if model.source.revision:
         source += f" at {model.source.revision}"
     title = model.name if model.version is None else f"{model.name} version {model.version}"
-    place = model.placement
     lines = [
         f"model {title}",
         f"  files    {source} ({model.source.kind})",
@@ -182,12 +182,12 @@ def _heading(model: ModelConfig, needs: Needs) -> list[str]:
     ]
     if model.files.pickled:
         lines.append(f"  weights  {model.files.pickled}: {_PICKLED.get(model.backend, _LEFT)}")
-    if place.num_copies != 1 or place.tensor_parallel_degree != 1:
-        lines.append(
-            f"  devices  {place.tensor_parallel_degree} per copy, {place.num_copies} copies"
-        )
+    if model.backend != "handler":
+        lines.append(f"  devices  {model.placement.describe()}")
     if model.files.gguf_types and model.engine is not None:
         lines.append(f"  weights  {_gguf_weights(model)}")
+    if (stored := _stored_weights(model)) is not None:
+        lines.append(f"  weights  {stored}")
     if needs is not None:
         lines.append(f"  memory   {needs if isinstance(needs, str) else needs.describe()}")
     return [printable(line) for line in lines]
@@ -211,6 +211,30 @@ def _gguf_weights(model: ModelConfig) -> str:
     return f"GGUF, tensors: {types}; kept as stored, blocks multiplied with {rows}"
 
 
+def _stored_weights(model: ModelConfig) -> str | None:
+    """What becomes of a checkpoint in codes of floats or of bitsandbytes; None: it isn't one."""
+    settings = model.files.quantization
+    if model.backend != "lmi" or settings is None or model.engine is None:
+        return None
+    on_cpu = model.engine.config.device == "cpu"
+    if model.files.is_in_fp8:
+        if not on_cpu:
+            return "fp8, kept as stored, multiplied with rows rounded to fp8"
+        return (
+            "fp8, kept as stored where inputs are a multiple of 128, multiplied with rows as they "
+            "are; the checkpoint's scales of activations aren't used"
+        )
+    if settings.method != BITSANDBYTES:
+        return None
+    if settings.values.get("load_in_4bit"):
+        kind = settings.values.get("bnb_4bit_quant_type", "fp4")
+        if not on_cpu:
+            return f"bitsandbytes {kind}, widened to the dtype on this device"
+        return f"bitsandbytes {kind}, kept as stored, multiplied with rows as they are"
+    rows = "but for inputs from 6 on" if on_cpu else "a row's largest numbers to 16"
+    return f"bitsandbytes int8, kept as stored, multiplied with rows rounded to 8 bits, {rows}"
+
+
 def as_json(report: Report, needs: Sequence[Needs] = ()) -> dict[str, object]:
     """Return a report as data, with the ``needs`` of memory by model."""
     return {
@@ -227,8 +251,7 @@ def as_json(report: Report, needs: Sequence[Needs] = ()) -> dict[str, object]:
                 "written_for": model.system,
                 "backend": model.backend,
                 "reason": model.reason,
-                "tensor_parallel_degree": model.placement.tensor_parallel_degree,
-                "num_copies": model.placement.num_copies,
+                "placement": asdict(model.placement),
                 "engine": {} if model.engine is None else model.engine.shown(),
                 "memory": _memory_json(needs[i]) if needs else None,
                 "rows": [_row_json(row) for row in rows],

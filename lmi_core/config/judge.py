@@ -13,7 +13,6 @@ from lmi_core.config.artefacts.hub import find_in_cache, hub_cache
 from lmi_core.config.artefacts.local import check_adapter
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.problem import Problem, Problems
-from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, UserError
 from lmi_core.weights.checkpoint import weight_files
@@ -23,17 +22,18 @@ _Check = Callable[[], Sequence[str] | None]
 
 
 def judge(
-    model: ModelConfig, server: ServerConfig, environ: Mapping[str, str], host: Host
+    model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]
 ) -> tuple[Problem, ...]:
     """Return everything that speaks against serving ``model``, by what is on this machine, and
     warnings of what is served otherwise than its files say.
 
-    That is its files' settings and headers, packages, devices and the memory that it may use.
+    That is its files' settings and headers, packages and the memory that it may use; devices are
+    judged where they are chosen (``targets/placement.py``).
     Damage inside of tensors shows later: of scales while loading, a NaN among plain weights in
     answers, which fail.
     """
     problems = Problems()
-    for check in _checks(model, server, environ, host):
+    for check in _checks(model, server, environ):
         try:
             for note in check() or ():
                 problems.warn(str(model.source.location), note)
@@ -60,7 +60,7 @@ def judge_server(server: ServerConfig) -> tuple[Problem, ...]:
 
 
 def _checks(
-    model: ModelConfig, server: ServerConfig, environ: Mapping[str, str], host: Host
+    model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]
 ) -> Iterator[_Check]:
     yield lambda: _check_code(model)
     if model.backend == "handler":
@@ -69,7 +69,8 @@ def _checks(
     named = () if model.lora is None else model.lora.named
     for adapter in named:
         yield lambda adapter=adapter: check_source(adapter.source, server, environ, check_adapter)  # type: ignore[misc]
-    yield lambda: _check_device(model, host)
+    yield lambda: _check_device(model)
+    yield lambda: _check_copies(model)
     directory = _whole_directory(model, server, environ)
     yield lambda: _check_template(model, directory)
     if directory is None:
@@ -108,16 +109,32 @@ def _check_code(model: ModelConfig) -> None:
         check_installed(code.path, code.model_dir)
 
 
-def _check_device(model: ModelConfig, host: Host) -> None:
-    device = "cpu" if model.engine is None else model.engine.config.device
-    if device != "cpu" and importlib.util.find_spec("torch") is None:
-        raise MissingExtraError(f"device={device}", "cuda")
-    if device == "cuda" and host.num_gpus == 0:
+def _check_copies(model: ModelConfig) -> None:
+    key = "option.num_copies"
+    if model.get(key) is None or model.backend != "lmi" or model.engine is None:
+        return
+    device = model.engine.config.device
+    if device != "cpu":
         raise UserError(
-            "option.device=cuda, but no GPU is visible here: set option.device=cpu, or look at "
-            "nvidia-smi and CUDA_VISIBLE_DEVICES",
-            field="option.device",
+            f"{key}={model.get(key)} doesn't go with option.device={device}: copies run on the CPU "
+            "in this version; leave one of them out",
+            field=key,
         )
+    if model.custom_code_config() is not None:
+        raise UserError(
+            f"{key}={model.get(key)} doesn't go with the formatters in {model.entry_point}: such a "
+            "model is served by one engine in this version; leave one of them out",
+            field=key,
+        )
+
+
+def _check_device(model: ModelConfig) -> None:
+    """What placement doesn't judge."""
+    if model.placement.device == "torch-cpu" and importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("device=torch-cpu", "cuda")
+    spread = getattr(model.engine and model.engine.config, "device_map", None)
+    if spread is not None and importlib.util.find_spec("accelerate") is None:
+        raise MissingExtraError("spreading a model's layers over devices", "transformers")
 
 
 def _check_template(model: ModelConfig, directory: Path | None) -> None:

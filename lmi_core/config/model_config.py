@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lmi_core.config.artefacts.gguf import model_directory
 from lmi_core.config.artefacts.handler import Handler
 from lmi_core.config.artefacts.model_files import ModelFiles
 from lmi_core.config.artefacts.model_source import ModelSource
@@ -14,10 +13,11 @@ from lmi_core.config.paths import first_file
 from lmi_core.config.sources.merge import Value
 from lmi_core.config.targets.engine_settings import EngineSettings
 from lmi_core.config.targets.lora_settings import LoraSettings
-from lmi_core.config.targets.placement import Placement
 from lmi_core.settings.custom_code_config import CustomCodeConfig
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.library_config import LibraryConfig
+from lmi_core.settings.placement import Placement
+from lmi_core.weights.gguf.directory import model_directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,17 +37,18 @@ class Problems:
 
     def error(self, where: str, message: str, key: str | None = None) -> None:
         """Note a fault that refuses the configuration."""
-        self._add(Problem(Severity.ERROR, where, key, message))
+        self.add(Problem(Severity.ERROR, where, key, message))
 
     def warn(self, where: str, message: str, key: str | None = None) -> None:
         """Note a fault that the configuration survives."""
-        self._add(Problem(Severity.WARNING, where, key, message))
+        self.add(Problem(Severity.WARNING, where, key, message))
 
     def value_error(self, setting: Setting, reason: object, shown: str) -> None:
         """Note that a setting's value is impossible."""
         self.error(setting.where, f"{setting.key}={shown!r} {reason}", setting.key)
 
-    def _add(self, problem: Problem) -> None:
+    def add(self, problem: Problem) -> None:
+        """Note a fault, once."""
         if problem not in self.items:
             self.items.append(problem)
 

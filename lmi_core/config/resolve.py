@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,12 +39,14 @@ from lmi_core.config.sources.properties import read_properties, read_server_file
 from lmi_core.config.sources.rewrites import rewrite
 from lmi_core.config.system import WrittenFor, written_for
 from lmi_core.config.table import BY_KEY
+from lmi_core.config.table.capabilities import BACKENDS
+from lmi_core.config.table.effect import effect_of_value
 from lmi_core.config.targets.custom_code_settings import custom_code_settings
 from lmi_core.config.targets.dispatch import Decision, dispatch
 from lmi_core.config.targets.engine_settings import (
     check_engine,
     engine_settings,
-    ignore_for_cpu,
+    ignore_for_device,
     quantise_as_trtllm,
     refuse_for_cpu,
     refuse_other_quantisations,
@@ -57,10 +60,11 @@ from lmi_core.config.targets.library_settings import (
     library_settings,
 )
 from lmi_core.config.targets.lora_settings import LoraSettings, lora_settings
-from lmi_core.config.targets.placement import placement_for
+from lmi_core.config.targets.placement import place
 from lmi_core.config.targets.server_config import ServerConfig, server_config
 from lmi_core.config.targets.speculation_settings import speculation_settings
 from lmi_core.config.tgi_checks import check_tgi, check_tgi_server
+from lmi_core.settings.placement import Placement
 from lmi_core.settings.speculation_config import SpeculationConfig
 
 _NAMES = frozenset({"option.model_id", "option.revision", "option.modelName"})
@@ -227,6 +231,8 @@ class _Examination:
         server = merge(server_settings, self.problems, strict=strict)
         shared = merge(self.shared, self.problems, strict=strict)
         self.server = server_config(server, self.problems, tgi=self.tgi)
+        features = re.split("[, ]+", str(server.get("features") or "").lower())
+        self.features = tuple(filter(None, features))
         self.archives = Archives(
             download_root(self.server, self.environ),
             self.server.model_url_pattern,
@@ -249,7 +255,9 @@ class _Examination:
                 )
             seen.add((model.name, model.version))
 
-    def _model(self, listed: Listed) -> tuple[ModelConfig, tuple[Row, ...]]:
+    def _model(
+        self, listed: Listed, *, prefer_native: bool | None = None
+    ) -> tuple[ModelConfig, tuple[Row, ...]]:
         values = self._values(listed)
         rewrite(values, self.problems)
         source = find_source(values, listed, self.problems)
@@ -269,6 +277,7 @@ class _Examination:
             handler,
             tgi=self.tgi and listed.directory is None,
             on_neuron=self.host.is_neuron,
+            features=self.features,
         )
         subject = Subject(values, written, files, self.problems)
         check(subject)
@@ -280,15 +289,30 @@ class _Examination:
             files,
             self.host,
             self.problems,
-            prefer_native=self.invocation.prefer_native,
+            prefer_native=self.invocation.prefer_native if prefer_native is None else prefer_native,
+        )
+        if decision.missing:
+            instead = self._instead(listed, decision)
+            if isinstance(instead, tuple):
+                return instead
+            key = decision.key
+            self.problems.error(values.where(key) if key else "", decision.refusal(instead), key)
+        placement = place(
+            values,
+            self.host,
+            decision.backend,
+            written.system,
+            Problems() if decision.missing else self.problems,
+            mpi_mode=written.mpi_mode,
+            is_demo=listed.directory is not None and listed.directory is self.default_model,
         )
         if runs_in_engine(decision.backend):
-            ignore_for_cpu(values)
+            ignore_for_device(values, placement, self.problems)
         if decision.backend == "lmi":
             if written.system == "trtllm":
-                quantise_as_trtllm(values, files)
+                quantise_as_trtllm(values, files, placement)
             refuse_other_quantisations(values, files)
-            refuse_for_cpu(values, files)
+            refuse_for_cpu(values, placement)
         elif decision.backend in ("trtllm", "neuron"):
             ignore_stored_quantisation(values, files)
         lora = lora_settings(
@@ -310,9 +334,43 @@ class _Examination:
             if decision.backend != "lmi":
                 why = "what the model's code needs must be installed beside the server"
             self.problems.warn(str(files.requirements), f"is not installed: {why}")
-        model = self._config(listed, values, source, files, written, decision, lora, speculation)
+        model = self._config(
+            listed, values, source, files, written, decision, placement, lora, speculation
+        )
         code = model.custom_code
         return model, rows + withheld_rows(() if code is None else code.withheld)
+
+    def _instead(
+        self, listed: Listed, decision: Decision
+    ) -> tuple[ModelConfig, tuple[Row, ...]] | str:
+        """The model on our engine, if that honours every key that is set, in place of a library
+        that isn't installed; else the way out."""
+        if not decision.stand_in or self.invocation.strict:
+            native = "; --prefer-native serves it with the lmi engine"
+            return native if decision.stand_in else ""
+        before, self.problems = self.problems, Problems()
+        try:
+            model, rows = self._model(listed, prefer_native=True)
+            trial = self.problems
+        finally:
+            self.problems = before
+        errors = [str(error) for error in trial.errors if error not in before.items]
+        if errors:
+            return f"; the lmi engine could serve it, but for this: {'; '.join(errors)}"
+        lacking = [*model.passed_on]
+        lacking += [k for k, v in model.values.items() if effect_of_value(v, "lmi").is_missing]
+        if lacking:
+            return f"; --prefer-native serves it with the lmi engine, without {', '.join(lacking)}"
+        for problem in trial.items:
+            self.problems.add(problem)
+        title = BACKENDS[decision.backend].title
+        note = f"{title} is not installed, and the lmi engine honours every key that is set"
+        self.problems.warn(
+            model.where(decision.key) if decision.key else "",
+            f"{note}: it serves the model; {decision.missing}, or refuse such models by --strict",
+            decision.key,
+        )
+        return replace(model, reason=f"{decision.reason}; {note}"), rows
 
     def _again(self, listed: Listed) -> ModelConfig:
         self.problems = Problems()
@@ -352,6 +410,7 @@ class _Examination:
         files: ModelFiles,
         written: WrittenFor,
         decision: Decision,
+        placement: Placement,
         lora: LoraSettings | None,
         speculation: SpeculationConfig | None,
     ) -> ModelConfig:
@@ -360,18 +419,10 @@ class _Examination:
         name = str(values.get("option.modelName") or listed.entry.name)
         if runs_in_engine(backend):
             engine = engine_settings(
-                values, backend, name, system, self.problems, speculation=speculation
+                values, backend, name, system, placement, self.problems, speculation
             )
         if engine is not None:
             check_engine(engine, backend, values, files, self.problems)
-        placement = placement_for(
-            backend,
-            values,
-            self.host,
-            system,
-            mpi_mode=written.mpi_mode,
-            problems=self.problems,
-        )
         if is_library(backend):
             library = library_settings(values, backend, name, system, placement)
         handler = written.handler

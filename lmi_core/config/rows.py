@@ -17,7 +17,6 @@ DEFAULT = "default"
 SHOWN_DEFAULTS = (
     "option.device",
     "option.dtype",
-    "option.tensor_parallel_degree",
     "option.rolling_batch",
     "option.max_rolling_batch_size",
     "job_queue_size",

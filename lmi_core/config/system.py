@@ -5,6 +5,8 @@ Source: LMI format reference, aliases of ``engine``, auto-detection, entry point
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmi_core.config.artefacts.handler import Handler
@@ -39,6 +41,11 @@ _ALIASES = {
 # On Neuron devices with a degree of parallelism their models get Neuron's entry point.
 _BY_DEVICE = frozenset({"accelerate", "common", "lmi_dist", "scheduler"})
 HUGGING_FACE = "djl_python.huggingface"
+_LMI_DIST = re.compile(
+    "falcon|gpt-neox|t5|llama|mpt|gpt-bigcode|aquila|baichuan|bloom|chatglm|deci|gemma|gpt2|gptj|"
+    "internlm2|mistral|mixtral|opt|phi|qwen|qwen2|stablelm|dbrx|starcoder2"
+)
+"""Types of models that its container gives to LMI-Dist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +66,12 @@ def written_for(
     *,
     tgi: bool,
     on_neuron: bool = False,
+    features: Sequence[str] = (),
 ) -> WrittenFor:
     """Tell which system's rules and defaults a configuration follows.
 
     A ``handler`` that has formatters only leaves the requests to the built-in one. ``on_neuron``
-    says that the host's devices are Neuron's.
+    says that the host's devices are Neuron's; ``features`` are the container's libraries.
     """
     engine = values.get("engine")
     given = values.get("option.entryPoint")
@@ -72,7 +80,7 @@ def written_for(
         reason = f"{handler.path.name} answers the requests"
         return WrittenFor("common", reason, handler.path.name, mpi_mode, handler)
     entry_point = str(given or _ALIASES.get(str(engine), HUGGING_FACE))
-    system, reason = _system(values, files, entry_point, engine, tgi)
+    system, reason = _system(values, files, entry_point, engine, tgi, features)
     if on_neuron and given is None and handler is None and system in _BY_DEVICE:
         degree = values.get("option.tensor_parallel_degree")
         if degree == "max" or (isinstance(degree, int) and degree > 0):
@@ -82,7 +90,12 @@ def written_for(
 
 
 def _system(
-    values: Values, files: ModelFiles, entry_point: str, engine: object, tgi: bool
+    values: Values,
+    files: ModelFiles,
+    entry_point: str,
+    engine: object,
+    tgi: bool,
+    features: Sequence[str],
 ) -> tuple[str, str]:
     rolling_batch = values.get("option.rolling_batch")
     if entry_point in _BY_ENTRY_POINT:
@@ -96,8 +109,30 @@ def _system(
         return "tgi", "launcher flags or variables"
     if rolling_batch == "disable":
         return "accelerate", "option.rolling_batch=disable"
+    by_features = _by_features(values, files, features, is_mpi=engine == "MPI")
+    if by_features:
+        return by_features, f"SERVING_FEATURES={','.join(features)}"
     if engine == "MPI" and rolling_batch == "auto":
         return "lmi_dist", "engine=MPI with option.rolling_batch=auto"
     if "option.entryPoint" in values.known or "option.device_map" in values.known:
         return "accelerate", f"option.entryPoint={entry_point}"
     return "common", "no key names another engine"
+
+
+def _by_features(
+    values: Values, files: ModelFiles, features: Sequence[str], *, is_mpi: bool
+) -> str | None:
+    """The system that the container's libraries serve generative models with, if no key names one
+    and requests aren't batched by hand.
+
+    Source: LMI format reference, LMI inference.
+    """
+    size = values.get("batch_size")
+    if not files.is_generative or (isinstance(size, int) and size > 1):
+        return None
+    if "trtllm" in features:
+        return "trtllm"
+    if "lmi-dist" in features:
+        is_known = files.model_type is None or bool(_LMI_DIST.fullmatch(files.model_type))
+        return "lmi_dist" if is_known or is_mpi else "scheduler"
+    return "vllm" if "vllm" in features else None

@@ -12,9 +12,9 @@ from typing import Any
 from lmi_core.custom_code.call import HandlerRequest
 from lmi_core.custom_code.errors import FailureKind, HandlerError, LoadError
 from lmi_core.custom_code.process import CustomCodeProcess
-from lmi_core.custom_code.restart import pause_s
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.errors import EngineError, ModelError, UserError
+from lmi_core.sandbox.restart import pause_s
 from lmi_core.settings.custom_code_config import CustomCodeConfig
 
 log = logging.getLogger(__name__)

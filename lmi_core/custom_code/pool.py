@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from lmi_core.custom_code.call import HandlerAnswer, HandlerRequest
 from lmi_core.custom_code.errors import FailureKind, HandlerError, LoadError
 from lmi_core.custom_code.job import Job, JobQueue
-from lmi_core.custom_code.restart import pause_s
 from lmi_core.custom_code.worker import Worker
 from lmi_core.errors import CapacityError, InsufficientMemoryError, ModelError
+from lmi_core.sandbox.restart import pause_s
 from lmi_core.settings.custom_code_config import CustomCodeConfig
 
 _OUT_OF_MEMORY = 507

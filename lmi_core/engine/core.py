@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections.abc as abc
-import hashlib
+import itertools
 import logging
 import time
 from dataclasses import replace
@@ -14,12 +14,14 @@ from typing import cast
 
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.disk_blocks import DiskBlocks
+from lmi_core.engine.fair_shares import FairShares
+from lmi_core.engine.handover import Handover, resume
+from lmi_core.engine.intake import Intake, check_num_tokens, check_room, derived_seed, retry_after_s
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.loop import StepLoop
-from lmi_core.engine.lora_slots import LoraSlot, LoraSlots
+from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.policy import Queues
-from lmi_core.engine.pooling_params import PoolingParams, framed_text
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.restore import PrefixRestore
 from lmi_core.engine.sampling_params import SamplingParams
@@ -28,7 +30,7 @@ from lmi_core.engine.sequence import ActiveRequest, OpenRequests, Sequence
 from lmi_core.engine.speculation import speculation_of
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
 from lmi_core.engine.stream import EventStream
-from lmi_core.errors import CapacityError, ConfigError, EngineError, UserError
+from lmi_core.errors import ConfigError, EngineError, UserError
 from lmi_core.models.pooling_head import RowSum
 from lmi_core.runners.runner import BlockRunner, PoolingRunner, Runner
 from lmi_core.settings.engine_config import EngineConfig
@@ -36,13 +38,9 @@ from lmi_core.structured.allowed_tokens import AllowedTokens
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.matcher import CompiledGrammar
 from lmi_core.text.stop import StopMatcher, StopStrings, stop_strings
-from lmi_core.text.tokenizer import Tokenizer, WholeText, prompt_too_long
+from lmi_core.text.tokenizer import Tokenizer, WholeText
 
 _log = logging.getLogger(__name__)
-
-_MAX_RETRY_AFTER_S = 60.0
-_MAX_PROMPT_TOKENS = 1 << 24
-"""Of all choices of all open requests together; their lists take 8 bytes each."""
 
 
 class EngineCore:
@@ -76,7 +74,7 @@ class EngineCore:
             enable_prefix_caching=config.enable_prefix_caching,
             guaranteed_no_evict=keeps_all,
         )
-        queues = Queues()
+        queues, shares = Queues(), FairShares()
         self._restore = self._memory.restore = None
         if disk is not None:
             cache = cast(BlockRunner, runner).cache
@@ -88,10 +86,11 @@ class EngineCore:
             self._memory,
             guaranteed_no_evict=keeps_all,
             waiting_steps=config.waiting_steps,
+            shares=shares,
         )
         self._totals = EngineTotals()
         speculation = speculation_of(config.speculation, runner.info, self._memory, self._totals)
-        self._scheduler = Scheduler(queues, self._memory, policy, speculation)
+        self._scheduler = Scheduler(queues, self._memory, policy, speculation, shares)
         self._requests = OpenRequests()
         self._pools = runner.info.pooling is not None
         self._head = cast(PoolingRunner, runner).head if self._pools else None
@@ -122,30 +121,37 @@ class EngineCore:
             eos_token_ids=eos_token_ids,
             runner=runner.info,
         )
+        self._intake = Intake(self.info, tokenizer, adapters.find, self._head)
+        self._arrivals = itertools.count()
         self._task = asyncio.get_running_loop().create_task(self._loop.run())
 
     @property
     def healthy(self) -> bool:
         return self._loop.is_healthy
 
-    async def open(self, request: GenerationRequest, stream: EventStream) -> None:
-        """Check a request and queue it; its events go to ``stream``.
+    async def open(
+        self, request: GenerationRequest, stream: EventStream, handover: Handover | None = None
+    ) -> None:
+        """Check a request and queue it; its events go to ``stream``. One that was handed over is
+        queued by who has done so.
 
         Raises UserError, CapacityError when the queue is full, EngineError when not running.
         """
         arrival_s = time.monotonic()
         self._check_accepting()
-        self._check_request(request)
+        self._intake.check(request)
+        self._check_id(request.request_id)
         vocab_size = self._runner.info.vocab_size
         request = replace(request, params=request.params.counted(vocab_size))
         params = request.params
-        self._check_queue(params.n)
+        if handover is None:
+            self._check_queue(params.n)
         self._num_encoding += 1
         self._num_encoding_sequences += params.n
         try:
-            prompt = await self._prompt(request)
-            self._check_prompt(prompt.ids)
-            self._check_num_tokens(len(prompt.ids), params.n)
+            prompt = await self._intake.prompt(request)
+            if handover is None:
+                self._check_num_tokens(len(prompt.ids), params.n)
             compiled = await self._compiled(params)
             stops = await stop_strings(params.stop)
         finally:
@@ -153,8 +159,9 @@ class EngineCore:
             self._num_encoding_sequences -= params.n
         self._check_accepting()
         self._check_id(request.request_id)
-        adapter = self.adapters.find(request.adapter)
-        self._admit(request, prompt, compiled, stops, adapter, stream, arrival_s)
+        if handover is None:
+            handover = self._prepared(request, prompt.ids, arrival_s)
+        self._admit(request, prompt, compiled, stops, stream, handover)
         stream.abort, stream.prompt_ids = partial(self.abort, request.request_id), prompt.ids
 
     def abort(self, request_id: str, stream: EventStream | None = None) -> None:
@@ -223,41 +230,63 @@ class EngineCore:
         for request in list(self._requests.values()):
             self._delivery.abort(request)
 
+    def _prepared(
+        self, request: GenerationRequest, prompt_ids: list[int], arrival_s: float
+    ) -> Handover:
+        """What comes with a request from elsewhere."""
+        prefix_seed = request.cache_salt.encode()
+        adapter = self.adapters.find(request.adapter)
+        if adapter is not None:
+            prefix_seed = adapter.prefix_seed + prefix_seed
+        return Handover(
+            order=next(self._arrivals),
+            arrival_s=arrival_s,
+            prefix_seed=prefix_seed,
+            hashes=tuple(self._memory.hash_prompt(prompt_ids, prefix_seed)),
+        )
+
     def _admit(
         self,
         request: GenerationRequest,
         prompt: WholeText,
         grammar: CompiledGrammar | None,
         stops: StopStrings | None,
-        adapter: LoraSlot | None,
         stream: EventStream,
-        arrival_s: float,
+        handover: Handover,
     ) -> None:
         seed = request.params.seed
         active = ActiveRequest(
             request,
             prompt.ids,
-            adapter=adapter,
-            seed=self._derived_seed() if seed is None else seed,
-            arrival_s=arrival_s,
+            adapter=self.adapters.find(request.adapter),
+            prefix_seed=handover.prefix_seed,
+            seed=derived_seed(self._config.seed, self._totals.num_requests)
+            if seed is None
+            else seed,
+            arrival_s=handover.arrival_s,
             stream=stream,
         )
-        active.sequences = self._sequences(active, grammar, stops)
+        active.sequences = self._sequences(active, grammar, stops, handover)
         if self._head is not None:
             active.sequences[0].row_sum = RowSum(self._head.spec.rows)
             if self._head.spec.tells_pairs_apart:
                 active.sequences[0].num_first = prompt.num_first
-        self._totals.num_requests += 1
-        self._totals.num_prompt_tokens += len(prompt.ids)
+        if handover.is_resumed:
+            resume(active, handover)
+        else:
+            self._totals.num_requests += 1
+            self._totals.num_prompt_tokens += len(prompt.ids)
         self._requests[request.request_id] = active
-        hashes = [] if self._restore is None else self._memory.usable_hashes(active.sequences[0])
+        hashes: list[bytes] = []
+        if self._restore is not None and not handover.is_resumed:
+            hashes = self._memory.usable_hashes(active.sequences[0])
         is_restoring = self._restore is not None and self._restore.wanted(hashes) > 0
         self._scheduler.add(active, is_restoring=is_restoring)
         if is_restoring:
             task = asyncio.get_running_loop().create_task(self._bring_back(active, hashes))
             self._restoring.add(task)
             task.add_done_callback(self._restoring.discard)
-        if request.echo and not active.is_scoring_prompt:
+        if request.echo and not active.is_scoring_prompt and not handover.had_prompt:
             self._delivery.put_prompt(active)
             stream.notify()
         self._loop.wake()
@@ -274,7 +303,11 @@ class EngineCore:
             self._loop.wake()
 
     def _sequences(
-        self, active: ActiveRequest, grammar: CompiledGrammar | None, stops: StopStrings | None
+        self,
+        active: ActiveRequest,
+        grammar: CompiledGrammar | None,
+        stops: StopStrings | None,
+        handover: Handover,
     ) -> list[Sequence]:
         request = active.request
         params = request.params
@@ -285,16 +318,15 @@ class EngineCore:
         elif params.max_new_tokens is not None:
             max_len = min(max_len, num_prompt + params.max_new_tokens)
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
-        hashes = self._memory.hash_prompt(active.prompt_ids, active.prefix_seed)
         end_ids = eos_ids | frozenset(params.stop_token_ids)
         return [
             Sequence(
                 active,
                 choice,
-                key=(request.priority, self._totals.num_requests, choice),
+                key=(request.priority, handover.order, choice),
                 max_len=max_len,
                 end_ids=end_ids,
-                hashes=hashes.copy(),
+                hashes=list(handover.hashes),
                 detokenizer=self.tokenizer.detokenizer(
                     skip_special_tokens=params.skip_special_tokens,
                     kept=params.kept_special_tokens,
@@ -306,31 +338,6 @@ class EngineCore:
             )
             for choice in range(params.n)
         ]
-
-    async def _prompt(self, request: GenerationRequest) -> WholeText:
-        if request.pooling is not None:
-            return await self._pooled_prompt(request, request.pooling)
-        if request.prompt_token_ids is not None:
-            return WholeText(list(request.prompt_token_ids))
-        assert request.prompt is not None
-        ids = await self.tokenizer.encode(
-            request.prompt,
-            add_special_tokens=request.add_special_tokens,
-            max_tokens=self.info.max_prompt_tokens,
-        )
-        return WholeText(ids)
-
-    async def _pooled_prompt(self, request: GenerationRequest, params: PoolingParams) -> WholeText:
-        assert self._head is not None
-        limit = self.info.max_prompt_tokens
-        ids = request.prompt_token_ids
-        if ids is None:
-            assert request.prompt is not None
-            framed = framed_text(self._head.spec, request.prompt, params)
-            return await self.tokenizer.encode_whole(framed, limit, params.truncate)
-        if len(ids) > limit and params.truncate:
-            ids = ids[-limit:] if params.truncate == "left" else ids[:limit]
-        return WholeText(list(ids))
 
     async def _compiled(self, params: SamplingParams) -> CompiledGrammar | None:
         """What keeps the output to the grammar and the tokens that are asked for."""
@@ -346,123 +353,35 @@ class EngineCore:
         if not self.healthy:
             raise EngineError("the engine is unhealthy after failed steps; restart it")
 
-    def _check_request(self, request: GenerationRequest) -> None:
-        if (request.prompt is None) == (request.prompt_token_ids is None):
-            raise UserError("give either prompt or prompt_token_ids", field="prompt")
-        if not isinstance(request.prompt, str | None):
-            raise UserError(
-                f"prompt must be a text, got {type(request.prompt).__name__}", field="prompt"
-            )
-        if not isinstance(request.cache_salt, str):
-            raise UserError(f"cache_salt must be a text, got {request.cache_salt!r:.80}")
-        if not isinstance(request.adapter, str):
-            raise UserError(f"adapter must be a text, got {request.adapter!r:.80}", field="adapter")
-        self.adapters.find(request.adapter)
-        self._check_task(request)
-        if not isinstance(request.priority, int):
-            raise UserError(f"priority must be an int, got {request.priority!r:.80}")
-        info = self._runner.info
-        request.params.validate(vocab_size=info.vocab_size, max_logprobs=info.max_logprobs)
-        if request.params.prompt_logprobs is not None and not info.continues_prompts:
-            raise UserError(
-                "the model's encoder reads the prompt, whose tokens have no log-probabilities: "
-                "leave them out",
-                field="prompt_logprobs",
-            )
-        self._check_id(request.request_id)
-
-    def _check_task(self, request: GenerationRequest) -> None:
-        if request.pooling is not None and self._head is not None:
-            request.pooling.check(self._head)
-        elif self._head is not None:
-            gives, route = "embeddings", "/v1/embeddings or /embed"
-            if self._head.spec.task == "rerank":
-                gives, route = "scores of pairs of texts", "/v1/rerank or /rerank"
-            raise UserError(
-                f"the model {self.info.model} gives {gives}, it doesn't generate text: use {route}",
-                field="model",
-            )
-        elif request.pooling is not None:
-            raise UserError(
-                f"the model {self.info.model} generates text; it is served without embeddings and "
-                "scores: serve it with option.task=text_embedding to have its embeddings",
-                field="model",
-            )
-
     def _check_id(self, request_id: str) -> None:
         if request_id in self._requests:
             raise UserError(f"request id {request_id!r} is in use", field="request_id")
 
-    def _check_prompt(self, prompt_ids: list[int]) -> None:
-        if not prompt_ids:
-            raise UserError(
-                "the prompt is empty: it must be provided and non-empty, of at least one token",
-                field="prompt",
-            )
-        if len(prompt_ids) > self.info.max_prompt_tokens:
-            room = self.info.max_total_tokens - self.info.max_prompt_tokens
-            raise prompt_too_long(len(prompt_ids), self.info.max_prompt_tokens, room=room)
-        self.check_token_ids(prompt_ids)
-
     def check_token_ids(self, token_ids: abc.Sequence[int]) -> None:
         """Raise UserError naming the first id that the model doesn't have."""
-        vocab_size = self._runner.info.vocab_size
-        try:
-            if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-                return
-        except TypeError:
-            raise UserError(f"token ids are ints, not {token_ids!r:.80}", field="prompt") from None
-        wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
-        raise UserError(
-            f"token id {wrong} is out of vocabulary; allowed are 0 to {vocab_size - 1}",
-            field="prompt",
-        )
+        self._intake.check_token_ids(token_ids)
 
     def _check_queue(self, num_choices: int) -> None:
-        """Each choice counts; a request with more of them than may wait comes in alone."""
         num_waiting = self._scheduler.num_waiting + self._num_encoding_sequences
         # Those for whom there is room don't wait for more than the next step.
         num_waiting -= self._memory.num_free_rows
-        limit = self._config.max_queue_size
-        if num_waiting < limit and (num_waiting <= 0 or num_waiting + num_choices <= limit):
-            return
-        raise CapacityError(
-            f"{num_waiting} requests are waiting, at most {limit} may (job_queue_size; each of "
-            "their choices counts); retry later, or raise the limit",
-            retry_after_s=self._retry_after_s(num_waiting),
-        )
+        check_room(num_choices, num_waiting, self._config.max_queue_size, self._retry_after_s)
 
     def _check_num_tokens(self, num_prompt_tokens: int, num_choices: int) -> None:
-        num_tokens, limit = num_prompt_tokens * num_choices, _MAX_PROMPT_TOKENS
-        if num_tokens > limit:
-            raise UserError(
-                f"n is {num_choices}, of a prompt of {num_prompt_tokens} tokens; together they may "
-                f"have {limit}: lower n, or shorten the prompt",
-                field="n",
-            )
-        if self._requests.num_prompt_tokens + num_tokens > limit:
-            raise CapacityError(
-                f"the open requests' prompts have {self._requests.num_prompt_tokens} tokens, and "
-                f"with {num_tokens} more over {limit}; retry later",
-                retry_after_s=self._retry_after_s(len(self._requests)),
-            )
+        requests = self._requests
+        check_num_tokens(
+            num_prompt_tokens,
+            num_choices,
+            requests.num_prompt_tokens,
+            lambda: self._retry_after_s(len(requests)),
+        )
 
     def _num_waiting(self) -> int:
         return len(self._requests) - self._scheduler.num_running_requests + self._num_encoding
 
     def _retry_after_s(self, num_waiting: int) -> float:
-        """When the queue will have moved, at the mean pace since the start."""
-        num_finished = self._totals.num_finished_requests
-        if not num_finished:
-            return 1.0
-        seconds_each = (time.monotonic() - self._started_s) / num_finished
-        return min(max(1.0, seconds_each * num_waiting / 2), _MAX_RETRY_AFTER_S)
-
-    def _derived_seed(self) -> int:
-        """The seed of a request without one: a function of the engine's seed and its number."""
-        data = f"{self._config.seed}/{self._totals.num_requests}".encode()
-        digest = hashlib.blake2b(data, digest_size=8).digest()
-        return int.from_bytes(digest, "little") >> 1
+        seconds = time.monotonic() - self._started_s
+        return retry_after_s(num_waiting, self._totals.num_finished_requests, seconds)
 
 
 def _check_capacities(runner: Runner) -> None:

@@ -186,11 +186,11 @@ class Delivery:
                 num_prompt_tokens=sequence.num_prompt,
                 num_cached_tokens=request.num_cached_tokens or 0,
                 queue_seconds=request.queue_seconds,
-                finish_reason=FinishReason.STOP,
+                finish_reason=FinishReason.POOLED,
                 pooled=pooled,
             )
         )
-        self._end_choice(sequence, FinishReason.STOP, 0)
+        self._end_choice(sequence, FinishReason.POOLED, 0)
 
     def _end_choice(self, sequence: Sequence, reason: FinishReason, num_generated: int) -> None:
         request = sequence.request

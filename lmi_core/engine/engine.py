@@ -9,6 +9,7 @@ import queue
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from lmi_core.engine.completion import Completing
 from lmi_core.engine.core import EngineCore
 from lmi_core.engine.disk_blocks import DiskBlocks, open_disk_blocks
 from lmi_core.engine.fingerprint import FingerprintOf
+from lmi_core.engine.handover import Handover
 from lmi_core.engine.loop_thread import LoopThread
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.make_request import Prompt, make_request
@@ -25,7 +27,7 @@ from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, LifeState, NullObserver
-from lmi_core.engine.stream import EventStream
+from lmi_core.engine.stream import EventStream, batches
 from lmi_core.errors import EngineError, UserError
 from lmi_core.runners.load import load_runner, load_tokenizer
 from lmi_core.runners.runner import Runner
@@ -33,6 +35,7 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.library import load_library
 from lmi_core.text.tokenizer import Tokenizer
+from lmi_core.weights.gguf.directory import model_directory
 from lmi_core.weights.hf_config import check_directory
 
 T = TypeVar("T")
@@ -60,13 +63,15 @@ class Engine(Completing):
         progress: Callable[[str, int, int], None] | None = None,
         check_integrity: bool = False,
     ) -> None:
-        """``config``: a configuration, or a model directory for the defaults. ``runner``, with its
-        ``tokenizer`` and ``eos_token_ids``, replaces the one that would be loaded. ``progress`` is
-        called with what is loading, how much is done and of how much, in the loading thread.
-        ``check_integrity`` accounts for every KV block after every step (tests).
+        """``config``: a configuration, or a model directory or GGUF file for the defaults.
+        ``runner``, with its ``tokenizer`` and ``eos_token_ids``, replaces the one that would be
+        loaded. ``progress`` is called with what is loading, how much is done and of how much,
+        in the loading thread. ``check_integrity`` accounts for every KV block after every step
+        (tests).
         """
         if not isinstance(config, EngineConfig):
             config = EngineConfig(model=Path(config))
+        config = replace(config, model=model_directory(config.model))
         if (runner is None) != (tokenizer is None):
             raise UserError("give both runner and tokenizer, or neither")
         if runner is None:
@@ -171,22 +176,11 @@ class Engine(Completing):
                 for event in events:
                     yield event
 
-    async def generate_batches(
+    def generate_batches(
         self, request: GenerationRequest
     ) -> AsyncGenerator[list[TokenEvent], None]:
         """As ``generate``, in lists of all events that are ready: at most one list per step."""
-        ready = asyncio.Event()
-        stream = await self.subscribe(request, ready.set)
-        try:
-            is_finished = False
-            while not is_finished:
-                await ready.wait()
-                ready.clear()
-                events, is_finished = stream.take()
-                if events:
-                    yield events
-        finally:
-            stream.close()
+        return batches(self, request)
 
     async def subscribe(
         self, request: GenerationRequest, notify: Callable[[], None]
@@ -200,6 +194,13 @@ class Engine(Completing):
         stream = EventStream(notify)
         await core.open(request, stream)
         return stream
+
+    async def open(
+        self, request: GenerationRequest, stream: EventStream, handover: Handover | None = None
+    ) -> None:
+        """As ``subscribe``, in the engine's own event loop with a stream of the caller's; with what
+        another process has prepared for the request or generated."""
+        await self._usable_core().open(request, stream, handover)
 
     def generate_sync(
         self,

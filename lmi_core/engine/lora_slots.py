@@ -90,9 +90,9 @@ class LoraSlots:
         that can't be served."""
         store = self._enabled_store()
         with self._slots.claim(name):
-            before = await asyncio.to_thread(_digest, path)
+            before = await asyncio.to_thread(adapter_digest, path)
             packed = await asyncio.to_thread(store.pack, path)
-            digest = await asyncio.to_thread(_digest, path)
+            digest = await asyncio.to_thread(adapter_digest, path)
             if digest != before:
                 raise ModelError(f"adapter {name}: files in {path} changed while they were read")
             self.register(name, path, packed, digest)
@@ -102,9 +102,7 @@ class LoraSlots:
         """Let requests name an adapter that was packed."""
         index = self._take_index()
         self._enabled_store().set(index, packed)
-        # No text's encoding begins with this byte, so that no salt of the base model is the same.
-        serial = next(self._serials).to_bytes(8, "little")
-        seed = b"\xff" + (bytes.fromhex(digest) if digest and self._outlast else serial)
+        seed = prefix_seed(next(self._serials), digest if self._outlast else "")
         self._slots.add(name, LoraSlot(name, path, index, seed, digest))
 
     def unregister(self, name: str, on_freed: Callable[[], None]) -> None:
@@ -135,7 +133,15 @@ class LoraSlots:
         return self._num_indices - 1
 
 
-def _digest(path: Path) -> str:
+def prefix_seed(serial: int, digest: str) -> bytes:
+    """What tells an adapter's blocks from others': by its content, where blocks outlast the engine,
+    else by the number of its load."""
+    # No text's encoding begins with this byte, so that no salt of the base model is the same.
+    return b"\xff" + (bytes.fromhex(digest) if digest else serial.to_bytes(8, "little"))
+
+
+def adapter_digest(path: Path) -> str:
+    """Of an adapter's files; "" where they can't be read."""
     try:
         return digest_of_files(sorted(file for file in path.iterdir() if file.is_file()))
     except OSError as error:

@@ -17,6 +17,8 @@ class FinishReason(StrEnum):
     STOP = "stop_sequence"
     """A stop string or a stop token id."""
     ABORT = "abort"
+    POOLED = "pooled"
+    """The prompt has its vector or score; nothing is generated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.policy import Plan, Queues
 from lmi_core.engine.sequence import Sequence
@@ -14,8 +15,12 @@ class PagedPolicy:
 
     Where many rows in one step are no cheaper than in several steps, only a prompt that has the
     step for itself fills the budget. Prompts that share it, or have decode rows beside them, take
-    no more rows than make the step efficient: so prompts are finished in the order of arrival, not
-    all with the last one, and decoding goes on meanwhile.
+    no more rows than make the step efficient, of which decode rows leave them at least half: so
+    prompts are finished in the order of arrival, not all with the last one, and decoding goes on
+    meanwhile.
+
+    Among several tenants, prompts are computed and rows are given in the order of what each was
+    served, and a tenant that holds more rows than its part gives them to one that waits with less.
     """
 
     def __init__(
@@ -26,9 +31,10 @@ class PagedPolicy:
         *,
         guaranteed_no_evict: bool,
         waiting_steps: int = 0,
+        shares: FairShares | None = None,
     ) -> None:
         """``waiting_steps``: steps after an admission in which nobody else is admitted, as long as
-        anything runs."""
+        anything runs. ``shares``: what tenants were served, which the scheduler counts."""
         self._info = info
         self._queues = queues
         self._memory = memory
@@ -37,6 +43,7 @@ class PagedPolicy:
         """A step has all of a prompt, which must fit, or nothing."""
         self._keeps_spare = not guaranteed_no_evict
         self._waiting_steps = waiting_steps
+        self._shares = FairShares() if shares is None else shares
         self._num_held_steps = 0
         """Steps since the last admission, as far as they count for ``waiting_steps``."""
         self._refusal: tuple[Sequence, int, int] | None = None
@@ -45,14 +52,42 @@ class PagedPolicy:
 
     def plan(self) -> Plan:
         plan = Plan()
+        creditor = self._creditor()
+        if creditor is not None:
+            self._preempt(creditor)
         num_logit_rows = self._decode(plan)
-        num_logit_rows = self._continue_prompts(plan, num_logit_rows)
-        if not plan.num_preempted and not self._holds_back():
+        prompts = self._prompts(plan)
+        admits = not plan.num_preempted and not self._holds_back()
+        if self._shares.are_contested:
+            num_logit_rows = self._share(plan, prompts, num_logit_rows, admits=admits)
+        else:
+            for sequence in prompts:
+                num_logit_rows = self._schedule_chunk(sequence, plan, num_logit_rows)
+        if admits:
             self._admit(plan, num_logit_rows)
+        plan.num_preempted += creditor is not None
         return plan
 
     def pass_step(self) -> None:
         self._num_held_steps += 1
+
+    @property
+    def can_admit(self) -> bool:
+        return self._memory.num_free_rows > 0 or self._creditor() is not None
+
+    def _creditor(self) -> Sequence | None:
+        """A sequence whose tenant has too many rows, where there is none for another's."""
+        queues = self._queues
+        if (
+            not self._shares.are_contested
+            or not self._keeps_spare
+            or not queues.waiting
+            or self._memory.num_free_rows
+            or self._num_held_steps < self._waiting_steps
+        ):
+            return None
+        first = self._shares.first(queues.waiting)
+        return self._shares.creditor(first, queues.running, self._info.max_num_seqs)
 
     def _decode(self, plan: Plan) -> int:
         """Give every sequence with one pending token its row; returns the logit rows left."""
@@ -77,13 +112,22 @@ class PagedPolicy:
         while not self._extend(sequence, plan):
             if plan.failures and plan.failures[-1][0] is sequence:
                 return False
-            victim = self._queues.running.pop()
-            self._memory.release(victim)
-            self._queues.wait(victim)
+            victim = self._queues.running[-1]
+            if self._shares.are_contested:
+                victim = self._shares.last(self._queues.running) or victim
+            if victim.num_scheduled:
+                plan.sequences.remove(victim)
+                victim.num_scheduled = 0
+            self._preempt(victim)
             plan.num_preempted += 1
             if victim is sequence:
                 return False
         return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        self._queues.running.remove(victim)
+        self._memory.release(victim)
+        self._queues.wait(victim)
 
     def _extend(self, sequence: Sequence, plan: Plan) -> bool:
         try:
@@ -92,11 +136,21 @@ class PagedPolicy:
             plan.failures.append((sequence, error))
             return False
 
-    def _continue_prompts(self, plan: Plan, num_logit_rows: int) -> int:
+    def _prompts(self, plan: Plan) -> list[Sequence]:
+        """Those in progress."""
         failed = [sequence for sequence, _ in plan.failures]
-        for sequence in self._queues.running:
-            if not sequence.num_scheduled and sequence not in failed:
-                num_logit_rows = self._schedule_chunk(sequence, plan, num_logit_rows)
+        running = self._queues.running
+        return [s for s in running if not s.num_scheduled and s not in failed]
+
+    def _share(
+        self, plan: Plan, prompts: list[Sequence], num_logit_rows: int, *, admits: bool
+    ) -> int:
+        """Continue prompts in the order of their tenants' shares, but behind those that wait and
+        come before them; returns the logit rows left."""
+        for sequence in sorted(prompts, key=self._shares.order):
+            if admits:
+                num_logit_rows = self._admit(plan, num_logit_rows, before=sequence)
+            num_logit_rows = self._schedule_chunk(sequence, plan, num_logit_rows)
         return num_logit_rows
 
     def _holds_back(self) -> bool:
@@ -105,33 +159,39 @@ class PagedPolicy:
         self._num_held_steps += 1
         return True
 
-    def _admit(self, plan: Plan, num_logit_rows: int) -> None:
-        queues, memory = self._queues, self._memory
+    def _admit(self, plan: Plan, num_logit_rows: int, before: Sequence | None = None) -> int:
+        """Take waiting sequences in, those whose tenants were served less than that of ``before``;
+        returns the logit rows left."""
+        queues, memory, shares = self._queues, self._memory, self._shares
         while (
             queues.waiting
             and memory.num_free_rows
             and num_logit_rows
             and self._num_tokens_left(plan) > 0
         ):
-            sequence = queues.waiting[0]
+            sequence = shares.first(queues.waiting)
+            if before is not None and shares.order(sequence) > shares.order(before):
+                break
             if self._takes_whole and not self._fits(sequence, plan):
-                return
+                break
             state = (sequence, memory.pool.num_available, len(queues.running))
             if state == self._refusal:
-                return
+                break
             try:
                 admission = memory.admit(sequence, num_spare_blocks=self._num_spare_blocks())
             except Exception as error:  # those behind it are admitted by the next step
                 plan.failures.append((sequence, error))
-                return
+                break
             if admission is None:
                 self._refusal = state
-                return
+                break
             queues.run(sequence)
+            shares.note_admitted(sequence)
             self._num_held_steps = 0
             if admission.copy is not None:
                 plan.copies.append(admission.copy)
             num_logit_rows = self._schedule_chunk(sequence, plan, num_logit_rows)
+        return num_logit_rows
 
     def _fits(self, sequence: Sequence, plan: Plan) -> bool:
         return sequence.num_pending <= self._info.max_num_batched_tokens - plan.num_tokens
@@ -147,9 +207,11 @@ class PagedPolicy:
     def _num_tokens_left(self, plan: Plan) -> int:
         """For the next prompt of the step."""
         left = self._info.max_num_batched_tokens - plan.num_tokens
-        if self._info.num_saturating_tokens is None or plan.num_tokens == 0:
+        most = self._info.num_saturating_tokens
+        if most is None or plan.num_tokens == 0:
             return left
-        return max(0, min(left, self._info.num_saturating_tokens - plan.num_prompt_tokens))
+        num_decoding = min(plan.num_tokens - plan.num_prompt_tokens, most // 2)
+        return max(0, min(left, most - num_decoding - plan.num_prompt_tokens))
 
     def _schedule_chunk(self, sequence: Sequence, plan: Plan, num_logit_rows: int) -> int:
         """Schedule as many pending tokens as budget and logit rows allow, maybe none."""

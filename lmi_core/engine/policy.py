@@ -58,3 +58,8 @@ class Policy(Protocol):
     def pass_step(self) -> None:
         """A step goes by that ``plan`` wasn't asked for: the last one's sequences decode on."""
         ...
+
+    @property
+    def can_admit(self) -> bool:
+        """Whether a sequence that waits may be in the next step, if ``plan`` makes it."""
+        ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmi_core.errors import UserError
+from lmi_core.errors import TaskError, UserError
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import PoolingHead
 from lmi_core.text.tokenizer import FramedText, Truncate
@@ -41,13 +41,13 @@ class PoolingParams:
         spec, size = head.spec, head.size
         if spec.task == "rerank":
             if self.text_pair is None:
-                raise UserError(
+                raise TaskError(
                     "this model scores pairs of texts; it has no embeddings: use /rerank or "
                     "/v1/rerank",
                     field="prompt",
                 )
         elif self.text_pair is not None:
-            raise UserError(
+            raise TaskError(
                 "this model embeds texts; it doesn't score pairs: use /embed or /v1/embeddings",
                 field="query",
             )

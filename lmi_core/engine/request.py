@@ -19,7 +19,9 @@ class GenerationRequest:
     """Whether the tokenizer adds its own (BOS); off for prompts made by a chat template."""
     params: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
-    """Lower runs first; equal priorities run in arrival order."""
+    """Lower runs first; equal priorities run in arrival order, or by their tenants' shares."""
+    tenant: str = ""
+    """Whose it is: where several wait, rows are shared among tenants, not among requests."""
     adapter: str = ""
     """Name of the LoRA adapter to compute it with; "": the base model alone."""
     cache_salt: str = ""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_core.engine.commit import Commit, Output, PromptChunk
+from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.policy import Plan, Policy, Queues
@@ -30,12 +31,15 @@ class Scheduler:
         memory: KvMemory,
         policy: Policy,
         speculation: Speculation | None = None,
+        shares: FairShares | None = None,
     ) -> None:
+        """``shares``: the policy's, to be told what is served."""
         self.queues = queues
         self.memory = memory
         self._block_size = memory.block_size
         self._policy = policy
         self._speculation = speculation
+        self._shares = FairShares() if shares is None else shares
         self.num_preemptions = 0
         self._num_held = 0
         self.num_restoring = 0
@@ -60,20 +64,23 @@ class Scheduler:
         return bool(self.queues.running or self.queues.waiting)
 
     def add(self, request: ActiveRequest, *, is_restoring: bool = False) -> None:
-        """Queue a request's choices; all but the first are held until the prompt is computed, and
-        the first, if its prefix ``is_restoring``, until ``restored``."""
-        if request.adapter is not None:
-            for _ in request.sequences:
+        """Queue a request's open choices; all but the first are held until the prompt is computed,
+        unless there is output already, with which each is computed for itself. The first is held
+        until ``restored``, if its prefix ``is_restoring``."""
+        left = [s for s in request.sequences if s.state is not SequenceState.FINISHED]
+        has_output = any(sequence.num_generated for sequence in request.sequences)
+        self._shares.open(left)
+        for i, sequence in enumerate(left):
+            if request.adapter is not None:
                 request.adapter.acquire()
-        first, *others = request.sequences
-        if is_restoring:
-            first.state = SequenceState.RESTORING
-            self.num_restoring += 1
-        else:
-            self.queues.wait(first)
-        self._num_held += len(others)
-        for sequence in others:
-            sequence.state = SequenceState.HELD
+            if i and not has_output:
+                self._num_held += 1
+                sequence.state = SequenceState.HELD
+            elif is_restoring:
+                self.num_restoring += 1
+                sequence.state = SequenceState.RESTORING
+            else:
+                self.queues.wait(sequence)
 
     def restored(self, request: ActiveRequest) -> None:
         """What could be read of its prefix is in the pool; nothing happens if it has ended."""
@@ -95,7 +102,7 @@ class Scheduler:
         that end with it or that speculate, which are in every second step then: they need the
         results of theirs. None where results or another choice of sequences may matter."""
         memory, running = self.memory, self.queues.running
-        if self.queues.waiting and memory.num_free_rows:
+        if self.queues.waiting and self._policy.can_admit:
             return None
         known = [sequence for sequence in running if not sequence.num_scheduled]
         if len(plan.sequences) + len(known) != len(running):
@@ -305,6 +312,7 @@ class Scheduler:
             reason = FinishReason.ABORT
         else:
             token_ids.append(token_id)
+            self._shares.note_generated(sequence)
             if token_id in sequence.end_ids:
                 is_stop_id = token_id in sequence.request.request.params.stop_token_ids
                 reason = FinishReason.STOP if is_stop_id else FinishReason.EOS
@@ -393,6 +401,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.FINISHED
+        self._shares.close(sequence)
         if self._speculation is not None:
             self._speculation.end(sequence)
         if sequence.request.adapter is not None:

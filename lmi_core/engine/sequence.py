@@ -195,6 +195,7 @@ class ActiveRequest:
         prompt_ids: list[int],
         *,
         adapter: LoraSlot | None = None,
+        prefix_seed: bytes = b"",
         seed: int,
         arrival_s: float,
         stream: EventStream,
@@ -205,10 +206,8 @@ class ActiveRequest:
         self.prompt_ids = prompt_ids
         self.adapter = adapter
         self.adapter_slot = -1 if adapter is None else adapter.index
-        self.prefix_seed = request.cache_salt.encode()
+        self.prefix_seed = prefix_seed
         """What its blocks' hashes start from: only requests with the same share blocks."""
-        if adapter is not None:
-            self.prefix_seed = adapter.prefix_seed + self.prefix_seed
         self.seed = seed
         self.reported_seed = seed if params.temperature > 0 else None
         self.arrival_s = arrival_s

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from typing import Protocol
 
 from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.request import GenerationRequest
 
 
 class EventStream:
@@ -57,3 +60,29 @@ class EventStream:
             raise self._error
         self.notify()
         return events, False
+
+
+class Subscribable(Protocol):
+    """What takes requests and notifies of their events."""
+
+    async def subscribe(
+        self, request: GenerationRequest, notify: Callable[[], None]
+    ) -> EventStream: ...
+
+
+async def batches(
+    source: Subscribable, request: GenerationRequest
+) -> AsyncGenerator[list[TokenEvent], None]:
+    """A request's events in lists of all that are ready; closing the generator aborts it."""
+    ready = asyncio.Event()
+    stream = await source.subscribe(request, ready.set)
+    try:
+        is_finished = False
+        while not is_finished:
+            await ready.wait()
+            ready.clear()
+            events, is_finished = stream.take()
+            if events:
+                yield events
+    finally:
+        stream.close()

@@ -252,6 +252,10 @@ def expert_spec(
         intermediate_size=config.integer("moe_intermediate_size", intermediate_size),
         sparse=tuple(i >= num_dense for i in range(config.num_layers)),
     )
+    usual = config.values.get("num_experts")
+    if usual not in (None, spec.num_experts):
+        problem = f"is {spec.num_experts}, but num_experts beside it is {usual!r}: leave one out"
+        raise config.error("num_experts", problem)
     if spec.top_k > spec.num_experts:
         raise config.error(
             "num_experts_per_tok", f"is {spec.top_k}, but there are {spec.num_experts} experts"

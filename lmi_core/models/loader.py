@@ -42,7 +42,7 @@ from lmi_core.settings.lora_config import LoraConfig
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.formats import FloatArray, PackFormat, Quantization, WeightFormat
-from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
+from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, scale_of
 from lmi_core.weights.hf_config import HfConfig
 from lmi_core.weights.quantized.checkpoint import layout_of, quantization_at_load
 from lmi_core.weights.quantized.stored_layers import StoredLayers
@@ -132,7 +132,11 @@ def find_model(asked: EngineConfig) -> FoundModel:
         quantized=quantized,
         quantize=made,
         pooling=pooling,
-        notes=(*spec.notes, *_notes(spec, asked.max_model_len, checkpoint, tensors)),
+        notes=(
+            *spec.notes,
+            *checkpoint.gguf_notes,
+            *_notes(spec, asked.max_model_len, checkpoint, tensors),
+        ),
     )
 
 
@@ -244,7 +248,7 @@ def _needed(
             needed |= quantized.tensors_of(name)
             continue
         needed[name] = tensors[name]
-        if tensors[name].dtype == FP8_DTYPE and (scale := scale_of(tensors[name], tensors)):
+        if tensors[name].dtype in FP8_DTYPES and (scale := scale_of(tensors[name], tensors)):
             needed[scale.name] = scale
     return needed
 

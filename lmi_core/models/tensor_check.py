@@ -10,7 +10,7 @@ from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.models.weights import expected_shapes
 from lmi_core.weights.checkpoint import Checkpoint
-from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, goes_with_fp8, scale_problem
+from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, goes_with_fp8, scale_problem
 from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
 from lmi_core.weights.quantized.stored_layers import StoredLayers
@@ -58,7 +58,7 @@ def check_quantized(checkpoint: Checkpoint, quantized: StoredLayers) -> None:
     if settings is None or quantized:
         return
     tensors = checkpoint.tensors
-    coded = (FP8_DTYPE, *BLOCK_TYPES)
+    coded = (*FP8_DTYPES, *BLOCK_TYPES)
     if any(tensor.dtype in coded for tensor in tensors.values()):
         return
     if any(name.endswith(MXFP4_ENDINGS[0]) for name in tensors):
@@ -87,7 +87,7 @@ def _problems(
         return [f"missing: {name} {list(shape)}"]
     if tensor.shape != shape:
         return [f"wrong shape: {name} is {list(tensor.shape)}, expected {list(shape)}"]
-    if tensor.dtype == FP8_DTYPE and len(shape) == 2 and name != names.embedding:
+    if tensor.dtype in FP8_DTYPES and len(shape) == 2 and name != names.embedding:
         problem = scale_problem(tensor, tensors)
         return [problem] if problem else []
     if tensor.dtype in BLOCK_TYPES and len(shape) == 2:
@@ -108,7 +108,7 @@ def _dtype_problem(tensor: TensorInfo) -> str:
 def _unexpected(
     names: WeightNames, tensors: Mapping[str, TensorInfo], known: set[str]
 ) -> list[str]:
-    has_fp8 = any(tensor.dtype == FP8_DTYPE for tensor in tensors.values())
+    has_fp8 = any(tensor.dtype in FP8_DTYPES for tensor in tensors.values())
     return [
         f"unexpected: {name} {list(tensor.shape)}"
         for name, tensor in tensors.items()

@@ -15,12 +15,14 @@ from lmi_core.models.linears import RowIds
 from lmi_core.models.weights import Linear, MappedFile, Table, WeightBackend
 from lmi_core.ops.graph import JoinedWeight, LinearWeight
 from lmi_core.weights.block_matrix import BlockMatrix
+from lmi_core.weights.float_code_matrix import CODE_BLOCK, FloatCodeMatrix
 from lmi_core.weights.float_tensors import DTYPES, to_float32
 from lmi_core.weights.formats import BlockFormat, FloatArray, PackFormat, Quantization, WeightFormat
-from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_of
+from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, scale_of
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
 from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.integer_matrix import IntegerMatrix
+from lmi_core.weights.made_codes import through_codes, to_eetq, to_fp8, to_llm_int8
 from lmi_core.weights.matrix import Matrix, dense, rows_of
 from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
@@ -29,6 +31,8 @@ Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and in all."""
 
 _FORMATS: tuple[Quantization, ...] = ("int4", "int8", "fp8")
+_OwnFormat = BlockFormat | Literal["fp16", "nf4", "fp4"]
+"""That only products of their own kind take."""
 
 
 class TensorReader:
@@ -50,7 +54,7 @@ class TensorReader:
         """What matrices of layers were in the checkpoint, and still are."""
         self.widened: set[Quantization] = set()
         """What they were where they are of ``weight_format`` now."""
-        self.own_formats: Counter[BlockFormat | Literal["fp16"]] = Counter()
+        self.own_formats: Counter[_OwnFormat] = Counter()
         """Weights of matrices that only products of their own kind take."""
         self.most_rounding = 0.0
         """The largest change of a scale, relative to it."""
@@ -137,11 +141,36 @@ class TensorReader:
         chosen = own or self._kept_format(parts) or format or self._layer_format(parts)
         if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
             parts = [*dense(parts)]
-        return self._backend.pack(parts, names=names, format=chosen, gated=gated)
+        parts, packed = self._made(parts, chosen)
+        return self._backend.pack(parts, names=names, format=packed, gated=gated)
 
-    def _own_format(self, part: Matrix) -> BlockFormat | Literal["fp16"] | None:
+    def _made(
+        self, parts: Sequence[Matrix], chosen: PackFormat | Quantization
+    ) -> tuple[Sequence[Matrix], PackFormat]:
+        """``parts`` for packing as ``chosen``, and the format that they are packed in."""
+        if chosen == "llm_int8":
+            return [to_llm_int8(part) for part in self._as_floats(parts)], "int8"
+        if chosen == "eetq":
+            return [to_eetq(part) for part in self._as_floats(parts)], "int8"
+        if chosen == "nf4" or chosen == "fp4":
+            if any(isinstance(part, FloatCodeMatrix) for part in parts):
+                return parts, chosen
+            made = [through_codes(part, chosen) for part in self._as_floats(parts)]
+            has_blocks = parts[0].shape[1] % CODE_BLOCK == 0
+            return made, chosen if has_blocks else self.weight_format
+        if chosen == "fp8" and not all(isinstance(part, Fp8Matrix) for part in parts):
+            in_fp8 = [to_fp8(part) for part in self._as_floats(parts)]
+            return in_fp8, "fp8" if self._backend.keeps_fp8(in_fp8) else self.weight_format
+        return parts, chosen
+
+    def _as_floats(self, parts: Sequence[Matrix]) -> list[FloatArray]:
+        return [
+            to_float32(part, "BF16" if part.dtype == np.uint16 else "F32") for part in dense(parts)
+        ]
+
+    def _own_format(self, part: Matrix) -> _OwnFormat | None:
         """Of a matrix that only products of its own kind take as it is."""
-        if isinstance(part, BlockMatrix):
+        if isinstance(part, BlockMatrix | FloatCodeMatrix):
             return part.format
         is_half = isinstance(part, np.ndarray) and part.dtype == np.float16
         return "fp16" if is_half and self._keeps_halves else None
@@ -163,10 +192,15 @@ class TensorReader:
                 for (part,) in experts
             ]
         parts = [part for expert in experts for part in expert]
-        chosen = self._kept_format(parts) or self._layer_format(parts)
+        own = {self._own_format(part) for part in parts}
+        kept = own.pop() if len(own) == 1 else None
+        chosen = kept or self._kept_format(parts) or self._layer_format(parts)
         if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
             experts = [[*dense(expert)] for expert in experts]
-        weight = self._backend.pack_experts(experts, names=names[:1], format=chosen, gated=gated)
+        made = [self._made(expert, chosen) for expert in experts]
+        weight = self._backend.pack_experts(
+            [parts for parts, _ in made], names=names[:1], format=made[0][1], gated=gated
+        )
         for name in names:
             self._release(self._stored_as(name))
         return weight
@@ -249,34 +283,38 @@ class TensorReader:
             self.kept.add(kept)
         return kept
 
-    def _layer_format(self, parts: Sequence[Matrix]) -> PackFormat:
+    def _layer_format(self, parts: Sequence[Matrix]) -> PackFormat | Quantization:
         if self._quantize is not None:
             return self._quantize
-        in_fp8 = [isinstance(part, Fp8Matrix) for part in parts]
-        if all(in_fp8) and self._backend.keeps_fp8:
+        in_fp8 = [part for part in parts if isinstance(part, Fp8Matrix)]
+        if len(in_fp8) == len(parts) and self._backend.keeps_fp8(in_fp8):
             self.kept.add("fp8")
             return "fp8"
-        if any(in_fp8):
+        if in_fp8:
             self.widened.add("fp8")
         self.widened |= {part.format for part in parts if isinstance(part, IntegerMatrix)}
         return self.weight_format
 
     def _matrix(self, name: str) -> Matrix:
         if name in self._quantized:
-            return self._quantized.matrix(
+            matrix = self._quantized.matrix(
                 name,
                 integers=lambda tensor: self._view(tensor.name),
                 floats=self._floats,
                 note_rounding=self._note_rounding,
             )
+            if isinstance(matrix, IntegerMatrix):
+                return matrix
+            is_kept = self._backend.keeps_blocks and matrix.has_whole_blocks
+            return matrix if is_kept else matrix.to_float32()
         tensor = self._tensors[name]
         if tensor.dtype in BLOCK_TYPES:
             raw = self._file(tensor.path).array(tensor.offset, tensor.num_bytes)
             num_outputs, num_inputs = tensor.shape
             blocks = raw.reshape(num_outputs, -1)
-            matrix = BlockMatrix(BLOCK_TYPES[tensor.dtype], (num_outputs, num_inputs), blocks)
-            return matrix if self._backend.keeps_blocks else matrix.to_float32()
-        if tensor.dtype != FP8_DTYPE:
+            stored = BlockMatrix(BLOCK_TYPES[tensor.dtype], (num_outputs, num_inputs), blocks)
+            return stored if self._backend.keeps_blocks else stored.to_float32()
+        if tensor.dtype not in FP8_DTYPES:
             return self._view(name)
         scale = scale_of(tensor, self._tensors)
         assert scale is not None
@@ -286,7 +324,8 @@ class TensorReader:
                 f"{scale.path}: {scale.name} holds a scale that isn't finite; it is damaged",
                 field="model",
             )
-        return Fp8Matrix(self._view(name).view(np.uint8), expand_scales(scales, tensor.shape))
+        codes = self._view(name).view(np.uint8)
+        return Fp8Matrix(codes, expand_scales(scales, tensor.shape), FP8_DTYPES[tensor.dtype])
 
     def _stored_as(self, weight: str) -> Sequence[str]:
         return [*self._quantized.tensors_of(weight)] if weight in self._quantized else [weight]

@@ -16,6 +16,7 @@ from lmi_core.models.spec import DecoderSpec, LatentSpec
 from lmi_core.ops.graph import JoinedWeight, LinearWeight
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.formats import FloatArray, PackFormat
+from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.matrix import Matrix
 
 
@@ -39,14 +40,13 @@ class WeightBackend(Protocol):
     quantise what isn't; GGUF's types of blocks are never made of others. ``names`` are the parts'
     in the checkpoint."""
 
-    @property
-    def keeps_fp8(self) -> bool:
-        """Whether it has products with fp8 matrices."""
+    def keeps_fp8(self, parts: Sequence[Fp8Matrix]) -> bool:
+        """Whether it has products with such matrices, as one."""
         ...
 
     @property
     def keeps_blocks(self) -> bool:
-        """Whether it has products with GGUF's blocks, and with fp16."""
+        """Whether it has products with GGUF's blocks, 4-bit codes of floats, and fp16."""
         ...
 
     def open(self, path: Path) -> MappedFile: ...

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lmi_core import _native
 from lmi_core.ops.graph import Graph, Handle, JoinedWeight, LinearWeight
 from lmi_core.weights.formats import PackFormat
+from lmi_core.weights.fp8_matrix import FP8_BLOCK, Fp8Matrix
 from lmi_core.weights.matrix import Activations, Matrix, packable, packed_group_size, row_rounding
 
 if TYPE_CHECKING:
@@ -33,9 +34,10 @@ class NativeWeights:
         self.packed = packed
         self.activations: Activations = activations
 
-    @property
-    def keeps_fp8(self) -> bool:
-        return False
+    def keeps_fp8(self, parts: Sequence[Fp8Matrix]) -> bool:
+        """Of whole blocks of inputs, in one format."""
+        is_one = len({part.format for part in parts}) == 1
+        return is_one and parts[0].shape[1] % FP8_BLOCK == 0
 
     @property
     def keeps_blocks(self) -> bool:
@@ -54,7 +56,7 @@ class NativeWeights:
         num_experts: int = 1,
     ) -> LinearWeight:
         if format == "fp8":
-            raise ValueError("the CPU engine has no products with fp8 matrices")
+            (format,) = {part.format for part in parts if isinstance(part, Fp8Matrix)}
         group_size = packed_group_size(parts, format)
         rounding = row_rounding(parts, self.activations)
         label = f"{format}{group_size or ''}{' gated' if gated else ''} {' '.join(names)}"

@@ -17,6 +17,11 @@ class MemoryClaims:
         with self._lock:
             return sum(self._num_bytes.values())
 
+    def of(self, owner: object) -> int:
+        """What ``owner`` has taken."""
+        with self._lock:
+            return self._num_bytes.get(id(owner), 0)
+
     def claim(self, owner: object, num_bytes: int) -> None:
         """Count ``num_bytes`` as taken until ``owner`` releases them."""
         with self._lock:

@@ -87,9 +87,8 @@ class StepMemory:
             )
             for _ in range(NUM_STEPS)
         )
-        pool = _native.BlockPool(
-            num_blocks, config.block_size, prefix_hash_key(config.prefix_cache_dir)
-        )
+        key = config.prefix_key or prefix_hash_key(config.prefix_cache_dir)
+        pool = _native.BlockPool(num_blocks, config.block_size, key)
         return cls(pool, tables, sampling, steps)
 
 

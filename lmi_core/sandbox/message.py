@@ -51,9 +51,33 @@ def decode(parts: Sequence[bytearray], *, known: Any = None) -> Any:
     return _Unpickler(parts[0], parts[1:], known).load()  # type: ignore[arg-type]
 
 
-def send(connection: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
+def head(parts: Sequence[bytes | memoryview]) -> bytes:
+    """What goes before the parts of a message."""
     sizes = [len(part) for part in parts]
-    connection.sendall(_COUNT.pack(len(parts)) + struct.pack(f">{len(parts)}Q", *sizes))
+    return _COUNT.pack(len(parts)) + struct.pack(f">{len(parts)}Q", *sizes)
+
+
+def take(received: bytearray) -> list[bytearray] | None:
+    """Remove the next message's parts from what was received; None while they aren't all there."""
+    if len(received) < _COUNT.size:
+        return None
+    [num_parts] = _COUNT.unpack_from(received)
+    start = _COUNT.size + 8 * num_parts
+    if len(received) < start:
+        return None
+    sizes = struct.unpack_from(f">{num_parts}Q", received, _COUNT.size)
+    if len(received) < start + sum(sizes):
+        return None
+    parts = []
+    for size in sizes:
+        parts.append(received[start : start + size])
+        start += size
+    del received[:start]
+    return parts
+
+
+def send(connection: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
+    connection.sendall(head(parts))
     for part in parts:
         connection.sendall(part)
 

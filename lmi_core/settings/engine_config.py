@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -16,8 +16,12 @@ Activations = Literal["auto", "int8", "bf16"]
 KvDType = Literal["auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2"]
 Task = Literal["auto", "generate", "embed", "rerank"]
 Device = Literal["cpu", "cuda", "torch-cpu"]
-Quantization = Literal["int8", "int4", "fp8", "awq", "gptq", "compressed-tensors"]
+Quantization = Literal[
+    "int8", "int4", "fp8", "awq", "gptq", "compressed-tensors", "bitsandbytes", "bitsandbytes-nf4",
+    "bitsandbytes-fp4", "eetq",
+]  # fmt: skip
 
+_CPU_QUANTIZE = ("bitsandbytes-nf4", "bitsandbytes-fp4")
 _LEAST = {
     "max_model_len": 1,
     "max_queue_size": 0,
@@ -53,10 +57,13 @@ class EngineConfig:
     quantize: Quantization | None = None
     """What the matrices become at load; None: as ``dtype``. int8 has a scale per output and
     rounds activations to int8 too, row by row, but a row's outliers to 16 bits; int4 has one per
-    output and 128 inputs, and rounds activations so on the CPU only; fp8, which the CPU has not, is
-    as int8, without outliers. The output head is int8 in all. An fp8 checkpoint stays fp8 on torch
-    devices and becomes ``dtype`` on the CPU. A checkpoint in integers stays as it is; awq, gptq and
-    compressed-tensors say which it is expected to be."""
+    output and 128 inputs, and rounds activations so on the CPU only; fp8 is as int8, without
+    outliers, on torch devices, and rounds no activations on the CPU. bitsandbytes (LLM.int8),
+    bitsandbytes-nf4, -fp4 and eetq give those libraries' codes and scales: nf4 and fp4, on the CPU
+    only, and eetq round no activations, LLM.int8 those below 6. The output head is int8 in all. An
+    fp8 checkpoint stays fp8, on the CPU where inputs are a multiple of 128. A checkpoint in
+    integers or of bitsandbytes stays as it is; awq, gptq, compressed-tensors and bitsandbytes say
+    which it is expected to be."""
     activations: Activations = "auto"
     """What int8 and int4 weights are multiplied with; auto: rows rounded as above, or to int8 alone
     where the checkpoint's scheme says so; int8: always so; bf16, on the CPU only: rows as they are,
@@ -86,6 +93,9 @@ class EngineConfig:
     num_models: int = 1
     """Models that are loaded together: the quarter is divided by it."""
     enable_prefix_caching: bool = True
+    prefix_key: bytes | None = field(default=None, repr=False)
+    """16 secret bytes that key the hashes of prefixes; None: new ones. Engines with the same can
+    tell each other of prefixes."""
     guaranteed_no_evict: bool = False
     """Admit a sequence only when its whole possible length fits, so that none is preempted."""
     speculation: SpeculationConfig | None = None
@@ -138,6 +148,12 @@ class EngineConfig:
                 f"activations=bf16 needs device=cpu, not {self.device}, where int8 weights have no "
                 "kernel for it, and int4 ones have nothing else: leave it out",
                 field="activations",
+            )
+        if self.quantize in _CPU_QUANTIZE and self.device != "cpu":
+            raise UserError(
+                f"quantize={self.quantize} needs device=cpu, not {self.device}, which has no such "
+                "kernels: write int4, which takes as little memory",
+                field="quantize",
             )
         for name, least in _LEAST.items():
             value = getattr(self, name)

@@ -30,6 +30,12 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _SPACE = "\u2581"
 _MAX_TOKEN_CHARS = 1024
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_DEFAULT = (
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    "[0-9][0-9][0-9]",
+)
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -66,6 +72,7 @@ _OF_DIGITS = PreTokenizer((r"\p{N}", _GPT2))
 _OF_GPT2 = PreTokenizer((_GPT2,))
 _OF_QWEN2 = PreTokenizer((_QWEN2,))
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "default": PreTokenizer(_DEFAULT),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _OF_LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), PreTokenizer((_LLAMA3,))),
     **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan"), _OF_QWEN2),
@@ -129,6 +136,17 @@ def tokenizer_files(file: GgufFile) -> tuple[dict[str, Any], dict[str, Any]]:
         **parts,
     }
     return content, _settings(file, tokens, adds_bos=adds_bos)
+
+
+def tokenizer_notes(file: GgufFile) -> list[str]:
+    """What of it the file doesn't say."""
+    metadata = file.metadata
+    if metadata.get("tokenizer.ggml.model") != "gpt2" or "tokenizer.ggml.pre" in metadata:
+        return []
+    return [
+        "it has no tokenizer.ggml.pre, so text is split before merges by llama.cpp's default, "
+        "which may not be what the model was trained with: convert the model anew"
+    ]
 
 
 def eos_token_ids(file: GgufFile) -> list[int]:
@@ -210,7 +228,7 @@ def _token_id(file: GgufFile, key: str) -> int | None:
 
 
 def _pre_tokenizer(file: GgufFile) -> PreTokenizer:
-    name = file.metadata.get("tokenizer.ggml.pre", "gpt-2")
+    name = file.metadata.get("tokenizer.ggml.pre", "default")
     if name not in PRE_TOKENIZERS:
         raise ModelError(
             f"{file.path} has a pre-tokenizer {str(name)[:40]!r}; known are "

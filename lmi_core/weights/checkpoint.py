@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lmi_core.errors import ModelError
 from lmi_core.weights.content_digest import FileState
+from lmi_core.weights.gguf.names import PATTERN as GGUF_PATTERN
 from lmi_core.weights.hf_config import read_hf_config, read_json_object
 from lmi_core.weights.quantized.settings import QuantizationSettings, read_settings
 from lmi_core.weights.safetensors_file import TensorInfo, read_header
@@ -44,6 +45,13 @@ class Checkpoint:
         """What a GGUF file calls its architecture; None: the model isn't in one."""
         settings = self.config.values.get("gguf")
         return str(settings["architecture"]) if isinstance(settings, dict) else None
+
+    @property
+    def gguf_notes(self) -> tuple[str, ...]:
+        """What its GGUF file doesn't say, or says in vain."""
+        settings = self.config.values.get("gguf")
+        notes = settings.get("notes") if isinstance(settings, dict) else None
+        return tuple(map(str, notes)) if isinstance(notes, list) else ()
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -83,7 +91,7 @@ def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:
         return _read_sharded(directory / PICKLED_INDEX_NAME, "bin", read_torch_file)
     if not files and (directory / PICKLED_NAME).exists():
         return read_torch_file(directory / PICKLED_NAME)
-    if not files and any(directory.glob("*.gguf")):
+    if not files and any(directory.glob(GGUF_PATTERN)):
         return _read_gguf(directory)
     if not files:
         raise no_safetensors(directory)
@@ -108,7 +116,7 @@ def _read_gguf(directory: Path) -> dict[str, TensorInfo]:
 def weight_files(directory: Path) -> list[Path]:
     """Those that may hold weights which ``read_checkpoint`` reads: safetensors, else pickled ones,
     else GGUF; empty: there are none."""
-    patterns = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
+    patterns = ("*.safetensors", "pytorch_model*.bin", GGUF_PATTERN)
     return next((found for name in patterns if (found := sorted(directory.glob(name)))), [])
 
 

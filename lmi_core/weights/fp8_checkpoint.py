@@ -1,18 +1,21 @@
 """What a checkpoint with fp8 matrices has beside them, and which of them can be read.
 
 Format: TGI format reference, fp8 and compressed-tensors. Which matrices are in fp8 is seen by their
-data type. Activations get a scale per row whatever the checkpoint says of them.
+data type. On torch devices activations get a scale per row whatever the checkpoint says of them; on
+the CPU they stay as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from lmi_core.weights.fp8_matrix import FP8_BLOCK, are_scales
 from lmi_core.weights.hf_config import HfConfig
 from lmi_core.weights.safetensors_file import TensorInfo
 
-FP8_DTYPE = "F8_E4M3"
+FP8_DTYPES: dict[str, Literal["e4m3", "e5m2"]] = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}
+"""What they are called in files."""
 _SCALE_DTYPES = ("F32", "F16", "BF16")
 _SCALES = ("_scale", "_scale_inv")
 _BESIDE = (".weight_scale", ".weight_scale_inv", ".input_scale")

@@ -1,12 +1,13 @@
-"""A checkpoint's matrix in fp8 (e4m3): bytes, and what they are multiples of.
+"""A checkpoint's matrix in fp8: bytes, and what they are multiples of.
 
-Format: TGI format reference, fp8. A byte has a sign, four bits of exponent (bias 7) and three of
-mantissa; 0x7f and 0xff are NaN, and nothing is infinite.
+Format: TGI format reference, fp8. e4m3: a byte has a sign, four bits of exponent (bias 7) and three
+of mantissa; 0x7f and 0xff are NaN, and nothing is infinite. e5m2: the upper byte of an fp16.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ class Fp8Matrix:
     """[outputs, inputs]"""
     scales: FloatArray
     """[outputs, 1], or [outputs, blocks of 128 inputs]"""
+    format: Literal["e4m3", "e5m2"] = "e4m3"
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -43,7 +45,14 @@ class Fp8Matrix:
         values = np.empty(self.shape, np.float32)
         for first in range(0, len(self), _CHUNK_ROWS):
             rows = slice(first, first + _CHUNK_ROWS)
-            _decode(self.codes[rows], self.scales[rows], values[rows])
+            if self.format == "e4m3":
+                _decode(self.codes[rows], values[rows])
+            else:
+                values[rows] = (self.codes[rows].astype(np.uint16) << 8).view(np.float16)
+            scales = self.scales[rows]
+            if scales.shape[1] > 1:
+                scales = np.repeat(scales, FP8_BLOCK, axis=1)[:, : values.shape[1]]
+            values[rows] *= scales
         return values
 
 
@@ -65,7 +74,17 @@ def are_scales(scales: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return scales in ((), (1,), (1, 1), (num_outputs,), (num_outputs, 1), blocks)
 
 
-def _decode(codes: npt.NDArray[np.uint8], scales: FloatArray, values: FloatArray) -> None:
+def encode_e4m3(values: FloatArray) -> npt.NDArray[np.uint8]:
+    """The nearest, ties to even, of numbers up to 448."""
+    clipped = np.clip(values, -FP8_MOST, FP8_MOST).astype(np.float32)
+    bits = (clipped * np.float32(1 / _BIAS)).view(np.uint32)
+    magnitudes = bits & 0x7FFFFFFF
+    rounded = (magnitudes + 0x7FFFF + (magnitudes >> 20 & 1)) >> 20
+    codes = np.where(np.isnan(values), _NAN, rounded).astype(np.uint8)
+    return codes | (bits >> 31 << 7).astype(np.uint8)
+
+
+def _decode(codes: npt.NDArray[np.uint8], values: FloatArray) -> None:
     bits = codes.astype(np.uint32)
     signs = bits >> 7
     bits &= 0x7F
@@ -75,6 +94,3 @@ def _decode(codes: npt.NDArray[np.uint8], scales: FloatArray, values: FloatArray
     np.multiply(bits.view(np.float32), _BIAS, out=values)
     if is_nan.any():
         values[is_nan] = np.nan
-    if scales.shape[1] > 1:
-        scales = np.repeat(scales, FP8_BLOCK, axis=1)[:, : values.shape[1]]
-    values *= scales

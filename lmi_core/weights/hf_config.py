@@ -36,7 +36,7 @@ class HfConfig:
     """What the family calls a key, where that isn't what most do."""
 
     def error(self, key: str, problem: str) -> ModelError:
-        name = self.keys.get(key, key)
+        name = _gguf_key(self.values, key) or self.keys.get(key, key)
         return ModelError(f"{self.path}: {name} {problem}", field=name)
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -105,6 +105,14 @@ class HfConfig:
         if not isinstance(value, str):
             raise self.error(key, f"is {value!r}, but must be a string")
         return value
+
+
+def _gguf_key(values: Mapping[str, Any], key: str) -> str | None:
+    """What a GGUF file calls a key of the settings that were made of its metadata."""
+    gguf = values.get("gguf")
+    keys = gguf.get("keys") if isinstance(gguf, dict) else None
+    name = keys.get(key) if isinstance(keys, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def positive_number(config: HfConfig, key: str, value: object) -> float:

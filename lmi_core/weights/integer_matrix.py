@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.formats import FloatArray, RowRounding
 
 IntegerFormat = Literal["int8", "int4"]
 INT8_ZERO = 128
@@ -38,8 +38,8 @@ class IntegerMatrix:
     group_size: int
     """Inputs per scale, a power of two from 32 to 128; 0: a scale per output (int8)."""
     unpack: Callable[[], Codes]
-    has_int8_rows: bool = False
-    """The checkpoint's scheme rounds what it is multiplied with to int8, a scale per row."""
+    rounding: RowRounding | None = None
+    """Of the rows that it is multiplied with, by its scheme; None: that says nothing."""
 
     def __len__(self) -> int:
         return self.shape[0]

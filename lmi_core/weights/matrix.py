@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lmi_core.weights.block_matrix import SUM_INPUTS, BlockMatrix
-from lmi_core.weights.formats import BLOCK_FORMATS, FloatArray
+from lmi_core.weights.float_code_matrix import FloatCodeMatrix
+from lmi_core.weights.formats import BLOCK_FORMATS, FloatArray, RowRounding
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.integer_matrix import IntegerMatrix
 
-Matrix = npt.NDArray[np.generic] | Fp8Matrix | IntegerMatrix | BlockMatrix
+Matrix = npt.NDArray[np.generic] | Fp8Matrix | IntegerMatrix | BlockMatrix | FloatCodeMatrix
 Activations = Literal["auto", "int8", "bf16"]
 """What quantised matrices are multiplied with: what their format means; rows of int8; or rows as
 they are."""
-RowRounding = Literal["int8", "outliers", "none"]
-"""Of the rows that a quantised matrix is multiplied with: each to int8 by a scale of its own; or
-so, but for a row's few largest numbers, which get 16 bits; or not at all
-(csrc/cpu/packed_linear.h)."""
 Bytes = npt.NDArray[np.uint8]
 Packable = npt.NDArray[np.generic] | tuple[Bytes, FloatArray] | tuple[Bytes, FloatArray, FloatArray]
 """What ``_native.LinearWeight.pack`` takes, which decodes on the way."""
@@ -38,7 +36,7 @@ def dense(parts: Sequence[Matrix]) -> list[npt.NDArray[np.generic]]:
 def rows_of(matrix: Matrix, rows: npt.NDArray[np.int64] | slice) -> Matrix:
     """These of its outputs."""
     if isinstance(matrix, Fp8Matrix):
-        return Fp8Matrix(matrix.codes[rows], matrix.scales[rows])
+        return replace(matrix, codes=matrix.codes[rows], scales=matrix.scales[rows])
     return matrix[rows] if isinstance(matrix, np.ndarray) else matrix.rows(rows)
 
 
@@ -54,11 +52,11 @@ def packed_group_size(parts: Sequence[Matrix], format: str) -> int:
 
 
 def row_rounding(parts: Sequence[Matrix], activations: Activations) -> RowRounding:
-    """auto: outliers, but int8 where all of ``parts`` are of a checkpoint whose scheme says so."""
+    """auto: outliers, but what the scheme of all of ``parts`` says, if it does."""
     if activations != "auto":
         return "int8" if activations == "int8" else "none"
-    says_int8 = [isinstance(part, IntegerMatrix) and part.has_int8_rows for part in parts]
-    return "int8" if all(says_int8) else "outliers"
+    said = {part.rounding if isinstance(part, IntegerMatrix) else None for part in parts}
+    return (said.pop() if len(said) == 1 else None) or "outliers"
 
 
 def packable(parts: Sequence[Matrix], group_size: int) -> list[Packable]:
@@ -69,6 +67,8 @@ def packable(parts: Sequence[Matrix], group_size: int) -> list[Packable]:
             return part.codes, np.ascontiguousarray(part.scales)
         if isinstance(part, BlockMatrix):
             return np.ascontiguousarray(part.blocks)
+        if isinstance(part, FloatCodeMatrix):
+            return part.packable()
         return part.packable(group_size) if isinstance(part, IntegerMatrix) else part
 
     return [of(part) for part in parts]

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core import _native
-from lmi_core.weights.formats import PackFormat
-from lmi_core.weights.matrix import RowRounding
+from lmi_core.weights.formats import PackFormat, RowRounding
 
 _PAGE_BYTES = 4096
 _WRITE_BYTES = 2 << 20

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from lmi_core import _native
 from lmi_core.weights.content_digest import FileState, Interrupted
-from lmi_core.weights.formats import PackFormat
-from lmi_core.weights.matrix import RowRounding
+from lmi_core.weights.formats import PackFormat, RowRounding
 from lmi_core.weights.packed_file import PackedFile
 from lmi_core.weights.quantized.methods import is_in_fp8
 from lmi_core.weights.repack_cache import (
@@ -57,6 +56,11 @@ class PackedModel:
         self._thread: threading.Thread | None = None
         self._is_stopping = threading.Event()
         self._file = self._find_file()
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether there is a file of these weights, which processes share."""
+        return self._file is not None
 
     def find(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -21,6 +22,8 @@ Messages = Annotated[list[dict[str, Any]], msgspec.Meta(max_length=MAX_MESSAGES)
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[][{}]', re.DOTALL)
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _TOO_MANY = re.compile(r"^Expected `array` of length <= (?P<most>\d+)$")
+_WRONG_CHOICE = re.compile(r"^Invalid enum value (.*)$", re.DOTALL)
+_STEP = re.compile(r"\.(\w+)|\[[^]]*\]")
 _WRONG_TYPE = re.compile(r"^Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`$")
 
 
@@ -32,7 +35,7 @@ def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except UnicodeDecodeError:
         raise UserError(f"The body is not valid UTF-8: {not_utf8(body)}") from None
     except msgspec.ValidationError as error:
-        raise _user_error(error, prefix="") from None
+        raise _user_error(error, decoder.type, prefix="") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise UserError(f"The body is not valid JSON: {malformed_reason(error, body)}") from None
 
@@ -69,7 +72,7 @@ def convert(value: Any, kind: type[T], *, name: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _user_error(error, prefix=name) from None
+        raise _user_error(error, kind, prefix=name) from None
 
 
 def decode_text(body: bytes) -> str:
@@ -89,7 +92,7 @@ def not_utf8(body: bytes) -> str:
     return "a string in it is invalid"
 
 
-def _user_error(error: Exception, *, prefix: str) -> UserError:
+def _user_error(error: Exception, kind: Any, *, prefix: str) -> UserError:
     match = _MSGSPEC_ERROR.match(str(error))
     reason, path = (match["reason"], match["path"] or "$") if match else (str(error), "$")
     field = (prefix + path.removeprefix("$")).lstrip(".") or None
@@ -102,4 +105,35 @@ def _user_error(error: Exception, *, prefix: str) -> UserError:
     if wrong_type:
         reason = f"must be {wrong_type['expected']}, got {wrong_type['got']}"
         return UserError(f"{path} {reason}", field=field)
+    if wrong_choice := _WRONG_CHOICE.match(reason):
+        allowed = _choices(msgspec.inspect.type_info(kind), match["path"] or "$" if match else "$")
+        reason = f"is {wrong_choice[1][:80]}; allowed are {', '.join(map(repr, allowed))}"
+        return UserError(f"{path} {reason}", field=field)
     return UserError(f"{path}: {reason}", field=field)
+
+
+def _choices(kind: msgspec.inspect.Type, path: str) -> list[object]:
+    """What a literal at ``path`` of a value of this kind may be."""
+    kinds = [kind]
+    for step in _STEP.findall(path):
+        kinds = [inner for each in _members(kinds) for inner in _inner(each, step)]
+    literals = (each for each in _members(kinds) if isinstance(each, msgspec.inspect.LiteralType))
+    return [value for each in literals for value in each.values]
+
+
+def _members(kinds: list[msgspec.inspect.Type]) -> Iterator[msgspec.inspect.Type]:
+    for kind in kinds:
+        yield from kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+
+
+def _inner(kind: msgspec.inspect.Type, step: str) -> list[msgspec.inspect.Type]:
+    """The types of an object's field, of a list's items (``step`` is empty), or of a map's
+    values."""
+    match kind:
+        case msgspec.inspect.StructType():
+            return [field.type for field in kind.fields if field.encode_name == step]
+        case msgspec.inspect.ListType() if not step:
+            return [kind.item_type]
+        case msgspec.inspect.DictType() if not step:
+            return [kind.value_type]
+    return []

@@ -98,7 +98,7 @@ def _title(model: ServedModel) -> str:
     if source.startswith(f"{Path.cwd()}{os.sep}"):
         source = os.path.relpath(source)
     state = "" if model.state is ModelState.READY else f", {model.state}"
-    code = ", answered by its own code" if recipe.has_processes else ""
+    code = ", answered by its own code" if recipe.has_code else ""
     return f"{recipe.label}{f' from {source}' if source else ''}{code}{state}"
 
 

@@ -21,7 +21,7 @@ from lmi_server.http.answer_deadline import AnswerDeadline, AnswerLimits
 from lmi_server.http.long_body import body_of, num_items
 from lmi_server.http.metrics import RequestMeter
 from lmi_server.http.pushed_batches import PushedBatches
-from lmi_server.http.tenants import salted
+from lmi_server.http.tenants import owned
 from lmi_server.models.backend import Generates, Publisher
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ async def respond(
     requests: list[GenerationRequest] = []
     for index, asked in enumerate(parsed.requests):
         await _take_turns(index)
-        asked = salted(request, asked)
+        asked = owned(request, asked)
         requests.append(await _truncated(backend, asked, parsed.truncate_prompt_tokens))
     meter.submit(backend.info.model, requests, parsed.prompt_field)
     if parsed.renderer.streams:

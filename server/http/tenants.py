@@ -2,7 +2,7 @@
 
 A tenant's requests share cached prefixes with its own only: ``cached_tokens``, or the time to the
 first token, would else tell one what another has asked. Its limits are its own: what one uses up,
-others don't miss.
+others don't miss. Where several want more than there is, each gets as much as the others.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Tenant:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
-        """What its receipts lie under, which doesn't tell the key."""
+        """What its receipts lie under and the engine shares rows by, which doesn't tell the key."""
         self._limits = limits
         self._salt = salt
         self._clock = clock
@@ -82,11 +82,10 @@ class Tenant:
             self._pay(meter)
             del self._running[meter]
 
-    def salted(self, request: GenerationRequest) -> GenerationRequest:
-        """The request with the tenant's salt before its own."""
-        if not self._salt:
-            return request
-        return replace(request, cache_salt=f"{self._salt}/{request.cache_salt}")
+    def owned(self, request: GenerationRequest) -> GenerationRequest:
+        """The request in the tenant's name, with its salt before the request's own."""
+        salt = f"{self._salt}/{request.cache_salt}" if self._salt else request.cache_salt
+        return replace(request, tenant=self.name, cache_salt=salt)
 
     def _check(self) -> None:
         most, per_minute = self._limits.max_requests, self._limits.tokens_per_minute
@@ -120,10 +119,10 @@ class Tenant:
 TENANT: web.RequestKey[Tenant] = web.RequestKey("tenant", Tenant)
 
 
-def salted(http: web.Request, request: GenerationRequest) -> GenerationRequest:
-    """The request with the salt of the tenant that has sent it."""
+def owned(http: web.Request, request: GenerationRequest) -> GenerationRequest:
+    """The request as that of the tenant who has sent it."""
     tenant = http.get(TENANT)
-    return request if tenant is None else tenant.salted(request)
+    return request if tenant is None else tenant.owned(request)
 
 
 def name_of(key: bytes) -> str:

@@ -11,7 +11,7 @@ from aiohttp import web
 from lmi_core.errors import EngineError, InsufficientMemoryError, UserError
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.lmi.lmi import pretty_json
-from lmi_server.models.custom_code_backend import CustomCodeBackend
+from lmi_server.models.backend import Scales
 from lmi_server.models.model import ModelState, ServedModel
 from lmi_server.models.model_adapters import Adapter
 
@@ -116,12 +116,12 @@ def _details(model: ServedModel) -> dict[str, object]:
 
 
 def _workers(model: ServedModel) -> list[dict[str, object]]:
-    """A handler's processes; else the engine is the model's one worker, while it runs."""
+    """The model's processes; else the engine is its one worker, while it runs."""
     if model.loaded is None:
         return []
     starts, backend = [model.loaded_at], model.loaded.backend
-    if isinstance(backend, CustomCodeBackend):
-        starts = [worker.started_at for worker in backend.pool.workers if worker.is_ready]
+    if isinstance(backend, Scales):
+        starts = list(backend.worker_starts)
     status = "READY" if model.state is ModelState.READY else "UNLOADING"
     return [
         {"id": number, "startTime": _timestamp(start), "status": status}

@@ -22,7 +22,7 @@ from lmi_server.management.output import (
     load_error,
     status_answer,
 )
-from lmi_server.models.custom_code_backend import CustomCodeBackend
+from lmi_server.models.backend import Scales
 from lmi_server.models.model import ModelState, ServedModel
 from lmi_server.models.model_registry import ModelRegistry
 
@@ -66,7 +66,8 @@ async def describe(request: web.Request, models: ModelRegistry) -> web.Response:
 
 
 async def scale(request: web.Request, models: ModelRegistry) -> web.Response:
-    """A handler gets more or fewer processes; a model's one engine is stopped or started."""
+    """A handler or a model in copies gets more or fewer processes; a model's one engine is stopped
+    or started."""
     query = request.query
     for model in _found(request, models):
         least = integer(query.get("min_worker", str(model.min_workers)), "min_worker")
@@ -104,8 +105,8 @@ async def _set_workers(models: ModelRegistry, model: ServedModel, least: int, mo
         except (LmiError, MemoryError, OSError) as error:
             raise load_error(error) from error
     backend = None if model.loaded is None else model.loaded.backend
-    if isinstance(backend, CustomCodeBackend):
-        backend.pool.scale(least, most)
+    if isinstance(backend, Scales):
+        backend.scale(least, most)
 
 
 def _found(request: web.Request, models: ModelRegistry) -> list[ServedModel]:
@@ -144,8 +145,9 @@ def _check_workers(least: int, most: int, *, has_processes: bool) -> None:
         )
     if most > 1 and not has_processes:
         raise bad_request(
-            f"max_worker={most} is not available in this version: one engine serves a model, and "
-            "takes as many requests as its batch holds; allowed are 0 and 1"
+            f"max_worker={most}: one engine in the server's own process serves the model, and "
+            "takes as many requests as its batch holds; allowed are 0 and 1, and any number for a "
+            "model that is served with option.num_copies"
         )
 
 

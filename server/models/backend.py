@@ -78,6 +78,25 @@ class Publisher(Protocol):
 
 
 @runtime_checkable
+class Scales(Protocol):
+    """What is served by processes, whose number can be changed while it runs."""
+
+    @property
+    def lacks_workers(self) -> bool:
+        """Whether fewer of them run than always should: some are being restarted."""
+        ...
+
+    @property
+    def worker_starts(self) -> Sequence[float]:
+        """When those that take requests were started, in seconds since the epoch."""
+        ...
+
+    def scale(self, min_workers: int, max_workers: int) -> None:
+        """Keep other numbers of them from now on."""
+        ...
+
+
+@runtime_checkable
 class Attests(Protocol):
     """What says by what its tokens are decided besides the request."""
 

@@ -36,6 +36,18 @@ class CustomCodeBackend:
     def healthy(self) -> bool:
         return not self.pool.has_failed
 
+    @property
+    def lacks_workers(self) -> bool:
+        return self.pool.lacks_workers
+
+    @property
+    def worker_starts(self) -> list[float]:
+        return [worker.started_at for worker in self.pool.workers if worker.is_ready]
+
+    def scale(self, min_workers: int, max_workers: int) -> None:
+        """Those too many end once they are idle."""
+        self.pool.scale(min_workers, max_workers)
+
     def stats(self) -> EngineStats:
         return EngineStats(
             state=self._state,

@@ -17,6 +17,7 @@ from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.launch import CustomCodeLaunch, Launch, prepare_model
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.config.targets.tls import tls_context
+from lmi_core.copies.copies import Copies
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.stats import EngineObserver
 from lmi_core.settings.custom_code_config import CustomCodeConfig
@@ -52,6 +53,7 @@ def recipe_of(
     if name is not None and name != model.name:
         model = replace(model, name=name)
     code = model.custom_code_config() if model.backend == "handler" else None
+    num_copies = _num_copies(model)
 
     async def open_model(observer: EngineObserver) -> Opened:
         launch = await asyncio.to_thread(
@@ -62,6 +64,9 @@ def recipe_of(
             return Opened(options, CustomCodeBackend(launch.handler))
         if isinstance(launch.engine, LibraryConfig):
             return Opened(options, open_backend(launch.engine, observer))
+        if num_copies is not None:
+            copies = Copies(launch.engine, num_copies, observer=observer, progress=progress)
+            return Opened(options, copies)
         engine = Engine(launch.engine, observer=observer, progress=progress)
         if launch.formatter is not None:
             return Opened(options, FormattingBackend(engine, launch.formatter))
@@ -77,11 +82,18 @@ def recipe_of(
         batch_size=_number(model, "batch_size"),
         max_batch_delay_ms=_number(model, "max_batch_delay"),
         max_idle_s=_number(model, "max_idle_time"),
-        min_workers=1 if code is None else code.min_workers,
-        max_workers=1 if code is None else code.max_workers,
-        has_processes=code is not None,
+        min_workers=num_copies or 1 if code is None else code.min_workers,
+        max_workers=num_copies or 1 if code is None else code.max_workers,
+        has_processes=code is not None or num_copies is not None,
+        has_code=code is not None,
         loading_timeout_s=None if code is not None else _loading_timeout(model),
     )
+
+
+def _num_copies(model: ModelConfig) -> int | None:
+    """Processes that a model of our engine has; None: it is served within the server's own."""
+    number = model.get("option.num_copies")
+    return number if isinstance(number, int) and model.backend == "lmi" else None
 
 
 def _loading_timeout(model: ModelConfig) -> float | None:

@@ -15,8 +15,7 @@ from lmi_core.engine.stats import EngineObserver
 from lmi_core.errors import EngineError
 from lmi_server.dialects.base import HttpError
 from lmi_server.http.options import ServerOptions
-from lmi_server.models.backend import Reports
-from lmi_server.models.custom_code_backend import CustomCodeBackend
+from lmi_server.models.backend import Reports, Scales
 from lmi_server.models.loaded_model import LoadedModel, Shared
 from lmi_server.models.model_adapters import ModelAdapters
 
@@ -62,6 +61,8 @@ class Recipe:
     """None: any time; processes have a limit of their own."""
     has_processes: bool = False
     """Its workers are processes, of which there may be any number; else one engine serves it."""
+    has_code: bool = False
+    """Code of its own answers."""
 
     @property
     def label(self) -> str:
@@ -188,5 +189,5 @@ class ServedModel:
 def _health(backend: Reports) -> str:
     if not backend.healthy:
         return "FAILED"
-    lacks_workers = isinstance(backend, CustomCodeBackend) and backend.pool.lacks_workers
+    lacks_workers = isinstance(backend, Scales) and backend.lacks_workers
     return "Unhealthy" if lacks_workers else "Healthy"

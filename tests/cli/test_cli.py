@@ -243,13 +243,13 @@ def test_a_configuration_names_the_model(
     assert capsys.readouterr().out == "7 + 5 = 12\n"
 
 
-def test_a_gpu_without_torch_names_the_extra(
+def test_a_torch_device_without_torch_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delitem(sys.modules, "lmi_core.runners.device.device_runner", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert main(["generate", "x", "--device", "cuda"]) == 2
-    assert "device=cuda needs the 'cuda' extra" in capsys.readouterr().err
+    assert main(["generate", "x", "--device", "torch-cpu"]) == 2
+    assert "device=torch-cpu needs the 'cuda' extra" in capsys.readouterr().err
 
 
 class Terminal:

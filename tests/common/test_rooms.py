@@ -20,7 +20,7 @@ FROM_THE_GROUND = (
     {"adapters"},
     {"runners"},
     {"engine"},
-    {"backends", "custom_code"},
+    {"backends", "copies", "custom_code"},
     {"config"},
 )
 

@@ -68,7 +68,8 @@ def configured(tmp_path):
             (directory / "serving.properties").write_text(properties)
         arguments = argv if "--model-id" in argv else [*argv, str(directory), "--prefer-native"]
         arguments = [str(directory) if a == "MODEL" else a for a in arguments]
-        deployment = resolve(arguments, environ or {}, Host())
+        host = Host(num_gpus=1 if "device=cuda" in properties else 0)
+        deployment = resolve(arguments, environ or {}, host)
         return deployment.models[0].engine_config(directory)
 
     return configure

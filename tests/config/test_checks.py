@@ -102,9 +102,12 @@ def test_chatglm_needs_its_version(model_dir, explained):
 
 
 def test_a_quantised_checkpoint_that_cannot_be_read_is_refused(model_dir, explained):
+    config = {**LLAMA, "quantization_config": {"quant_method": "exl2"}}
+    report = explained(model_dir("", config=config))
+    assert "quantised with exl2" in texts(report.errors)
     config = {**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}}
     report = explained(model_dir("", config=config))
-    assert "quantised with bitsandbytes" in texts(report.errors)
+    assert "load_in_4bit is false, and so is load_in_8bit" in texts(report.errors)
 
 
 @pytest.mark.parametrize(("device", "outcome"), [("cpu", "refused"), ("cuda", "honoured")])
@@ -121,7 +124,8 @@ def test_an_fp8_checkpoint_is_read_everywhere(model_dir, explained, method):
     settings = {"quant_method": method, "format": "float-quantized"}
     config = {**LLAMA, "quantization_config": settings}
     for properties in ("", "option.quantize=fp8", "option.device=cuda\noption.quantize=fp8"):
-        assert not explained(model_dir(properties, config=config)).errors
+        host = Host(num_gpus=1 if "cuda" in properties else 0)
+        assert not explained(model_dir(properties, config=config), host=host).errors
 
 
 def test_an_fp8_checkpoint_that_was_never_compared_is_refused(model_dir, explained):
@@ -130,10 +134,18 @@ def test_an_fp8_checkpoint_that_was_never_compared_is_refused(model_dir, explain
     assert "quantised with fbgemm_fp8" in texts(explained(model_dir("", config=config)).errors)
 
 
-def test_fp8_weights_are_made_on_a_gpu_only(model_dir, explained):
-    report = explained(model_dir("option.quantize=fp8", config=LLAMA))
-    assert "the CPU engine has no fp8 weights: write int8" in texts(report.errors)
-    assert not explained(model_dir("option.device=cuda\noption.quantize=fp8", config=LLAMA)).errors
+def test_fp8_weights_are_made_everywhere(model_dir, explained):
+    for device in ("", "option.device=cuda\n"):
+        name = model_dir(f"{device}option.quantize=fp8", config=LLAMA)
+        assert not explained(name, host=Host(num_gpus=1 if device else 0)).errors
+
+
+@pytest.mark.parametrize("format", ["nf4", "fp4"])
+def test_bitsandbytes_four_bits_are_the_cpus(model_dir, explained, format):
+    written = f"option.quantize=bitsandbytes-{format}"
+    assert not explained(model_dir(written, config=LLAMA)).errors
+    report = explained(model_dir(written, config=LLAMA), host=Host(num_gpus=1))
+    assert f"quantize=bitsandbytes-{format} needs device=cpu, not cuda" in texts(report.errors)
 
 
 def test_encoder_decoder_models_have_no_scheduler(model_dir, explained):

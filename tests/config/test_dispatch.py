@@ -70,11 +70,18 @@ def test_written_for_and_served_natively(
         ),
     ],
 )
-def test_a_wanted_engine_that_is_missing_names_the_way_out(
+def test_a_wanted_engine_that_is_missing_is_replaced_or_names_the_way_out(
     model_dir, explained, properties, backend, missing
 ):
     name = model_dir(properties, config=LLAMA)
-    report = explained(name)
+    replaced = explained(name)
+    assert not replaced.errors
+    assert model_of(replaced).backend == "lmi"
+    honoured = f"{missing}, and the lmi engine honours every key that is set"
+    assert model_of(replaced).reason.endswith(honoured)
+    (warning,) = [each for each in map(str, replaced.warnings) if "installed" in each]
+    assert warning.startswith(f"model/serving.properties:1: {honoured}: it serves the model; pip")
+    report = explained(name, "--strict")
     assert model_of(report).backend == backend
     (error,) = report.errors
     assert missing in str(error)
@@ -83,6 +90,87 @@ def test_a_wanted_engine_that_is_missing_names_the_way_out(
     preferred = explained(name, "--prefer-native")
     assert model_of(preferred).backend == "lmi"
     assert not preferred.errors
+    assert not [each for each in map(str, preferred.warnings) if "installed" in each]
+
+
+@pytest.mark.parametrize(
+    ("line", "host", "way_out"),
+    [
+        (
+            "option.of_vllm=1",
+            Host(),
+            "--prefer-native serves it with the lmi engine, without option.of_vllm",
+        ),
+        (
+            "option.speculative_draft_model=org/small",
+            Host(),
+            "the lmi engine, without option.speculative_draft_model",
+        ),
+        (
+            "option.load_format=dummy",
+            Host(),
+            "the lmi engine could serve it, but for this: model/serving.properties:2: "
+            "option.load_format=dummy: not available in this version: random weights",
+        ),
+        (
+            "option.tensor_parallel_degree=4",
+            Host(num_gpus=4),
+            "4 GPUs would share a copy, which the lmi engine can't do in this version",
+        ),
+        (
+            "option.tensor_parallel_degree=4",
+            Host(),
+            "--device cpu serves the model on the CPU, where one process uses all cores",
+        ),
+    ],
+)
+def test_an_engine_that_is_missing_is_not_replaced_by_one_that_lacks_a_key(
+    model_dir, explained, line, host, way_out
+):
+    report = explained(model_dir(f"option.rolling_batch=vllm\n{line}", config=LLAMA), host=host)
+    assert model_of(report).backend == "vllm"
+    error = next(each for each in map(str, report.errors) if "is not installed" in each)
+    assert "pip install 'lmi-core[vllm]'" in error
+    assert way_out in error
+
+
+def test_a_mistake_is_not_what_keeps_our_engine_from_standing_in(model_dir, explained):
+    report = explained(model_dir("option.rolling_batch=vllm\noption.dtype=fp17", config=LLAMA))
+    assert model_of(report).backend == "lmi"
+    (error,) = report.errors
+    assert "option.dtype='fp17'" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("features", "properties", "config", "system"),
+    [
+        ("vllm,lmi-dist", "", {"model_type": "llama"}, "lmi_dist"),
+        ("vllm,lmi-dist", "engine=Python\noption.rolling_batch=auto", {}, "lmi_dist"),
+        ("vllm,lmi-dist", "", {"model_type": "gpt_neox"}, "scheduler"),
+        ("vllm,lmi-dist", "option.rolling_batch=vllm", {"model_type": "llama"}, "vllm"),
+        ("vllm,lmi-dist", "option.rolling_batch=disable", {"model_type": "llama"}, "accelerate"),
+        ("vllm,lmi-dist", "batch_size=4", {"model_type": "llama"}, "common"),
+        ("trtllm", "", {"model_type": "llama"}, "trtllm"),
+        ("trtllm", "engine=MPI\noption.rolling_batch=auto", {}, "trtllm"),
+        ("vllm", "", {"model_type": "llama"}, "vllm"),
+        ("vllm,lmi-dist", "", {"architectures": ["BertModel"]}, "common"),
+        ("", "", {"model_type": "llama"}, "common"),
+    ],
+)
+def test_the_containers_libraries_choose_as_in_lmi(
+    model_dir, explained, features, properties, config, system
+):
+    name = model_dir(properties, config=LLAMA | config)
+    host = Host(num_gpus=1, packages=frozenset({"vllm", "tensorrt_llm"}))
+    report = explained(name, environ={"SERVING_FEATURES": features}, host=host)
+    model = model_of(report)
+    assert model.system == system
+    if system in ("vllm", "trtllm"):
+        assert model.backend == system
+    if system == "trtllm":
+        assert model.reason == "SERVING_FEATURES=trtllm"
+    launched = explained("--model-id", name, environ={"SERVING_FEATURES": features}, host=host)
+    assert model_of(launched).system == "tgi"
 
 
 @pytest.mark.parametrize(
@@ -93,9 +181,9 @@ def test_a_package_that_is_missing_and_one_that_is_there(
     model_dir, explained, backend, package, batch
 ):
     name = model_dir(f"option.rolling_batch={backend}\noption.dtype=fp16", config=LLAMA)
-    (error,) = explained(name).errors
+    (error,) = explained(name, "--strict").errors
     assert f"pip install 'lmi-core[{backend}]'" in str(error)
-    report = explained(name, host=Host(packages=frozenset({package})))
+    report = explained(name, host=Host(num_gpus=1, packages=frozenset({package})))
     assert not report.errors
     assert dict(model_of(report).library.arguments) == {"dtype": "float16", batch: 256}
 
@@ -138,13 +226,13 @@ def test_a_degree_of_parallelism_chooses_neuron_on_its_devices(
         ),
     ],
 )
-def test_neuron_devices_idle_for_others(model_dir, explained, properties, files):
+def test_neuron_devices_idle_only_for_those_who_say_so(model_dir, explained, properties, files):
     name = model_dir(properties, config=LLAMA, **files)
     report = explained(name, host=Host(num_neuron_cores=2))
-    assert not report.errors
     assert model_of(report).backend == "lmi"
-    (warning,) = [each for each in map(str, report.warnings) if "Neuron" in each]
-    assert "2 Neuron cores are visible, but the lmi engine runs on the CPU" in warning
+    (error,) = map(str, report.errors)
+    assert "2 Neuron cores are visible, and the lmi engine would leave them unused" in error
+    assert not explained(name, "--device", "cpu", host=Host(num_neuron_cores=2)).errors
 
 
 def test_other_architectures_and_tasks_need_transformers(model_dir, explained):
@@ -286,8 +374,17 @@ def test_a_built_in_format_yields_to_the_models_formatter(model_dir, explained):
     ],
 )
 def test_handlers_are_checked(model_dir, explained, properties, text, message):
-    report = explained(model_dir(properties, config=LLAMA, model__py=text))
+    host = Host(packages=frozenset({"vllm"}))
+    report = explained(model_dir(properties, config=LLAMA, model__py=text), host=host)
     assert message in "\n".join(map(str, report.errors))
+
+
+def test_formatters_stay_where_our_engine_stands_in(model_dir, explained):
+    text = "@output_formatter\ndef f(o): ..."
+    name = model_dir("option.rolling_batch=vllm", config=LLAMA, model__py=text)
+    report = explained(name)
+    assert not report.errors
+    assert model_of(report).custom_code_config().output_formatter == "f"
 
 
 def test_a_formatter_that_is_not_there(model_dir, explained):
@@ -315,8 +412,8 @@ def test_weights_that_cannot_be_read_yet_are_refused(model_dir, resolved):
 @pytest.mark.parametrize(
     ("properties", "expected"),
     [
-        ("option.quantize=bitsandbytes8", "int8"),
-        ("option.load_in_4bit=true", "int4"),
+        ("option.quantize=bitsandbytes8", "bitsandbytes"),
+        ("option.load_in_4bit=true", "bitsandbytes-fp4"),
         ("option.rolling_batch=lmi-dist\noption.dtype=int8", "int8"),
         ("", None),
     ],

@@ -21,5 +21,5 @@ def test_allowed_and_not(tmp_path, written, is_allowed):
     for path in cached_checkpoint("llama2", dtype="bfloat16").iterdir():
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "serving.properties").write_text(f"option.device=cuda\n{written}")
-    deployment = resolve([str(tmp_path), "--prefer-native"], {}, Host())
+    deployment = resolve([str(tmp_path), "--prefer-native"], {}, Host(num_gpus=1))
     assert deployment.models[0].engine_config(tmp_path).flash_attention is is_allowed

@@ -103,24 +103,28 @@ QUANTIZED = [
     ("", ("--quantize", "int8"), "int8"),
     ("", ("--quantize=int4",), "int4"),
     ("option.rolling_batch=disable\noption.quantize=int8\n", (), "int8"),
-    ("option.rolling_batch=disable\noption.quantize=bitsandbytes8\n", (), "int8"),
-    ("option.rolling_batch=disable\noption.quantize=bitsandbytes4\n", (), "int4"),
-    ("option.rolling_batch=disable\noption.load_in_8bit=true\n", (), "int8"),
-    ("option.rolling_batch=scheduler\noption.load_in_4bit=true\n", (), "int4"),
+    ("option.rolling_batch=disable\noption.quantize=bitsandbytes8\n", (), "bitsandbytes"),
+    ("option.rolling_batch=disable\noption.quantize=bitsandbytes4\n", (), "bitsandbytes-fp4"),
+    ("option.rolling_batch=disable\noption.load_in_8bit=true\n", (), "bitsandbytes"),
+    ("option.rolling_batch=scheduler\noption.load_in_4bit=true\n", (), "bitsandbytes-fp4"),
     ("engine=DeepSpeed\noption.quantize=dynamic_int8\n", (), "int8"),
     ("engine=DeepSpeed\noption.quantize=smoothquant\n", (), "int8"),
-    ("engine=MPI\noption.rolling_batch=lmi-dist\noption.quantize=bitsandbytes\n", (), "int8"),
+    (
+        "engine=MPI\noption.rolling_batch=lmi-dist\noption.quantize=bitsandbytes\n",
+        (),
+        "bitsandbytes",
+    ),
     ("engine=MPI\noption.rolling_batch=lmi-dist\noption.dtype=int8\n", (), "int8"),
-    ("option.rolling_batch=vllm\noption.quantize=bitsandbytes\n", (), "int8"),
+    ("option.rolling_batch=vllm\noption.quantize=bitsandbytes\n", (), "bitsandbytes"),
     (f"{TRTLLM}option.quantize=smoothquant\n", (), "int8"),
     (
         "option.entryPoint=djl_python.transformers_neuronx\noption.quantize=static_int8\n",
         (),
         "int8",
     ),
-    ("", ("--model-id", "MODEL", "--quantize", "eetq"), "int8"),
-    ("", ("--model-id", "MODEL", "--quantize", "bitsandbytes"), "int8"),
-    ("", ("--model-id", "MODEL", "--quantize", "bitsandbytes-nf4"), "int4"),
+    ("", ("--model-id", "MODEL", "--quantize", "eetq"), "eetq"),
+    ("", ("--model-id", "MODEL", "--quantize", "bitsandbytes"), "bitsandbytes"),
+    ("", ("--model-id", "MODEL", "--quantize", "bitsandbytes-nf4"), "bitsandbytes-nf4"),
     ("", ("--model-id", "MODEL", "--quantize", "int8"), "int8"),
     ("option.device=cuda\noption.quantize=fp8\n", (), "fp8"),
     ("option.device=cuda\n", ("--quantize", "fp8"), "fp8"),
@@ -143,6 +147,29 @@ def test_quantized_weights_are_smaller(configured):
         eight = await weight_bytes("option.quantize=int8\n")
         four = await weight_bytes("option.quantize=int4\n")
         assert whole > eight > four
+
+    run(main())
+
+
+def test_weights_get_the_librarys_codes(configured):
+    async def logprobs(value):
+        async with running(configured(f"option.quantize={value}\n" * bool(value))) as engine:
+            events = await generate(engine, logprobs=1)
+            return engine.info.runner.quantize, [event.logprob for event in events]
+
+    async def main():
+        _, exact = await logprobs("")
+        seen = {}
+        for value, kept, near in (
+            ("bitsandbytes-nf4", "nf4", 1.0),
+            ("bitsandbytes-fp4", "fp4", 1.0),
+            ("bitsandbytes", "llm_int8", 0.1),
+            ("eetq", "eetq", 0.1),
+        ):
+            quantize, seen[value] = await logprobs(value)
+            assert quantize == kept
+            assert seen[value] == pytest.approx(exact, abs=near)
+        assert len({tuple(each) for each in seen.values()}) == 4
 
     run(main())
 

@@ -273,13 +273,10 @@ def test_all_faults_come_at_once_before_anything_is_fetched(model):
 
 
 @pytest.mark.parametrize("serves", [True, False])
-def test_a_hub_model_of_another_family_is_dispatched_at_its_first_start(
-    model, tmp_path, monkeypatch, serves
-):
+def test_a_hub_model_of_another_family_is_dispatched_at_its_first_start(model, tmp_path, serves):
     configure(architectures=["XLNetLMHeadModel"], model_type="gpt2")(model)
     environ = {"HF_HUB_CACHE": str(tmp_path / "hub")}
     host = HERE if serves else Host()
-    monkeypatch.setattr("lmi_core.config.targets.launch.detect_host", lambda environ: host)
     with FakeHub(model, COMMIT).running() as url:
         deployment = resolve(("org/m",), {**environ, "HF_ENDPOINT": url}, host)
         (config,) = deployment.models

@@ -105,6 +105,13 @@ def test_a_stray_file_that_makes_a_store_one_model_is_named(tmp_path):
     assert "read as one model, for it holds 'notes.txt'" in str(problems.warnings[0])
 
 
+def test_a_store_of_files_alone_hides_nothing(tmp_path):
+    (tmp_path / "model.gguf").touch()
+    problems = Problems()
+    assert len(scan_store(tmp_path, "-s", problems)) == 1
+    assert not problems.warnings
+
+
 @pytest.mark.parametrize("name", ["absent", "\ud800", "a\0b", "x" * 5000])
 def test_an_unreadable_store_is_an_error(tmp_path, name):
     problems = Problems()

@@ -19,6 +19,7 @@ PACKED = {
     "format": "pack-quantized",
     "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128}}},
 }
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 FP8 = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 
 
@@ -69,7 +70,11 @@ def test_they_are_served(tmp_path, resolved, form, properties, argv):
         ("awq", None, "refused", "the checkpoint isn't quantised: leave it out, or write int8 or"),
         ("int8", AWQ, "refused", "the checkpoint is quantised by awq already: leave it out"),
         ("fp8", PACKED, "refused", "the checkpoint is quantised by compressed-tensors already"),
-        ("fp8", FP8, "no effect", "the checkpoint is quantised already; the CPU reads fp8 as bf16"),
+        ("fp8", FP8, "honoured", "quantize=fp8; on the CPU, which rounds no activations"),
+        ("bitsandbytes-nf4", BNB, "honoured", "quantize=bitsandbytes-nf4"),
+        ("bitsandbytes4", BNB, "mapped", "quantize=bitsandbytes-fp4"),
+        ("bitsandbytes", AWQ, "refused", "the checkpoint is quantised by awq already: leave it"),
+        ("int8", BNB, "refused", "the checkpoint is quantised by bitsandbytes already: leave it"),
         ("marlin", GPTQ, "refused", "checkpoints in Marlin's own order aren't read"),
     ],
 )
@@ -98,9 +103,9 @@ def test_what_cannot_be_loaded_is_refused_before(model_dir, explained, quantizat
     assert message in str(explained(model).errors[0])
 
 
-@pytest.mark.parametrize("quantize", ["bitsandbytes", "int4", "awq"])
+@pytest.mark.parametrize("quantize", ["eetq", "int4", "awq"])
 def test_advice_is_not_what_is_refused_next(model_dir, explained, quantize):
-    quantization = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    quantization = {"quant_method": "exl2"}
     config = {**LLAMA, "quantization_config": quantization}
     (error,) = explained(model_dir(f"option.quantize={quantize}", config=config)).errors
     assert str(error).endswith("doesn't read in this version; give the unquantised model")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmi_core.engine import core
+from lmi_core.engine import intake
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.request import GenerationRequest
@@ -344,7 +344,7 @@ def test_the_queue_counts_choices() -> None:
 
 
 def test_prompts_of_all_choices_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "_MAX_PROMPT_TOKENS", 20)
+    monkeypatch.setattr(intake, "_MAX_PROMPT_TOKENS", 20)
 
     async def main() -> None:
         async with make_engine(FakeRunner(step_s=0.002)) as engine:

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.paged_policy import PagedPolicy
@@ -43,11 +44,15 @@ class History:
             enable_prefix_caching=enable_prefix_caching,
             guaranteed_no_evict=guaranteed_no_evict,
         )
-        queues = Queues()
+        queues, shares = Queues(), FairShares()
         policy = PagedPolicy(
-            self.model.info, queues, self.memory, guaranteed_no_evict=guaranteed_no_evict
+            self.model.info,
+            queues,
+            self.memory,
+            guaranteed_no_evict=guaranteed_no_evict,
+            shares=shares,
         )
-        self.scheduler = Scheduler(queues, self.memory, policy)
+        self.scheduler = Scheduler(queues, self.memory, policy, shares=shares)
         self.adapters = LoraSlots(runner)  # type: ignore[arg-type]
         self.num_leaving = 0
         self.requests: list[ActiveRequest] = []
@@ -64,6 +69,7 @@ class History:
         priority: int = 0,
         salt: str = "",
         adapter: str = "",
+        tenant: str = "",
         is_restoring: bool = False,
     ) -> ActiveRequest:
         """``adapter``: loaded if it isn't; ``is_restoring``: until ``restored``."""
@@ -72,12 +78,18 @@ class History:
             self.adapters.register(adapter, Path(adapter), packed)  # type: ignore[arg-type]
         number = next(self._numbers)
         request = GenerationRequest(
-            request_id=str(number), params=params, priority=priority, cache_salt=salt
+            request_id=str(number),
+            params=params,
+            priority=priority,
+            cache_salt=salt,
+            tenant=tenant,
         )
+        slot = self.adapters.find(adapter)
         active = ActiveRequest(
             request,
             prompt,
-            adapter=self.adapters.find(adapter),
+            adapter=slot,
+            prefix_seed=(b"" if slot is None else slot.prefix_seed) + salt.encode(),
             seed=number,
             arrival_s=0.0,
             stream=EventStream(lambda: None),
@@ -197,10 +209,11 @@ PARAMS = st.builds(
 PROMPTS = st.builds(
     lambda family, length: [family, *range(1, length)], st.integers(0, 2), st.integers(1, 70)
 )
+TENANTS = st.sampled_from("xyz")
 ADAPTERS = st.sampled_from(["", "", "x", "y"])
 ARRIVALS = st.tuples(
     st.sampled_from(["arrive", "arrive", "restore"]),
-    *(PROMPTS, PARAMS, st.integers(0, 2), st.sampled_from("ab"), ADAPTERS),
+    *(PROMPTS, PARAMS, st.integers(0, 2), st.sampled_from("ab"), ADAPTERS, TENANTS),
 )
 EVENTS = st.lists(
     st.one_of(
@@ -221,7 +234,7 @@ EVENTS = st.lists(
 def play(history: History, events: list[tuple]) -> None:  # type: ignore[type-arg]
     for kind, *details in events:
         if kind in ("arrive", "restore"):
-            prompt, params, priority, salt, adapter = details
+            prompt, params, priority, salt, adapter, tenant = details
             limit = min(history.model.info.max_model_len, history.memory.num_max_tokens) - 1
             history.arrive(
                 prompt[:limit],
@@ -229,6 +242,7 @@ def play(history: History, events: list[tuple]) -> None:  # type: ignore[type-ar
                 priority=priority,
                 salt=salt,
                 adapter=adapter,
+                tenant=tenant,
                 is_restoring=kind == "restore",
             )
         elif kind == "restored":
@@ -354,8 +368,8 @@ def test_prompts_are_finished_in_the_order_of_arrival() -> None:
     for _ in range(4):
         history.step()
         generated.append([prompt.sequences[0].num_generated for prompt in prompts])
-    # 16 tokens of the first and 8 of the second, then 8 and 16 and a row of the first, ...
-    assert generated == [[1, 0, 0, 0], [2, 1, 1, 0], [3, 2, 2, 1], [4, 3, 3, 2]]
+    # 16 tokens of the first and 8 of the second, then a row of the first, 8 and 15, then ...
+    assert generated == [[1, 0, 0, 0], [2, 1, 0, 0], [3, 2, 1, 1], [4, 3, 2, 2]]
     history.drain()
 
 
@@ -366,7 +380,18 @@ def test_a_prompt_alone_fills_the_budget_and_one_beside_decode_rows_does_not() -
     assert first.num_generated == 1
     second = history.arrive(list(range(100, 164)), SamplingParams(max_new_tokens=30)).sequences[0]
     history.step()
-    assert (first.num_generated, second.num_computed) == (2, 24)
+    assert (first.num_generated, second.num_computed) == (2, 23)
+    history.drain()
+
+
+def test_decode_rows_leave_prompts_half_of_an_efficient_step() -> None:
+    history = History(max_num_seqs=16, max_logit_rows=32, num_saturating_tokens=16, num_blocks=200)
+    for number in range(14):
+        history.arrive([number], SamplingParams(max_new_tokens=30))
+    history.step()
+    prompt = history.arrive(list(range(64)), SamplingParams(max_new_tokens=1)).sequences[0]
+    history.step()
+    assert prompt.num_computed == 8
     history.drain()
 
 

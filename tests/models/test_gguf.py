@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lmi_core.config.artefacts.gguf import model_directory
 from lmi_core.errors import ModelError
 from lmi_core.models.loader import LoadedModel, find_model, load_model
 from lmi_core.models.rope import rope_tables
@@ -21,6 +20,7 @@ from lmi_core.ops.graph import JoinedWeight
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.lora_config import LoraConfig
 from lmi_core.weights.block_matrix import BlockMatrix
+from lmi_core.weights.gguf.directory import model_directory
 from tests.block_reference import dequantize
 from tests.checkpoints import cached_checkpoint
 from tests.gguf_files import (
@@ -220,6 +220,10 @@ def test_the_packed_copy_is_the_files_size(tmp_path: Path) -> None:
             {"llama.attention.head_count_kv": np.array([1, 2, 1], np.int32)},
             "attention.head_count_kv differs by layer",
         ),
+        ({"llama.expert_weights_scale": 2.5}, "has llama.expert_weights_scale 2.5, which changes"),
+        ({"llama.final_logit_softcapping": 30.0}, "has llama.final_logit_softcapping 30.0, which"),
+        ({"llama.logit_scale": 0.25}, "has llama.logit_scale 0.25, which changes the model's"),
+        ({"llama.rope.scaling.attn_factor": 1.5}, "has llama.rope.scaling.attn_factor 1.5"),
     ],
 )
 def test_models_that_there_arent_are_named(
@@ -231,6 +235,71 @@ def test_models_that_there_arent_are_named(
     with pytest.raises(ModelError, match=words) as caught:
         model_directory(path)
     assert "model.gguf" in str(caught.value)
+
+
+def test_settings_that_change_nothing_are_taken_and_unknown_ones_told(tmp_path: Path) -> None:
+    source = cached_checkpoint("llama2")
+    more = {"llama.expert_weights_scale": 1.0, "llama.attention.causal": True, "llama.odd": 3}
+    path = written(tmp_path, "llama2", llama_tensors(source, "F32"), **more)
+    found = find_model(EngineConfig(model=model_directory(path)))
+    assert found.notes == ("metadata that isn't known here is left out: llama.odd",)
+
+
+@pytest.mark.parametrize(
+    ("more", "scaling"),
+    [
+        ({"llama.rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        (
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 8.0,
+                "llama.rope.scaling.yarn_beta_fast": 16.0,
+                "llama.rope.scaling.yarn_beta_slow": 2.0,
+            },
+            {"rope_type": "yarn", "factor": 8.0, "beta_fast": 16.0, "beta_slow": 2.0},
+        ),
+    ],
+)
+def test_scalings_of_positions_are_the_files(
+    more: dict[str, Any], scaling: dict[str, Any], tmp_path: Path
+) -> None:
+    path = written(tmp_path, "llama2", llama_tensors(cached_checkpoint("llama2"), "F32"), **more)
+    config = json.loads((model_directory(path) / "config.json").read_text())
+    assert config["rope_scaling"] == scaling
+    rope = load_model(model_directory(path)).spec.ropes[0]
+    assert rope.kind == scaling["rope_type"]
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "MODEL-Q8.GGUF"])
+def test_the_engine_takes_a_file(name: str, tmp_path: Path) -> None:
+    import asyncio
+
+    from lmi_core.engine.engine import Engine
+    from lmi_core.engine.sampling_params import SamplingParams
+
+    source = cached_checkpoint("llama2")
+    path = write_gguf(tmp_path / name, llama_metadata(source), llama_tensors(source, "F32"))
+    assert model_directory(tmp_path) == model_directory(path) != path
+
+    async def main() -> int:
+        params = SamplingParams(max_new_tokens=3, ignore_eos=True)
+        async with Engine(str(path)) as engine:
+            return len([event async for event in engine.generate((5, 6, 7), params)])
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == 3
+
+
+def test_parts_may_be_named_in_capitals(tmp_path: Path) -> None:
+    source = cached_checkpoint("llama2")
+    tensors = llama_tensors(source, "F32")
+    names, parts = [*tensors], []
+    for number, half in enumerate((names[:10], names[10:])):
+        split = {"split.count": 2, "split.no": number, "split.tensors.count": len(names)}
+        metadata = (llama_metadata(source) if number == 0 else {}) | split
+        part = {name: tensors[name] for name in half}
+        parts.append(write_gguf(tmp_path / f"M-{number + 1:05}-OF-00002.GGUF", metadata, part))
+    assert load_model(model_directory(parts[0])).spec.num_layers
+    assert model_directory(tmp_path) == model_directory(parts[0])
 
 
 @pytest.mark.parametrize("key", ["block_count", "attention.layer_norm_rms_epsilon"])
@@ -247,7 +316,7 @@ def test_settings_that_cant_be_are_said_with_the_files_name(tmp_path: Path) -> N
     source = cached_checkpoint("llama2")
     metadata = llama_metadata(source, **{"llama.rope.freq_base": -1.0})
     path = write_gguf(tmp_path / f"odd-{'é' * 100}.gguf", metadata, llama_tensors(source, "F32"))
-    with pytest.raises(ModelError, match=r"gguf/odd-é+-.*rope_theta is -1.0"):
+    with pytest.raises(ModelError, match=r"gguf/odd-é+-.*llama.rope.freq_base is -1.0"):
         load_model(model_directory(path))
 
 
@@ -267,7 +336,7 @@ def test_the_files_texts_are_written_whatever_the_locale(tmp_path: Path) -> None
     source = cached_checkpoint("llama2")
     path = written(tmp_path, "llama2", llama_tensors(source, "F32"))
     program = (
-        "import pathlib, sys; from lmi_core.config.artefacts.gguf import model_directory; "
+        "import pathlib, sys; from lmi_core.weights.gguf.directory import model_directory; "
         "print(model_directory(pathlib.Path(sys.argv[1])))"
     )
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

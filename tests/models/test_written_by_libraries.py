@@ -15,7 +15,7 @@ import pytest
 
 from lmi_core.errors import ModelError
 from lmi_core.weights.float_tensors import to_float32
-from lmi_core.weights.fp8_checkpoint import FP8_DTYPE, scale_problem
+from lmi_core.weights.fp8_checkpoint import scale_problem
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
 from lmi_core.weights.quantized.checkpoint import layout_of
 from lmi_core.weights.quantized.layout import LayerTensors
@@ -24,7 +24,7 @@ from lmi_core.weights.safetensors_file import TensorInfo, read_header
 
 FILE = Path(__file__).parent / "data" / "written_by_libraries.safetensors"
 TENSORS = read_header(FILE)
-DTYPES = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "I64": "<i8", "I8": "i1", FP8_DTYPE: "u1"}
+DTYPES = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "I64": "<i8", "I8": "i1", "F8_E4M3": "u1"}
 MOST_ROUNDING = 2**-11
 """Of an fp32 scale that is kept in fp16."""
 
@@ -100,7 +100,7 @@ def test_fp8_matrices_are_what_transformers_reads(block):
     written = quantize.convert({"layer.weight": weight})
     codes, scale = written["layer.weight"], written["layer.weight_scale_inv"]
     expected = quantize.reverse_op._dequantize_one(codes, scale, torch.float32).numpy()
-    tensor = TensorInfo("layer.weight", FP8_DTYPE, tuple(codes.shape), FILE, 0, codes.nbytes)
+    tensor = TensorInfo("layer.weight", "F8_E4M3", tuple(codes.shape), FILE, 0, codes.nbytes)
     beside = TensorInfo("layer.weight_scale_inv", "F32", tuple(scale.shape), FILE, 0, scale.nbytes)
     assert scale_problem(tensor, {beside.name: beside}) is None
     scales = expand_scales(scale.numpy(), tuple(codes.shape))

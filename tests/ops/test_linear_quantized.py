@@ -18,7 +18,7 @@ from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.kernels.torch_ops.linear_quantized import (  # noqa: E402
     quantize_rows as torch_quantize_rows,
 )
-from lmi_core.weights.matrix import RowRounding  # noqa: E402
+from lmi_core.weights.formats import RowRounding  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import DEVICES, packed_weight, random, triton_module  # noqa: E402
 

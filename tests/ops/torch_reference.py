@@ -72,8 +72,7 @@ class TorchWeights:
     def keeps_blocks(self) -> bool:
         return False
 
-    @property
-    def keeps_fp8(self) -> bool:
+    def keeps_fp8(self, parts: Sequence[Matrix]) -> bool:
         return False
 
     def open(self, path: Path) -> TorchMappedFile:

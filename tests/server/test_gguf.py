@@ -54,6 +54,11 @@ def test_explain_says_what_is_in_it_and_agrees_with_the_loader(
     assert main(["explain", str(path)]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert "weights  GGUF, tensors: 29 F16, 9 F32; kept as stored" in lines
+    metadata = llama_metadata(DEMO, pre="smollm")
+    del metadata["tokenizer.ggml.pre"]
+    write_gguf(path, metadata, llama_tensors(DEMO, "F16"))
+    assert main(["explain", str(path)]) == 0
+    assert "it has no tokenizer.ggml.pre" in " ".join(capsys.readouterr().out.split())
     path.write_bytes(path.read_bytes()[:5000])
     assert main(["explain", str(path)]) != 0
     assert "the file is damaged or not GGUF" in " ".join(capsys.readouterr().out.split())

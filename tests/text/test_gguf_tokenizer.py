@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from lmi_core.errors import ModelError
-from lmi_core.text.gguf_tokenizer import PRE_TOKENIZERS, eos_token_ids, tokenizer_files
+from lmi_core.text.gguf_tokenizer import (
+    PRE_TOKENIZERS,
+    eos_token_ids,
+    tokenizer_files,
+    tokenizer_notes,
+)
 from lmi_core.weights.gguf.file import GgufFile
 from tests.gguf_files import bpe_metadata
 from tests.text.tokenizers_for_tests import TEXTS
@@ -83,6 +88,18 @@ def test_byte_level_ids_are_the_originals(name: str, directory: Path) -> None:
         assert ours.decode(wanted) == original.decode(wanted)
 
     check()
+
+
+def test_without_a_pre_tokenizer_the_split_is_llama_cpps_and_told(directory: Path) -> None:
+    named = written(trained("default"), directory, "default")
+    unnamed = {key: value for key, value in named.items() if key != "tokenizer.ggml.pre"}
+    text = "it's 123456 x=1\n\n y"
+    assert read(unnamed).encode(text).ids == read(named).encode(text).ids
+    pieces = read(unnamed).pre_tokenizer.pre_tokenize_str("it's 1234 x=y")
+    assert [piece for piece, _ in pieces] == ["it", "'", "s", "Ġ", "123", "4", "Ġx", "=", "y"]
+    (note,) = tokenizer_notes(file(unnamed))
+    assert "no tokenizer.ggml.pre" in note
+    assert not tokenizer_notes(file(named))
 
 
 def test_gpt2s_expression_splits_as_the_library_does() -> None:
@@ -174,7 +191,7 @@ def test_special_tokens_and_the_template_are_read() -> None:
         ({"tokenizer.ggml.bos_token_id": 10**6}, "bos_token_id 1000000, but"),
         (
             {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "odd"},
-            "pre-tokenizer 'odd'; known are llama3",
+            "pre-tokenizer 'odd'; known are default",
         ),
         ({"tokenizer.ggml.model": "gpt2"}, "no tokenizer.ggml.merges"),
         (

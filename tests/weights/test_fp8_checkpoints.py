@@ -88,6 +88,57 @@ def test_the_cpu_engine_widens_them(
             )
 
 
+@pytest.mark.parametrize("form", CONFIGS)
+def test_the_cpu_engine_keeps_whole_blocks_of_inputs(form: str, tmp_path: Path) -> None:
+    shape = {"hidden_size": 128, "intermediate_size": 256}
+    path, exact = make_fp8_checkpoint(tmp_path / "model", form, **shape)
+    for dtype in ("auto", "fp32"):
+        model = load_model(path, dtype)  # type: ignore[arg-type]
+        assert model.quantize == "fp8"
+        for linear, expected in linears(model, exact):
+            assert isinstance(linear.weight, _native.LinearWeight)
+            assert linear.weight.format == "e4m3"
+            assert linear.weight.row_format is None, "rows stay as they are"
+            assert linear.weight.num_bytes < 1.35 * expected.size, "outputs are padded to 64"
+            np.testing.assert_array_equal(linear.weight.unpack(), expected)
+
+
+def test_e5m2_is_read(tmp_path: Path) -> None:
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    path, exact = make_fp8_checkpoint(tmp_path / "model", "row", **shape)
+    file = path / "model.safetensors"
+    tensors = safetensors_torch.load_file(file)
+    for name in exact:
+        codes = (tensors[name].float() / 8).to(torch.float8_e5m2)
+        exact[name] = (codes.float() * tensors[f"{name}_scale"].float().reshape(-1, 1)).numpy()
+        tensors[name] = codes
+    safetensors_torch.save_file(tensors, file)
+    model = load_model(path)
+    for linear, expected in linears(model, exact):
+        assert isinstance(linear.weight, _native.LinearWeight)
+        assert linear.weight.format == "e5m2"
+        np.testing.assert_array_equal(linear.weight.unpack(), expected)
+    widened = load_model(path, "fp32", backend=DeviceWeights(torch.device("cpu")))
+    down = widened.weights.layers[1].down.weight
+    np.testing.assert_array_equal(down.matrix.numpy(), exact["model.layers.1.mlp.down_proj.weight"])  # type: ignore[union-attr]
+
+
+def test_the_cpu_engine_makes_fp8(tmp_path: Path) -> None:
+    from tests.checkpoints import make_checkpoint
+
+    shape = {"hidden_size": 128, "intermediate_size": 256}
+    make_checkpoint(tmp_path / "model", "llama2", dtype="float32", **shape)
+    path = tmp_path / "model"
+    found = load_model(path, quantize="fp8").weights.layers[1].down.weight
+    assert isinstance(found, _native.LinearWeight)
+    assert found.format == "e4m3"
+    tensors = safetensors_torch.load_file(path / "model.safetensors")
+    weights = tensors["model.layers.1.mlp.down_proj.weight"].float()
+    scales = weights.abs().amax(dim=1, keepdim=True) / 448
+    wanted = (weights / scales).to(torch.float8_e4m3fn).float() * scales
+    np.testing.assert_array_equal(found.unpack(), wanted.numpy())
+
+
 def test_torch_devices_keep_them(made: Made, caplog: pytest.LogCaptureFixture) -> None:
     path, exact = made
     model = load_model(path, backend=DeviceWeights(torch.device("cpu")))
@@ -150,7 +201,6 @@ def test_a_layer_that_is_not_all_fp8_is_widened(edited: Callable[..., Path]) -> 
         ),
         ("row", {"weight_scale": torch.full((192, 1), torch.inf)}, "a scale that isn't finite"),
         ("row", {"zero_point": torch.ones(192)}, "unexpected: model.layers.0.self_attn.q_proj.z"),
-        ("row", {"weight": torch.ones(192, 192).to(torch.float8_e5m2)}, "is F8_E5M2"),
     ],
 )
 def test_faults_name_the_tensor(
@@ -165,7 +215,7 @@ def test_faults_name_the_tensor(
     [
         (
             {"quant_method": "exl2"},
-            "quantization_config.quant_method is 'exl2'; awq, gptq, compressed-tensors, fp8",
+            "quantization_config.quant_method is 'exl2'; awq, gptq, compressed-tensors, bits",
         ),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"block_size is \[64, 64\]; bl"),
         ([], "quantization_config is .*, but must be an object"),

@@ -237,6 +237,17 @@ def test_gemmas_that_say_gelu_mean_its_approximation(tmp_path: Path) -> None:
     assert spec.activation == "gelu_tanh"
 
 
+def test_a_number_under_two_names_is_one_number(tmp_path: Path) -> None:
+    model = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
+    model |= {"num_key_value_heads": 4}
+    spec = spec_of_family(tmp_path, **model, num_experts=4)
+    assert spec.experts is not None
+    assert spec.experts.num_experts == 4
+    for bad in (8, "x", 0):
+        with pytest.raises(ModelError, match="num_local_experts is 4, but num_experts beside it"):
+            spec_of_family(tmp_path, **model, num_experts=bad)
+
+
 def test_errors_name_the_key_as_the_family_does(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"layer_norm_eps is 0"):
         spec_of_family(tmp_path, architectures=["CohereForCausalLM"], layer_norm_eps=0)

@@ -15,6 +15,7 @@ namespace lmi::cpu::LMI_ISA {
 //   signed) look_up: bytes below 16 in a table   load_bytes, load_halves: 16 of 1 or 2 bytes,
 //   widened as_float: the same bits keep_in_register: see below, no more than a hint store_bytes:
 //   the lower byte of 16 whole numbers
+//   look_up_float: floats by the lower 4 bits of lanes   load_e4m3 (2^-8 of the numbers), load_e5m2
 
 static inline int32_t load_4_bytes(const void* source) {
   int32_t bytes;
@@ -56,6 +57,10 @@ static inline I32x16 load_halves(const uint8_t* source) {
   return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)))};
 }
 static inline F32x16 as_float(I32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
+static inline F32x16 look_up_float(const float* table, I32x16 indices) {
+  return {_mm512_permutexvar_ps(indices.v, _mm512_loadu_ps(table))};
+}
+static inline F32x16 from_halves(__m256i halves) { return {_mm512_cvtph_ps(halves)}; }
 
 // The value is in a register here. Where it goes on to be spilled, it isn't before.
 static inline void keep_in_register(I32x16& x) { __asm__("" : "+v"(x.v)); }
@@ -188,6 +193,20 @@ static inline I32x16 load_halves(const uint8_t* source) {
 }
 static inline F32x16 as_float(I32x16 a) {
   return {_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(a.high)};
+}
+// Of tables of 16, the upper half where bit 3 is set.
+static inline __m256 look_up_8(__m256 first, __m256 second, __m256i indices) {
+  const __m256 is_second = _mm256_castsi256_ps(_mm256_slli_epi32(indices, 28));
+  return _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, indices),
+                          _mm256_permutevar8x32_ps(second, indices), is_second);
+}
+static inline F32x16 look_up_float(const float* table, I32x16 indices) {
+  const __m256 first = _mm256_loadu_ps(table), second = _mm256_loadu_ps(table + 8);
+  return {look_up_8(first, second, indices.low), look_up_8(first, second, indices.high)};
+}
+static inline F32x16 from_halves(__m256i halves) {
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+          _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
 }
 
 static inline void keep_in_register(I32x16&) {}
@@ -322,6 +341,23 @@ static inline F32x16 as_float(I32x16 a) {
   __builtin_memcpy(&result, &a, sizeof(result));
   return result;
 }
+static inline F32x16 look_up_float(const float* table, I32x16 indices) {
+  float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = table[indices.v[i / 4][i % 4] & 15];
+  return load(lanes);
+}
+// The linker mustn't share it.
+static constexpr E4M3Table kE4M3Table;
+static inline F32x16 load_e4m3(const uint8_t* source) {
+  float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = kE4M3Table.at[source[i]] * 0x1p-8f;
+  return load(lanes);
+}
+static inline F32x16 load_e5m2(const uint8_t* source) {
+  uint16_t halves[kLanes];
+  for (int i = 0; i < kLanes; ++i) halves[i] = static_cast<uint16_t>(source[i] << 8);
+  return load_f16(halves);
+}
 
 static inline void keep_in_register(I32x16&) {}
 
@@ -360,6 +396,23 @@ static inline I32x16 dot_quads(I32x16 acc, const Quads& a, InputQuad b) {
     for (int i = 0; i < 4; ++i) acc.v[i] += (a.bytes.v[i] >> 8 * j & 0xff) * b.bytes[j];
   }
   return acc;
+}
+
+#endif
+
+#if LMI_SIMD > 0
+
+// NaN becomes 1.875: packing gives blocks that have one a scale of NaN.
+static inline F32x16 load_e4m3(const uint8_t* source) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
+  const __m256i upper = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
+  const __m256i sign = _mm256_and_si256(upper, _mm256_set1_epi16(INT16_MIN));
+  const __m256i magnitude = _mm256_srli_epi16(_mm256_slli_epi16(upper, 1), 2);
+  return from_halves(_mm256_or_si256(sign, magnitude));
+}
+static inline F32x16 load_e5m2(const uint8_t* source) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
+  return from_halves(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8));
 }
 
 #endif

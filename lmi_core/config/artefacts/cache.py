@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from lmi_core.config.artefacts.gguf import model_directory, named_file
 from lmi_core.config.artefacts.hub import hub_cache, snapshot_in_cache
 from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.artefacts.s3_url import config_directory, target_of
@@ -14,6 +13,7 @@ from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import ModelError
+from lmi_core.weights.gguf.directory import model_directory, named_file
 
 
 def cached_directory(

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmi_core.config.artefacts.cache import download_root
-from lmi_core.config.artefacts.gguf import file_patterns, model_directory, named_file
 from lmi_core.config.artefacts.hub import check_hub, fetch_config_from_hub, fetch_from_hub
 from lmi_core.config.artefacts.local import Check, check_adapter, check_model
 from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import LmiError, ModelError
+from lmi_core.weights.gguf.directory import file_patterns, model_directory, named_file
 
 if TYPE_CHECKING:
     from lmi_core.config.artefacts.progress import Progress

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lmi_core.config.artefacts.gguf import is_gguf
 from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Values
 from lmi_core.config.sources.models import HUB_NAME, Listed
+from lmi_core.weights.gguf.directory import is_gguf
 
 
 @dataclass(frozen=True, slots=True)

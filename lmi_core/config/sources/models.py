@@ -22,6 +22,7 @@ from lmi_core.config.sources.load_models import (
 from lmi_core.config.sources.merge import Values
 from lmi_core.config.sources.origin import Rank, Setting
 from lmi_core.errors import ModelError
+from lmi_core.weights.gguf.directory import is_gguf
 
 HUB_NAME = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*(/[\w.-]+)?)(:(?P<file>[\w.-]+))?", re.ASCII)
 """A repository's id, and the GGUF file of it that is meant."""
@@ -108,7 +109,7 @@ def _named(text: str, problems: Problems) -> Listed | None:
     """A model named on the command line: a directory, a properties file, a URL or a hub id."""
     path = Path(text)
     if exists(path):
-        if path.suffix == ".gguf" and path.is_file():
+        if is_gguf(path):
             setting = Setting("option.model_id", text, Rank.FLAG, "command line")
             return Listed(ModelEntry(text, name_of(path.stem), text), None, (setting,))
         if path.is_file() and path.suffix != ".properties":

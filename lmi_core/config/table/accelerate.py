@@ -14,21 +14,20 @@ from lmi_core.config.table.value_type import Bool, Int, StopList, Text
 
 _SYSTEMS = ("accelerate",)
 _NATIVE = {
-    "bitsandbytes8": "int8",
-    "bitsandbytes": "int8",
+    "bitsandbytes8": "bitsandbytes",
     "dynamic_int8": "int8",
     "static_int8": "int8",
     "smoothquant": "int8",
-    "eetq": "int8",
-    "bitsandbytes4": "int4",
-    "bitsandbytes-nf4": "int4",
-    "bitsandbytes-fp4": "int4",
+    "bitsandbytes4": "bitsandbytes-fp4",
 }
 _INT8 = needs(
     "quant.int8", "leave it out to serve the model in bf16", setting="quantize", convert=_NATIVE
 )
-_INT4 = needs(
-    "quant.int4", "leave it out to serve the model in bf16", setting="quantize", convert=_NATIVE
+_LIBRARY = needs(
+    "quant.bitsandbytes",
+    "leave it out to serve the model in bf16",
+    setting="quantize",
+    convert=_NATIVE,
 )
 _OFF = no_effect("asks for what happens anyway")
 
@@ -47,6 +46,16 @@ def _checkpoint(method: str) -> Action:
     )
 
 
+def _as_library(note: str, capability: str = "quant.bitsandbytes") -> Action:
+    """The value says which library's codes and scales weights get."""
+    return honoured(
+        "quantize",
+        note,
+        test="tests/config/test_honoured.py::test_weights_get_the_librarys_codes",
+        capability=capability,
+    )
+
+
 def _kernels(name: str, method: str) -> Action:
     """The value says so too, and what others multiply such weights with."""
     return mapped(
@@ -59,20 +68,19 @@ def _kernels(name: str, method: str) -> Action:
 
 QUANTIZE = {
     "int8": honoured("quantize", _ROWS, test=_HONOURED, capability="quant.int8"),
-    "bitsandbytes8": _INT8,
-    "bitsandbytes": _INT8,
+    "bitsandbytes8": _LIBRARY,
+    "bitsandbytes": _as_library("LLM.int8: activations below 6 become int8, row by row"),
     "dynamic_int8": _INT8,
     "static_int8": _INT8,
     "smoothquant": _INT8,
-    "eetq": _INT8,
+    "eetq": _as_library("EETQ's int8, activations as they are", "quant.eetq"),
     "int4": honoured("quantize", _ROWS, test=_HONOURED, capability="quant.int4"),
-    "bitsandbytes4": _INT4,
-    "bitsandbytes-nf4": _INT4,
-    "bitsandbytes-fp4": _INT4,
+    "bitsandbytes4": _LIBRARY,
+    "bitsandbytes-nf4": _as_library("on the CPU; activations as they are, scales in fp32"),
+    "bitsandbytes-fp4": _as_library("on the CPU; activations as they are, scales in fp32"),
     "fp8": honoured(
         "quantize",
-        "with option.device=cuda; the CPU engine reads fp8 checkpoints as bf16 and refuses to make "
-        "fp8 of others",
+        "on the CPU, which rounds no activations to fp8, of inputs in multiples of 128",
         test="tests/config/test_honoured.py::test_fp8_weights_on_a_torch_device",
         capability="quant.fp8",
     ),
@@ -215,7 +223,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=-1,
         actions={
-            "lmi": no_effect("one copy runs on the device that option.device names"),
+            "lmi": mapped(None, "the GPU that a copy runs on"),
         },
     ),
     Option(
@@ -224,7 +232,7 @@ OPTIONS = (
         doc="Spread of the layers over devices.",
         systems=_SYSTEMS,
         actions={
-            "lmi": no_effect("the lmi engine keeps the model on one device"),
+            "lmi": no_effect("the lmi engine keeps a copy's layers together"),
         },
     ),
     Option(

@@ -77,7 +77,7 @@ OPTIONS = (
         systems=("common", "batching"),
         default="*",
         spellings=("option.load_on_devices",),
-        actions={"lmi": no_effect("one copy runs on the device that option.device names")},
+        actions={"lmi": mapped(None, "the devices that hold a copy each")},
     ),
     _workers("minWorkers", "SERVING_MIN_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS"),
     _workers("maxWorkers", "SERVING_MAX_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS"),

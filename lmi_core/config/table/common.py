@@ -176,7 +176,7 @@ OPTIONS = (
         env=("TENSOR_PARALLEL_DEGREE", "SM_NUM_GPUS"),
         flag=Flag("--num-shard", "NUM_SHARD"),
         actions={
-            "lmi": no_effect("the lmi engine runs one unsharded copy"),
+            "lmi": mapped(None, "how many GPUs share a copy; on the CPU there is nothing to share"),
             "vllm": mapped("tensor_parallel_size"),
             "trtllm": mapped("tensor_parallel_size"),
         },
@@ -190,7 +190,7 @@ OPTIONS = (
         spellings=("option.pipeline_parallel_size",),
         env=("PIPELINE_PARALLEL_DEGREE",),
         actions={
-            "lmi": needs("parallel.pipeline", tuning=True, idle=(1,)),
+            "lmi": mapped(None, "how many GPUs share a copy; on the CPU there is nothing to share"),
             "vllm": mapped("pipeline_parallel_size"),
             "neuron": refused(
                 "vLLM Neuron has no pipelines: raise option.tensor_parallel_degree", idle=(1,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmi_core.config.sources.merge import Value
 from lmi_core.config.table.capabilities import BACKENDS, CAPABILITIES, Backend
@@ -13,10 +13,11 @@ _ANYWAY = "asks for what happens anyway"
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """An outcome, and in words what becomes of the value."""
+    """An outcome, and in words what becomes of the value; ``is_missing``: the backend lacks it."""
 
     outcome: Outcome
     text: str
+    is_missing: bool = False
 
 
 def effect_of(option: Option, value: object, backend_name: str) -> Effect:
@@ -26,7 +27,7 @@ def effect_of(option: Option, value: object, backend_name: str) -> Effect:
     if action is None and backend_name == "handler":
         return Effect(Outcome.MAPPED, f"given to the handler as {option.name}")
     if action is None:
-        return Effect(Outcome.NO_EFFECT, f"{backend.title} has no such setting")
+        return Effect(Outcome.NO_EFFECT, f"{backend.title} has no such setting", is_missing=True)
     action = action.for_value(value)
     if action.outcome is Outcome.REFUSED:
         if value in action.idle:
@@ -48,7 +49,7 @@ def _missing(action: Action, value: object) -> Effect:
     what = f"not available in this version: {CAPABILITIES[action.capability]}"
     if action.instead:
         what += f" ({action.instead})"
-    return Effect(Outcome.NO_EFFECT if action.tuning else Outcome.REFUSED, what)
+    return Effect(Outcome.NO_EFFECT if action.tuning else Outcome.REFUSED, what, is_missing=True)
 
 
 def _describe(action: Action, value: object) -> str:
@@ -78,4 +79,4 @@ def effect_of_value(value: Value, backend_name: str) -> Effect:
     effect = effect_of(value.option, value.value, backend_name)
     if not value.option.secret:
         return effect
-    return Effect(effect.outcome, effect.text.replace(show(value.value), value.shown))
+    return replace(effect, text=effect.text.replace(show(value.value), value.shown))

@@ -55,20 +55,28 @@ OPTIONS = (
             by_value={"off": mapped(None, "nothing is drafted")},
         ),
     ),
-    _native(
-        "device",
-        Choice(("cpu", "cuda", "torch-cpu")),
-        "Device: the CPU engine, the first GPU through torch, or torch on the CPU (for tests).",
-        "cpu",
-        honoured(
-            "device",
-            test=_DEVICES,
-            by_value={
-                "cuda": mapped(
-                    "device", "torch and Triton kernels, one by one", capability="device.cuda"
-                )
-            },
-        ),
+    Option(
+        key="option.device",
+        type=Choice(("auto", "cpu", "cuda", "torch-cpu")),
+        doc="Device: GPUs through torch where there are any, else the CPU engine (auto); one of "
+        "the two; or torch on the CPU (for tests).",
+        systems=("lmi",),
+        default="auto",
+        actions={
+            "lmi": honoured(
+                "device",
+                test=_DEVICES,
+                by_value={
+                    "auto": mapped(None, "the GPUs that are visible, else the CPU"),
+                    "cuda": mapped(
+                        "device", "torch and Triton kernels, one by one", capability="device.cuda"
+                    ),
+                },
+            ),
+            **dict.fromkeys(
+                ("vllm", "trtllm", "neuron"), mapped(None, "the library takes what it sees")
+            ),
+        },
     ),
     _native(
         "block_size",
@@ -155,6 +163,17 @@ OPTIONS = (
         Int(1, 4096),
         "Threads of the CPU engine.",
         native=honoured("num_threads", test=f"{_TESTS}::test_data_types"),
+    ),
+    _native(
+        "num_copies",
+        Int(1, 256),
+        "Copies of the model on the CPU, each in a process of its own with its part of the cores; "
+        "requests of one that dies go on in the others. Unset: one engine within the server.",
+        native=honoured(
+            None,
+            "processes behind one server; packed weights are shared, KV caches are not",
+            test="tests/server/models/test_copies.py::test_copies_behind_one_server",
+        ),
     ),
     _native(
         "repack_cache_dir",

@@ -1,6 +1,6 @@
 """Keys of the server as a whole: ``config.properties`` and ``SERVING_*`` variables."""
 
-from lmi_core.config.table.option import Flag, Option, honoured, needs, no_effect
+from lmi_core.config.table.option import Flag, Option, honoured, mapped, needs, no_effect
 from lmi_core.config.table.option import server_option as _server
 from lmi_core.config.table.value_type import (
     Bool,
@@ -293,9 +293,9 @@ OPTIONS = (
     ),
     _server(
         "metric_aliases",
-        Items(Choice(("vllm", "tgi"))),
+        Items(Choice(("vllm", "tgi", "djl"))),
         "Other servers whose names /metrics has besides our own: vllm, which is also what the "
-        "Kubernetes inference gateway reads, and tgi.",
+        "Kubernetes inference gateway reads, tgi, and djl, whose times are in microseconds.",
         honoured(
             "metric_aliases",
             test="tests/server/http/test_metric_aliases.py::test_a_server_has_the_names_asked_for",
@@ -367,7 +367,7 @@ OPTIONS = (
         "features",
         Text("list of libraries"),
         "Libraries of the container image.",
-        no_effect("the packages installed here decide"),
+        mapped(None, "which library serves a model whose configuration names none"),
     ),
     _server(
         "offline",

@@ -71,7 +71,7 @@ OPTIONS = (
         "--sharded",
         Choice(("true", "false"), exact=True),
         "Shard the model over all visible devices.",
-        no_effect("the lmi engine runs one unsharded copy"),
+        mapped(None, "true: all visible GPUs share a copy, unless --num-shard says how many"),
     ),
     _tgi(
         "--speculate",

@@ -17,7 +17,7 @@ from lmi_core.config.table.shared import shared
 
 _MERGED = "models whose state is more than keys and values run one sequence per call"
 _TESTS = "tests/runners/transformers/test_transformers_config.py"
-_DEVICES = no_effect("one copy runs on one device, unless option.device_map spreads it")
+_DEVICES = mapped(None, "how many GPUs a copy's layers are spread over")
 _CONTINUOUS = no_effect("requests are batched continuously, without waiting for a batch to fill")
 _NO_SHARING = no_effect("sequences share no keys and values")
 _CHECKPOINT = no_effect("the checkpoint's own quantisation is used")
@@ -72,10 +72,12 @@ ACTIONS: Mapping[str, Action] = {
     "option.n_positions": _LENGTH,
     "option.max_total_tokens": _LENGTH,
     "option.seed": honoured("seed", test=f"{_TESTS}::test_the_seed_decides_what_is_sampled"),
-    "option.device": mapped("device", convert={"torch-cpu": "cpu"}),
-    "option.device_id": no_effect(
-        "option.device=cuda uses the first GPU that CUDA_VISIBLE_DEVICES leaves"
+    "option.device": mapped(
+        "device",
+        convert={"torch-cpu": "cpu"},
+        by_value={"auto": mapped(None, "the GPUs that are visible, else the CPU")},
     ),
+    "option.device_id": mapped(None, "the GPU that a copy runs on"),
     "option.device_map": mapped("device_map"),
     "option.low_cpu_mem_usage": no_effect("weights are never held twice"),
     "option.disable_flash_attn": mapped(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from lmi_core.config.artefacts.model_files import ModelFiles
@@ -33,10 +33,23 @@ _WANTED = {"vllm": "vllm", "trtllm": "trtllm"}
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The backend's name and the reason in words."""
+    """The backend's name and the reason in words.
+
+    ``missing``: how the package that it needs is installed, if it isn't; ``stand_in``: whether our
+    engine knows the model, too.
+    """
 
     backend: str
     reason: str
+    key: str | None = None
+    """What names the backend."""
+    missing: str = ""
+    stand_in: bool = False
+
+    def refusal(self, way_out: str = "") -> str:
+        """Say that the package is missing, and the other ``way_out`` beside installing it."""
+        title = BACKENDS[self.backend].title
+        return f"{self.reason}: {title} is not installed: {self.missing}{way_out}"
 
 
 def dispatch(
@@ -48,7 +61,7 @@ def dispatch(
     *,
     prefer_native: bool = False,
 ) -> Decision:
-    """Choose the backend; a wanted one that can't be had is an error that names the way out."""
+    """Choose the backend; one that isn't installed is for the caller to refuse or to replace."""
     handler = written.handler
     if handler is not None and handler.handle is not None:
         return Decision("handler", written.reason)
@@ -64,14 +77,14 @@ def dispatch(
         return wanted
     if prefer_native and _can_be_native(values, files):
         return Decision("lmi", f"--prefer-native instead of {BACKENDS[wanted.backend].title}")
-    if handler is not None and wanted.backend != "transformers":
+    if wanted.backend != "transformers" or _generates(wanted, values, files, problems):
+        wanted = _with_package(wanted, written, values, files, host)
+    if handler is not None and wanted.backend != "transformers" and not wanted.missing:
         problems.error(
             str(handler.path),
             f"{handler.path.name} has formatters, which only our own engine can use; "
             f"{wanted.reason} needs {BACKENDS[wanted.backend].title}",
         )
-    if wanted.backend != "transformers" or _generates(wanted, values, files, problems):
-        _require(wanted, written, values, files, host, problems)
     return wanted
 
 
@@ -114,25 +127,18 @@ def _can_be_native(values: Values, files: ModelFiles) -> bool:
     return known and files.unsupported is None and (task is None or task in TASKS)
 
 
-def _require(
-    wanted: Decision,
-    written: WrittenFor,
-    values: Values,
-    files: ModelFiles,
-    host: Host,
-    problems: Problems,
-) -> None:
+def _with_package(
+    wanted: Decision, written: WrittenFor, values: Values, files: ModelFiles, host: Host
+) -> Decision:
+    """The decision, and what it needs that isn't installed."""
     backend = BACKENDS[wanted.backend]
-    key = _deciding_key(written, values)
     if backend.package is None or backend.package in host.packages:
-        return
-    way_out = (
-        "; --prefer-native serves it with the lmi engine" if _can_be_native(values, files) else ""
-    )
-    problems.error(
-        values.where(key) if key else "",
-        f"{wanted.reason}: {backend.title} is not installed: {backend.installation}{way_out}",
-        key,
+        return wanted
+    return replace(
+        wanted,
+        key=_deciding_key(written, values),
+        missing=backend.installation,
+        stand_in=_can_be_native(values, files),
     )
 
 

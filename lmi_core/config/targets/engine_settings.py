@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from lmi_core.config.targets.lengths import sum_of_lengths
 from lmi_core.errors import ModelError, UserError
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.limits import BLOCK_MULTIPLE, GPU_FORMATS, is_too_long
+from lmi_core.settings.placement import Placement
 from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.settings.transformers_config import TransformersConfig
 from lmi_core.weights.quantized.methods import objection
@@ -51,6 +52,8 @@ class EngineSettings:
         for name, value in values.items():
             if isinstance(value, SpeculationConfig):
                 values[name] = asdict(value)
+            elif isinstance(value, Path):
+                values[name] = str(value)
         return values
 
 
@@ -59,12 +62,13 @@ def engine_settings(
     backend: str,
     name: str,
     system: str,
+    placement: Placement,
     problems: Problems,
     speculation: SpeculationConfig | None = None,
 ) -> EngineSettings | None:
     """Return the engine's configuration for the model ``name``, which ``backend`` computes, as
-    ``values`` set it, with the defaults of ``system``; None if its fields don't go together, which
-    is among ``problems`` then.
+    ``values`` and ``placement`` set it, with the defaults of ``system``; None if its fields don't
+    go together, which is among ``problems`` then.
 
     Of several keys for one field the strongest source wins; two of one source that disagree are
     an error.
@@ -100,6 +104,7 @@ def engine_settings(
         settings["instruction_set"] = ""
     if speculation is not None:
         settings["speculation"] = speculation
+    settings |= _devices(placement, settings, backend)
     try:
         config = _CONFIGS[backend](model=Path(), served_model_name=name, **settings)
     except UserError as error:
@@ -108,26 +113,46 @@ def engine_settings(
     return EngineSettings(config, tuple(settings))
 
 
-def ignore_for_cpu(values: Values) -> None:
-    """Note the keys that mean nothing without a GPU, silently: configurations made for one have
-    them."""
-    if values.get("option.device") in (None, "cpu"):
-        values.ignored |= {
-            "option.gpu_memory_utilization": "option.kv_cache_bytes sizes the CPU engine's cache",
-            "option.disable_flash_attn": "flash-attn runs on GPUs only",
-            "option.enforce_eager": "the CPU engine always replays its own recorded graph",
-        }
+def _devices(
+    placement: Placement, settings: Mapping[str, object], backend: str
+) -> dict[str, object]:
+    """Transformers spreads a copy's layers over its devices, as in LMI."""
+    if backend != "transformers":
+        return {"device": placement.device}
+    device = "cuda" if placement.device == "cuda" else "cpu"
+    if placement.num_devices == 1 or "device_map" in settings:
+        return {"device": device}
+    return {"device": device, "device_map": "auto"}
 
 
-def quantise_as_trtllm(values: Values, files: ModelFiles) -> None:
+_ON_CPU = {
+    "option.gpu_memory_utilization": "option.kv_cache_bytes sizes the CPU engine's cache",
+    "option.disable_flash_attn": "flash-attn runs on GPUs only",
+    "option.enforce_eager": "the CPU engine always replays its own recorded graph",
+}
+
+
+def ignore_for_device(values: Values, placement: Placement, problems: Problems) -> None:
+    """Note the keys that mean nothing on the device; those of GPUs on the CPU silently, since
+    configurations made for one have them."""
+    if placement.device == "cpu":
+        values.ignored |= _ON_CPU
+        return
+    for key in ("option.num_threads", "option.instruction_set"):
+        if key in values.known:
+            why = f"{key} belongs to option.device=cpu, not to {placement.device}"
+            problems.warn(values.where(key), why, key)
+            values.ignored[key] = why
+
+
+def quantise_as_trtllm(values: Values, files: ModelFiles, placement: Placement) -> None:
     """Read option.quantize as TensorRT-LLM's configurations mean it: of a checkpoint that isn't
     quantised. fp8 becomes int8 where the CPU computes."""
     value = values.known.get(_QUANTIZE)
     if value is None or files.quantization is not None:
         return
     name = f"{value.value} by TensorRT-LLM"
-    is_on_cpu = values.get("option.device") in (None, "cpu")
-    if name in TRTLLM_QUANTIZE and (is_on_cpu or value.value != "fp8"):
+    if name in TRTLLM_QUANTIZE and (placement.device == "cpu" or value.value != "fp8"):
         values.known[_QUANTIZE] = replace(value, value=name)
 
 
@@ -143,22 +168,14 @@ def refuse_other_quantisations(values: Values, files: ModelFiles) -> None:
         values.refused[key] = problem
 
 
-def refuse_for_cpu(values: Values, files: ModelFiles) -> None:
+def refuse_for_cpu(values: Values, placement: Placement) -> None:
     """Note values that only the lmi engine's torch devices can run with."""
-    if values.get("option.device") not in (None, "cpu"):
+    if placement.device != "cpu":
         return
     key = "option.kv_cache_dtype"
     if values.get(key) in GPU_FORMATS:
         values.refused[key] = (
             "the CPU engine has no fp8 KV cache: write int8 or bf16, or set option.device=cuda"
-        )
-    key = "option.quantize"
-    if values.get(key) in GPU_FORMATS and files.is_in_fp8:
-        values.ignored[key] = "the checkpoint is quantised already; the CPU reads fp8 as bf16"
-    elif values.get(key) in GPU_FORMATS and key not in values.refused:
-        values.refused[key] = (
-            "the CPU engine has no fp8 weights: write int8, which takes as little memory, or set "
-            "option.device=cuda"
         )
 
 

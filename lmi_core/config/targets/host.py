@@ -9,17 +9,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_core.config.table.capabilities import BACKENDS
+from lmi_core.config.targets.gpus import gpu_memory_bytes, torch_objection, visible_gpus
 
 _CORES_PER_NEURON_DEVICE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Visible devices and the engine packages that are installed."""
+    """Visible devices and the engine packages that are installed; a size that isn't known is 0."""
 
     num_gpus: int = 0
     num_neuron_cores: int = 0
     packages: frozenset[str] = frozenset()
+    gpu_names: tuple[str, ...] = ()
+    """As CUDA_VISIBLE_DEVICES names them; empty: by their numbers."""
+    torch_objection: str = ""
+    """Why the environment's torch can't use the GPUs; empty: it can, as far as is known."""
+    gpu_memory_bytes: int = 0
+    """Of the smallest GPU."""
+    num_cores: int = 0
+    """Physical ones within affinity and quota."""
+    memory_bytes: int = 0
+    """Main memory that this process may use."""
 
     @property
     def num_devices(self) -> int:
@@ -36,19 +47,27 @@ def detect_host(environ: Mapping[str, str], dev: Path = Path("/dev")) -> Host:
     """Look at device files, visibility variables and installed packages."""
     wanted = {backend.package for backend in BACKENDS.values() if backend.package}
     found = frozenset(name for name in wanted if importlib.util.find_spec(name) is not None)
-    return Host(_num_gpus(environ, dev), _num_neuron_cores(environ, dev), found)
+    gpus = visible_gpus(environ, dev)
+    num_cores, memory_bytes = _sizes()
+    return Host(
+        num_gpus=len(gpus),
+        num_neuron_cores=_num_neuron_cores(environ, dev),
+        packages=found,
+        gpu_names=gpus,
+        torch_objection=torch_objection() if gpus else "",
+        gpu_memory_bytes=gpu_memory_bytes() if gpus else 0,
+        num_cores=num_cores,
+        memory_bytes=memory_bytes,
+    )
 
 
-def _num_gpus(environ: Mapping[str, str], dev: Path) -> int:
-    present = sum(1 for entry in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", entry.name))
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        visible = environ.get("NVIDIA_VISIBLE_DEVICES", "all")
-    if visible == "all":
-        return present
-    if visible in ("", "void", "none", "-1", "NoDevFiles"):
-        return 0
-    return min(present, len(visible.split(",")))
+def _sizes() -> tuple[int, int]:
+    """Cores and memory."""
+    try:
+        from lmi_core import _native
+    except ImportError:
+        return 0, 0  # what needs the extension says so
+    return _native.num_physical_cores(), int(_native.cpu_info()["memory_limit_bytes"])
 
 
 def _num_neuron_cores(environ: Mapping[str, str], dev: Path) -> int:

@@ -14,7 +14,6 @@ from lmi_core.config.judge import judge
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.problem import Problems
 from lmi_core.config.resolve import Deployment
-from lmi_core.config.targets.host import detect_host
 from lmi_core.config.targets.library_settings import is_library
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.settings.custom_code_config import CustomCodeConfig
@@ -107,7 +106,7 @@ def _known(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str])
 
 def _refuse(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]) -> None:
     """Raise ConfigError with everything that speaks against the model."""
-    problems = Problems(list(judge(model, server, environ, detect_host(environ))))
+    problems = Problems(list(judge(model, server, environ)))
     problems.raise_errors()
 
 

@@ -13,8 +13,8 @@ from lmi_core.config.table.effect import converted, effect_of_value
 from lmi_core.config.table.option import Outcome
 from lmi_core.config.table.value_type import Json
 from lmi_core.config.targets.lengths import sum_of_lengths
-from lmi_core.config.targets.placement import Placement
 from lmi_core.settings.library_config import LibraryConfig
+from lmi_core.settings.placement import Placement
 
 _OURS = frozenset(
     {"lmi_compat", "model", "output_formatter", "revision", "served_model_name", "tgi_compat"}
@@ -84,6 +84,8 @@ def _arguments(
         settings[_DEGREE] = placement.tensor_parallel_degree
     else:
         settings.pop(_DEGREE, None)
+    if placement.num_copies > 1 and backend == "vllm":
+        settings["data_parallel_size"] = placement.num_copies
     batch = BY_KEY["option.max_rolling_batch_size"].default_for(system)
     settings.setdefault(_BATCHES[backend], batch)
     if backend == "trtllm":

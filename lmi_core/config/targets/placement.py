@@ -1,83 +1,374 @@
-"""How many devices share a copy of the model and how many copies that makes.
+"""Which devices a configuration runs on, in how many copies, or why it can't have them.
 
-Source: LMI format reference, number of workers and devices; TGI format reference, launcher.
+Sources: LMI format reference, number of workers and devices; TGI format reference, resolution of
+shards.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Values
-from lmi_core.config.targets.engine_settings import runs_in_engine
+from lmi_core.config.table import BY_KEY
+from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.host import Host
+from lmi_core.settings.placement import DEVICE_NAMES, VISIBLE, DeviceKind, Placement
+
+DEGREE = "option.tensor_parallel_degree"
+STAGES = "option.pipeline_parallel_degree"
+_DEVICE = "option.device"
+_COPIES = "option.data_parallel_size"
+_OWN_COPIES = "option.num_copies"
+_NAMING = ("load_on_devices", "option.device_id", "option.device_map")
+"""Keys that name devices, the strongest first."""
+_SPREAD = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
+"""Maps of layers over all devices."""
+_NAME = re.compile(r"(?:gpu|nc|cuda:)?(\d{1,4})", re.ASCII)
+_OWN = frozenset({"lmi", "transformers"})
+"""Backends that run in our engine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Devices per copy and copies; one copy on the CPU is (1, 1)."""
+class Subject:
+    """A model's configuration, what it is for, and the machine."""
 
-    tensor_parallel_degree: int = 1
-    num_copies: int = 1
+    values: Values
+    host: Host
+    backend: str
+    system: str
+    mpi_mode: bool
+    is_demo: bool
+    """The embedded model, which is served on the CPU everywhere."""
+    problems: Problems
 
+    def refuse(self, key: str, message: str) -> None:
+        key_given = key if key in self.values.known else None
+        self.problems.error(self.values.where(key), message, key_given)
 
-def placement_for(
-    backend: str,
-    values: Values,
-    host: Host,
-    system: str,
-    *,
-    mpi_mode: bool,
-    problems: Problems,
-) -> Placement:
-    """Return the placement on ``backend``; our engine runs one copy on one device."""
-    if not runs_in_engine(backend):
-        return place(values, host, system, mpi_mode=mpi_mode, problems=problems)
-    device = values.get("option.device") or "cpu"
-    who = "the lmi engine" if backend == "lmi" else "the model"
-    if host.is_neuron:
-        problems.warn(
-            "",
-            f"{host.num_neuron_cores} Neuron cores are visible, but {who} runs on the CPU; "
-            "option.rolling_batch=vllm serves it there with vLLM's plugin",
-        )
-    if host.num_gpus and device == "cpu":
-        problems.warn(
-            "",
-            f"{host.num_gpus} GPUs are visible, but {who} runs on the CPU; "
-            "option.device=cuda uses the first of them",
-        )
-    if device == "cuda" and not host.num_gpus:
-        key = "option.device"
-        problems.warn(values.where(key), "option.device=cuda, but no GPU is visible here", key)
-    return Placement()
+    @property
+    def title(self) -> str:
+        title = BACKENDS[self.backend].title
+        return f"the {title}" if self.backend == "lmi" else title
+
+    def can(self, capability: str) -> bool:
+        return capability in BACKENDS[self.backend].capabilities
 
 
 def place(
-    values: Values, host: Host, system: str, *, mpi_mode: bool, problems: Problems
+    values: Values,
+    host: Host,
+    backend: str,
+    system: str,
+    problems: Problems,
+    *,
+    mpi_mode: bool = False,
+    is_demo: bool = False,
 ) -> Placement:
-    """Return the placement the reference would choose; too few devices are an error."""
-    key = "option.tensor_parallel_degree"
-    degree = values.get(key)
-    devices = host.num_devices
-    if devices == 0:
-        return Placement()
-    if degree is None:
-        degree = "max" if system in ("tgi", "trtllm", "vllm", "lmi_dist", "common") else -1
-        degree = 1 if system in ("deepspeed", "neuronx") else degree
-    if degree == "max":
-        return Placement(devices, 1)
-    assert isinstance(degree, int)
-    if degree <= 0:
-        return Placement(devices, 1) if mpi_mode else Placement(1, devices)
-    stages = values.get("option.pipeline_parallel_degree")
-    needed = degree * (stages if isinstance(stages, int) else 1)
-    if needed > devices:
-        problems.error(
-            values.where(key),
-            f"{key}={degree} needs {needed} devices, but {devices} are visible: write max, or at "
-            f"most {devices}",
-            key,
+    """Decide where the configuration ``values``, written for ``system``, runs on ``backend``.
+
+    What would leave a visible device unused, or give another degree than asked for, is an error
+    that says what to write. ``option.device=cpu`` means the CPU, where a degree has no meaning: one
+    process uses all cores.
+    """
+    subject = Subject(values, host, backend, system, mpi_mode, is_demo, problems)
+    kind, named = _kind(subject)
+    if kind in ("cpu", "torch-cpu"):
+        return _on_cpu(subject, kind)
+    return _on_devices(subject, kind, named)
+
+
+def _kind(subject: Subject) -> tuple[DeviceKind, tuple[int, ...] | None]:
+    """The kind of device, and the numbers of those that the configuration names."""
+    values, host = subject.values, subject.host
+    device, (key, named) = values.get(_DEVICE), _named_devices(subject)
+    if device == "torch-cpu":
+        return "torch-cpu", None
+    if device == "cpu" or (device != "cuda" and named == ()):
+        _check_hidden(subject)
+        return "cpu", None
+    if named == ():
+        subject.refuse(_DEVICE, f"option.device=cuda, but {key}={values.get(key)}; keep one")
+        named = None
+    if device != "cuda" and subject.is_demo:
+        return "cpu", None
+    if host.is_neuron and subject.backend not in _OWN:
+        return "neuron", named
+    if host.num_gpus:
+        _check_torch(subject)
+        _check_own_copies(subject)
+        return "cuda", named
+    if device == "cuda" or named:
+        wanted = "option.device=cuda" if device == "cuda" else f"{key}={values.get(key)}"
+        subject.refuse(
+            _DEVICE if device == "cuda" else key,
+            f"{wanted}, but no GPU is visible here: write --device cpu, or look at nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES",
         )
-        return Placement(degree, 0)
-    return Placement(degree, 1 if system == "tgi" else devices // needed)
+    elif host.is_neuron:
+        subject.refuse(
+            "",
+            f"{host.num_neuron_cores} Neuron cores are visible, and {subject.title} would leave "
+            "them unused: option.rolling_batch=vllm serves the model there with vLLM's plugin, "
+            "--device cpu on the CPU",
+        )
+    else:
+        _check_degree_on_cpu(subject)
+    return "cpu", None
+
+
+def _named_devices(subject: Subject) -> tuple[str, tuple[int, ...] | None]:
+    """The key that names devices and their numbers; none for the CPU, None: no key names any."""
+    for key in _NAMING:
+        given = subject.values.get(key)
+        if given is None or str(given).strip() in ("", "*") or given == -1:
+            continue
+        names = [name.strip() for name in re.split("[;,]", str(given).lower())]
+        if names in (["cpu"], ["-1"]):
+            return key, ()
+        found = [match for name in names if (match := _NAME.fullmatch(name)) is not None]
+        if len(found) == len(names) and len(set(names)) == len(names):
+            return key, tuple(int(match[1]) for match in found)
+        if key == "load_on_devices":
+            subject.refuse(
+                key, f"{key}={str(given)[:80]} is neither *, cpu, nor devices like gpu0;gpu1"
+            )
+    return "", None
+
+
+def _check_torch(subject: Subject) -> None:
+    objection = subject.host.torch_objection
+    if objection and subject.backend in _OWN:
+        subject.refuse(
+            _DEVICE,
+            f"{_visible(subject, 'cuda')}, but {objection}{_on_cpu_instead(subject)}",
+        )
+
+
+def _check_own_copies(subject: Subject) -> None:
+    copies = subject.values.get(_OWN_COPIES)
+    if copies is not None and subject.backend == "lmi" and not subject.can("parallel.copies"):
+        subject.refuse(
+            _OWN_COPIES,
+            f"{_OWN_COPIES}={copies}: copies run on the CPU in this version, and "
+            f"{_visible(subject, 'cuda')}: leave it out, or write --device cpu for copies there",
+        )
+
+
+def _check_hidden(subject: Subject) -> None:
+    """Other libraries take what they see."""
+    host = subject.host
+    if subject.backend in _OWN or subject.backend == "handler" or not host.num_devices:
+        return
+    variable = VISIBLE["neuron" if host.is_neuron else "cuda"]
+    subject.refuse(
+        _DEVICE,
+        f"{subject.title} runs on the devices that it sees, not on the CPU: start the server with "
+        f"{variable}= (empty), or write --prefer-native for the lmi engine",
+    )
+
+
+def _check_degree_on_cpu(subject: Subject) -> None:
+    for key in (DEGREE, STAGES):
+        degree = subject.values.get(key)
+        if isinstance(degree, int) and degree > 1 and subject.backend != "handler":
+            subject.refuse(
+                key,
+                f"{key}={degree} asks for {degree} devices, and no GPU is visible here: --device "
+                "cpu serves the model on the CPU, where one process uses all cores",
+            )
+
+
+def _on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
+    values, host = subject.values, subject.host
+    if subject.backend in _OWN:
+        for key in (DEGREE, STAGES, _COPIES):
+            if key in values.known:
+                values.ignored[key] = "on the CPU one process uses all cores, whatever the degree"
+    threads, asked = values.get("option.num_threads"), values.get(_OWN_COPIES)
+    num_copies = asked if isinstance(asked, int) and subject.backend == "lmi" else 1
+    return Placement(
+        device=kind,
+        num_copies=num_copies,
+        num_cores=threads if isinstance(threads, int) else host.num_cores // num_copies,
+        memory_bytes=host.memory_bytes,
+    )
+
+
+def _on_devices(subject: Subject, kind: DeviceKind, named: tuple[int, ...] | None) -> Placement:
+    values, host = subject.values, subject.host
+    ids = tuple(range(host.num_devices)) if named is None else named
+    stages = values.get(STAGES)
+    num_stages = stages if isinstance(stages, int) else 1
+    degree = _degree(subject, num_stages)
+    num_devices = degree * num_stages
+    groups = _groups(subject, ids, num_devices, is_named=named is not None)
+    if not groups:
+        subject.refuse(DEGREE, _too_few(subject, degree, num_devices, kind))
+    elif subject.backend != "handler" and _check_capabilities(subject, groups, kind):
+        _check_unused(subject, groups, kind, is_named=named is not None)
+    names = _names(subject, kind)
+    return Placement(
+        device=kind,
+        tensor_parallel_degree=degree,
+        pipeline_parallel_degree=num_stages,
+        num_copies=max(1, len(groups)),
+        device_ids=tuple(tuple(names[i] for i in group) for group in groups),
+        num_cores=host.num_cores // max(1, len(groups)),
+        memory_bytes=host.gpu_memory_bytes if kind == "cuda" else 0,
+    )
+
+
+def _asked_degree(subject: Subject) -> object:
+    """What the keys ask for, None if they don't."""
+    values = subject.values
+    asked = values.get(DEGREE)
+    if asked is None and subject.system == "tgi":
+        return {"true": "max", "false": 1}.get(str(values.get("option.sharded")))
+    if asked is None and subject.backend == "transformers":
+        return "max" if values.get("option.device_map") in _SPREAD else None
+    return asked
+
+
+def _degree(subject: Subject, num_stages: int) -> int:
+    """Devices of a stage; -1: one, or with MPI all."""
+    degree = _asked_degree(subject)
+    if degree is None and not (subject.backend == "lmi" and subject.can("parallel.tensor")):
+        degree = 1 if subject.backend in _OWN else None
+    if degree is None:
+        degree = BY_KEY[DEGREE].default_for(subject.system)
+    if isinstance(degree, int) and (degree > 0 or not subject.mpi_mode):
+        return max(1, degree)
+    return max(1, subject.host.num_devices // num_stages)
+
+
+def _groups(
+    subject: Subject, ids: tuple[int, ...], num_devices: int, *, is_named: bool
+) -> tuple[tuple[int, ...], ...]:
+    """The devices of each copy; none if there are too few.
+
+    A named device is the first of a copy's, as in LMI. A launcher of TGI starts one copy where it
+    is told how many shards there are.
+    """
+    visible = subject.host.num_devices
+    if is_named:
+        groups = tuple(tuple(range(i, i + num_devices)) for i in ids)
+        taken = [i for group in groups for i in group]
+        if max(taken) >= visible or len(set(taken)) < len(taken):
+            return ()
+        return groups
+    groups = tuple(
+        ids[i : i + num_devices] for i in range(0, len(ids) - num_devices + 1, num_devices)
+    )
+    asked = subject.values.get(_COPIES)
+    if isinstance(asked, int):
+        return groups[:asked] if asked <= len(groups) else ()
+    if subject.system == "tgi" and _asked_degree(subject) is not None:
+        return groups[:1]
+    return groups
+
+
+def _too_few(subject: Subject, degree: int, num_devices: int, kind: DeviceKind) -> str:
+    values, visible, name = subject.values, subject.host.num_devices, DEVICE_NAMES[kind]
+    key, named = _named_devices(subject)
+    if named and max(named) >= visible:
+        return f"{key}={values.get(key)}, but {_visible(subject, kind)}, counted from 0"
+    copies = values.get(_COPIES)
+    if isinstance(copies, int):
+        num_devices *= copies
+    asked = [
+        f"{key}={values.get(key)}"
+        for key in (*_NAMING, DEGREE, STAGES, _COPIES)
+        if key in values.known and values.get(key) is not None
+    ]
+    return (
+        f"{' with '.join(asked) or f'a copy on {degree} devices'} needs {num_devices} {name}s, but "
+        f"{_visible(subject, kind)}: write {DEGREE}=max, or name at most {visible}"
+        f"{_on_cpu_instead(subject)}"
+    )
+
+
+def _check_unused(
+    subject: Subject, groups: Sequence[Sequence[int]], kind: DeviceKind, *, is_named: bool
+) -> None:
+    """Devices that the configuration names are all that it means."""
+    used = [i for group in groups for i in group]
+    values, visible = subject.values, subject.host.num_devices
+    if used != list(range(len(used))) and "option.device_map" not in values.known:
+        subject.refuse(
+            next(key for key in _NAMING if key in values.known),
+            f"{subject.title} runs on the first {DEVICE_NAMES[kind]}s that the server sees: start "
+            f"it with {_restricted(subject, used, kind)}",
+        )
+    if is_named or len(used) == visible:
+        return
+    num_devices = len(groups[0])
+    sizes = [n for n in range(1, visible + 1) if visible % n == 0]
+    way = f"write {DEGREE}={' or '.join(map(str, sizes))}, or "
+    key = next((key for key in (_COPIES, DEGREE, "option.sharded") if key in values.known), DEGREE)
+    if visible % num_devices == 0:  # more copies than a launcher starts, or than are asked for
+        way = f"write {DEGREE}={visible}, or " if subject.can("parallel.tensor") else ""
+    if key == _COPIES:
+        way = f"write {_COPIES}={visible // num_devices}, or "
+    subject.refuse(
+        key,
+        f"{_visible(subject, kind)}, and {key}={values.get(key)} would use {len(used)} of them: "
+        f"{way}start the server with {_restricted(subject, used, kind)}",
+    )
+
+
+def _check_capabilities(
+    subject: Subject, groups: Sequence[Sequence[int]], kind: DeviceKind
+) -> bool:
+    """Whether the backend can do it."""
+    values, num_devices = subject.values, len(groups[0])
+    name, can_copy = DEVICE_NAMES[kind], subject.can("parallel.copies")
+    if num_devices > 1 and not subject.can("parallel.tensor"):
+        key = next(
+            (key for key in (DEGREE, "option.sharded", STAGES) if key in values.known), DEGREE
+        )
+        one = (
+            ""
+            if can_copy
+            else f" and start the server with {_restricted(subject, groups[0][:1], kind)}"
+        )
+        subject.refuse(
+            key,
+            f"{key}={values.get(key)}: {num_devices} {name}s would share a copy, which "
+            f"{subject.title} can't do in this version: write {DEGREE}=1{one}, or "
+            f"option.rolling_batch=vllm ({BACKENDS['vllm'].installation})"
+            f"{_on_cpu_instead(subject)}",
+        )
+    elif len(groups) > 1 and not can_copy:
+        spread = "option.device_map=auto spreads a copy over all of them; "
+        subject.refuse(
+            DEGREE,
+            f"{_visible(subject, kind)}, but {subject.title} runs one copy in this version, on "
+            f"{num_devices} of them: {spread if subject.backend == 'transformers' else ''}start "
+            f"the server with {_restricted(subject, groups[0], kind)}{_on_cpu_instead(subject)}",
+        )
+    else:
+        return True
+    return False
+
+
+def _on_cpu_instead(subject: Subject) -> str:
+    return "; --device cpu serves it on the CPU" if subject.backend in _OWN else ""
+
+
+def _restricted(subject: Subject, ids: Sequence[int], kind: DeviceKind) -> str:
+    """The variable that shows a process these devices alone."""
+    return f"{VISIBLE[kind]}={','.join(_names(subject, kind)[i] for i in ids)}"
+
+
+def _names(subject: Subject, kind: DeviceKind) -> tuple[str, ...]:
+    """The devices as the variable calls them."""
+    given = subject.host.gpu_names if kind == "cuda" else ()
+    return given or tuple(map(str, range(subject.host.num_devices)))
+
+
+def _visible(subject: Subject, kind: DeviceKind) -> str:
+    count, name = subject.host.num_devices, DEVICE_NAMES[kind]
+    return f"1 {name} is visible" if count == 1 else f"{count} {name}s are visible"

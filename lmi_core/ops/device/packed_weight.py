@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lmi_core.ops.device.quantized_rows import RowFormat
-from lmi_core.weights.matrix import RowRounding
+from lmi_core.weights.formats import RowRounding
 
 PANEL_OUTPUTS = 16
 HEADER_BYTES = 64
@@ -60,8 +60,8 @@ class PackedWeight:
     def row_format(self) -> RowFormat | None:
         """That rows are rounded to before products (``linear_quantized``); None: as they are."""
         if self.format == "int8":
-            assert self.rounding != "none", "no kernel multiplies rows as they are"
-            return self.rounding
+            assert self.rounding in ("int8", "outliers"), "others have no kernel"
+            return "int8" if self.rounding == "int8" else "outliers"
         return None if self.format == "int4" else self.format
 
     @property

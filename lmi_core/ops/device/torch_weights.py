@@ -16,7 +16,7 @@ from lmi_core.ops.device.fp8_panels import Fp8Rows, pack_fp8, quantize_fp8
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.quantized_rows import RowFormat
 from lmi_core.ops.graph import ExpertMatrices
-from lmi_core.weights.formats import PackFormat
+from lmi_core.weights.formats import PackFormat, RowRounding
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.matrix import (
     Activations,
@@ -63,9 +63,8 @@ class DeviceWeights:
         self.device = device
         self.activations: Activations = activations
 
-    @property
-    def keeps_fp8(self) -> bool:
-        return True
+    def keeps_fp8(self, parts: Sequence[Fp8Matrix]) -> bool:
+        return all(part.format == "e4m3" for part in parts)
 
     @property
     def keeps_blocks(self) -> bool:
@@ -124,7 +123,7 @@ class DeviceWeights:
             num_inputs=packed.num_inputs,
             group_size=group_size,
             is_gated=gated,
-            rounding=row_rounding(parts, self.activations),
+            rounding=_device_rounding(row_rounding(parts, self.activations)),
         )
 
     def _in_fp8(self, part: Matrix) -> Fp8Rows:
@@ -132,6 +131,11 @@ class DeviceWeights:
             return quantize_fp8(as_tensor(*dense([part])).to(self.device))
         codes, scales = as_tensor(part.codes), as_tensor(part.scales)
         return codes.to(self.device).view(torch.float8_e4m3fn), scales.to(self.device)
+
+
+def _device_rounding(rounding: RowRounding) -> RowRounding:
+    """int8 weights meet rows of int8 here, with 16 bits for outliers where more is asked for."""
+    return "int8" if rounding == "int8" else "outliers"
 
 
 def as_tensor(values: npt.NDArray[np.generic]) -> Tensor:

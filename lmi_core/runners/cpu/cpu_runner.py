@@ -227,6 +227,27 @@ def load_cpu_runner(
         return CpuRunner(config, model, packed), model
 
 
+def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
+    """Put a model's packed weights into the repack cache, unless they are there or have no place:
+    processes that load the model afterwards share their memory. Raises as ``load_cpu_runner``."""
+    from lmi_core.models.loader import load_weights
+    from lmi_core.ops.cpu import NativeWeights
+    from lmi_core.runners.cpu.memory_needs import memory_errors
+    from lmi_core.weights.packed_model import open_packed_model
+
+    found = find_cpu_model(config, HOST_MEMORY.total_bytes)
+    num_threads = _native.num_physical_cores()
+    with memory_errors():
+        packed = open_packed_model(config, found.checkpoint, num_threads)
+        if packed is None or packed.is_stored:
+            return
+        weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
+        on_weights = None if progress is None else partial(progress, "weights")
+        load_weights(config, found, weights, on_weights)
+        packed.save()
+        packed.wait()
+
+
 def find_cpu_model(config: EngineConfig, claimed_bytes: int = 0) -> FoundModel:
     """What will be loaded, as far as settings and headers tell whether it can be: what explains,
     serves and manages models asks here. ``claimed_bytes``: what other engines have of the memory.

@@ -19,9 +19,12 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
 from lmi_core.weights.quantized.methods import MXFP4
+from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 4.25 / 8}
-"""Of a weight; int4 with the scale and zero point of 128 weights."""
+_BYTES |= {"bitsandbytes": 1.0, "eetq": 1.0}
+_BYTES |= dict.fromkeys(["bitsandbytes-nf4", "bitsandbytes-fp4"], 4.5 / 8)
+"""Of a weight; int4 with the scale and zero point of 128, nf4 and fp4 with the scale of 64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,34 @@ def check_memory(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0
             "addresses: raise it, or set a smaller kv_cache_bytes",
             field="model",
         )
+
+
+def copies_bytes(config: EngineConfig, needs: Estimate, num_copies: int) -> int:
+    """What so many processes take, each of which ``needs`` as much, but for packed weights in the
+    repack cache, which they share."""
+    is_shared = cache_directory(config.repack_cache_dir) is not None
+    if not is_shared or needs.stored < MIN_CHECKPOINT_BYTES:
+        return num_copies * needs.total
+    return needs.weights + num_copies * (needs.kv_cache + needs.workspace)
+
+
+def check_copies(
+    config: EngineConfig, found: FoundModel, num_copies: int, claimed_bytes: int = 0
+) -> int:
+    """What the copies of a model take together; ``config``: of one. Raises InsufficientMemoryError
+    where they don't fit beside what other engines have taken."""
+    needs = estimate(config, found, claimed_bytes)
+    num_bytes = copies_bytes(config, needs, num_copies)
+    limit = int(_native.cpu_info()["memory_limit_bytes"])
+    if num_bytes > limit - claimed_bytes:
+        raise InsufficientMemoryError(
+            f"{num_copies} copies of the model in {config.model} need {megabytes(num_bytes)} (each "
+            f"{needs.describe()}, packed weights shared where they are kept); "
+            f"{megabytes(max(0, limit - claimed_bytes))} are left: set a smaller num_copies, "
+            "quantize or a smaller kv_cache_bytes",
+            field="num_copies",
+        )
+    return num_bytes
 
 
 @contextmanager

@@ -7,20 +7,13 @@ from typing import Literal
 from lmi_core import _native
 from lmi_core.errors import UserError
 from lmi_core.settings.engine_config import EngineConfig
-from lmi_core.settings.limits import BLOCK_MULTIPLE, GPU_FORMATS
+from lmi_core.settings.limits import BLOCK_MULTIPLE
 
 DEFAULT_BATCHED_TOKENS = 2048
 
 
 def check_sizes(config: EngineConfig) -> None:
-    """Raise UserError for weights that the CPU hasn't, and for a size that the native code can't
-    count or hold."""
-    if config.quantize in GPU_FORMATS:
-        raise UserError(
-            f"quantize={config.quantize} needs device=cuda; set quantize=int8, which takes as "
-            "little memory",
-            field="quantize",
-        )
+    """Raise UserError for a size that the native code can't count or hold."""
     for name, value, low, high in (
         ("num_threads", config.num_threads, 1, 1024),
         ("max_num_seqs", config.max_num_seqs, 1, 16384),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,6 @@ _KEYS = {
     "rms_norm_eps": ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
     "rope_theta": ("rope.freq_base",),
     "sliding_window": ("attention.sliding_window",),
-    "attn_logit_softcapping": ("attn_logit_softcapping",),
-    "final_logit_softcapping": ("final_logit_softcapping",),
-    "logit_scale": ("logit_scale",),
 }
 """What settings are called, whichever the architecture."""
 _NEEDED = (
@@ -42,6 +39,40 @@ _NEEDED = (
 )
 _LAYER = "blk.0."
 _SCALINGS = ("none", "linear", "yarn")
+_CHANGES: dict[str, tuple[object, ...]] = {
+    "expert_weights_scale": (0, 1),
+    "expert_weights_norm": (False,),
+    "expert_gating_func": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.scale": (0,),
+    "attention.output_scale": (0, 1),
+    "attention.causal": (True,),
+    "attention.temperature_scale": (0,),
+    "attention.sliding_window_pattern": (),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "router_logit_softcapping": (0,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "rope.scaling.attn_factor": (0, 1),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+    "rope.scaling.yarn_attn_factor": (0, 1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "rope.scaling.alpha": (0, 1),
+    "rope.dimension_sections": (),
+    "pooling_type": (0,),
+}
+"""Settings that change a model's numbers, and the values with which they change nothing."""
+_HARMLESS = (
+    *("vocab_size", "attention.value_length", "attention.key_length_swa", "tensor_data_layout"),
+    *("attention.value_length_swa", "rope.dimension_count_swa", "rope.scaling.finetuned"),
+    *("rope.scaling.original_context_length", "rope.scaling.type", "expert_count"),
+    *("expert_used_count", "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),
+    *("rope.scaling.factor", "rope.freq_base_swa", "use_parallel_residual"),
+)
+"""Settings that are told by others, or by the tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +89,13 @@ class Metadata:
 
     file: GgufFile
     architecture: str
+    asked: set[str] = field(default_factory=set)
+    """Keys that were read."""
 
     def get(self, key: str) -> Any:
         """A number or a string of the architecture; a list of layers' where all are alike."""
         name = f"{self.architecture}.{key}"
+        self.asked.add(key)
         value = self.file.metadata.get(name)
         if isinstance(value, np.ndarray):
             if not len(value) or (value != value[0]).any():
@@ -89,18 +123,24 @@ class Metadata:
         return self.has(_LAYER + tensor)
 
 
+_SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+
+
 def _gemma(num_layers: int) -> Callable[[Metadata], dict[str, Any]]:
     """The largest one, of ``num_layers``, scales scores by the hidden size of a head."""
 
     def settings(metadata: Metadata) -> dict[str, Any]:
+        caps = {name: metadata.number(name) for name in _SOFT_CAPS}
         scale, base = metadata.number("attention.scale"), metadata.number("rope.freq_base_swa")
         size = metadata.number("attention.key_length") or 256
         if metadata.get("block_count") == num_layers:
             heads = metadata.number("attention.head_count") or 1
             size = metadata.number("embedding_length") / heads
+        metadata.asked.add("attention.sliding_window_pattern")
         return {
             "query_pre_attn_scalar": scale**-2 if scale else size,
             "rope_local_base_freq": base or 10000.0,
+            **{name: cap for name, cap in caps.items() if cap is not None},
         }
 
     return settings
@@ -125,6 +165,12 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
         "logits_scaling": "logit_scale",
     }
     return {ours: metadata.number(key) or 1.0 for ours, key in keys.items()}
+
+
+def _cohere(metadata: Metadata) -> dict[str, Any]:
+    scale = metadata.number("logit_scale")
+    has_norms = metadata.has_in_layers("attn_q_norm.weight")
+    return {"use_qk_norm": has_norms} | ({} if scale is None else {"logit_scale": scale})
 
 
 def _parallel(metadata: Metadata) -> dict[str, Any]:
@@ -154,11 +200,8 @@ ARCHITECTURES = {
     "stablelm": _Architecture("StableLmForCausalLM", _parallel),
     "olmo2": _Architecture("Olmo2ForCausalLM"),
     "granite": _Architecture("GraniteForCausalLM", _granite),
-    "command-r": _Architecture(
-        "CohereForCausalLM",
-        lambda metadata: {"use_qk_norm": metadata.has_in_layers("attn_q_norm.weight")},
-    ),
-    "cohere2": _Architecture("Cohere2ForCausalLM"),
+    "command-r": _Architecture("CohereForCausalLM", _cohere),
+    "cohere2": _Architecture("Cohere2ForCausalLM", _cohere),
     "nemotron": _Architecture("NemotronForCausalLM"),
     "smollm3": _Architecture("SmolLM3ForCausalLM"),
 }
@@ -192,9 +235,41 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     if any(tensor.dtype in BLOCK_TYPES for tensor in file.tensors.values()):
         config["quantization_config"] = {"quant_method": "gguf"}
     types = Counter(tensor.dtype for tensor in file.tensors.values())
-    return config | {
-        "gguf": {"architecture": metadata.architecture, "types": dict(types.most_common())}
+    prefix = f"{metadata.architecture}."
+    described = {
+        "architecture": metadata.architecture,
+        "types": dict(types.most_common()),
+        "keys": {ours: prefix + _named(metadata, keys) for ours, keys in _KEYS.items()},
+        "notes": _unread(metadata),
     }
+    return config | {"gguf": described}
+
+
+def _named(metadata: Metadata, keys: tuple[str, ...]) -> str:
+    """Which of ``keys`` the file has, else the first."""
+    prefix = f"{metadata.architecture}."
+    return next((key for key in keys if prefix + key in metadata.file.metadata), keys[0])
+
+
+def _unread(metadata: Metadata) -> list[str]:
+    """What is said of settings that nothing here reads; ModelError for one that is known to change
+    the model's numbers."""
+    prefix, unknown = f"{metadata.architecture}.", []
+    for name, value in metadata.file.metadata.items():
+        key = name.removeprefix(prefix)
+        if key == name or key in metadata.asked or key in _HARMLESS:
+            continue
+        if key not in _CHANGES:
+            unknown.append(name)
+        elif isinstance(value, list | np.ndarray) or value not in _CHANGES[key]:
+            raise ModelError(
+                f"{metadata.file.path} has {name} {str(value)[:40]}, which changes the model's "
+                "numbers and is not supported here",
+                field=metadata.file.path.name,
+            )
+    if not unknown:
+        return []
+    return [f"metadata that isn't known here is left out: {', '.join(unknown)[:200]}"]
 
 
 def _metadata(file: GgufFile) -> Metadata:
@@ -231,6 +306,7 @@ def _rotary(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 def _scaling(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any] | None:
     original = metadata.number("rope.scaling.original_context_length")
     factor = metadata.number("rope.scaling.factor")
+    linear = metadata.number("rope.scale_linear")
     long, short = (
         _numbers(metadata, name)
         for name in ("rope_factors_long.weight", "rope_factors_short.weight")
@@ -252,7 +328,8 @@ def _scaling(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any] | 
             "attention_factor": metadata.number("rope.scaling.attn_factor") or 1.0,
             "original_max_position_embeddings": original or config["max_position_embeddings"],
         }
-    kind = str(metadata.get("rope.scaling.type") or "none")
+    kind = str(metadata.get("rope.scaling.type") or ("linear" if linear else "none"))
+    factor = factor or linear
     if kind not in _SCALINGS:
         raise ModelError(
             f"{metadata.file.path} has {metadata.architecture}.rope.scaling.type {kind[:40]!r}; "
@@ -262,8 +339,12 @@ def _scaling(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any] | 
     if kind == "none" or not factor:
         return None
     scaling = {"rope_type": kind, "factor": factor}
-    if kind == "yarn" and original:
-        scaling["original_max_position_embeddings"] = original
+    if kind == "yarn":
+        if original:
+            scaling["original_max_position_embeddings"] = original
+        for name in ("beta_fast", "beta_slow"):
+            if (value := metadata.number(f"rope.scaling.yarn_{name}")) is not None:
+                scaling[name] = value
     return scaling
 
 

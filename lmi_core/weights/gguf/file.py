@@ -9,7 +9,6 @@ the next multiple of general.alignment.
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy.typing as npt
 
 from lmi_core import _native
 from lmi_core.errors import ModelError
+from lmi_core.weights.gguf.names import PATTERN, SPLIT_NAME, is_later_part
 from lmi_core.weights.gguf.types import OTHER_TYPES, TYPES
 from lmi_core.weights.safetensors_file import TensorInfo
 
@@ -37,7 +37,6 @@ _NUMBERS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8",
     11: "<i8", 12: "<f8",
 }  # fmt: skip
-_SPLIT_NAME = re.compile(r"(.*-)(\d{5})(-of-(\d{5})\.gguf)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ def gguf_of(directory: Path) -> Path | None:
     none. Raises ModelError if there are several."""
     if any(directory.glob("*.safetensors")):
         return None
-    files = [path for path in sorted(directory.glob("*.gguf")) if not is_later_part(path)]
+    files = [path for path in sorted(directory.glob(PATTERN)) if not is_later_part(path)]
     if len(files) > 1:
         raise ModelError(
             f"{directory} holds {len(files)} models in GGUF ({', '.join(f.name for f in files[:4])}"
@@ -93,14 +92,8 @@ def gguf_of(directory: Path) -> Path | None:
     return files[0] if files else None
 
 
-def is_later_part(path: Path) -> bool:
-    """Whether ``path`` is named as a part of a model that isn't the first."""
-    match = _SPLIT_NAME.fullmatch(path.name)
-    return match is not None and int(match[2]) != 1
-
-
 def _other_parts(path: Path, metadata: Mapping[str, Any], count: object) -> list[Path]:
-    match = _SPLIT_NAME.fullmatch(path.name)
+    match = SPLIT_NAME.fullmatch(path.name)
     if not isinstance(count, int) or match is None or int(match[4]) != count:
         raise fault(
             path,

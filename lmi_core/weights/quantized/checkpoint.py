@@ -10,15 +10,19 @@ from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.formats import Quantization
 from lmi_core.weights.fp8_checkpoint import check_blocks
 from lmi_core.weights.quantized.awq import Awq
+from lmi_core.weights.quantized.bitsandbytes import BitsAndBytes
 from lmi_core.weights.quantized.compressed_tensors import CompressedTensors
 from lmi_core.weights.quantized.gptq import Gptq
 from lmi_core.weights.quantized.layout import Layout
 from lmi_core.weights.quantized.methods import (
+    AT_LOAD,
+    BITSANDBYTES,
     GGUF,
     INTEGER_METHODS,
     METHODS,
     MXFP4,
     CheckpointMethod,
+    LibraryMethod,
     is_in_fp8,
     objection,
 )
@@ -28,6 +32,7 @@ _LAYOUTS: dict[str, Callable[[QuantizationSettings], Layout]] = {
     "awq": Awq,
     "gptq": Gptq,
     "compressed-tensors": CompressedTensors,
+    BITSANDBYTES: BitsAndBytes,
 }
 
 
@@ -59,7 +64,7 @@ def can_be_quantized(checkpoint: Checkpoint) -> bool:
 
 
 def quantization_at_load(
-    checkpoint: Checkpoint, asked: Quantization | CheckpointMethod | None
+    checkpoint: Checkpoint, asked: Quantization | CheckpointMethod | LibraryMethod | None
 ) -> Quantization | None:
     """What matrices are quantised to; None: nothing. ModelError if that doesn't go with the
     checkpoint."""
@@ -67,4 +72,7 @@ def quantization_at_load(
         return None
     if problem := objection(asked, checkpoint.quantization):
         raise ModelError(f"{checkpoint.config.path}: quantize={asked}: {problem}", field="quantize")
-    return None if asked in INTEGER_METHODS else cast(Quantization, asked)
+    settings = checkpoint.quantization
+    if asked in INTEGER_METHODS or (settings is not None and settings.method == BITSANDBYTES):
+        return None
+    return AT_LOAD.get(asked) or cast(Quantization, asked)

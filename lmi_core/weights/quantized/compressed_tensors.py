@@ -90,7 +90,7 @@ class CompressedTensors:
         groups, origin = _groups(scheme, layer)
         stored = StoredCodes(codes, scales, zeros, "weight_scale", "weight_zero_point")
         matrix = keep_codes(layer, scheme.num_bits, groups, stored, origin)
-        return replace(matrix, has_int8_rows=scheme.has_int8_rows)
+        return replace(matrix, rounding="int8" if scheme.has_int8_rows else None)
 
 
 def _from_signed(layer: LayerTensors, num_bits: int) -> npt.NDArray[np.uint8]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core.errors import ModelError
+from lmi_core.weights.float_code_matrix import FloatCodeMatrix
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.safetensors_file import TensorInfo
@@ -25,16 +26,19 @@ class Part:
 
     suffix: str
     dtypes: tuple[str, ...]
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
+    """None: any of one dimension."""
     is_needed: bool = True
 
     def problem(self, layer: str, tensor: TensorInfo | None) -> str | None:
         """What is wrong with the tensor of ``layer``; None: nothing."""
         name = f"{layer}.{self.suffix}"
         if tensor is None:
-            return f"missing: {name} {list(self.shape)}" if self.is_needed else None
+            return f"missing: {name} {list(self.shape or ())}" if self.is_needed else None
         if tensor.dtype not in self.dtypes:
             return f"wrong dtype: {name} is {tensor.dtype}, must be {' or '.join(self.dtypes)}"
+        if self.shape is None:
+            return None
         if (tensor.shape or (1,)) != self.shape:
             return f"wrong shape: {name} is {list(tensor.shape)}, expected {list(self.shape)}"
         return None
@@ -83,7 +87,7 @@ class Layout(Protocol):
         """The tensors of the layer ``name``."""
         ...
 
-    def matrix(self, layer: LayerTensors) -> IntegerMatrix:
+    def matrix(self, layer: LayerTensors) -> IntegerMatrix | FloatCodeMatrix:
         """What the tensors, which are as ``parts`` says, stand for.
 
         Raises ModelError where it can't be kept exactly.

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lmi_core.weights.quantized.settings import QuantizationSettings
 
+if TYPE_CHECKING:
+    from lmi_core.weights.formats import Quantization
+
 CheckpointMethod = Literal["awq", "gptq", "compressed-tensors"]
 """A value of ``quantize`` that says what the checkpoint is."""
+LibraryMethod = Literal["bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "eetq"]
+"""One that says as which library weights are quantised at load."""
+AT_LOAD: dict[str, Quantization] = {
+    "bitsandbytes": "llm_int8",
+    "bitsandbytes-nf4": "nf4",
+    "bitsandbytes-fp4": "fp4",
+    "eetq": "eetq",
+}
+"""What is made of weights then."""
+BITSANDBYTES = "bitsandbytes"
 INTEGER_METHODS = ("awq", "gptq", "compressed-tensors")
 FP8_METHODS = ("fp8",)
 GGUF = "gguf"
 MXFP4 = "mxfp4"
 """Experts in floats of 4 bits, which are held as bf16, or quantised anew."""
-METHODS = (*INTEGER_METHODS, *FP8_METHODS, MXFP4, GGUF)
+METHODS = (*INTEGER_METHODS, BITSANDBYTES, *FP8_METHODS, MXFP4, GGUF)
 """Of checkpoints that can be read."""
 
 _FP8_FORMATS = ("float-quantized", "naive-quantized")
@@ -45,5 +58,7 @@ def objection(asked: str, settings: QuantizationSettings | None) -> str | None:
             )
         return f"the checkpoint is quantised by {method[:40]}: write that, or leave it out"
     if settings is None or method == MXFP4 or is_in_fp8(settings):
+        return None
+    if method == BITSANDBYTES and asked.startswith(BITSANDBYTES):
         return None
     return f"the checkpoint is quantised by {method[:40]} already: leave it out"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lmi_core.weights.float_code_matrix import FloatCodeMatrix
 from lmi_core.weights.float_tensors import read_array, to_float32
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.integer_matrix import IntegerMatrix
@@ -96,7 +97,7 @@ class StoredLayers:
         integers: Callable[[TensorInfo], npt.NDArray[np.generic]],
         floats: Callable[[TensorInfo], FloatArray],
         note_rounding: Callable[[float], None],
-    ) -> IntegerMatrix:
+    ) -> IntegerMatrix | FloatCodeMatrix:
         """``weight``, whose tensors have no problems. Raises ModelError if it can't be kept."""
         layer = self._layers[weight]
         tensors = LayerTensors(

@@ -17,13 +17,26 @@ from lmi_server.dialects.pooling import (
     inputs_of,
     pair_requests,
 )
-from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.dialects.unknown_fields import report_unknown, shape, unknown_fields
+
+
+class PairParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """``truncate``: inputs that are too long lose their last tokens."""
+
+    truncate: bool | None = None
+
+
+class EmbeddingParameters(PairParameters, frozen=True, kw_only=True):
+    normalize: bool | None = None
+    dimensions: int | None = None
+    prompt_name: str | None = None
 
 
 class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one text is its vector, to a list one of vectors."""
 
     inputs: Inputs
+    parameters: EmbeddingParameters = EmbeddingParameters()
 
 
 class PairBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +48,7 @@ class PairBody(msgspec.Struct, frozen=True, kw_only=True):
     text_pair: str | None = None
     key: str | None = None
     value: str | None = None
+    parameters: PairParameters = PairParameters()
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -52,19 +66,25 @@ _PAIRS = msgspec.json.Decoder(PairBody | list[PairBody])
 def parse_embedding(call: Call) -> ParsedCall:
     body = decode_json(_EMBEDDING, call.body)
     inputs = inputs_of(body.inputs, "inputs")
-    unknown = unknown_fields(call.body, body.__struct_fields__)
+    asked = body.parameters
+    params = PoolingParams(
+        normalize=asked.normalize,
+        dimensions=asked.dimensions,
+        prompt_name=asked.prompt_name,
+        truncate="right" if asked.truncate else "",
+    )
     single = isinstance(body.inputs, str) or isinstance(body.inputs[0], int)
     return ParsedCall(
-        requests=embedding_requests(call.request_id, inputs, PoolingParams()),
+        requests=embedding_requests(call.request_id, inputs, params),
         renderer=VectorListRenderer(len(inputs), single=single),
         prompt_field="inputs",
-        headers=report_unknown(call.request_id, unknown, "fields"),
+        headers=_unknown(call, body),
     )
 
 
 def parse_pairs(call: Call) -> ParsedCall:
     body = decode_json(_PAIRS, call.body)
-    single = False
+    single, asked, headers = False, PairParameters(), {}
     if isinstance(body, list):
         pairs = [each.pair for each in body]
     elif body.query is not None:
@@ -73,9 +93,19 @@ def parse_pairs(call: Call) -> ParsedCall:
         pairs = [(body.query, text) for text in body.texts]
     else:
         pairs, single = [body.pair], True
+    if isinstance(body, PairBody):
+        asked, headers = body.parameters, _unknown(call, body)
     check_number(len(pairs), "texts")
+    params = PoolingParams(truncate="right" if asked.truncate else "")
     return ParsedCall(
-        requests=pair_requests(call.request_id, pairs, PoolingParams()),
+        requests=pair_requests(call.request_id, pairs, params),
         renderer=VectorListRenderer(len(pairs), single=single),
         prompt_field="texts",
+        headers=headers,
     )
+
+
+def _unknown(call: Call, body: EmbeddingBody | PairBody) -> dict[str, str]:
+    within = shape(parameters=shape(*body.parameters.__struct_fields__))
+    names = unknown_fields(call.body, body.__struct_fields__, within)
+    return report_unknown(call.request_id, names, "fields")

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from lmi_core.engine.pooling_params import PoolingParams
-from lmi_core.errors import CapacityError, UserError
+from lmi_core.errors import CapacityError, TaskError, UserError
 from lmi_server.dialects.base import Call, HttpError, ParsedCall, Reply
 from lmi_server.dialects.decode import decode_json
 from lmi_server.dialects.generation import generate
@@ -45,7 +45,7 @@ _ERRORS = ErrorForm(
         408: "the body came too slowly",
         413: "the request can't be served as written, or is too long",
         422: "the body isn't of its schema",
-        424: "the model failed",
+        424: "the model failed, or is not of the task",
         429: "the server is full",
         503: "the server is not ready or stopping",
     },
@@ -167,6 +167,8 @@ def tei_error(error: Exception) -> Reply:
             status = 400
         case BodyError():
             status = 422
+        case TaskError():
+            status = 424
         case UserError():
             status, text = 413, f"Input validation error: {error}"
         case CapacityError():

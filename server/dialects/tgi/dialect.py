@@ -42,7 +42,7 @@ from lmi_server.http.long_body import body_of
 from lmi_server.http.metrics import CONTENT_TYPE, METER, RequestMeter
 from lmi_server.http.openapi import openapi_route
 from lmi_server.http.streaming import respond
-from lmi_server.http.tenants import salted
+from lmi_server.http.tenants import owned
 from lmi_server.models.loaded_model import LoadedModel
 from lmi_server.models.model_registry import MODELS, ModelRegistry
 from lmi_server.models.recorded import recorded
@@ -137,7 +137,7 @@ async def _run(request: web.Request, model: LoadedModel, job: Job) -> web.Stream
             backend = recorded(request, model)
             fallback = await protocol.fallback(job, request_id)
             if fallback is not None:
-                backend = ToolRun(backend, salted(request, fallback), job.on_text)
+                backend = ToolRun(backend, owned(request, fallback), job.on_text)
             validation_seconds = meter.seconds - validation_started
             watched = WatchedRenderer(parsed.renderer)
             response = await respond(

@@ -13,6 +13,7 @@ import pytest
 from tests.server.configured import configured
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import eventually, http_request, serving
+from tests.server.watchdog import shares_process
 
 
 def generation(num_tokens: int, *, stream: bool) -> bytes:
@@ -67,6 +68,7 @@ def test_slow_reader_is_held_back_then_gets_everything() -> None:
     async def run() -> None:
         engine = FakeEngine(text="x" * 20_000)
         async with serving(engine) as served:
+            shares_process.set(True)  # with a client that counts 10 MB
             with socket.socket() as client:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
                 client.setblocking(False)

@@ -74,6 +74,25 @@ def test_no_client_can_write_anothers_salt() -> None:
     asyncio.run(run())
 
 
+def test_a_key_does_not_wait_for_what_another_has_asked() -> None:
+    async def run() -> None:
+        runner = FakeRunner(num_blocks=400, max_num_seqs=4, step_s=0.001)
+        keys = configured(f"api_keys={','.join(KEYS)}")
+        body = {"inputs": "a", "parameters": {"max_new_tokens": 60}}
+        async with (
+            make_engine(runner, eos_ids=()) as engine,
+            serving_backend(engine, Metrics(), **keys) as served,
+        ):
+            post = served.post
+            flood = [asyncio.create_task(post(body, headers=bearer("first"))) for _ in range(60)]
+            await eventually(lambda: engine.stats().num_waiting > 40)
+            assert (await post(body, headers=bearer("second"))).status == 200
+            assert sum(task.done() for task in flood) < 40
+            assert {answer.status for answer in await asyncio.gather(*flood)} == {200}
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from lmi_core.engine.engine import Engine
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_server.dialects.unknown_fields import IGNORED_HEADER
 from lmi_server.http.metrics import Metrics
 from tests.pooled_checkpoints import decoder
 from tests.server.harness import Served, serving_backend
@@ -30,7 +32,11 @@ RERANKER = ("qwen3", "AutoModelForSequenceClassification")
 async def serving(name: str, kind: str, **settings: Any) -> AsyncIterator[Served]:
     settings = {"num_threads": 1, "kv_cache_bytes": 16 << 20, **settings}
     config = EngineConfig(model=Path(decoder(name, kind)), **settings)
-    async with Engine(config) as engine, serving_backend(engine, Metrics()) as served:
+    metrics = Metrics()
+    async with (
+        Engine(config, observer=metrics.observer("model")) as engine,
+        serving_backend(engine, metrics) as served,
+    ):
         yield served
 
 
@@ -81,8 +87,10 @@ def test_refusals(body: Any, status: int, kind: str, text: str) -> None:
             assert (found, error["error_type"]) == (status, kind)
             assert text in error["error"]
             found, error = await asked(served, "/rerank", {"query": "a", "texts": ["b"]})
-            assert (found, error["error_type"]) == (413, "Validation")
+            assert (found, error["error_type"]) == (424, "Backend")
             assert "use /embed" in error["error"]
+            found, error = await asked(served, "/generate", {"inputs": "a"})
+            assert "the model 'model' gives embeddings" in error["error"]
 
     asyncio.run(run())
 
@@ -112,6 +120,19 @@ def test_invocations_of_djl_serving() -> None:
             _, both = await asked(served, "/invocations", {"inputs": ["a fox", "a heron"]})
             assert both[0] == one
             assert len(both) == 2
+            parameters = {"dimensions": 3, "normalize": False}
+            body = {"inputs": "a fox", "parameters": parameters}
+            _, raw = await asked(served, "/embed", {"inputs": "a fox", **parameters})
+            assert await asked(served, "/invocations", body) == (200, *raw)
+            long = {"inputs": "a fox " * 600}
+            assert (await asked(served, "/invocations", long))[0] == 424
+            cut = {**long, "parameters": {"truncate": True, "temperature": 1}}
+            answer = await served.post(cut, "/invocations")
+            assert answer.status == 200
+            assert answer.headers[IGNORED_HEADER] == "parameters.temperature"
+            metrics = (await served.ask("GET", "/metrics")).body.decode()
+            reasons = dict(re.findall(r'finished\w*_total.*reason="(\w+)".* (\S+)\n', metrics))
+            assert {reason for reason, count in reasons.items() if float(count)} == {"pooled"}
             status, error = await asked(served, "/invocations", {"prompt": "a fox"})
             assert status == error["code"] == 424
             assert "inputs" in error["error"]
@@ -121,6 +142,12 @@ def test_invocations_of_djl_serving() -> None:
             assert await asked(served, "/invocations", [pair]) == (200, [score])
             query = {"query": "birds", "texts": ["a heron", "a fox"]}
             status, scores = await asked(served, "/invocations", query)
+            long = {"query": "a", "texts": ["b " * 600]}
+            assert (await asked(served, "/invocations", long))[0] == 424
+            cut = {**long, "parameters": {"truncate": True}}
+            assert (await asked(served, "/invocations", cut))[0] == 200
+            typo = await served.post({**query, "parameter": {}}, "/invocations")
+            assert typo.headers[IGNORED_HEADER] == "parameter"
             assert status == 200
             assert scores[0] == score != scores[1]
             assert len(score) == 1

@@ -10,14 +10,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmi_core.config.paths import is_dir, is_file
 from lmi_core.errors import ModelError
+from lmi_core.weights.gguf.names import PATTERN, is_later_part
 
 if TYPE_CHECKING:
     from lmi_core.weights.gguf.file import GgufFile
 
-SUFFIX = ".gguf"
-_VERSION = 1
+_VERSION = 2
 """Of what is written; counted up when that changes."""
 _MAX_DIRECTORIES = 64
 """Older ones are removed."""
@@ -26,16 +25,17 @@ _MAX_STEM = 40
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether ``path`` is a file of that name."""
-    return path.suffix == SUFFIX and is_file(path)
+    """Whether ``path`` is a file of that name, in whatever case; what can't be a path isn't."""
+    try:
+        return path.match(PATTERN) and path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def named_file(directory: Path, name: str) -> Path:
     """The GGUF file of a repository that ``name`` says: its own name, or a part of it as in
     ``Q4_K_M``. Raises ModelError unless there is one."""
-    from lmi_core.weights.gguf.file import is_later_part
-
-    files = sorted(path for path in directory.rglob("*.gguf") if not is_later_part(path))
+    files = sorted(path for path in directory.rglob(PATTERN) if not is_later_part(path))
     found = [path for path in files if path.name == name]
     found = found or [path for path in files if name.lower() in path.stem.lower()]
     if len(found) != 1:
@@ -49,9 +49,9 @@ def named_file(directory: Path, name: str) -> Path:
 
 def file_patterns(name: str) -> tuple[str, ...]:
     """What a repository calls the files that ``named_file`` finds, as shells match them."""
-    if name.endswith(SUFFIX):
+    if Path(name).match(PATTERN):
         return name, name.replace("-00001-of-", "-0*-of-")
-    return tuple(dict.fromkeys(f"*{tag}*{SUFFIX}" for tag in (name, name.lower(), name.upper())))
+    return tuple(dict.fromkeys(f"*{tag}{PATTERN}" for tag in (name, name.lower(), name.upper())))
 
 
 def model_directory(path: Path) -> Path:
@@ -63,14 +63,21 @@ def model_directory(path: Path) -> Path:
     """
     file = path if is_gguf(path) else None
     if file is None:
-        if not is_dir(path) or not any(path.glob("*.gguf")):
+        if not _is_dir(path) or not any(path.glob(PATTERN)):
             return path
-        if is_file(path / "config.json") and _has_weights_of_its_own(path):
+        if (path / "config.json").is_file() and _has_weights_of_its_own(path):
             return path
         from lmi_core.weights.gguf.file import gguf_of
 
         file = gguf_of(path)
     return path if file is None else _unfold(file)
+
+
+def _is_dir(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def _has_weights_of_its_own(directory: Path) -> bool:
@@ -94,7 +101,7 @@ def _unfold(path: Path) -> Path:
     # Errors of what is in it name the directory: its reader knows the file.
     name = f"{path.stem[:_MAX_STEM]}-{state[:32]}"
     target = root / name
-    if is_file(target / "config.json") and all(is_file(link) for link in target.glob("*.gguf")):
+    if (target / "config.json").is_file() and all(link.is_file() for link in target.glob(PATTERN)):
         return target
     file = read_gguf(path)
     contents = _contents(file)
@@ -113,11 +120,12 @@ def _root() -> Path:
 
 
 def _contents(file: GgufFile) -> dict[str, dict[str, Any]]:
-    from lmi_core.text.gguf_tokenizer import eos_token_ids, tokenizer_files
+    from lmi_core.text.gguf_tokenizer import eos_token_ids, tokenizer_files, tokenizer_notes
     from lmi_core.weights.gguf.config import read_config
 
     tokenizer, settings = tokenizer_files(file)
     config = read_config(file)
+    config["gguf"]["notes"] += tokenizer_notes(file)
     return {
         "config.json": config | {"eos_token_id": eos_token_ids(file)},
         "tokenizer.json": tokenizer,

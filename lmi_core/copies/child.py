@@ -1,0 +1,178 @@
+"""The process of a copy: an engine, and a socket on which requests come and events go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from lmi_core.copies.connection import Connection
+from lmi_core.copies.outbox import Batch, CopyStream, Outbox, SentObserver, portable
+from lmi_core.copies.process import CopySettings
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.handover import Handover
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.runners.memory_claims import HOST_MEMORY
+from lmi_core.weights.repack_cache import discard_partial_files
+
+_STATS_S = 0.2
+"""Statistics follow activity after so long, and then no more often."""
+
+
+class Child:
+    """Serves until the other end closes the connection."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection = Connection(self._receive, self._close)
+        self._outbox = Outbox(self._send_batch)
+        self._engine: Engine | None = None
+        self._requests: dict[int, str] = {}
+        self._opening: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._has_closed = asyncio.Event()
+        self._stats_are_due = False
+
+    async def serve(self, connection: socket.socket) -> None:
+        await self._loop.create_connection(lambda: self._connection, sock=connection)
+        await self._has_closed.wait()
+        if self._engine is None:  # threads that load don't let the process end
+            discard_partial_files()
+            os._exit(1)
+        await self._engine.stop(drain=False)
+
+    def log(self, record: logging.LogRecord) -> None:
+        """Send it to be logged at the other end; from any thread."""
+        message = ("log", record.name, record.levelno, _text(record))
+        self._loop.call_soon_threadsafe(self._connection.send, message)
+
+    def _receive(self, value: Any) -> None:
+        kind, *rest = value
+        match kind:
+            case "open":
+                self._open(*rest)
+            case "abort":
+                self._abort(*rest)
+            case "ask":
+                self._send_stats()
+            case "start":
+                self._run(self._start(*rest))
+            case "load_adapter" | "unload_adapter":
+                self._run(self._change_adapters(kind, *rest))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _start(self, settings: CopySettings) -> None:
+        _send_logs(self, settings.log_level)
+        HOST_MEMORY.claim(self, settings.claimed_bytes)
+        observer = SentObserver(self._outbox)
+        try:
+            if settings.packs:
+                from lmi_core.runners.cpu.cpu_runner import keep_packed
+
+                await asyncio.to_thread(keep_packed, settings.config, self._progress)
+            engine = Engine(settings.config, observer=observer, progress=self._progress)
+            await engine.start()
+        except Exception as error:
+            self._connection.send(("failed", portable(error)))
+            self._connection.close()
+            return
+        self._engine = engine
+        self._connection.send(("ready", engine.info, engine.stats()))
+
+    def _progress(self, what: str, num_done: int, num_all: int) -> None:
+        message = ("progress", what, num_done, num_all)
+        self._loop.call_soon_threadsafe(self._connection.send, message)
+
+    def _open(self, number: int, request: GenerationRequest, handover: Handover) -> None:
+        self._requests[number] = request.request_id
+        task = self._run(self._admit(number, request, handover))
+        self._opening[number] = task
+        task.add_done_callback(lambda _: self._opening.pop(number, None))
+
+    async def _admit(self, number: int, request: GenerationRequest, handover: Handover) -> None:
+        assert self._engine is not None
+        stream = CopyStream(number, self._outbox)
+        try:
+            await self._engine.open(request, stream, handover)
+        except Exception as error:
+            stream.finish(error)
+            stream.notify()
+
+    def _abort(self, number: int) -> None:
+        opening = self._opening.pop(number, None)
+        if opening is not None:
+            opening.cancel()
+        request_id = self._requests.pop(number, None)
+        if request_id is not None and self._engine is not None:
+            self._engine.abort(request_id)
+
+    async def _change_adapters(self, kind: str, call_id: int, name: str, *path: Path) -> None:
+        assert self._engine is not None
+        error = None
+        try:
+            await getattr(self._engine, kind)(name, *path)
+        except Exception as caught:
+            error = portable(caught)
+        self._connection.send(("answer", call_id, error))
+
+    def _send_batch(self, batch: Batch) -> None:
+        for number, _ in batch.ends:
+            self._requests.pop(number, None)
+        self._connection.send(("batch", *batch))
+        if not self._stats_are_due:
+            self._stats_are_due = True
+            self._loop.call_later(_STATS_S, self._send_stats)
+
+    def _send_stats(self) -> None:
+        self._stats_are_due = False
+        if self._engine is not None:
+            self._connection.send(("stats", self._engine.stats()))
+
+    def _close(self) -> None:
+        self._has_closed.set()
+
+
+class _LogSender(logging.Handler):
+    def __init__(self, child: Child) -> None:
+        super().__init__()
+        self._child = child
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._child.log(record)
+
+
+def _send_logs(child: Child, level: int) -> None:
+    root = logging.getLogger()
+    root.setLevel(level)
+    root.addHandler(_LogSender(child))
+
+
+def _text(record: logging.LogRecord) -> str:
+    return logging.Formatter("%(message)s").format(record)
+
+
+async def _serve(connection: socket.socket) -> None:
+    await Child().serve(connection)
+
+
+def main(descriptor: int) -> int:
+    """Serve the socket ``descriptor``. Signals are the server's business: the copy ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    asyncio.run(_serve(socket.socket(fileno=descriptor)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,46 @@
+"""Messages between a server and its copies, over one socket in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from lmi_core.sandbox import message
+
+
+class Connection(asyncio.Protocol):
+    """One end: hands over whole messages in their order; what was sent in part when the other end
+    went is dropped."""
+
+    def __init__(self, on_message: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
+        """``on_lost`` is called once, when nothing can be received or sent any more."""
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._received = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while (parts := message.take(self._received)) is not None:
+            self._on_message(message.decode(parts))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._received.clear()
+        self._on_lost()
+
+    def send(self, value: Any) -> None:
+        """Nothing happens when the other end is gone: ``on_lost`` was called, or will be."""
+        if self._transport is not None and not self._transport.is_closing():
+            parts = message.encode(value)
+            self._transport.writelines([message.head(parts), *parts])
+
+    def close(self) -> None:
+        """Send what is left, then close. Idempotent."""
+        if self._transport is not None:
+            self._transport.close()

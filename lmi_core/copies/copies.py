@@ -1,0 +1,433 @@
+"""Copies of a model, each with an engine in a process of its own, behind one process that makes
+requests of texts, chooses a copy for each, and hands over what comes back.
+
+A request is its token ids, parameters, seed and what was generated so far. So one whose copy is
+lost goes on in another by the same bits: its reader sees a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lmi_core import _native
+from lmi_core.copies.adapters import SharedAdapters
+from lmi_core.copies.dispatch import Dispatch, HashBlocks
+from lmi_core.copies.open_request import OpenRequest
+from lmi_core.copies.outbox import Batch, observe_again
+from lmi_core.copies.process import CopyProcess, CopySettings, log_level
+from lmi_core.copies.router import Entry
+from lmi_core.copies.supervisor import Supervisor
+from lmi_core.engine.fingerprint import FingerprintOf
+from lmi_core.engine.intake import Intake, check_num_tokens, check_room, derived_seed, retry_after_s
+from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.stats import (
+    EngineInfo,
+    EngineObserver,
+    EngineStats,
+    EngineTotals,
+    LifeState,
+    NullObserver,
+)
+from lmi_core.engine.stream import EventStream, batches
+from lmi_core.errors import EngineError, ModelError, UserError
+from lmi_core.runners.load import load_tokenizer
+from lmi_core.runners.memory_claims import HOST_MEMORY
+from lmi_core.runners.prefix_secret import prefix_hash_key
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_SPARE_PARTS = 4
+"""A copy has a fourth more sequences than it runs, so that a free row is taken at once."""
+_EXPECTED_TOKENS = 256
+"""Of the output of a choice that doesn't say how long it may be."""
+_SILENT_S, _DEAD_S = 10.0, 60.0
+"""A copy with requests that says nothing for so long is asked, and then ended."""
+
+
+class Copies:
+    """To a server what ``Engine`` is, by several of them. ``async with`` starts and ends them."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        num_copies: int,
+        *,
+        observer: EngineObserver | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        """``config``: of one copy; the cores are divided where it names no number of threads, the
+        memory for KV caches where it names no size."""
+        _check_kind(config, num_copies)
+        self.config = replace(config, prefix_key=prefix_hash_key(config.prefix_cache_dir))
+        self._observer = observer or NullObserver()
+        self._supervisor = Supervisor(self, num_copies, progress)
+        self._state = LifeState.CREATED
+        self._numbers = itertools.count()
+        self._adapters = SharedAdapters(config.lora, outlast=config.prefix_cache_dir is not None)
+        self._num_encoding = 0
+        self._num_prompt_tokens = 0
+        self._num_admitted = 0
+        self._gone = EngineTotals()
+        """What copies that are gone have done."""
+        self._started_s = time.monotonic()
+        self._watching: asyncio.TimerHandle | None = None
+        # These follow from the first copy that is ready.
+        self._dispatch: Dispatch
+        self._info: EngineInfo
+        self._tokenizer: Tokenizer
+        self._intake: Intake
+        self._hash_blocks: HashBlocks | None = None
+        self._fingerprint: FingerprintOf | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._state is not LifeState.CREATED:
+            raise EngineError(f"the copies are {self._state}; they can be started once")
+        self._state = LifeState.LOADING
+        try:
+            await asyncio.to_thread(self._check_memory)
+            await self._adapters.start()
+            await self._supervisor.start()
+        except BaseException:
+            await self._close()
+            raise
+        self._state = LifeState.READY
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._state is LifeState.STOPPED:
+            return
+        self._state = LifeState.DRAINING
+        if kind is None and not self._supervisor.has_failed:
+            await self._dispatch.idle()
+        self._dispatch.abort_all()
+        await self._supervisor.stop(kill=False)
+        await self._close()
+
+    async def _close(self) -> None:
+        self._state = LifeState.STOPPED
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._fingerprint is not None:
+            await asyncio.to_thread(self._fingerprint.close)
+            self._tokenizer.close()
+        HOST_MEMORY.release(self)
+
+    async def subscribe(
+        self, request: GenerationRequest, notify: Callable[[], None]
+    ) -> EventStream:
+        """As ``Engine.subscribe``. Errors that only a copy finds are raised by the stream."""
+        arrival_s = time.monotonic()
+        self._check_accepting()
+        self._intake.check(request)
+        request = replace(request, params=request.params.counted(self._info.runner.vocab_size))
+        num_choices = request.params.n
+        self._check_room(num_choices)
+        self._num_encoding += num_choices
+        try:
+            prompt = await self._intake.prompt(request)
+        finally:
+            self._num_encoding -= num_choices
+        num_open_tokens = self._num_prompt_tokens
+        check_num_tokens(len(prompt.ids), num_choices, num_open_tokens, lambda: self._hint_s(1))
+        self._check_accepting()
+        self._check_id(request.request_id)
+        open_ = self._opened(request, prompt.ids, EventStream(notify), arrival_s)
+        open_.stream.abort = lambda _: self._dispatch.abort(open_)
+        open_.stream.prompt_ids = prompt.ids
+        self._dispatch.put(open_)
+        self._watch()
+        return open_.stream
+
+    def generate_batches(
+        self, request: GenerationRequest
+    ) -> AsyncGenerator[list[TokenEvent], None]:
+        """As ``Engine.generate_batches``."""
+        return batches(self, request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request at any moment; its reader gets a last event."""
+        self._dispatch.abort_request(request_id)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return await self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        self._intake.check_token_ids(token_ids)
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def load_adapter(self, name: str, path: Path | str) -> None:
+        """As ``Engine.load_adapter``, in every copy."""
+        self._check_accepting()
+        await self._adapters.load(name, Path(path), self._supervisor.copies)
+
+    async def unload_adapter(self, name: str) -> None:
+        """As ``Engine.unload_adapter``, in every copy."""
+        await self._adapters.unload(name, self._supervisor.copies)
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        return self._adapters.paths
+
+    @property
+    def fingerprint(self) -> str | None:
+        """As ``Engine.fingerprint``."""
+        return None if self._fingerprint is None else self._fingerprint.text
+
+    def adapter_digest(self, name: str) -> str:
+        """As ``Engine.adapter_digest``."""
+        adapter = self._adapters.find(name)
+        return "" if adapter is None else adapter.digest
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it takes requests, be it that they wait until a lost copy is replaced."""
+        return self._state is LifeState.READY and not self._supervisor.has_failed
+
+    @property
+    def lacks_workers(self) -> bool:
+        """Whether fewer copies run than should."""
+        return len(self._supervisor.copies) < self._supervisor.num_wanted
+
+    @property
+    def copies(self) -> list[CopyProcess]:
+        """Those that take requests now."""
+        return self._supervisor.copies
+
+    @property
+    def info(self) -> EngineInfo:
+        """Of all copies together; the packed weights, which they share, once."""
+        num, runner = self._supervisor.num_wanted, self._info.runner
+        names = ("max_num_seqs", "num_blocks", "kv_cache_bytes", "arena_bytes", "num_threads")
+        return replace(
+            self._info,
+            runner=replace(runner, **{name: num * getattr(runner, name) for name in names}),
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        return self._info.max_total_tokens
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def stats(self) -> EngineStats:
+        """Sums over the copies, of which each speaks up within 0.2 s of what it did."""
+        known = [copy.stats for copy in self._supervisor.copies if copy.stats is not None]
+        names = ("num_running", "num_blocks", "num_used_blocks", "num_cached_blocks")
+        sums = {name: sum(getattr(s, name) for s in known) for name in (*names, "num_free_blocks")}
+        waiting = self._dispatch.num_waiting + sum(s.num_waiting for s in known)
+        return EngineStats(
+            state=self._state,
+            is_healthy=self.healthy,
+            num_waiting=waiting + self._num_encoding,
+            totals=_summed([self._gone, *(s.totals for s in known)]),
+            **sums,
+        )
+
+    @property
+    def worker_starts(self) -> list[float]:
+        """When the copies that take requests were started, in seconds since the epoch."""
+        return [copy.started_at for copy in self._supervisor.copies]
+
+    def scale(self, min_workers: int, max_workers: int) -> None:
+        """Run ``min_workers`` copies from now on, in the background."""
+        self._supervisor.scale(min_workers)
+
+    # What the supervisor asks and says.
+
+    def settings(self, *, is_first: bool) -> CopySettings:
+        config, num = self.config, self._supervisor.num_wanted
+        lora = config.lora
+        if lora is not None:
+            lora = replace(lora, adapters=tuple(self._adapters.needed.items()))
+        return CopySettings(
+            config=replace(
+                config,
+                lora=lora,
+                num_models=config.num_models * num,
+                num_threads=config.num_threads or max(1, _native.num_physical_cores() // num),
+            ),
+            packs=is_first,
+            claimed_bytes=HOST_MEMORY.total_bytes - HOST_MEMORY.of(self),
+            log_level=log_level(),
+        )
+
+    async def prepare(self, copy: CopyProcess, info: EngineInfo) -> None:
+        if not hasattr(self, "_info"):
+            await self._learn(info)
+        await self._adapters.bring(copy)
+
+    def on_up(self, copy: CopyProcess) -> None:
+        assert copy.stats is not None
+        num_rows = self._info.runner.max_num_seqs
+        room = num_rows + -(-num_rows // _SPARE_PARTS)
+        self._dispatch.add_copy(copy, room=room, num_blocks=copy.stats.num_blocks)
+
+    def on_batch(self, copy: CopyProcess, batch: Batch) -> None:
+        self._dispatch.take(batch)
+        observe_again(self._observer, batch)
+        if batch.ends:
+            self._supervisor.note_success()
+
+    def on_down(self, copy: CopyProcess) -> None:
+        if copy.stats is not None:
+            self._gone = _summed([self._gone, copy.stats.totals])
+        self._dispatch.remove_copy(copy)
+
+    async def on_leaving(self, copy: CopyProcess) -> None:
+        await self._dispatch.drain_copy(copy)
+        if self._dispatch.has_copy(copy):
+            self.on_down(copy)
+
+    def on_failed(self) -> None:
+        self._dispatch.fail_all(EngineError("every copy of the model has failed"))
+
+    async def _learn(self, info: EngineInfo) -> None:
+        """Take over from the first copy what is the same in all."""
+        runner = info.runner
+        if runner.pooling is not None:
+            raise ModelError(
+                f"the model {info.model} gives embeddings or scores, which copies don't in this "
+                "version: leave out num_copies",
+                field="num_copies",
+            )
+        self._info = info
+        self._tokenizer = await asyncio.to_thread(load_tokenizer, self.config, runner.vocab_size)
+        self._fingerprint = FingerprintOf(self.config, runner)
+        await asyncio.to_thread(self._fingerprint.start)
+        self._intake = Intake(info, self._tokenizer, self._adapters.find)
+        key = self.config.prefix_key
+        assert key is not None
+        if self.config.enable_prefix_caching and runner.shares_blocks:
+            self._hash_blocks = _native.BlockPool(1, runner.block_size, key).hash_blocks
+        self._dispatch = Dispatch(runner.block_size, self._hash_blocks)
+
+    def _opened(
+        self,
+        request: GenerationRequest,
+        prompt_ids: list[int],
+        stream: EventStream,
+        arrival_s: float,
+    ) -> OpenRequest:
+        params = request.params
+        if params.seed is None:
+            seed = derived_seed(self.config.seed, self._num_admitted)
+            params = replace(params, seed=seed)
+        self._num_admitted += 1
+        adapter = self._adapters.find(request.adapter)
+        prefix_seed = request.cache_salt.encode()
+        if adapter is not None:
+            prefix_seed = adapter.prefix_seed + prefix_seed
+        hashes: list[bytes] = []
+        if self._hash_blocks is not None:
+            hashes = self._hash_blocks(prompt_ids, b"", prefix_seed)
+        room = self._info.max_total_tokens - len(prompt_ids)
+        num_output = min(params.max_new_tokens or _EXPECTED_TOKENS, room)
+        entry = Entry(
+            next(self._numbers),
+            priority=request.priority,
+            num_seqs=params.n,
+            num_prompt_tokens=len(prompt_ids),
+            num_output_tokens=params.n * num_output,
+            hashes=hashes,
+        )
+        num_tokens = params.n * len(prompt_ids)
+        self._num_prompt_tokens += num_tokens
+        if adapter is not None:
+            adapter.acquire()
+
+        def on_end() -> None:
+            self._num_prompt_tokens -= num_tokens
+            if adapter is not None:
+                adapter.release()
+
+        return OpenRequest(
+            replace(request, prompt=None, prompt_token_ids=tuple(prompt_ids), params=params),
+            entry,
+            stream,
+            arrival_s=arrival_s,
+            prefix_seed=prefix_seed,
+            hashes=hashes,
+            on_end=on_end,
+        )
+
+    def _check_memory(self) -> None:
+        """Raise InsufficientMemoryError unless all copies fit; then what they need is theirs."""
+        from lmi_core.runners.cpu.cpu_runner import find_cpu_model
+        from lmi_core.runners.cpu.memory_needs import check_copies
+
+        config, claimed_bytes = self.settings(is_first=True).config, HOST_MEMORY.total_bytes
+        found = find_cpu_model(config, claimed_bytes)
+        HOST_MEMORY.claim(
+            self, check_copies(config, found, self._supervisor.num_wanted, claimed_bytes)
+        )
+
+    def _check_accepting(self) -> None:
+        if self._state is not LifeState.READY:
+            raise EngineError(f"the copies are {self._state}, they take no new requests")
+        if self._supervisor.has_failed:
+            raise EngineError("every copy of the model has failed; restart the server")
+
+    def _check_room(self, num_choices: int) -> None:
+        num_rows = self._supervisor.num_wanted * self._info.runner.max_num_seqs
+        num_waiting = self._dispatch.num_seqs + self._num_encoding - num_rows
+        check_room(num_choices, num_waiting, self.config.max_queue_size, self._hint_s)
+
+    def _check_id(self, request_id: str) -> None:
+        if self._dispatch.has_request(request_id):
+            raise UserError(f"request id {request_id!r} is in use", field="request_id")
+
+    def _hint_s(self, num_waiting: int) -> float:
+        seconds = time.monotonic() - self._started_s
+        return retry_after_s(num_waiting, self._dispatch.num_ended, seconds)
+
+    def _watch(self) -> None:
+        """Look after copies for as long as there are requests."""
+        if self._watching is None:
+            loop = asyncio.get_running_loop()
+            self._watching = loop.call_later(_SILENT_S / 2, self._look)
+
+    def _look(self) -> None:
+        self._watching = None
+        for copy in self._supervisor.copies:
+            if copy.unanswered_s > _DEAD_S:
+                log.error("copy %d hasn't said anything for a while and is ended", copy.copy_id)
+                copy.kill()
+            elif copy.silent_s > _SILENT_S:
+                copy.ask()
+        if len(self._dispatch):
+            self._watch()
+
+
+def _check_kind(config: EngineConfig, num_copies: int) -> None:
+    """Raise UserError for what can't be served in copies."""
+    if num_copies < 1:
+        raise UserError(f"num_copies is {num_copies}; at least 1 is needed", field="num_copies")
+    if config.device != "cpu":
+        raise UserError(
+            f"num_copies={num_copies} doesn't go with device={config.device}: copies run on the "
+            "CPU in this version",
+            field="num_copies",
+        )
+
+
+def _summed(parts: Sequence[EngineTotals]) -> EngineTotals:
+    names = [field.name for field in fields(EngineTotals)]
+    return EngineTotals(**{name: sum(getattr(part, name) for part in parts) for name in names})

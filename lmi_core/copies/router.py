@@ -1,0 +1,207 @@
+"""Which copy runs which request: a state machine without input, output or clock.
+
+A request goes to the copy for which it means the least work: the tokens that the copy still has to
+compute and those of the prompt that it hasn't in its prefix cache. It waits here until a copy has
+room, first come first served within a priority, and comes back when its copy is lost.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Sequence
+
+AFFINITY = 4
+"""A prompt's token that must be computed counts as so many that a copy has to compute anyway: what
+is cached twice takes the place of something else."""
+
+
+class Entry:
+    """A request as the router sees it."""
+
+    __slots__ = (
+        "copy_id",
+        "hashes",
+        "key",
+        "num_left",
+        "num_output_tokens",
+        "num_prompt_tokens",
+        "num_seqs",
+        "num_uncached",
+        "number",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        priority: int = 0,
+        num_seqs: int = 1,
+        num_prompt_tokens: int,
+        num_output_tokens: int,
+        hashes: Sequence[bytes] = (),
+    ) -> None:
+        """``num_output_tokens``: expected of all its sequences; ``hashes``: of the prompt's full
+        blocks."""
+        self.number = number
+        self.key = (priority, number)
+        self.num_seqs = num_seqs
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_output_tokens = num_output_tokens
+        self.hashes = hashes
+        self.copy_id: int | None = None
+        """None: it waits."""
+        self.num_uncached = 0
+        """Prompt tokens that its copy still has to compute."""
+        self.num_left = 0
+        """Output tokens that are still expected."""
+
+
+def _by_key(entry: Entry) -> tuple[int, int]:
+    return entry.key
+
+
+class _Copy:
+    """A copy's load and, as far as is known here, what its prefix cache holds."""
+
+    __slots__ = ("blocks", "entries", "load", "num_blocks", "num_seqs", "room", "takes")
+
+    def __init__(self, room: int, num_blocks: int) -> None:
+        self.room = room
+        self.num_blocks = num_blocks
+        self.takes = True
+        self.load = 0
+        """Tokens to compute."""
+        self.num_seqs = 0
+        self.entries: dict[int, Entry] = {}
+        self.blocks: OrderedDict[bytes, None] = OrderedDict()
+        """Hashes of cached blocks, least recent first."""
+
+    def has_room(self, num_seqs: int) -> bool:
+        return self.takes and (not self.num_seqs or self.num_seqs + num_seqs <= self.room)
+
+    def num_cached(self, hashes: Sequence[bytes]) -> int:
+        """Leading blocks that are there."""
+        blocks = self.blocks
+        for count, block in enumerate(hashes):
+            if block not in blocks:
+                return count
+        return len(hashes)
+
+    def note_blocks(self, hashes: Sequence[bytes]) -> None:
+        """They are used: a prefix' head is evicted after its tail."""
+        blocks = self.blocks
+        for block in reversed(hashes):
+            blocks[block] = None
+            blocks.move_to_end(block)
+        while len(blocks) > self.num_blocks:
+            blocks.popitem(last=False)
+
+
+class Router:
+    """Requests by number, copies by id."""
+
+    def __init__(self, block_size: int, affinity: int = AFFINITY) -> None:
+        self._block_size = block_size
+        self._affinity = affinity
+        self._copies: dict[int, _Copy] = {}
+        self._waiting: list[Entry] = []
+        self.num_seqs = 0
+        """Of all requests, waiting ones included."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no copy has."""
+        return len(self._waiting)
+
+    @property
+    def copy_ids(self) -> list[int]:
+        return list(self._copies)
+
+    def load_of(self, copy_id: int) -> int:
+        """Tokens that a copy still has to compute."""
+        return self._copies[copy_id].load
+
+    def requests_of(self, copy_id: int) -> list[Entry]:
+        return list(self._copies[copy_id].entries.values())
+
+    def add_copy(self, copy_id: int, *, room: int, num_blocks: int) -> None:
+        """A copy takes requests, of at most ``room`` sequences together, or one of more."""
+        assert copy_id not in self._copies
+        self._copies[copy_id] = _Copy(room, num_blocks)
+
+    def close_copy(self, copy_id: int) -> None:
+        """It gets no more requests."""
+        self._copies[copy_id].takes = False
+
+    def remove_copy(self, copy_id: int) -> list[Entry]:
+        """A copy is gone; what it had waits again, in its old place."""
+        lost = list(self._copies.pop(copy_id).entries.values())
+        for entry in lost:
+            entry.copy_id = None
+            insort(self._waiting, entry, key=_by_key)
+        return lost
+
+    def put(self, entry: Entry) -> None:
+        """A new request."""
+        self.num_seqs += entry.num_seqs
+        insort(self._waiting, entry, key=_by_key)
+
+    def assign(self) -> list[tuple[Entry, int]]:
+        """Requests and the copies that they go to now."""
+        assigned = []
+        while self._waiting:
+            entry = self._waiting[0]
+            copy_id = self._best(entry)
+            if copy_id is None:
+                break
+            del self._waiting[0]
+            self._give(entry, copy_id)
+            assigned.append((entry, copy_id))
+        return assigned
+
+    def note_token(self, entry: Entry) -> None:
+        """Its copy has given a token of it."""
+        if entry.copy_id is None:
+            return
+        num_done = entry.num_uncached
+        entry.num_uncached = 0
+        if entry.num_left:
+            entry.num_left -= 1
+            num_done += 1
+        self._copies[entry.copy_id].load -= num_done
+
+    def finish(self, entry: Entry, hashes: Sequence[bytes] = ()) -> None:
+        """It has ended, wherever it was; ``hashes``: of all full blocks that it leaves behind."""
+        self.num_seqs -= entry.num_seqs
+        if entry.copy_id is None:
+            self._waiting.remove(entry)
+            return
+        copy = self._copies[entry.copy_id]
+        del copy.entries[entry.number]
+        copy.num_seqs -= entry.num_seqs
+        copy.load -= entry.num_uncached + entry.num_left
+        copy.note_blocks(hashes)
+
+    def _best(self, entry: Entry) -> int | None:
+        best, least = None, 0
+        for copy_id, copy in self._copies.items():
+            if not copy.has_room(entry.num_seqs):
+                continue
+            cost = copy.load + self._affinity * self._num_uncached(entry, copy)
+            if best is None or cost < least:
+                best, least = copy_id, cost
+        return best
+
+    def _num_uncached(self, entry: Entry, copy: _Copy) -> int:
+        return entry.num_prompt_tokens - copy.num_cached(entry.hashes) * self._block_size
+
+    def _give(self, entry: Entry, copy_id: int) -> None:
+        copy = self._copies[copy_id]
+        entry.copy_id = copy_id
+        entry.num_uncached = self._num_uncached(entry, copy)
+        entry.num_left = entry.num_output_tokens
+        copy.entries[entry.number] = entry
+        copy.num_seqs += entry.num_seqs
+        copy.load += entry.num_uncached + entry.num_left
+        copy.note_blocks(entry.hashes)

@@ -1,0 +1,187 @@
+"""Requests on their way into an engine: checked, and their texts made token ids."""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import hashlib
+
+from lmi_core.engine.pooling_params import PoolingParams, framed_text
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.stats import EngineInfo
+from lmi_core.errors import CapacityError, TaskError, UserError
+from lmi_core.models.pooling_head import PoolingHead
+from lmi_core.text.tokenizer import Tokenizer, WholeText, prompt_too_long
+
+_MAX_RETRY_AFTER_S = 60.0
+_MAX_PROMPT_TOKENS = 1 << 24
+"""Of all choices of all open requests together; their lists take 8 bytes each."""
+
+
+class Intake:
+    """What is known of a loaded model, wherever its steps run."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        tokenizer: Tokenizer,
+        check_adapter: abc.Callable[[str], object],
+        head: PoolingHead | None = None,
+    ) -> None:
+        """``check_adapter`` raises UserError for an adapter that isn't registered; ``head``: of a
+        model that pools."""
+        self._info = info
+        self._tokenizer = tokenizer
+        self._check_adapter = check_adapter
+        self._head = head
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise UserError for what can't be served, the prompt's length aside."""
+        if (request.prompt is None) == (request.prompt_token_ids is None):
+            raise UserError("give either prompt or prompt_token_ids", field="prompt")
+        if not isinstance(request.prompt, str | None):
+            raise UserError(
+                f"prompt must be a text, got {type(request.prompt).__name__}", field="prompt"
+            )
+        for name, text in (("cache_salt", request.cache_salt), ("tenant", request.tenant)):
+            if not isinstance(text, str):
+                raise UserError(f"{name} must be a text, got {text!r:.80}", field=name)
+        if not isinstance(request.adapter, str):
+            raise UserError(f"adapter must be a text, got {request.adapter!r:.80}", field="adapter")
+        self._check_adapter(request.adapter)
+        self._check_task(request)
+        if not isinstance(request.priority, int):
+            raise UserError(f"priority must be an int, got {request.priority!r:.80}")
+        info = self._info.runner
+        request.params.validate(vocab_size=info.vocab_size, max_logprobs=info.max_logprobs)
+        if request.params.prompt_logprobs is not None and not info.continues_prompts:
+            raise UserError(
+                "the model's encoder reads the prompt, whose tokens have no log-probabilities: "
+                "leave them out",
+                field="prompt_logprobs",
+            )
+
+    async def prompt(self, request: GenerationRequest) -> WholeText:
+        """Its token ids; UserError for too few, too many, or some that the model doesn't have."""
+        prompt = await self._token_ids(request)
+        self._check_prompt(prompt.ids)
+        return prompt
+
+    def check_token_ids(self, token_ids: abc.Sequence[int]) -> None:
+        """Raise UserError naming the first id that the model doesn't have."""
+        vocab_size = self._info.runner.vocab_size
+        try:
+            if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+                return
+        except TypeError:
+            raise UserError(f"token ids are ints, not {token_ids!r:.80}", field="prompt") from None
+        wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
+        raise UserError(
+            f"token id {wrong} is out of vocabulary; allowed are 0 to {vocab_size - 1}",
+            field="prompt",
+        )
+
+    async def _token_ids(self, request: GenerationRequest) -> WholeText:
+        if request.pooling is not None:
+            return await self._pooled_prompt(request, request.pooling)
+        if request.prompt_token_ids is not None:
+            return WholeText(list(request.prompt_token_ids))
+        assert request.prompt is not None
+        ids = await self._tokenizer.encode(
+            request.prompt,
+            add_special_tokens=request.add_special_tokens,
+            max_tokens=self._info.max_prompt_tokens,
+        )
+        return WholeText(ids)
+
+    async def _pooled_prompt(self, request: GenerationRequest, params: PoolingParams) -> WholeText:
+        assert self._head is not None
+        limit = self._info.max_prompt_tokens
+        ids = request.prompt_token_ids
+        if ids is None:
+            assert request.prompt is not None
+            framed = framed_text(self._head.spec, request.prompt, params)
+            return await self._tokenizer.encode_whole(framed, limit, params.truncate)
+        if len(ids) > limit and params.truncate:
+            ids = ids[-limit:] if params.truncate == "left" else ids[:limit]
+        return WholeText(list(ids))
+
+    def _check_task(self, request: GenerationRequest) -> None:
+        if request.pooling is not None and self._head is not None:
+            request.pooling.check(self._head)
+        elif self._head is not None:
+            gives, route = "embeddings", "/v1/embeddings or /embed"
+            if self._head.spec.task == "rerank":
+                gives, route = "scores of pairs of texts", "/v1/rerank or /rerank"
+            raise TaskError(
+                f"the model {self._info.model!r} gives {gives}, it doesn't generate text: use "
+                f"{route}",
+                field="model",
+            )
+        elif request.pooling is not None:
+            raise TaskError(
+                f"the model {self._info.model!r} generates text; it is served without embeddings "
+                "and scores: serve it with option.task=text_embedding to have its embeddings",
+                field="model",
+            )
+
+    def _check_prompt(self, prompt_ids: list[int]) -> None:
+        if not prompt_ids:
+            raise UserError(
+                "the prompt is empty: it must be provided and non-empty, of at least one token",
+                field="prompt",
+            )
+        if len(prompt_ids) > self._info.max_prompt_tokens:
+            room = self._info.max_total_tokens - self._info.max_prompt_tokens
+            raise prompt_too_long(len(prompt_ids), self._info.max_prompt_tokens, room=room)
+        self.check_token_ids(prompt_ids)
+
+
+def check_room(
+    num_choices: int, num_waiting: int, limit: int, hint_s: abc.Callable[[int], float]
+) -> None:
+    """Raise CapacityError where too many choices wait. Each counts; a request with more of them
+    than may wait comes in alone."""
+    if num_waiting < limit and (num_waiting <= 0 or num_waiting + num_choices <= limit):
+        return
+    raise CapacityError(
+        f"{num_waiting} requests are waiting, at most {limit} may (job_queue_size; each of "
+        "their choices counts); retry later, or raise the limit",
+        retry_after_s=hint_s(num_waiting),
+    )
+
+
+def check_num_tokens(
+    num_prompt_tokens: int,
+    num_choices: int,
+    num_open_tokens: int,
+    hint_s: abc.Callable[[], float],
+) -> None:
+    """Raise UserError or CapacityError where prompts, once per choice, take too much memory;
+    ``num_open_tokens``: those of the open requests."""
+    num_tokens, limit = num_prompt_tokens * num_choices, _MAX_PROMPT_TOKENS
+    if num_tokens > limit:
+        raise UserError(
+            f"n is {num_choices}, of a prompt of {num_prompt_tokens} tokens; together they may "
+            f"have {limit}: lower n, or shorten the prompt",
+            field="n",
+        )
+    if num_open_tokens + num_tokens > limit:
+        raise CapacityError(
+            f"the open requests' prompts have {num_open_tokens} tokens, and "
+            f"with {num_tokens} more over {limit}; retry later",
+            retry_after_s=hint_s(),
+        )
+
+
+def retry_after_s(num_waiting: int, num_finished: int, seconds: float) -> float:
+    """When a queue will have moved, at the mean pace of ``seconds``."""
+    if not num_finished:
+        return 1.0
+    return min(max(1.0, seconds / num_finished * num_waiting / 2), _MAX_RETRY_AFTER_S)
+
+
+def derived_seed(base: int, num_requests: int) -> int:
+    """The seed of a request without one: a function of the engine's seed and of the requests before
+    it."""
+    digest = hashlib.blake2b(f"{base}/{num_requests}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

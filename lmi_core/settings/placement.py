@@ -1,0 +1,72 @@
+"""Which devices a model's copies run on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lmi_core.units import megabytes
+
+DeviceKind = Literal["cpu", "torch-cpu", "cuda", "neuron"]
+VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "neuron": "NEURON_RT_VISIBLE_CORES"}
+"""The variable that says which devices a process sees."""
+DEVICE_NAMES = {"cuda": "GPU", "neuron": "Neuron core"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The decision of one model's configuration on one machine: kind of device, degrees, copies.
+
+    ``device_ids`` are the devices of each copy, as the variable of ``VISIBLE`` names them; there
+    are none on the CPU. A size that isn't known is 0.
+    """
+
+    device: DeviceKind = "cpu"
+    tensor_parallel_degree: int = 1
+    pipeline_parallel_degree: int = 1
+    num_copies: int = 1
+    device_ids: tuple[tuple[str, ...], ...] = ()
+    num_cores: int = 0
+    """Physical cores of each copy, or threads where the configuration says how many."""
+    memory_bytes: int = 0
+    """Of each device; on the CPU of the machine, as far as this process may use it."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of each copy; 1 on the CPU."""
+        return self.tensor_parallel_degree * self.pipeline_parallel_degree
+
+    def environment(self, copy_id: int) -> dict[str, str]:
+        """What the process of a copy has in its environment to see its own devices alone."""
+        if not self.device_ids:
+            return {}
+        return {VISIBLE[self.device]: ",".join(self.device_ids[copy_id])}
+
+    def describe(self) -> str:
+        """Say it with numbers, for people."""
+        copies = f"{self.num_copies} copies, " if self.num_copies > 1 else ""
+        each = " each" if self.num_copies > 1 else ""
+        memory = f", {megabytes(self.memory_bytes)} of memory" if self.memory_bytes else ""
+        cores = f", {_count(self.num_cores, 'core')}{each}" if self.num_cores else ""
+        if self.device in DEVICE_NAMES and not self.device_ids:
+            return f"{_count(self.num_devices, DEVICE_NAMES[self.device])}, which can't be had"
+        if not self.device_ids:
+            torch = " by torch" if self.device == "torch-cpu" else ""
+            return f"{copies}the CPU{torch}{cores}{memory}"
+        name = DEVICE_NAMES[self.device]
+        ids = "; ".join(", ".join(one) for one in self.device_ids)
+        memory = f", {megabytes(self.memory_bytes)} per {name}" if self.memory_bytes else ""
+        shape = self._shape()
+        return f"{copies}{_count(self.num_devices, name)}{each} ({shape}{ids}){memory}{cores}"
+
+    def _shape(self) -> str:
+        parts = []
+        if self.tensor_parallel_degree > 1:
+            parts.append(f"tensor parallel degree {self.tensor_parallel_degree}")
+        if self.pipeline_parallel_degree > 1:
+            parts.append(f"{self.pipeline_parallel_degree} pipeline stages")
+        return f"{', '.join(parts)}: " if parts else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,73 @@
+"""Matrices that are quantised while they are loaded, as other libraries quantise them.
+
+Format: TGI format reference, bitsandbytes, EETQ and fp8; EETQ's scale is that of the kernels which
+it shares with FasterTransformer, a 128th of an output's largest magnitude.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lmi_core.weights.float_code_matrix import CODE_BLOCK, FloatCodeFormat, to_float_codes
+from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.fp8_matrix import Fp8Matrix, encode_e4m3
+from lmi_core.weights.integer_matrix import INT8_ZERO, Codes, IntegerMatrix
+from lmi_core.weights.matrix import Matrix
+
+_CHUNK_ROWS = 256
+
+
+def to_llm_int8(floats: FloatArray) -> IntegerMatrix:
+    """As bitsandbytes' LLM.int8 has it: an output's largest magnitude is 127."""
+
+    def unpack() -> Codes:
+        most = np.abs(floats).max(axis=1, keepdims=True)
+        return _codes(floats, np.float32(127) / _divisor(most), most / np.float32(127), 127)
+
+    return IntegerMatrix("int8", _shape(floats), 0, unpack, "llm_int8")
+
+
+def to_eetq(floats: FloatArray) -> IntegerMatrix:
+    """As EETQ has it, which multiplies rows as they are: an output's largest magnitude is 128, and
+    the most is 127."""
+
+    def unpack() -> Codes:
+        most = np.abs(floats).max(axis=1, keepdims=True) / np.float32(128)
+        scales = most.astype(np.float16).astype(np.float32)
+        return _codes(floats, np.float32(1) / _divisor(most), scales, 127)
+
+    return IntegerMatrix("int8", _shape(floats), 0, unpack, "none")
+
+
+def to_fp8(floats: FloatArray) -> Fp8Matrix:
+    """In e4m3, with a scale per output: its largest magnitude is 448."""
+    scales = _divisor(np.abs(floats).max(axis=1, keepdims=True) / np.float32(448))
+    codes = np.empty(floats.shape, np.uint8)
+    for first in range(0, len(floats), _CHUNK_ROWS):
+        rows = slice(first, first + _CHUNK_ROWS)
+        codes[rows] = encode_e4m3(floats[rows] / scales[rows])
+    return Fp8Matrix(codes, scales)
+
+
+def through_codes(floats: FloatArray, format: FloatCodeFormat) -> Matrix:
+    """In bitsandbytes' 4 bits; rows that aren't of whole blocks as what their codes stand for."""
+    coded = to_float_codes(floats, format)
+    return floats if floats.shape[1] % CODE_BLOCK == 0 else coded.to_float32()
+
+
+def _codes(floats: FloatArray, factors: FloatArray, scales: FloatArray, most: int) -> Codes:
+    codes = np.empty(floats.shape, np.uint8)
+    for first in range(0, len(floats), _CHUNK_ROWS):
+        rows = slice(first, first + _CHUNK_ROWS)
+        numbers = np.rint(floats[rows] * factors[rows])
+        np.clip(numbers, -INT8_ZERO, most, out=numbers)
+        codes[rows] = (numbers + INT8_ZERO).astype(np.uint8)
+    return Codes(codes, np.asarray(scales, np.float32), np.full_like(scales, INT8_ZERO))
+
+
+def _divisor(values: FloatArray) -> FloatArray:
+    return np.where(values == 0, np.float32(1), values)
+
+
+def _shape(floats: FloatArray) -> tuple[int, int]:
+    return floats.shape[0], floats.shape[1]

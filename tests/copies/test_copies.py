@@ -1,0 +1,154 @@
+"""Copies as processes: the bits of one engine, also when a copy is killed while it runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_core.copies.copies import Copies
+from lmi_core.demo import MODEL_DIR
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import LmiError, ModelError, UserError
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.structured.grammar import Grammar
+from tests.engine.harness import until
+
+pytestmark = pytest.mark.timeout(120)
+
+CONFIG = EngineConfig(
+    model=MODEL_DIR, num_threads=1, max_num_seqs=6, kv_cache_bytes=8 << 20, max_model_len=512
+)
+LENGTH = 32
+
+
+def requests() -> list[GenerationRequest]:
+    """Every way to choose tokens, more of them than copies have rows."""
+    plain = SamplingParams(max_new_tokens=LENGTH, ignore_eos=True)
+    sampled = replace(plain, temperature=1.0)
+    kinds = [
+        plain,
+        sampled,
+        replace(sampled, top_k=20, top_p=0.9, seed=7),
+        replace(sampled, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
+        replace(plain, logprobs=2),
+        replace(sampled, n=3, logprobs=0),
+        replace(plain, stop=("e", " of the"), min_new_tokens=20),
+        replace(sampled, grammar=Grammar.regex("[a-z ]{20,60}"), ignore_eos=False),
+        replace(plain, prompt_logprobs=1),
+        replace(sampled, logit_bias=((5, 4.0),), banned_token_ids=(9,)),
+    ]
+    return [
+        GenerationRequest(
+            request_id=str(number),
+            prompt=f"Once upon a time, {number} people",
+            params=kinds[number % len(kinds)],
+        )
+        for number in range(16)
+    ]
+
+
+async def read(source: Engine | Copies, request: GenerationRequest) -> list[TokenEvent]:
+    return [event async for events in source.generate_batches(request) for event in events]
+
+
+def comparable(events: list[TokenEvent]) -> list[TokenEvent]:
+    """What doesn't depend on what else runs, choice by choice."""
+    alike = [replace(event, num_cached_tokens=0, queue_seconds=0.0) for event in events]
+    return sorted(alike, key=lambda event: (event.choice, event.num_generated_tokens))
+
+
+async def expected() -> list[list[TokenEvent]]:
+    async with Engine(CONFIG) as engine:
+        return [comparable(await read(engine, request)) for request in requests()]
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 100))
+
+
+def test_a_killed_copy_costs_no_bit_and_is_replaced() -> None:
+    async def main() -> None:
+        reference = await expected()
+        async with Copies(CONFIG, 2) as copies:
+            streams = [asyncio.create_task(read(copies, request)) for request in requests()]
+            first, second = copies.copies
+            await until(lambda: copies._dispatch.num_tokens > 100)
+            os.kill(first.pid, signal.SIGKILL)
+            answers = await asyncio.gather(*streams)
+            assert [comparable(events) for events in answers] == reference
+            assert copies._dispatch.num_resumed > 0
+            await until(lambda: len(copies.copies) == 2)
+            assert first not in copies.copies
+            assert second in copies.copies
+            assert copies.healthy
+            assert not copies.lacks_workers
+            again = await asyncio.gather(*(read(copies, request) for request in requests()))
+            unseeded = {i for i, one in enumerate(requests()) if one.params.temperature == 0}
+            assert all(comparable(again[i]) == reference[i] for i in unseeded)
+            stats = copies.stats()
+            assert stats.totals.num_generated_tokens > 16 * LENGTH
+
+    run(main())
+
+
+def test_errors_are_those_of_an_engine(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Engine(CONFIG) as engine, Copies(CONFIG, 1) as copies:
+            for params in (
+                SamplingParams(top_p=2.0),
+                SamplingParams(grammar=Grammar.regex("(")),
+                SamplingParams(n=500),
+            ):
+                request = GenerationRequest(request_id="x", prompt="Hello", params=params)
+                errors = []
+                for source in (engine, copies):
+                    with pytest.raises(UserError) as caught:
+                        await read(source, request)
+                    errors.append((str(caught.value), caught.value.field))
+                assert errors[0] == errors[1]
+            assert not len(copies._dispatch)
+
+    run(main())
+
+
+def test_a_copy_that_cannot_start_ends_the_start_with_its_error(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((MODEL_DIR / name).read_bytes())
+
+    async def main() -> None:
+        with pytest.raises(ModelError, match="tokenizer"):
+            async with Copies(replace(CONFIG, model=tmp_path), 2):
+                pass
+
+    run(main())
+
+
+@pytest.mark.parametrize(("device", "number"), [("torch-cpu", 2), ("cpu", 0)])
+def test_what_has_no_copies_is_refused_by_name(device: Any, number: int) -> None:
+    with pytest.raises(LmiError, match="num_copies"):
+        Copies(replace(CONFIG, device=device), number)
+
+
+def test_another_number_of_copies_loses_no_request() -> None:
+    async def main() -> None:
+        config = replace(CONFIG, num_threads=None)
+        reference = await expected()
+        async with Copies(config, 1) as copies:
+            streams = [asyncio.create_task(read(copies, one)) for one in requests()[:6]]
+            copies.scale(2, 2)
+            assert copies.lacks_workers
+            await until(lambda: len(copies.copies) == 2 and not copies._supervisor.is_scaling)
+            answers = await asyncio.gather(*streams)
+            assert [comparable(events) for events in answers] == reference[:6]
+
+    run(main())

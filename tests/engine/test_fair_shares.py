@@ -1,0 +1,135 @@
+"""Tenants in the scheduler: what one asks for doesn't cost the others theirs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.engine.sequence import ActiveRequest, SequenceState
+from tests.engine.test_scheduler import History
+
+
+def ask(history: History, tenant: str, num_prompt: int = 8, num_new: int = 12) -> ActiveRequest:
+    number = len(history.requests)
+    prompt = [number % 256, number // 256, *range(num_prompt - 2)]
+    return history.arrive(prompt, SamplingParams(max_new_tokens=num_new), tenant=tenant)
+
+
+def generated(history: History) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for request in history.requests:
+        counts[request.request.tenant] += request.sequences[0].num_generated
+    return counts
+
+
+def jain(values: list[int]) -> float:
+    """1 where all have the same, 1 / n where one has everything (Jain et al., 1984)."""
+    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_asks_eight_times_as_much_is_served_as_the_others(seed: int) -> None:
+    random = Random(seed)
+    history = History(max_num_seqs=8, num_blocks=200)
+    for tenant in "a" * 200 + "bcdefgh" * 25:
+        ask(history, tenant, random.randint(4, 30), random.randint(4, 30))
+    for _ in range(250):
+        history.step()
+    assert jain(list(generated(history).values())) > 0.95
+    history.drain()
+
+
+def test_one_tenants_requests_run_in_the_order_of_arrival() -> None:
+    history = History(max_num_seqs=2)
+    requests = [ask(history, "a") for _ in range(6)]
+    ends: list[int] = []
+    while history.scheduler.has_work:
+        history.step()
+        for number, request in enumerate(requests):
+            if request.sequences[0].state is SequenceState.FINISHED and number not in ends:
+                ends.append(number)
+    assert ends == sorted(ends)
+
+
+def test_a_row_is_given_up_to_a_tenant_that_has_none() -> None:
+    history = History(max_num_seqs=4, num_blocks=200)
+    flood = [ask(history, "flood", num_new=100) for _ in range(20)]
+    for _ in range(10):
+        history.step()
+    light = ask(history, "light")
+    history.step()
+    assert light.sequences[0].state is SequenceState.RUNNING
+    states = [request.sequences[0].state for request in flood[:4]]
+    assert states == [*[SequenceState.RUNNING] * 3, SequenceState.WAITING]
+    again = [ask(history, "light") for _ in range(3)]
+    history.step()
+    history.step()
+    # Half of the rows are its part.
+    assert [request.sequences[0].state for request in again] == [
+        SequenceState.RUNNING,
+        SequenceState.WAITING,
+        SequenceState.WAITING,
+    ]
+    assert history.scheduler.num_preemptions == 2
+    history.drain()
+
+
+def test_no_row_is_given_up_where_nobody_may_be_preempted_or_is_more_urgent() -> None:
+    kept = History(max_num_seqs=2, num_blocks=200, guaranteed_no_evict=True)
+    for _ in range(4):
+        ask(kept, "flood", num_new=60)
+    kept.step()
+    ask(kept, "light")
+    kept.drain()
+    assert kept.scheduler.num_preemptions == 0
+    urgent = History(max_num_seqs=2, num_blocks=200)
+    for _ in range(4):
+        urgent.arrive([1, 2], SamplingParams(max_new_tokens=60), tenant="flood", priority=-1)
+    urgent.step()
+    ask(urgent, "light")
+    urgent.drain()
+    assert urgent.scheduler.num_preemptions == 0
+
+
+def test_a_short_prompt_goes_before_the_rest_of_anothers_long_one() -> None:
+    history = History(max_num_batched_tokens=32, num_blocks=200)
+    ask(history, "light", num_new=40)
+    history.step()
+    long = ask(history, "flood", num_prompt=200)
+    history.step()
+    assert 0 < long.sequences[0].num_computed < 50
+    short = ask(history, "light")
+    history.step()
+    assert short.sequences[0].num_generated == 1
+    history.drain()
+
+
+def test_without_memory_the_tenant_that_runs_most_gives_way() -> None:
+    history = History(num_blocks=8, max_model_len=120, max_num_seqs=4)
+    flood = [ask(history, "flood", num_prompt=20, num_new=90) for _ in range(2)]
+    light = ask(history, "light", num_prompt=20, num_new=90)
+    while not history.scheduler.num_preemptions:
+        history.step()
+    assert light.sequences[0].state is SequenceState.RUNNING
+    assert SequenceState.WAITING in [request.sequences[0].state for request in flood]
+    history.drain()
+
+
+def test_nobody_saves_up_while_others_are_served() -> None:
+    history = History(max_num_seqs=2, num_blocks=200)
+    for _ in range(60):
+        ask(history, "a")
+        ask(history, "b")
+    for _ in range(150):
+        history.step()
+    for _ in range(60):
+        ask(history, "late")
+    before = generated(history)
+    for _ in range(150):
+        history.step()
+    more = generated(history) - before
+    assert jain(list(more.values())) > 0.9, more
+    history.drain()
