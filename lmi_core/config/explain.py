@@ -23,6 +23,7 @@ from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.table.option import SYSTEMS, Outcome
 from lmi_core.config.targets.host import Host, detect_host
 from lmi_core.text.printable import printable
+from lmi_core.weights.quantized.methods import BITSANDBYTES
 
 EXIT_USABLE = 0
 EXIT_WARNINGS = 1
@@ -185,6 +186,8 @@ def _heading(model: ModelConfig, needs: Needs) -> list[str]:
         lines.append(f"  devices  {model.placement.describe()}")
     if model.files.gguf_types and model.engine is not None:
         lines.append(f"  weights  {_gguf_weights(model)}")
+    if (stored := _stored_weights(model)) is not None:
+        lines.append(f"  weights  {stored}")
     if needs is not None:
         lines.append(f"  memory   {needs if isinstance(needs, str) else needs.describe()}")
     return [printable(line) for line in lines]
@@ -206,6 +209,30 @@ def _gguf_weights(model: ModelConfig) -> str:
         "bf16": "rows as they are",
     }[config.activations]
     return f"GGUF, tensors: {types}; kept as stored, blocks multiplied with {rows}"
+
+
+def _stored_weights(model: ModelConfig) -> str | None:
+    """What becomes of a checkpoint in codes of floats or of bitsandbytes; None: it isn't one."""
+    settings = model.files.quantization
+    if model.backend != "lmi" or settings is None or model.engine is None:
+        return None
+    on_cpu = model.engine.config.device == "cpu"
+    if model.files.is_in_fp8:
+        if not on_cpu:
+            return "fp8, kept as stored, multiplied with rows rounded to fp8"
+        return (
+            "fp8, kept as stored where inputs are a multiple of 128, multiplied with rows as they "
+            "are; the checkpoint's scales of activations aren't used"
+        )
+    if settings.method != BITSANDBYTES:
+        return None
+    if settings.values.get("load_in_4bit"):
+        kind = settings.values.get("bnb_4bit_quant_type", "fp4")
+        if not on_cpu:
+            return f"bitsandbytes {kind}, widened to the dtype on this device"
+        return f"bitsandbytes {kind}, kept as stored, multiplied with rows as they are"
+    rows = "but for inputs from 6 on" if on_cpu else "a row's largest numbers to 16"
+    return f"bitsandbytes int8, kept as stored, multiplied with rows rounded to 8 bits, {rows}"
 
 
 def as_json(report: Report, needs: Sequence[Needs] = ()) -> dict[str, object]:

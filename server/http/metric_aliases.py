@@ -1,11 +1,13 @@
 """Our metrics again under the names of other servers, for the boards and autoscalers people have.
 
 Sources: vLLM's production metrics, which the Kubernetes inference gateway's model-server protocol
-asks for, and text-generation-inference's metrics.
+asks for, text-generation-inference's metrics, and DJL-Serving's (LMI format reference, 6.10), whose
+times are histograms as from 0.29.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
@@ -45,10 +47,18 @@ ALIASES = {
         "tgi_request_generated_tokens": "lmi_request_generated_tokens",
         "tgi_request_skipped_tokens": "lmi_saved_steps",
     },
+    "djl": {
+        "QueueTime": "lmi_request_queue_seconds",
+        "RequestLatency": "lmi_request_seconds",
+        "RollingBatchSize": "lmi_running_sequences",
+        **{f"Response_{kind}XX": "lmi_http_requests" for kind in "245"},
+    },
 }
 """System -> their name of a family -> ours. A counter's samples end in _total in both."""
 
-_LABELS = {"vllm": {"reason": "finished_reason"}, "tgi": {}}
+_LABELS = {"vllm": {"reason": "finished_reason"}, "tgi": {}, "djl": {"model_name": "Model"}}
+_IN_MICROSECONDS = ("QueueTime", "RequestLatency")
+_RESPONSES = "Response_"
 _REASONS = {"eos_token": "stop", "stop_sequence": "stop"}
 """What vLLM calls the reasons that it has, too."""
 
@@ -65,7 +75,11 @@ class MetricAliases(Collector):
         yield from ours.values()
         for system in self._systems:
             for theirs, name in ALIASES[system].items():
-                if name in ours:
+                if name not in ours:
+                    continue
+                if theirs.startswith(_RESPONSES):
+                    yield _responses(ours[name], theirs)
+                else:
                     yield _renamed(ours[name], theirs, _LABELS[system])
 
 
@@ -80,7 +94,30 @@ def _renamed(metric: Metric, name: str, labels: dict[str, str]) -> Metric:
             labels.get(k, k): _REASONS.get(v, v) if labels else v for k, v in sample.labels.items()
         }
         key = (own, tuple(named.items()))
+        value = sample.value
+        if name in _IN_MICROSECONDS:
+            named, value = _in_microseconds(own, named, value)
+            key = (own, tuple(named.items()))
         # Two of our reasons may be one of theirs.
-        sums[key] = sums.get(key, 0.0) + sample.value
+        sums[key] = sums.get(key, 0.0) + value
     alias.samples = [Sample(own, dict(named), value) for (own, named), value in sums.items()]
+    return alias
+
+
+def _in_microseconds(
+    sample: str, labels: dict[str, str], value: float
+) -> tuple[dict[str, str], float]:
+    """A histogram's sum and bounds in microseconds; its counts are what they are."""
+    if labels.get("le", "+Inf") != "+Inf":
+        labels = {**labels, "le": f"{float(labels['le']) * 1e6:.1f}"}
+    return labels, value * 1e6 if sample.endswith("_sum") else value
+
+
+def _responses(metric: Metric, name: str) -> Metric:
+    """The answers whose status begins with the digit in a name as ``Response_2XX``."""
+    alias = Metric(name, metric.documentation, metric.type)
+    kind = name.removeprefix(_RESPONSES)[0]
+    answers = [s for s in metric.samples if s.name.endswith("_total")]
+    value = sum(s.value for s in answers if s.labels["status"].startswith(kind))
+    alias.samples = [Sample(f"{name}_total", {"Host": platform.node()}, value)]
     return alias

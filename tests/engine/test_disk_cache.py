@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import shutil
@@ -17,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from lmi_core.config.resolve import resolve
+from lmi_core.config.explain import as_json
+from lmi_core.config.resolve import examine, resolve
 from lmi_core.config.targets.host import Host
 from lmi_core.engine import disk_blocks
 from lmi_core.engine.disk_blocks import DiskBlocks
@@ -377,6 +379,11 @@ def test_the_directory_is_the_one_configured(
     assert f"{NUM_HASHED} blocks of prefixes are in {tmp_path}" in caplog.text
     start(configured(f"prefix_cache_dir={tmp_path}", "prefix_cache_bytes=1k"))
     assert blocks_in(tmp_path) == []
+
+
+def test_it_is_explained_as_json(tmp_path: Path) -> None:
+    argv = [str(cached_checkpoint("llama2")), "--option", f"prefix_cache_dir={tmp_path}"]
+    assert f'"prefix_cache_dir": "{tmp_path}"' in json.dumps(as_json(examine(argv)))
 
 
 def test_other_devices_have_no_such_cache(tmp_path: Path) -> None:

@@ -207,3 +207,43 @@ def test_bitsandbytes_itself_gives_these_codes(format: Any) -> None:
     assert np.array_equal(state.absmax.numpy(), scales)
     found = functional.dequantize_4bit(packed, state).numpy()
     assert np.array_equal(found, to_float_codes(weights, format).to_float32())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes")
+def test_a_row_of_llm_int8_is_bitsandbytes_own() -> None:
+    from bitsandbytes import functional
+
+    random = np.random.default_rng(1)
+    weights, x = (
+        random.standard_normal(shape).astype(np.float16).astype(np.float32)
+        for shape in ((48, 128), (3, 128))
+    )
+    x[1, 5], x[2, 7:20] = 40, -9
+    codes, scales, _ = functional.int8_vectorwise_quant(torch.from_numpy(weights).half())
+    made = to_llm_int8(weights)
+    assert np.array_equal(codes.numpy(), made.unpack().codes.astype(np.int16) - 128)
+    ours = _native.LinearWeight.pack([made.packable(0)], format="int8", rounding="llm_int8")
+    level = _native.instruction_sets()[-1]
+    for row in x:
+        half = torch.from_numpy(row[None]).half()
+        rounded, row_scales, columns = functional.int8_vectorwise_quant(half, threshold=6.0)
+        stored = _native.kernels.quantize_rows(level, row[None], group_size=0, rounding="llm_int8")
+        assert np.array_equal(stored[0, :128].view(np.int8), rounded.numpy()[0])
+        theirs = torch.ops.bitsandbytes.int8_mixed_scaled_mm(
+            half, rounded, codes, row_scales, scales, columns, None
+        )
+        theirs = (theirs[0] if isinstance(theirs, tuple) else theirs).float().numpy()
+        found = _native.kernels.linear(level, row[None], ours)
+        assert np.abs(found - theirs).max() < 6e-4 * np.abs(theirs).max(), "theirs is fp16"
+
+
+def test_explain_says_what_is_multiplied_how(tmp_path: Path, capsys: Any) -> None:
+    from lmi_core.cli import main
+
+    for form, words in (
+        ("nf4", "bitsandbytes nf4, kept as stored, multiplied with rows as they are"),
+        ("int8", "rounded to 8 bits, but for inputs from 6 on"),
+    ):
+        path, _ = make_bitsandbytes_checkpoint(tmp_path / form, form)
+        assert main(["explain", str(path)]) == 0
+        assert words in " ".join(capsys.readouterr().out.split())

@@ -52,6 +52,11 @@ SYNONYMS = {
     "-ctk": "option.cache_type_k",
     "-ctv": "option.cache_type_v",
     "-cb": "option.cont_batching",
+    "-hf": "option.model_id",
+    "-hfr": "option.model_id",
+    "--hf-repo": "option.model_id",
+    "-n": "option.n_predict",
+    "--predict": "option.n_predict",
 }
 """Flags whose names differ from their option's: our own, vLLM's, llama-server's."""
 
@@ -174,6 +179,18 @@ OPTIONS = (
             "of each sequence; llama-server divides it among its slots",
             by_value={0: no_effect("the model's own length is the default")},
         ),
+    ),
+    _llama(
+        "n_predict",
+        Int(-2),
+        "Tokens of an answer where its request doesn't say; -1: as many as fit.",
+        refused("send max_tokens, or max_new_tokens, with each request", idle=(-1,)),
+    ),
+    _llama(
+        "temp",
+        Float(0),
+        "Temperature where a request doesn't say.",
+        refused("send temperature with each request"),
     ),
     _llama(
         "n_gpu_layers",

@@ -287,15 +287,15 @@ OPTIONS = (
         "ui",
         Bool(),
         "Serve a page for people at /ui, and at / to browsers: live figures, a playground, the "
-        "configuration, the routes.",
+        "configuration, the routes; and the interface at /docs.",
         honoured("ui", test="tests/server/http/test_ui.py::test_the_page_is_for_everybody"),
         False,
     ),
     _server(
         "metric_aliases",
-        Items(Choice(("vllm", "tgi"))),
+        Items(Choice(("vllm", "tgi", "djl"))),
         "Other servers whose names /metrics has besides our own: vllm, which is also what the "
-        "Kubernetes inference gateway reads, and tgi.",
+        "Kubernetes inference gateway reads, tgi, and djl, whose times are in microseconds.",
         honoured(
             "metric_aliases",
             test="tests/server/http/test_metric_aliases.py::test_a_server_has_the_names_asked_for",

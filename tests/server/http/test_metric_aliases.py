@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import urllib.request
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 @pytest.fixture(scope="module")
 def scraped() -> Iterator[str]:
-    with serving("--metric-aliases", "vllm,tgi", "--served-model-name", "m") as url:
+    with serving("--metric-aliases", "vllm,tgi,djl", "--served-model-name", "m") as url:
         body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 5}}
         assert post(f"{url}/invocations", body)[0] == 200
         with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
@@ -42,8 +43,10 @@ def test_a_server_has_the_names_asked_for(scraped: str) -> None:
     """``metric_aliases``; each family has the values of ours."""
     found = samples(scraped)
     label = (("model_name", "m"),)
-    for names in ALIASES.values():
+    for system, names in ALIASES.items():
         for theirs, ours in names.items():
+            if system == "djl":
+                continue
             for ending in ("", "_total", "_count", "_sum"):
                 if (ours + ending, label) in found:
                     assert found[theirs + ending, label] == found[ours + ending, label]
@@ -52,6 +55,24 @@ def test_a_server_has_the_names_asked_for(scraped: str) -> None:
     assert found["vllm:e2e_request_latency_seconds_count", label] == 1
     finished = (("finished_reason", "length"), *label)
     assert found["vllm:request_success_total", finished] == 1
+
+
+def test_djls_names_have_its_units_and_labels(scraped: str) -> None:
+    found = samples(scraped)
+    ours, theirs = (("model_name", "m"),), (("Model", "m"),)
+    for name, own in (("QueueTime", "lmi_request_queue"), ("RequestLatency", "lmi_request")):
+        seconds = found[f"{own}_seconds_sum", ours]
+        assert found[f"{name}_sum", theirs] == pytest.approx(seconds * 1e6)
+        assert found[f"{name}_count", theirs] == 1
+        bounds = {dict(labels)["le"] for key, labels in found if key == f"{name}_bucket"}
+        own_bounds = {dict(labels)["le"] for key, labels in found if key == f"{own}_seconds_bucket"}
+        assert sorted(map(float, bounds)) == pytest.approx(
+            sorted(float(bound) * 1e6 for bound in own_bounds)
+        )
+    assert found["RollingBatchSize", theirs] == 0
+    host = (("Host", platform.node()),)
+    assert found["Response_2XX_total", host] == 1
+    assert found["Response_4XX_total", host] == found["Response_5XX_total", host] == 0
 
 
 def test_a_request_is_in_the_histograms(scraped: str) -> None:
