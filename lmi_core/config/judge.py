@@ -13,6 +13,7 @@ from lmi_core.config.artefacts.hub import find_in_cache, hub_cache
 from lmi_core.config.artefacts.local import check_adapter
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.problem import Problem, Problems
+from lmi_core.config.targets.placement import COPY_KEYS
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, UserError
 from lmi_core.weights.checkpoint import weight_files
@@ -110,13 +111,18 @@ def _check_code(model: ModelConfig) -> None:
 
 
 def _check_copies(model: ModelConfig) -> None:
-    if model.num_processes is None or model.custom_code_config() is None:
+    if model.custom_code_config() is not None:
+        _refuse_copies(model, f"the formatters in {model.entry_point}")
+
+
+def _refuse_copies(model: ModelConfig, company: str) -> None:
+    if model.num_processes is None:
         return
+    key = next((key for key in COPY_KEYS if key in model.values), COPY_KEYS[0])
     raise UserError(
-        f"{model.num_processes} copies (option.num_copies, or minWorkers) don't go with the "
-        f"formatters in {model.entry_point}: such a model is served by one engine in this version; "
-        "leave one of them out",
-        field="option.num_copies",
+        f"{model.num_processes} copies ({key}={model.get(key)}) don't go with {company}: such a "
+        f"model is served by one engine in this version; leave out {key}",
+        field=key,
     )
 
 
@@ -155,6 +161,8 @@ def _check_native(
 
     config = model.engine_config(directory, _whole_adapters(model, server, environ))
     found = find_cpu_model(config) if config.device == "cpu" else find_model(config)
+    if found.pooling is not None:
+        _refuse_copies(model, "a model that gives embeddings or scores")
     if model.placement.num_copies > 1 and config.device == "cpu":
         check_copies(config, found, model.placement.num_copies)
     found.quantized.check()

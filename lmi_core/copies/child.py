@@ -95,6 +95,7 @@ class Child:
         self._loop.call_soon_threadsafe(self._connection.send, message)
 
     def _open(self, number: int, request: GenerationRequest, handover: Handover) -> None:
+        self._connection.send(("taken", number))
         self._requests[number] = request.request_id
         task = self._run(self._admit(number, request, handover))
         self._opening[number] = task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from lmi_core.copies.open_request import OpenRequest
@@ -25,6 +25,11 @@ class Runs(Protocol):
 
     @property
     def copy_id(self) -> int: ...
+
+    @property
+    def unread(self) -> Collection[int]:
+        """Requests that were sent to it, of which it hasn't said that it has them."""
+        ...
 
     def open(self, number: int, request: GenerationRequest, handover: Handover) -> None: ...
 
@@ -77,7 +82,7 @@ class Dispatch:
             return
         for entry in self._router.remove_copy(copy.copy_id):
             open_ = self._open[entry.number]
-            open_.num_losses += 1
+            open_.num_losses += entry.number not in copy.unread
             if open_.is_finished:
                 self._end(open_, None)
             elif open_.num_losses >= MAX_LOSSES:

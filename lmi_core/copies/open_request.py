@@ -63,7 +63,7 @@ class OpenRequest:
         self.num_cached: int | None = None
         self.queue_seconds = 0.0
         self.num_losses = 0
-        """Copies that were lost while they had it."""
+        """Copies that were lost after they had said that they have it."""
 
     @property
     def number(self) -> int:

@@ -74,8 +74,11 @@ class CopyProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._connection = Connection(self._receive, self._lose)
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self.unread: dict[int, None] = {}
+        """Requests that were sent, of which it hasn't said that it has them."""
         self._calls: dict[int, asyncio.Future[None]] = {}
         self._num_calls = 0
+        self._gone: EngineError | None = None
 
     @property
     def pid(self) -> int:
@@ -103,13 +106,16 @@ class CopyProcess:
         try:
             self._connection.send(("start", self.settings))
             info = await self._ready
-        except BaseException:
+        except BaseException as error:
             await self.end(kill=True)
+            if error is self._gone:
+                raise EngineError(await self._why_not_ready()) from None
             raise
         self.started_at = time.time()
         return info
 
     def open(self, number: int, request: GenerationRequest, handover: Handover) -> None:
+        self.unread[number] = None
         self._connection.send(("open", number, request, handover))
 
     def abort(self, number: int) -> None:
@@ -165,6 +171,13 @@ class CopyProcess:
         code = await self._process.wait()
         return f"exit status {code}" if code >= 0 else f"signal {-code}"
 
+    async def _why_not_ready(self) -> str:
+        words = await self.last_words()
+        why = f"copy {self.copy_id} ended while it loaded the model ({words})"
+        if words == f"signal {signal.SIGKILL:d}":
+            why += ": the kernel does that where memory runs out; dmesg says it, fewer copies help"
+        return why
+
     async def _call(self, kind: str, *arguments: Any) -> None:
         self._num_calls += 1
         call_id = self._num_calls
@@ -181,6 +194,8 @@ class CopyProcess:
         match kind:
             case "batch":
                 self._on_batch(self, Batch(*rest))
+            case "taken":
+                self.unread.pop(*rest, None)
             case "stats":
                 self._take_stats(*rest)
             case "ready":
@@ -215,7 +230,7 @@ class CopyProcess:
             answer.set_exception(message.rebuilt(*error))
 
     def _lose(self) -> None:
-        gone = EngineError(f"copy {self.copy_id} of the model ended")
+        self._gone = gone = EngineError(f"copy {self.copy_id} of the model ended")
         if not self._ready.done():
             self._ready.set_exception(gone)
         for answer in self._calls.values():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmi_core.config.explain import main
+from lmi_core.config.judge import judge
 from lmi_core.config.resolve import examine
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.host import Host
@@ -300,3 +301,19 @@ def test_copies_on_the_cpu(model_dir, written, num_copies, num_cores):
 def test_copies_elsewhere_are_refused_by_name(model_dir, written, num_gpus):
     report = examine([model_dir(written, config=LLAMA)], NO_CACHE, host(num_gpus))
     assert [error.key for error in report.errors] == ["option.num_copies"]
+
+
+@pytest.mark.parametrize("key", ["maxWorkers", "cpu.maxWorkers"])
+def test_one_key_says_how_many_copies_there_are(model_dir, key):
+    report = examine([model_dir(f"minWorkers=2\n{key}=4", config=LLAMA)], NO_CACHE, host())
+    assert not report.errors
+    row = next(row for row in report.rows[0] if row.key == key)
+    assert (row.outcome, "minWorkers=2 says how many copies" in row.text) == ("no effect", True)
+
+
+@pytest.mark.parametrize("key", ["option.num_copies", "minWorkers"])
+def test_copies_of_a_model_that_gives_embeddings_are_refused_by_their_key(model_dir, key):
+    written = f"option.model_id={MODEL_DIR}\noption.task=text-embedding\n{key}=2"
+    report = examine([model_dir(written)], NO_CACHE, host())
+    [error] = judge(report.models[0], report.server, {})
+    assert (error.key, f"leave out {key}" in error.message) == (key, True)

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from lmi_core.copies.copies import Copies
+from lmi_core.copies.process import CopyProcess
 from lmi_core.demo import MODEL_DIR
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.errors import LmiError, ModelError, UserError
+from lmi_core.errors import EngineError, LmiError, ModelError, UserError
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.grammar import Grammar
 from tests.engine.harness import until
@@ -133,6 +134,25 @@ def test_a_copy_that_cannot_start_ends_the_start_with_its_error(tmp_path: Path) 
         with pytest.raises(ModelError, match="tokenizer"):
             async with Copies(replace(CONFIG, model=tmp_path), 2):
                 pass
+
+    run(main())
+
+
+def test_a_copy_that_is_killed_while_it_loads_says_by_what() -> None:
+    async def main() -> None:
+        copies = Copies(CONFIG, 2)
+        starting = asyncio.create_task(copies.__aenter__())
+
+        def processes() -> list[CopyProcess]:
+            found = [place._process for place in copies._supervisor._places]
+            return [one for one in found if one is not None and one._process is not None]
+
+        await until(lambda: bool(processes()), 60)
+        processes()[0].kill()
+        with pytest.raises(
+            EngineError, match=r"while it loaded the model \(signal 9\).*fewer copies"
+        ):
+            await starting
 
     run(main())
 

@@ -34,6 +34,7 @@ class PlayedCopy:
     def __init__(self, copy_id: int) -> None:
         self.copy_id = copy_id
         self.running: dict[int, list[list[int] | None]] = {}
+        self.unread: set[int] = set()
         self.aborted: list[int] = []
 
     def open(self, number: int, request: GenerationRequest, handover: Handover) -> None:
@@ -197,6 +198,20 @@ def test_a_request_that_every_copy_ends_with_fails() -> None:
         assert reader.num_ends == 1
         assert isinstance(reader.error, EngineError)
         assert len(dispatch) == 0
+
+    run(main())
+
+
+def test_a_request_is_not_the_reason_of_an_end_before_it_was_read() -> None:
+    async def main() -> None:
+        dispatch = Dispatch(4, None)
+        reader = Reader(dispatch, 0)
+        for copy_id in range(MAX_LOSSES + 1):
+            copy = PlayedCopy(copy_id)
+            dispatch.add_copy(copy, room=4, num_blocks=4)
+            copy.unread = set(copy.running)
+            dispatch.remove_copy(copy)
+        assert (reader.num_ends, dispatch.num_waiting) == (0, 1)
 
     run(main())
 

@@ -23,6 +23,7 @@ _DEVICE = "option.device"
 _COPIES = "option.data_parallel_size"
 _OWN_COPIES = "option.num_copies"
 _WORKERS = ("cpu.minWorkers", "minWorkers")
+COPY_KEYS = (_OWN_COPIES, *_WORKERS)
 """Keys of copies on the CPU, the strongest first."""
 _NAMING = ("load_on_devices", "option.device_id", "option.device_map")
 """Keys that name devices, the strongest first."""
@@ -205,19 +206,18 @@ def _copies_on_cpu(subject: Subject, kind: DeviceKind) -> int:
     values = subject.values
     if subject.backend != "lmi":
         return 1
-    given = [key for key in (_OWN_COPIES, *_WORKERS) if isinstance(values.get(key), int)]
-    for key in given[1:]:
-        values.ignored[key] = f"{given[0]}={values.get(given[0])} says how many copies there are"
+    given = [key for key in COPY_KEYS if isinstance(values.get(key), int)]
     number = values.get(given[0]) if given else None
     num_copies = max(1, number) if isinstance(number, int) else 1
+    most = {"cpu.maxWorkers", "maxWorkers"} if num_copies > 1 else set()
+    for key in [*given[1:], *(most & values.known.keys())]:
+        values.ignored[key] = f"{given[0]}={number} says how many copies there are"
     if num_copies > 1 and kind != "cpu":
         subject.refuse(
             given[0],
-            f"{given[0]}={num_copies} doesn't go with option.device={kind}: copies run on the CPU "
-            "in this version; leave one of them out",
+            f"{given[0]}={num_copies} doesn't go with option.device={kind}: leave one of them out",
         )
-        return 1
-    return num_copies
+    return num_copies if kind == "cpu" else 1
 
 
 def _on_devices(subject: Subject, kind: DeviceKind, named: tuple[int, ...] | None) -> Placement:
