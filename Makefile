@@ -16,6 +16,7 @@
 # make cuda        compile the CUDA kernels for sm_90a, check their registers and waits (needs nvcc)
 # make cuda-all    the same for every GPU from sm_80 on, into lmi_core/
 # make cuda-resources   after a change that is meant: csrc/cuda/resources.txt anew
+# make cuda-latency   what the kernels keep under way, and which are worse than the bars of latency.py
 # make cuda-loops  what the kernels' loops issue (KERNEL=linear_packed: those with that name)
 # make wheels      wheels (manylinux_2_28) and an sdist of the last commit, in dist/, for the Pythons
 #                  of 3.11 to 3.14 that are here (PYTHONS names others)
@@ -44,7 +45,7 @@ FUZZ_CASES ?= 200000
 FUZZ_REQUESTS ?= 100000
 
 .PHONY: run test test-triton test-races test-browser text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
-	cuda cuda-all cuda-resources cuda-loops wheels build clean check-tools
+	cuda cuda-all cuda-resources cuda-latency cuda-loops wheels build clean check-tools
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -119,13 +120,16 @@ bench-peers-quick: $(VENV)/.installed
 cuda: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda -DLMI_CUDA=ON
 	cmake --build build/cuda --target lmi_cuda
-	tests/machine_code/resources.py check build/cuda
+	$(BIN)/python tests/machine_code/resources.py check build/cuda
 	$(BIN)/python tests/machine_code/waits.py build/cuda
 
 cuda-resources: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda -DLMI_CUDA=ON
 	cmake --build build/cuda --target lmi_cuda
-	tests/machine_code/resources.py write build/cuda
+	$(BIN)/python tests/machine_code/resources.py write build/cuda
+
+cuda-latency: cuda
+	$(BIN)/python tests/machine_code/resources.py report build/cuda '$(KERNEL)'
 
 cuda-loops: cuda
 	$(BIN)/python tests/machine_code/loops.py build/cuda '$(KERNEL)'

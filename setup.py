@@ -85,7 +85,7 @@ setup(
     package_data={
         "lmi_core": ["py.typed", "*.pyi", "liblmi_cuda.so", "demo/*.md", "demo/model/*"],
         "lmi_server": ["py.typed"],
-        "lmi_server.http": ["ui.html"],
+        "lmi_server.http": ["ui.html", "docs.html"],
     },
     ext_modules=[Extension("lmi_core._native", sources=[])],
     cmdclass={"build_ext": CMakeBuild},

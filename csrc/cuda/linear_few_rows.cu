@@ -2,7 +2,8 @@
 //
 // 16 outputs and the rows are the two sides of the tensor cores' products. K is dealt out to the
 // warps of a block; since both operands may take K in any common order, a thread reads 16
-// neighbouring bytes of a row and they are its part of two products, without shared memory.
+// neighbouring bytes of a row and they are its part of two products. It copies them into shared
+// memory a few steps ahead and reads its own only, so that nothing is waited for but the memory.
 #include "cuda/fragment.h"
 #include "cuda/launch.cuh"
 
@@ -13,13 +14,10 @@ constexpr int kWarps = 8;
 constexpr int kOutputs = 16;
 constexpr int kRows = LMI_MAX_FEW_ROWS;
 constexpr int kStepInputs = 32;  // two products
-constexpr int kUnroll = 4;
-
-template <typename T>
-__device__ Word4 load_words(const T* source, bool is_there) {
-  if (!is_there) return {};
-  return *reinterpret_cast<const Word4*>(source);
-}
+constexpr int kStages = 4;
+constexpr int kOperands = 3;  // of a step: two groups of eight outputs, and the rows
+constexpr int kStageWords = kWarps * kOperands * kWarpSize;
+constexpr int kSharedBytes = kStages * kStageWords * static_cast<int>(sizeof(Word4));
 
 // What the block's first steps will read of its outputs; no kernel writes weights.
 template <typename T>
@@ -36,7 +34,6 @@ template <typename T>
 __global__ void __launch_bounds__(kWarps* kWarpSize) linear_few_rows_kernel(const LmiLinear args) {
   prefetch_weight<T>(args);
   wait_for_earlier_kernels();
-  __shared__ Vector<float, 2> partials[kWarps][kOutputs][kRows / 2];  // of neighbouring rows
   const int64_t num_inputs = args.num_inputs;
   const int first_output = static_cast<int>(blockIdx.x) * kOutputs;
   const int group = fragment_group(lane_id());
@@ -47,21 +44,42 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) linear_few_rows_kernel(cons
   const bool is_high = first_output + group + 8 < args.num_outputs;
   const bool is_row = group < args.num_rows;
 
-  float sums[4] = {};
-#pragma unroll kUnroll
-  for (int first = warp_id() * kStepInputs; first < num_inputs; first += kWarps * kStepInputs) {
-    const int input = first + lane_id() % 4 * 8;
+  Word4* stages =
+      reinterpret_cast<Word4*>(shared_memory()) + warp_id() * kOperands * kWarpSize + lane_id();
+  constexpr int kTurnInputs = kWarps * kStepInputs;
+  const int own_input = warp_id() * kStepInputs + lane_id() % 4 * 8;
+  const auto start_copies = [&](int turn) {
+    const int input = own_input + turn * kTurnInputs;
     const bool is_there = input < num_inputs;
-    const Word4 a = load_words(low + input, is_low && is_there);
-    const Word4 b = load_words(high + input, is_high && is_there);
-    const Word4 own = load_words(x + input, is_row && is_there);
+    Word4* target = stages + turn % kStages * kStageWords;
+    copy_async(target, low + input, is_low && is_there);
+    copy_async(target + kWarpSize, high + input, is_high && is_there);
+    copy_async(target + 2 * kWarpSize, x + input, is_row && is_there);
+    end_copy_group();
+  };
+  float sums[4] = {};
+  for (int turn = 0; turn < kStages - 1; ++turn) start_copies(turn);
+  const int num_turns = static_cast<int>(ceil_div(num_inputs, int64_t{kTurnInputs}));
+#pragma unroll kStages
+  for (int turn = 0; turn < num_turns; ++turn) {
+    start_copies(turn + kStages - 1);
+    wait_for_copies<kStages - 1>();
+    const Word4* source = stages + turn % kStages * kStageWords;
+    const Word4 a = source[0];
+    const Word4 b = source[kWarpSize];
+    const Word4 own = source[2 * kWarpSize];
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      const uint32_t weights[4] = {a.at[2 * step], b.at[2 * step], a.at[2 * step + 1],
-                                   b.at[2 * step + 1]};
-      multiply_add<T>(sums, weights, own.at[2 * step], own.at[2 * step + 1]);
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t weights[4] = {a.at[2 * half], b.at[2 * half], a.at[2 * half + 1],
+                                   b.at[2 * half + 1]};
+      multiply_add<T>(sums, weights, own.at[2 * half], own.at[2 * half + 1]);
     }
   }
+  wait_for_copies<0>();
+  block_barrier();  // every warp is done with its operands
+  // Of neighbouring rows.
+  using Partials = Vector<float, 2>[kOutputs][kRows / 2];
+  auto* partials = reinterpret_cast<Partials*>(shared_memory());
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const Element at = fragment_c(lane_id(), 2 * half);
@@ -100,7 +118,7 @@ int32_t lmi_cuda_linear_few_rows(const LmiLinear* args, void* stream) {
   const Grid grid = {ceil_div(args->num_outputs, kOutputs)};
   const auto run = [&](auto element) {
     return launch("linear_few_rows", linear_few_rows_kernel<decltype(element)>, grid,
-                  kWarps * kWarpSize, 0, stream, *args);
+                  kWarps * kWarpSize, kSharedBytes, stream, *args);
   };
   if (args->dtype == LMI_BF16) return run(bf16{});
   if (args->dtype == LMI_F16) return run(f16{});

@@ -1,7 +1,8 @@
 // Products of int8 or fp8 weights and rows quantised alike (W8A8), for up to 64 rows: bound by
 // reading the weight once.
 //
-// A block takes two panels, 32 outputs; its warps take every eighth group of 128 inputs. The bytes
+// A block takes two panels, 32 outputs; its warps take every eighth group of 128 inputs, each with
+// copies of its own in flight. The bytes
 // of a panel are right operands as they are: a thread reads four inputs of four neighbouring
 // outputs, 16 bytes, which are its words of four tiles. Both operands may take K in any common
 // order: a thread of a group of four takes 16 neighbouring inputs of 64, so that it reads rows 16
@@ -17,16 +18,34 @@ constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kOutputs = kSumOutputs;
 static_assert(kWarpPanels * kPanelOutputs == kSumOutputs && kColumnTiles == kSumTiles);
 constexpr int kStepInputs = 64;  // of which each lane of a group of four has 16
+constexpr int kSteps = kByteGroupInputs / kStepInputs;
 constexpr int kMaxRowTiles = 4;
+constexpr int kMaxEarlyTiles = 2;  // whose rows of a group fit into registers at once
+
+// A group of two panels in shared memory: four inputs of 16 outputs after another, then headers,
+// where groups have them. The pieces of 16 bytes are swapped so that the threads that are served
+// together find theirs, four steps apart, in different banks.
+constexpr int kPieceBytes = 16;
+constexpr int kStepPieces = kPanelStepBytes / kPieceBytes;
+constexpr int kPanelBytes = kByteGroupInputs / 4 * kPanelStepBytes;
+constexpr int kStages = 3;
+
+LMI_HOST_DEVICE constexpr int staged_piece(int step, int piece) {
+  return ((step * kStepPieces + piece) ^ (step / 4 % 4 * 2)) * kPieceBytes;
+}
+
+template <typename Codes>
+constexpr int kStageBytes =
+    kWarpPanels * (kPanelBytes + (Codes::kIsGrouped ? kPanelHeaderBytes : 0));
 
 template <typename Codes, int kRowTiles>
 class QuantizedWarp {
  public:
   __device__ explicit QuantizedWarp(const LmiLinearQuantized& args)
-      : args_(args), num_steps_(ceil_div(args.num_inputs, 4)) {
-    const int column = fragment_group(lane_id());
-    words_ = near_panel(panel_of(column)) + panel_lane_of(column, 0) * 4;
-  }
+      : args_(args),
+        num_steps_(ceil_div(args.num_inputs, 4)),
+        stages_(shared_memory() + warp_id() * kStages * kBytes),
+        source_(near_panel(lane_id() / kCopyLanes) + copied_piece() * kPieceBytes) {}
 
   // What the block's first groups will read; no kernel writes weights.
   __device__ void prefetch_weights() const {
@@ -39,13 +58,23 @@ class QuantizedWarp {
 
   __device__ void multiply() {
     const int num_groups = ceil_div(args_.num_inputs, kByteGroupInputs);
-    const uint8_t* panel = near_panel(panel_of(fragment_pair(lane_id())));
-    for (int group = warp_id(); group < num_groups; group += kWarps) {
+    for (int turn = 0; turn < kStages - 1; ++turn) start_copies(turn);
+    for (int turn = 0; group_of(turn) < num_groups; ++turn) {
+      start_copies(turn + kStages - 1);
+      Rows rows[kSteps];
 #pragma unroll
-      for (int first = 0; first < kByteGroupInputs; first += kStepInputs) {
-        multiply_step(group * kByteGroupInputs + first + lane_id() % 4 * 16);
+      for (int step = 0; step < (kRowTiles <= kMaxEarlyTiles ? kSteps : 1); ++step) {
+        load_rows(turn, step, rows[step]);
       }
-      sums_.end_group(panel, group);
+      wait_for_copies<kStages - 1>();
+      warp_barrier();
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        if (kRowTiles > kMaxEarlyTiles && step > 0) load_rows(turn, step, rows[step]);
+        multiply_step(stage(turn), step, rows[step]);
+      }
+      sums_.end_group(header(turn, panel_of(fragment_pair(lane_id()))));
+      warp_barrier();  // before its stage is written again
     }
   }
 
@@ -54,6 +83,17 @@ class QuantizedWarp {
   }
 
  private:
+  static constexpr int kBytes = kStageBytes<Codes>;
+  static constexpr int kCopyLanes = kWarpSize / kWarpPanels;
+  using Rows = Word4[kRowTiles][2];
+
+  __device__ static int group_of(int turn) { return turn * kWarps + warp_id(); }
+  __device__ static int copied_piece() { return lane_id() % kCopyLanes; }
+  __device__ uint8_t* stage(int turn) const { return stages_ + turn % kStages * kBytes; }
+  __device__ uint8_t* header(int turn, int panel) const {
+    return stage(turn) + kWarpPanels * kPanelBytes + panel * kPanelHeaderBytes;
+  }
+
   // Of the block's two. One past the last reads the last one's bytes; its outputs are not stored.
   __device__ const uint8_t* near_panel(int number) const {
     const int last = num_panels(args_.num_outputs, args_.is_gated != 0) - 1;
@@ -61,18 +101,49 @@ class QuantizedWarp {
     return panel_at<Codes>(args_, lower_of(panel, last));
   }
 
-  // This thread's 16 inputs from `input`.
-  __device__ void multiply_step(int input) {
-    Word4 weights[4];
+  // Lanes 0 .. 15 copy the first panel. Past the last input is another panel, or nothing.
+  __device__ void start_copies(int turn) const {
+    const int first_step = group_of(turn) * (kByteGroupInputs / 4);
+    if (first_step < num_steps_) {
+      const int panel = lane_id() / kCopyLanes;
+      const uint8_t* source = source_ + byte_step_offset(first_step, Codes::kIsGrouped);
+      uint8_t* target = stage(turn) + panel * kPanelBytes;
+      constexpr int kTurnSteps = kCopyLanes / kStepPieces;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) weights[i] = load_weights(input / 4 + i);
-    Word4 rows[kRowTiles][2];
+      for (int step = 0; step < kByteGroupInputs / 4; step += kTurnSteps) {
+        const int own = step + copied_piece() / kStepPieces;
+        copy_async(target + staged_piece(own, copied_piece() % kStepPieces),
+                   source + step * kPanelStepBytes, first_step + own < num_steps_);
+      }
+      if (Codes::kIsGrouped && copied_piece() < kPanelHeaderBytes / kPieceBytes) {
+        copy_async(header(turn, panel) + copied_piece() * kPieceBytes, source - kPanelHeaderBytes,
+                   true);
+      }
+    }
+    end_copy_group();
+  }
+
+  __device__ void load_rows(int turn, int step, Rows& rows) const {
+    const int input =
+        group_of(turn) * kByteGroupInputs + step * kStepInputs + lane_id() % 4 * (kStepInputs / 4);
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         rows[m][half] = load_codes(m * 16 + half * 8 + fragment_group(lane_id()), input);
       }
+    }
+  }
+
+  // Of 16 inputs of this thread.
+  __device__ void multiply_step(const uint8_t* stage, int step, const Rows& rows) {
+    const int column = fragment_group(lane_id());
+    const int first = step * (kStepInputs / 4) + lane_id() % 4 * 4;
+    Word4 weights[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      weights[i] = *reinterpret_cast<const Word4*>(stage + panel_of(column) * kPanelBytes +
+                                                   staged_piece(first + i, column % 4));
     }
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
@@ -86,12 +157,6 @@ class QuantizedWarp {
     }
   }
 
-  // Past the last input is another panel, or nothing.
-  __device__ Word4 load_weights(int step) const {
-    if (step >= num_steps_) return {};
-    return *reinterpret_cast<const Word4*>(words_ + byte_step_offset(step, Codes::kIsGrouped));
-  }
-
   // Past the last input are zeros.
   __device__ Word4 load_codes(int row, int input) const {
     if (row >= args_.num_rows) return {};
@@ -100,9 +165,16 @@ class QuantizedWarp {
 
   const LmiLinearQuantized& args_;
   int num_steps_;
-  const uint8_t* words_;
+  uint8_t* stages_;
+  const uint8_t* source_;
   QuantizedSums<Codes, kRowTiles> sums_;
 };
+
+// Copies of the weight, then sums.
+template <typename Codes, int kRowTiles>
+constexpr int kSharedBytes =
+    greater_of(kWarps * kStages * kStageBytes<Codes>,
+               kWarps * 16 * kRowTiles * kSumStride * static_cast<int>(sizeof(float)));
 
 template <typename Codes, int kRowTiles>
 __global__ void __launch_bounds__(kThreads) linear_quantized_kernel(const LmiLinearQuantized args) {
@@ -113,6 +185,7 @@ __global__ void __launch_bounds__(kThreads) linear_quantized_kernel(const LmiLin
   warp.prefetch_weights();
   wait_for_earlier_kernels();
   warp.multiply();
+  block_barrier();  // every warp is done with its copies
   warp.store(partials + warp_id() * kRows * kSumStride);
   block_barrier();
   for (int index = static_cast<int>(threadIdx.x); index < args.num_rows * kOutputs;
@@ -136,9 +209,8 @@ int32_t launch_few_rows(const LmiLinearQuantized& args, void* stream) {
   const auto run = [&](auto row_tiles) {
     constexpr int kRowTiles = decltype(row_tiles)::value;
     const Grid grid = {ceil_div(num_panels(args.num_outputs, args.is_gated != 0), kWarpPanels)};
-    const int shared_bytes = kWarps * 16 * kRowTiles * kSumStride * static_cast<int>(sizeof(float));
     return launch("linear_quantized", linear_quantized_kernel<Codes, kRowTiles>, grid, kThreads,
-                  shared_bytes, stream, args);
+                  kSharedBytes<Codes, kRowTiles>, stream, args);
   };
   if (args.num_rows == 0) return kOk;
   if (args.num_rows <= 16) return run(std::integral_constant<int, 1>{});

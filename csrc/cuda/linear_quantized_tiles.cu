@@ -54,9 +54,10 @@ class QuantizedBlock {
       block_barrier();  // everybody's copies are there, and the stage before is free
       start_copies(stage + kStages - 1, stage + kStages - 1 < num_stages);
       multiply_stage(shared_memory() + stage % kStages * kStageBytes);
-      if (stage % kGroupStages == kGroupStages - 1) sums_.end_group(panel, stage / kGroupStages);
+      if (stage % kGroupStages == kGroupStages - 1 || stage == num_stages - 1) {
+        sums_.end_group(panel + stage / kGroupStages * int64_t{kByteGroupBytes});
+      }
     }
-    if (num_stages % kGroupStages != 0) sums_.end_group(panel, num_stages / kGroupStages);
   }
 
   __device__ void store() const {

@@ -320,7 +320,8 @@ LMI_CUDA_API int32_t lmi_cuda_linear_tiled(const LmiLinearDense* args, void* str
  * Outputs of a gated one come out as gate before up; num_outputs counts both. More rows than
  * max_packed_rows, with room to unpack the weight into, take linear_dense's way: weights are
  * rounded to dtype, once, and how a row is summed depends on the number of rows. Fewer rows'
- * results depend on nothing but the row.
+ * results depend on nothing but the row. The workspace also takes sums of parts of the inputs,
+ * where outputs are few; without room for them the same results take longer.
  */
 typedef struct {
   const void* x;

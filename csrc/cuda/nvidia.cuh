@@ -168,17 +168,13 @@ __device__ inline T shuffle_among(T value, int lane) {
 
 __device__ inline bool any_of_warp(bool is_so) { return __any_sync(0xffffffffu, is_so) != 0; }
 
+// Of 32 bits: additions of 64 bits in shared memory are loops of compare-and-swap. The value
+// before.
 template <typename T>
-__device__ inline void atomic_add(T* target, T value) {
-  if constexpr (sizeof(T) == sizeof(unsigned long long)) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(target),
-              static_cast<unsigned long long>(value));
-  } else {
-    atomicAdd(target, value);
-  }
+__device__ inline T atomic_add(T* target, T value) {
+  static_assert(sizeof(T) == sizeof(uint32_t));
+  return atomicAdd(target, value);
 }
-// The value before.
-__device__ inline int atomic_next(int* counter) { return atomicAdd(counter, 1); }
 
 // The block's dynamic shared memory.
 __device__ inline uint8_t* shared_memory() {

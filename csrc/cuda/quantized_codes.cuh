@@ -59,13 +59,12 @@ class QuantizedSums {
     }
   }
 
-  // After each group of inputs. `panel`: of this thread's sums, in columns fragment_pair() and the
-  // next.
-  __device__ void end_group(const uint8_t* panel, int group) {
+  // After each group of inputs. `header`: the group's in the panel of this thread's sums, in
+  // columns fragment_pair() and the next.
+  __device__ void end_group(const uint8_t* header) {
     if constexpr (Codes::kIsSummedInGroups) {
       float scales[8] = {1, 1, 1, 1, 1, 1, 1, 1};
       if constexpr (Codes::kIsGrouped) {
-        const uint8_t* header = panel + int64_t{group} * kByteGroupBytes;
         const int lane = panel_lane_of(fragment_pair(lane_id()), 0);
         load_vector(reinterpret_cast<const float*>(header) + lane, scales);
       }

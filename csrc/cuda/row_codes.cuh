@@ -172,7 +172,7 @@ class RowCodes {
     constexpr float kShift = 0x1.8p23f;  // to the nearest whole number, ties to even
     const int whole = static_cast<int>((value + kShift) - kShift);
     const int high = (whole + 128) >> 8;
-    if (high != 0) outliers_[1 + atomic_next(num_outliers_)] = column << 8 | (high & 0xff);
+    if (high != 0) outliers_[1 + atomic_add(num_outliers_, 1)] = column << 8 | (high & 0xff);
     return {static_cast<uint8_t>(whole & 0xff)};
   }
 

@@ -25,8 +25,24 @@ constexpr int kPickWidth = 4;  // tokens of a thread when a token is picked
 constexpr float kUnit = 0x1p40f;
 constexpr float kLowestLogit = -3.4028234663852886e38f;
 
+// A sum in halves, since shared memory adds up no more than 32 bits at once.
+struct Halves {
+  uint32_t low;
+  uint32_t high;
+
+  __device__ uint64_t sum() const { return uint64_t{high} << 32 | low; }
+
+  // Atomic; what others add meanwhile is in one half before it is in the other.
+  __device__ void add(uint64_t value) {
+    const auto own = static_cast<uint32_t>(value);
+    const uint32_t before = atomic_add(&low, own);
+    const uint32_t rest = static_cast<uint32_t>(value >> 32) + (before + own < own ? 1 : 0);
+    if (rest != 0) (void)atomic_add(&high, rest);
+  }
+};
+
 struct Shared {
-  uint64_t bins[kBins];
+  Halves bins[kBins];
   uint64_t partials[kWarps];
   uint64_t masses[kWarps];
   uint64_t top[LMI_MAX_TOP];
@@ -208,7 +224,7 @@ __device__ uint64_t select_prefix(const Order& order, int vocab_size, uint64_t f
     const int bits = lower_of(shift, kDigitBits);
     shift -= bits;
     for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kThreads) {
-      shared.bins[bin] = 0;
+      shared.bins[bin] = {};
     }
     if (threadIdx.x == 0) shared.digit = -1;
     block_barrier();
@@ -219,17 +235,17 @@ __device__ uint64_t select_prefix(const Order& order, int vocab_size, uint64_t f
       if (shift + bits < 64 && candidate >> (shift + bits) != prefix) return;
       const uint64_t own = weight(token_id);
       const auto digit = static_cast<int>(candidate >> shift & ((uint64_t{1} << bits) - 1));
-      if (own != 0) atomic_add(&shared.bins[kBins - 1 - digit], own);
+      if (own != 0) shared.bins[kBins - 1 - digit].add(own);
     });
     block_barrier();
 
     constexpr int kOwnBins = kBins / kThreads;
     const int first = static_cast<int>(threadIdx.x) * kOwnBins;
     uint64_t own = 0;
-    for (int bin = first; bin < first + kOwnBins; ++bin) own += shared.bins[bin];
+    for (int bin = first; bin < first + kOwnBins; ++bin) own += shared.bins[bin].sum();
     uint64_t above = block_scan(own, shared);
     for (int bin = first; bin < first + kOwnBins; ++bin) {
-      const uint64_t through = above + shared.bins[bin];
+      const uint64_t through = above + shared.bins[bin].sum();
       if (above < target && through >= target) {
         shared.digit = kBins - 1 - bin;
         shared.above = above;
@@ -349,7 +365,7 @@ __device__ void report_top(const LmiSample& args, int64_t row, double log_mass, 
   block_barrier();
   for_own_tokens(args.vocab_size, [&](int token_id) {
     const uint64_t candidate = candidate_of(logits[token_id], token_id);
-    if (candidate >= last) shared.top[atomic_next(&shared.count)] = candidate;
+    if (candidate >= last) shared.top[atomic_add(&shared.count, 1)] = candidate;
   });
   block_barrier();
   for (int i = static_cast<int>(threadIdx.x); i < num_top; i += kThreads) {

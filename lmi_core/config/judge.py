@@ -110,22 +110,14 @@ def _check_code(model: ModelConfig) -> None:
 
 
 def _check_copies(model: ModelConfig) -> None:
-    key = "option.num_copies"
-    if model.get(key) is None or model.backend != "lmi" or model.engine is None:
+    if model.num_processes is None or model.custom_code_config() is None:
         return
-    device = model.engine.config.device
-    if device != "cpu":
-        raise UserError(
-            f"{key}={model.get(key)} doesn't go with option.device={device}: copies run on the CPU "
-            "in this version; leave one of them out",
-            field=key,
-        )
-    if model.custom_code_config() is not None:
-        raise UserError(
-            f"{key}={model.get(key)} doesn't go with the formatters in {model.entry_point}: such a "
-            "model is served by one engine in this version; leave one of them out",
-            field=key,
-        )
+    raise UserError(
+        f"{model.num_processes} copies (option.num_copies, or minWorkers) don't go with the "
+        f"formatters in {model.entry_point}: such a model is served by one engine in this version; "
+        "leave one of them out",
+        field="option.num_copies",
+    )
 
 
 def _check_device(model: ModelConfig) -> None:
@@ -158,10 +150,13 @@ def _check_native(
     from lmi_core.adapters.adapter import check_adapter_fits
     from lmi_core.models.loader import find_model
     from lmi_core.runners.cpu.cpu_runner import find_cpu_model
+    from lmi_core.runners.cpu.memory_needs import check_copies
     from lmi_core.text.tokenizer import Tokenizer
 
     config = model.engine_config(directory, _whole_adapters(model, server, environ))
     found = find_cpu_model(config) if config.device == "cpu" else find_model(config)
+    if model.placement.num_copies > 1 and config.device == "cpu":
+        check_copies(config, found, model.placement.num_copies)
     found.quantized.check()
     if config.lora is not None:
         for _, path in config.lora.adapters:

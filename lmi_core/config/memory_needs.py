@@ -51,10 +51,10 @@ def memory_needs(model: ModelConfig, directory: Path | None) -> Needs:
 def _needs(model: ModelConfig, directory: Path) -> MemoryNeeds:
     from lmi_core import _native
     from lmi_core.models.loader import find_model
-    from lmi_core.runners.cpu.memory_needs import estimate
+    from lmi_core.runners.cpu.memory_needs import estimate_copies
 
     config = model.engine_config(directory)
-    needs = estimate(config, find_model(config))
+    needs = estimate_copies(config, find_model(config), model.placement.num_copies)
     limit = int(_native.cpu_info()["memory_limit_bytes"])
     return MemoryNeeds(needs.weights, needs.kv_cache, limit, min(limit, free_bytes()))
 

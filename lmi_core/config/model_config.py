@@ -76,6 +76,14 @@ class ModelConfig:
         lora = None if self.lora is None else self.lora.config(model, adapters)
         return replace(self.engine.config, model=model, lora=lora)
 
+    @property
+    def num_processes(self) -> int | None:
+        """Copies of our engine in processes of their own; None: it runs within the server."""
+        if self.backend != "lmi":
+            return None
+        asked = "option.num_copies" in self.values or self.placement.num_copies > 1
+        return self.placement.num_copies if asked else None
+
     def library_config(
         self, model: Path, adapters: Sequence[tuple[str, Path]] = ()
     ) -> LibraryConfig:

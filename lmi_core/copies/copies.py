@@ -242,6 +242,16 @@ class Copies:
         )
 
     @property
+    def num_tokens(self) -> int:
+        """Handed over since the start."""
+        return self._dispatch.num_tokens
+
+    @property
+    def num_resumed(self) -> int:
+        """Times that a request which had begun went on in another copy."""
+        return self._dispatch.num_resumed
+
+    @property
     def worker_starts(self) -> list[float]:
         """When the copies that take requests were started, in seconds since the epoch."""
         return [copy.started_at for copy in self._supervisor.copies]
@@ -343,6 +353,7 @@ class Copies:
         entry = Entry(
             next(self._numbers),
             priority=request.priority,
+            tenant=request.tenant,
             num_seqs=params.num_sequences,
             num_prompt_tokens=len(prompt_ids),
             num_output_tokens=params.n * num_output,
@@ -373,11 +384,10 @@ class Copies:
         from lmi_core.runners.cpu.cpu_runner import find_cpu_model
         from lmi_core.runners.cpu.memory_needs import check_copies
 
-        config, claimed_bytes = self.settings(is_first=True).config, HOST_MEMORY.total_bytes
-        found = find_cpu_model(config, claimed_bytes)
-        HOST_MEMORY.claim(
-            self, check_copies(config, found, self._supervisor.num_wanted, claimed_bytes)
-        )
+        claimed_bytes, num_copies = HOST_MEMORY.total_bytes, self._supervisor.num_wanted
+        found = find_cpu_model(self.config, claimed_bytes)
+        num_bytes = check_copies(self.config, found, num_copies, claimed_bytes)
+        HOST_MEMORY.claim(self, num_bytes)
 
     def _check_accepting(self) -> None:
         if self._state is not LifeState.READY:

@@ -66,9 +66,10 @@ class Outbox:
         """Send at the loop's next turn, when the step's events are all there."""
         if not self._is_due:
             self._is_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what there is."""
         self._is_due = False
         batch, self._batch = self._batch, Batch([], [], [])
         self._send(batch)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import socket
 import sys
 import time
@@ -141,8 +143,9 @@ class CopyProcess:
         """It isn't of use any more; ``on_lost`` follows."""
         process = self._process
         if process is not None and process.returncode is None:
+            # The process object's own way asks for the exit status, which asyncio waits for.
             with suppress(ProcessLookupError):
-                process.kill()
+                os.kill(process.pid, signal.SIGKILL)
 
     async def end(self, *, kill: bool = False) -> None:
         """Let it end by itself, in time, or at once. Idempotent."""

@@ -2,18 +2,21 @@
 
 A request goes to the copy for which it means the least work: the tokens that the copy still has to
 compute and those of the prompt that it hasn't in its prefix cache. It waits here until a copy has
-room, first come first served within a priority, and comes back when its copy is lost.
+room, by priority, by what its tenant was served, and by arrival, and comes back when its copy is
+lost.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 AFFINITY = 4
 """A prompt's token that must be computed counts as so many that a copy has to compute anyway: what
 is cached twice takes the place of something else."""
+_GENERATED = 2.0
+"""A generated token in tokens of a prompt."""
 
 
 class Entry:
@@ -29,6 +32,8 @@ class Entry:
         "num_seqs",
         "num_uncached",
         "number",
+        "tenant",
+        "was_given",
     )
 
     def __init__(
@@ -36,6 +41,7 @@ class Entry:
         number: int,
         *,
         priority: int = 0,
+        tenant: str = "",
         num_seqs: int = 1,
         num_prompt_tokens: int,
         num_output_tokens: int,
@@ -45,6 +51,7 @@ class Entry:
         blocks."""
         self.number = number
         self.key = (priority, number)
+        self.tenant = tenant
         self.num_seqs = num_seqs
         self.num_prompt_tokens = num_prompt_tokens
         self.num_output_tokens = num_output_tokens
@@ -55,6 +62,8 @@ class Entry:
         """Prompt tokens that its copy still has to compute."""
         self.num_left = 0
         """Output tokens that are still expected."""
+        self.was_given = False
+        """To a copy, be it one that was lost."""
 
 
 def _by_key(entry: Entry) -> tuple[int, int]:
@@ -64,7 +73,7 @@ def _by_key(entry: Entry) -> tuple[int, int]:
 class _Copy:
     """A copy's load and, as far as is known here, what its prefix cache holds."""
 
-    __slots__ = ("blocks", "entries", "load", "num_blocks", "num_seqs", "room", "takes")
+    __slots__ = ("blocks", "entries", "load", "num_blocks", "num_of", "num_seqs", "room", "takes")
 
     def __init__(self, room: int, num_blocks: int) -> None:
         self.room = room
@@ -73,12 +82,17 @@ class _Copy:
         self.load = 0
         """Tokens to compute."""
         self.num_seqs = 0
+        self.num_of: Counter[str] = Counter()
+        """Sequences by tenant."""
         self.entries: dict[int, Entry] = {}
         self.blocks: OrderedDict[bytes, None] = OrderedDict()
         """Hashes of cached blocks, least recent first."""
 
-    def has_room(self, num_seqs: int) -> bool:
-        return self.takes and (not self.num_seqs or self.num_seqs + num_seqs <= self.room)
+    def has_room(self, entry: Entry, num_tenants: int) -> bool:
+        """Also where the others have taken the tenant's part, which the copy gives to it."""
+        own = self.num_of[entry.tenant] + entry.num_seqs
+        is_within = not self.num_seqs or self.num_seqs + entry.num_seqs <= self.room
+        return self.takes and (is_within or (num_tenants > 1 and own <= self.room / num_tenants))
 
     def num_cached(self, hashes: Sequence[bytes]) -> int:
         """Leading blocks that are there."""
@@ -108,6 +122,10 @@ class Router:
         self._waiting: list[Entry] = []
         self.num_seqs = 0
         """Of all requests, waiting ones included."""
+        self._num_open: Counter[str] = Counter()
+        """Requests by tenant."""
+        self._served: dict[str, float] = {}
+        """Tokens of tenants, as ``engine/fair_shares.py`` counts them."""
 
     @property
     def num_waiting(self) -> int:
@@ -145,17 +163,19 @@ class Router:
     def put(self, entry: Entry) -> None:
         """A new request."""
         self.num_seqs += entry.num_seqs
+        if not self._num_open[entry.tenant]:
+            others = [self._served[one] for one in self._num_open if one != entry.tenant]
+            had = self._served.get(entry.tenant, 0.0) if others else 0.0
+            self._served[entry.tenant] = max(min(others, default=0.0), had)
+        self._num_open[entry.tenant] += 1
         insort(self._waiting, entry, key=_by_key)
 
     def assign(self) -> list[tuple[Entry, int]]:
         """Requests and the copies that they go to now."""
         assigned = []
-        while self._waiting:
-            entry = self._waiting[0]
-            copy_id = self._best(entry)
-            if copy_id is None:
-                break
-            del self._waiting[0]
+        while (following := self._next()) is not None:
+            entry, copy_id = following
+            self._waiting.remove(entry)
             self._give(entry, copy_id)
             assigned.append((entry, copy_id))
         return assigned
@@ -166,6 +186,8 @@ class Router:
             return
         num_done = entry.num_uncached
         entry.num_uncached = 0
+        if len(self._num_open) > 1:
+            self._served[entry.tenant] += _GENERATED
         if entry.num_left:
             entry.num_left -= 1
             num_done += 1
@@ -174,19 +196,48 @@ class Router:
     def finish(self, entry: Entry, hashes: Sequence[bytes] = ()) -> None:
         """It has ended, wherever it was; ``hashes``: of all full blocks that it leaves behind."""
         self.num_seqs -= entry.num_seqs
+        self._num_open[entry.tenant] -= 1
+        if not self._num_open[entry.tenant]:
+            del self._num_open[entry.tenant]
+            if not self._num_open:
+                self._served.clear()
         if entry.copy_id is None:
             self._waiting.remove(entry)
             return
         copy = self._copies[entry.copy_id]
         del copy.entries[entry.number]
         copy.num_seqs -= entry.num_seqs
+        copy.num_of[entry.tenant] -= entry.num_seqs
+        if not copy.num_of[entry.tenant]:
+            del copy.num_of[entry.tenant]
         copy.load -= entry.num_uncached + entry.num_left
         copy.note_blocks(hashes)
 
+    def _next(self) -> tuple[Entry, int] | None:
+        """The request that comes first of those that a copy takes now: by priority, by what its
+        tenant was served, by arrival."""
+        for entry in self._heads():
+            copy_id = self._best(entry)
+            if copy_id is not None:
+                return entry, copy_id
+        return None
+
+    def _heads(self) -> list[Entry]:
+        """Of the least priority, the first of each tenant."""
+        waiting = self._waiting
+        if len(self._num_open) < 2:
+            return waiting[:1]
+        heads: dict[str, Entry] = {}
+        for entry in waiting:
+            if entry.key[0] != waiting[0].key[0] or len(heads) == len(self._num_open):
+                break
+            heads.setdefault(entry.tenant, entry)
+        return sorted(heads.values(), key=lambda entry: (self._served[entry.tenant], entry.key))
+
     def _best(self, entry: Entry) -> int | None:
-        best, least = None, 0
+        best, least, num_tenants = None, 0, len(self._num_open)
         for copy_id, copy in self._copies.items():
-            if not copy.has_room(entry.num_seqs):
+            if not copy.has_room(entry, num_tenants):
                 continue
             cost = copy.load + self._affinity * self._num_uncached(entry, copy)
             if best is None or cost < least:
@@ -203,5 +254,9 @@ class Router:
         entry.num_left = entry.num_output_tokens
         copy.entries[entry.number] = entry
         copy.num_seqs += entry.num_seqs
+        copy.num_of[entry.tenant] += entry.num_seqs
+        if not entry.was_given and len(self._num_open) > 1:
+            self._served[entry.tenant] += entry.num_prompt_tokens
+        entry.was_given = True
         copy.load += entry.num_uncached + entry.num_left
         copy.note_blocks(entry.hashes)

@@ -44,7 +44,7 @@ from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.formats import FloatArray, PackFormat, Quantization, WeightFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, scale_of
 from lmi_core.weights.hf_config import HfConfig
-from lmi_core.weights.quantized.checkpoint import layout_of, quantization_at_load
+from lmi_core.weights.quantized.checkpoint import layout_of, notes_on_rows, quantization_at_load
 from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
 
@@ -135,6 +135,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
         notes=(
             *spec.notes,
             *checkpoint.gguf_notes,
+            *notes_on_rows(checkpoint, asked, made),
             *_notes(spec, asked.max_model_len, checkpoint, tensors),
         ),
     )

@@ -75,9 +75,16 @@ class DialectTable:
                 dialect = self._by_name[name]
                 for part in dialect.prefixes or dialect.segments:
                     self._owners.setdefault(part, dialect)
+        self._by_path: dict[str, Dialect] = {}
+        """Of routes: asked for several times for each request."""
+        self._prefixes = [each for each in self._owners.items() if each[1].prefixes]
+        self._by_path |= {route.path: self.of(route.path) for route in self.routes()}
+        self._by_path |= {route.path: self.of(route.path) for route in self.prefixed_routes()}
 
     def of(self, path: str) -> Dialect:
         """The dialect that answers a path, be it a route or not."""
+        if (known := self._by_path.get(path)) is not None:
+            return known
         segment = first_segment(path)
         if segment in self._by_name:
             return self._by_name[segment]
@@ -85,8 +92,8 @@ class DialectTable:
 
     def _owner(self, path: str) -> Dialect | None:
         """The dialect of a path without a dialect's name."""
-        for part, dialect in self._owners.items():
-            if dialect.prefixes and (path == part or path.startswith(f"{part}/")):
+        for part, dialect in self._prefixes:
+            if path.startswith(part) and path[len(part) : len(part) + 1] in ("", "/"):
                 return dialect
         return self._owners.get(first_segment(path))
 

@@ -38,7 +38,8 @@ class Pace:
         self._num_ended += 1
 
     def refuse(self) -> float:
-        """Seconds for one more that is refused; not the same for all, who would come together."""
+        """Seconds, a whole number, for one more that is refused; not the same for all, who
+        would come together."""
         self._num_refused += 1
         now_s = self._clock()
         if now_s - self._since_s >= self._wait_s:
@@ -46,7 +47,7 @@ class Pace:
             self._wait_s = min(self._MAX_S, max(self._MIN_S, self._wait_s * ratio))
             self._num_refused = self._num_ended = 0
             self._since_s = now_s
-        return max(self._MIN_S, self._wait_s * random.uniform(0.8, 1.2))
+        return float(round(max(self._MIN_S, self._wait_s * random.uniform(0.8, 1.2))))
 
 
 class Admission:
@@ -66,11 +67,8 @@ class Admission:
         """Hold a place; CapacityError when there is none, 503 while the server stops."""
         if self.draining:
             raise HttpError(503, "WlmException", "Worker shutting down", close=True)
-        if self.num_in_flight >= self._max_in_flight:
-            raise CapacityError(
-                f"{self.num_in_flight} requests are being served, which is the limit",
-                retry_after_s=self._pace.refuse(),
-            )
+        if (error := self.refusal()) is not None:
+            raise error
         self.num_in_flight += 1
         try:
             yield
@@ -79,6 +77,15 @@ class Admission:
             self._pace.note_end()
             if not self.num_in_flight:
                 self._became_idle.set()
+
+    def refusal(self) -> CapacityError | None:
+        """Why there is no place; None: there is one, or the server stops."""
+        if self.num_in_flight < self._max_in_flight or self.draining:
+            return None
+        return CapacityError(
+            f"{self.num_in_flight} requests are being served, which is the limit",
+            retry_after_s=self._pace.refuse(),
+        )
 
     async def idle(self) -> None:
         """Return once no request is inside."""

@@ -16,7 +16,7 @@ from lmi_core.config.address import is_loopback
 from lmi_core.errors import CapacityError, LmiError
 from lmi_core.sandbox.pool import CLIENT
 from lmi_core.version import __version__
-from lmi_server.dialects.base import HttpError, Reply
+from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.dialects import DIALECTS
 from lmi_server.dialects.routes import Route
 from lmi_server.dialects.table import Dialect, DialectTable
@@ -28,6 +28,7 @@ from lmi_server.http.logging import RefusalLog, log_access
 from lmi_server.http.metrics import METER, Metrics, RequestMeter
 from lmi_server.http.openapi import TABLE
 from lmi_server.http.options import ServerOptions
+from lmi_server.http.refusals import response_of
 from lmi_server.http.ui import UI_ROUTES, page_at_root
 from lmi_server.management.audit import SAID, audited, log_call
 from lmi_server.models.custom_code_backend import CustomCodeBackend
@@ -137,7 +138,7 @@ def _error_reply(
 ) -> web.Response:
     """In the dialect's form, which may have a choice of the model's own."""
     model = _chosen(models, request)
-    return _reply(dialect.error(error, models.options if model is None else model.options))
+    return response_of(dialect.error(error, models.options if model is None else model.options))
 
 
 def _front(models: ModelRegistry, table: DialectTable, access: Access) -> Middleware:
@@ -152,7 +153,7 @@ def _front(models: ModelRegistry, table: DialectTable, access: Access) -> Middle
             connection.request_arrived()
         meter = request[METER] = RequestMeter(_request_id(request, id_header))
         CLIENT.set(request.remote)
-        status, log_line = _CLIENT_CLOSED, log_access
+        status = _CLIENT_CLOSED
         try:
             for_any = _is_for_any_origin(models, table, request)
             response = access.preflight(request, for_any=for_any) or await handler(request)
@@ -165,11 +166,11 @@ def _front(models: ModelRegistry, table: DialectTable, access: Access) -> Middle
             meter.error = str(explained)
             response = _error_reply(table.of(request.path), explained, models, request)
             status = response.status
-            if isinstance(error, CapacityError):
-                log_line = refusals.log
+            meter.is_refused = isinstance(error, CapacityError)
         finally:
             if isinstance(connection, Connection):
                 connection.request_finished()
+            log_line = refusals.log if meter.is_refused else log_access
             _finish(models.metrics, request.method, request.path, meter, status, log_line)
             if models.tracer is not None:
                 trace = request.headers.get("traceparent", "")
@@ -246,7 +247,7 @@ def _request_id(request: web.Request, header: str) -> str:
     """The client's own id, or SageMaker's, when it is a plain one: it can be found in logs."""
     for name in (header, _SAGEMAKER_ID):
         given = request.headers.get(name, "")
-        if _REQUEST_ID.fullmatch(given):
+        if given and _REQUEST_ID.fullmatch(given):
             return given
     return str(uuid.uuid4())
 
@@ -265,17 +266,6 @@ def _explain(error: Exception, request: web.Request, request_id: str) -> Excepti
         return HttpError(error.status, kind, message, headers=headers)
     log.error("request %s failed", request_id, exc_info=error)
     return RuntimeError(f"The request failed inside the server; incident {request_id}")
-
-
-def _reply(reply: Reply) -> web.Response:
-    response = web.Response(
-        status=reply.status,
-        body=reply.body,
-        headers={**reply.headers, "Content-Type": reply.content_type},
-    )
-    if reply.close:
-        response.force_close()
-    return response
 
 
 def _is_for_any_origin(models: ModelRegistry, table: DialectTable, request: web.Request) -> bool:

@@ -53,9 +53,10 @@ class Connection(RequestHandler):
         line = _REQUEST_LINE.match(data)
         if line is not None:
             self._path = line[1]
-        if self._deadline is None and not self._in_request:
-            self._await_head()
         super().data_received(data)
+        has_head = self._in_request or self._messages
+        if self._deadline is None and not has_head and not self._force_close:
+            self._await_head()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.request_arrived()

@@ -45,6 +45,7 @@ class Metrics:
         self._requests = Counter(
             "lmi_http_requests", "Answered requests.", ("status",), registry=self.registry
         )
+        self._by_status: dict[int, Counter] = {}
         self._latency = Histogram(
             "lmi_http_request_seconds",
             "From a request's headers to the end of its answer.",
@@ -70,7 +71,10 @@ class Metrics:
         return EngineMeter(self.engines, model_name)
 
     def count_answer(self, status: int, seconds: float) -> None:
-        self._requests.labels(str(status)).inc()
+        counter = self._by_status.get(status)
+        if counter is None:
+            counter = self._by_status[status] = self._requests.labels(str(status))
+        counter.inc()
         self._latency.observe(seconds)
 
     def render(self, names: Sequence[str] = ()) -> bytes:
@@ -101,6 +105,7 @@ class RequestMeter:
         "error",
         "finish_reasons",
         "first_at",
+        "is_refused",
         "model",
         "num_generated_tokens",
         "num_prompt_tokens",
@@ -122,6 +127,8 @@ class RequestMeter:
         """The longest that one of its prompts waited to be run."""
         self.error = ""
         """Why it failed or was refused."""
+        self.is_refused = False
+        """For want of room."""
         self.on_events: Callable[[], None] | None = None
         """Called whenever there are any."""
         self.submitted_at = self.first_at = 0.0

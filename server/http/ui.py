@@ -1,6 +1,7 @@
 """The page for people at /ui: what the server does, a playground, its configuration, its routes.
 
-One file that asks this server only. It is not part of any protocol, and there only with option ui.
+/docs has the routes with the fields of their bodies, from /openapi.json, and sends requests. Each
+is one file that asks this server only. They are part of no protocol, and there with option ui only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from lmi_server.http.access import Handler
 from lmi_server.models.model_registry import ModelRegistry
 
 PAGE = Path(__file__).with_name("ui.html")
+DOCS = Path(__file__).with_name("docs.html")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -27,12 +29,17 @@ async def show(request: web.Request, models: ModelRegistry) -> web.StreamRespons
     return _page()
 
 
+async def show_docs(request: web.Request, models: ModelRegistry) -> web.StreamResponse:
+    return _page(DOCS)
+
+
 async def config(request: web.Request, models: ModelRegistry) -> web.StreamResponse:
     return web.json_response(models.options.ui_report)
 
 
 UI_ROUTES = (
     ServerRoute("GET", "/ui", show, "page for people", is_open=True, answers=("text/html",)),
+    ServerRoute("GET", "/docs", show_docs, "interface", is_open=True, answers=("text/html",)),
     ServerRoute(
         "GET",
         "/ui/config.json",
@@ -41,16 +48,18 @@ UI_ROUTES = (
         answers=("application/json",),
     ),
 )
-"""The page, which anybody may see, and what takes the API key: the configuration."""
+"""The pages, which anybody may see, and what takes the API key: the configuration."""
 
 
-def _page() -> web.Response:
-    return web.Response(body=_html(), content_type="text/html", charset="utf-8", headers=_HEADERS)
+def _page(page: Path = PAGE) -> web.Response:
+    return web.Response(
+        body=_html(page), content_type="text/html", charset="utf-8", headers=_HEADERS
+    )
 
 
 @cache
-def _html() -> bytes:
-    return PAGE.read_bytes()
+def _html(page: Path) -> bytes:
+    return page.read_bytes()
 
 
 @web.middleware

@@ -53,7 +53,7 @@ def recipe_of(
     if name is not None and name != model.name:
         model = replace(model, name=name)
     code = model.custom_code_config() if model.backend == "handler" else None
-    num_copies = _num_copies(model)
+    num_copies = model.num_processes
 
     async def open_model(observer: EngineObserver) -> Opened:
         launch = await asyncio.to_thread(
@@ -88,12 +88,6 @@ def recipe_of(
         has_code=code is not None,
         loading_timeout_s=None if code is not None else _loading_timeout(model),
     )
-
-
-def _num_copies(model: ModelConfig) -> int | None:
-    """Processes that a model of our engine has; None: it is served within the server's own."""
-    number = model.get("option.num_copies")
-    return number if isinstance(number, int) and model.backend == "lmi" else None
 
 
 def _loading_timeout(model: ModelConfig) -> float | None:

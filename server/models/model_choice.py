@@ -24,6 +24,7 @@ from lmi_server.dialects.table import Dialect
 from lmi_server.http.access import Handler
 from lmi_server.http.form import form_items
 from lmi_server.http.properties import request_properties
+from lmi_server.http.refusals import Refusals
 from lmi_server.models.model import ServedModel
 from lmi_server.models.model_registry import ModelRegistry
 from lmi_server.models.requested_models import RequestedModels
@@ -52,12 +53,20 @@ class ModelChoice:
                 return await serve(request, models)
 
             return answer
+        admission, error_rates = models.admission, models.error_rates
         names_in_body = dialect.name != "lmi" and route.method == "POST"
 
         async def choose(request: web.Request) -> web.StreamResponse:
             model = models.sole if requested is None else None
             if model is None:
                 model = await self._choose(request, dialect.name, names_in_body)
+            elif route.bodies and request.method == "POST" and not request.match_info:
+                # Others find out where they enter; here it is known before anything is looked at.
+                error = admission.refusal()
+                if error is not None and model.loaded is not None:
+                    request[MODEL] = model
+                    error_rates.count(error)
+                    return model.loaded.of(Refusals).response(request, dialect, error)
             request[MODEL] = model
             return await route.answer(request, model.answering())
 

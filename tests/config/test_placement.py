@@ -267,3 +267,36 @@ def test_spread_layers_are_for_transformers(model_dir, explained):
         model_dir("", config=other), host=host(4, packages=frozenset({"transformers"}))
     )
     assert "option.device_map=auto spreads a copy over all of them" in str(report.errors[0])
+
+
+@pytest.mark.parametrize(
+    ("written", "num_copies", "num_cores"),
+    [
+        ("option.num_copies=4", 4, 24),
+        ("option.num_copies=1", 1, 96),
+        ("option.num_copies=200", 200, 1),
+        ("option.num_copies=2\noption.num_threads=3", 2, 3),
+        ("minWorkers=3\nmaxWorkers=3", 3, 32),
+        ("minWorkers=3\ncpu.minWorkers=2", 2, 48),
+        ("minWorkers=3\noption.num_copies=2", 2, 48),
+        ("minWorkers=1\nmaxWorkers=2", 1, 96),
+        ("minWorkers=0", 1, 96),
+    ],
+)
+def test_copies_on_the_cpu(model_dir, written, num_copies, num_cores):
+    report = examine([model_dir(written, config=LLAMA)], NO_CACHE, host())
+    assert not report.errors
+    [model] = report.models
+    placement = model.placement
+    assert (placement.num_copies, placement.num_cores) == (num_copies, num_cores)
+    asked = num_copies > 1 or "num_copies" in written
+    assert model.num_processes == (num_copies if asked else None)
+
+
+@pytest.mark.parametrize(
+    ("written", "num_gpus"),
+    [("option.num_copies=2", 1), ("option.num_copies=2\noption.device=torch-cpu", 0)],
+)
+def test_copies_elsewhere_are_refused_by_name(model_dir, written, num_gpus):
+    report = examine([model_dir(written, config=LLAMA)], NO_CACHE, host(num_gpus))
+    assert [error.key for error in report.errors] == ["option.num_copies"]

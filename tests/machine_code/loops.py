@@ -15,29 +15,57 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
-
-from resources import readable_names
 
 PRODUCTS = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA")
 _FUNCTION = re.compile(r"^\s+Function : (\w+)")
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);\s+/\* 0x[0-9a-f]{16} \*/")
 _SECOND_WORD = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
-_BRANCH = re.compile(r"\bBRA (?:\S+, )*(0x[0-9a-f]+)")
-# Of the 64 upper bits of an instruction: for how long its warp issues no other.
+_BRANCH = re.compile(r"\bBRA(?:\.\w+)* (?:\S+, )*(0x[0-9a-f]+)")
+# Of the 64 upper bits of an instruction, those that schedule it: for how long its warp issues no
+# other, the barrier of six that its result sets and the barriers that it waits for.
 _STALL_SHIFT, _STALL_MASK = 41, 0xF
+_SETS_SHIFT, _SETS_MASK = 46, 0x7
+_WAITS_SHIFT = 52
+NUM_BARRIERS = 6
 
 
 class Instruction(NamedTuple):
     address: int
     text: str
-    stall: int
+    control: int
+
+    @property
+    def operation(self) -> str:
+        """With its suffixes, without its predicate."""
+        return re.sub(r"^@!?U?P\w+ +", "", self.text).split()[0]
 
     @property
     def kind(self) -> str:
-        return re.sub(r"^@!?U?P\w+ +", "", self.text).split()[0].split(".")[0]
+        return self.operation.split(".")[0]
+
+    @property
+    def stall(self) -> int:
+        return self.control >> _STALL_SHIFT & _STALL_MASK
+
+    @property
+    def barrier_set(self) -> int | None:
+        barrier = self.control >> _SETS_SHIFT & _SETS_MASK
+        return barrier if barrier < NUM_BARRIERS else None
+
+    @property
+    def barriers_awaited(self) -> list[int]:
+        waits = self.control >> _WAITS_SHIFT
+        return [barrier for barrier in range(NUM_BARRIERS) if waits >> barrier & 1]
+
+    @property
+    def target(self) -> int | None:
+        """Where it branches to."""
+        match = _BRANCH.search(self.text)
+        return int(match[1], 16) if match else None
 
 
 class Loop(NamedTuple):
@@ -78,20 +106,34 @@ def read_kernels(path: Path) -> dict[str, list[Instruction]]:
         elif match := _LINE.match(line):
             body.append(Instruction(int(match[1], 16), match[2].strip(), 0))
         elif (match := _SECOND_WORD.match(line)) and body:
-            body[-1] = body[-1]._replace(stall=int(match[1], 16) >> _STALL_SHIFT & _STALL_MASK)
+            body[-1] = body[-1]._replace(control=int(match[1], 16))
     return dict(zip(readable_names(kernels), kernels.values(), strict=True))
 
 
-def find_loops(kernel: list[Instruction]) -> list[Loop]:
+def readable_names(symbols: Iterable[str]) -> list[str]:
+    """What kernels are called in resources.txt."""
+    names = "\n".join(symbols)
+    plain = subprocess.run(["c++filt"], input=names, capture_output=True, text=True, check=True)
+    short = (re.sub(r"lmi::cuda::|\(anonymous namespace\)::|^void ", "", name)
+             for name in plain.stdout.splitlines())  # fmt: skip
+    return [re.sub(r"\([^)]*\)$", "", name).replace(" ", "") for name in short]
+
+
+def all_loops(kernel: list[Instruction]) -> list[Loop]:
     """The code between a branch and an earlier instruction that it goes back to; code that the
-    compiler put elsewhere isn't in it. Of loops with the same products, only the shortest."""
+    compiler put elsewhere isn't in it."""
+    return [
+        Loop([one for one in kernel[: end + 1] if one.address >= line.target])
+        for end, line in enumerate(kernel)
+        if line.target is not None and line.target < line.address
+    ]
+
+
+def find_loops(kernel: list[Instruction]) -> list[Loop]:
+    """Those with products; of loops with the same ones, only the shortest."""
     found: dict[frozenset[int], Loop] = {}
-    for end, line in enumerate(kernel):
-        match = _BRANCH.search(line.text)
-        if match is None or int(match[1], 16) > line.address:
-            continue
-        body = [one for one in kernel[: end + 1] if one.address >= int(match[1], 16)]
-        loop = Loop(body)
+    for loop in all_loops(kernel):
+        body = loop.body
         key = frozenset(one.address for one in body if one.kind in PRODUCTS)
         if key and (key not in found or len(body) < len(found[key].body)):
             found[key] = loop

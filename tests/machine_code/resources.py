@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Registers, spills and static shared memory of every CUDA kernel, held to resources.txt.
+"""What every CUDA kernel takes and keeps under way (latency.py), held to resources.txt.
 
 ``resources.py compile COMMAND`` runs a compiler command and keeps what ptxas says beside the
 object; ``resources.py check BUILD_DIR`` fails where a kernel takes more than resources.txt allows
-it, or is not in it; ``resources.py write BUILD_DIR`` makes a new one.
+it, or is not in it; ``resources.py write BUILD_DIR`` makes a new one; ``resources.py report
+BUILD_DIR [PATTERN]`` prints the kernels with that in their names, and fails where any is worse than
+the bars of latency.py. All but the first need cuobjdump, as loops.py does.
 """
 
 from __future__ import annotations
@@ -11,16 +13,23 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-CEILINGS = Path(__file__).parents[2] / "csrc/cuda/resources.txt"
+from latency import Latency, faults_of, read_latencies
+from loops import readable_names
+
+LIMITS = Path(__file__).parents[2] / "csrc/cuda/resources.txt"
 SUFFIX = ".ptxas"
 HEADER = """\
-# Ceilings of each kernel on sm_90a, checked by `make cuda`, written by `make cuda-resources`.
-# registers per thread, bytes spilled per thread (stores + loads), bytes of static shared memory
+# Limits of each kernel on sm_90a, checked by `make cuda`, written by `make cuda-resources`.
+# At most: registers per thread, bytes spilled per thread (stores + loads), static shared bytes.
+# At least: blocks of a multiprocessor, KiB that it keeps under way. At most: atomics that loop,
+# bytes read from the L2 cache over those of the operands (0: no product).
 """
+LEAST = ("blocks", "KiB under way")
+FIELDS = ("registers", "spilled bytes", "shared bytes", *LEAST, "looping atomics", "L2 reads")
+WIDTHS = (4, 4, 6, 3, 5, 3, 5)
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILL = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
@@ -59,49 +68,67 @@ def read_build(build_dir: Path) -> dict[str, Resources]:
     return dict(zip(readable_names(found), found.values(), strict=True))
 
 
-def readable_names(symbols: Iterable[str]) -> list[str]:
-    """What kernels are called in resources.txt."""
-    names = "\n".join(symbols)
-    plain = subprocess.run(["c++filt"], input=names, capture_output=True, text=True, check=True)
-    short = (re.sub(r"lmi::cuda::|\(anonymous namespace\)::|^void ", "", name)
-             for name in plain.stdout.splitlines())  # fmt: skip
-    return [re.sub(r"\([^)]*\)$", "", name).replace(" ", "") for name in short]
+def rows_of(build_dir: Path) -> dict[str, list[float]]:
+    """The columns of resources.txt, of every kernel that was built."""
+    resources = read_build(build_dir)
+    latencies = read_latencies(build_dir, resources)
+    return {name: [*own, *columns_of(latencies[name])] for name, own in resources.items()}
 
 
-def read_ceilings() -> dict[str, Resources]:
-    rows = (line.split() for line in CEILINGS.read_text().splitlines() if not line.startswith("#"))
-    return {name: Resources(*map(int, numbers)) for name, *numbers in rows}
+def columns_of(one: Latency) -> list[float]:
+    return [one.blocks, one.in_flight >> 10, one.looping_atomics, one.l2_reads]
+
+
+def read_limits() -> dict[str, list[float]]:
+    rows = (line.split() for line in LIMITS.read_text().splitlines() if not line.startswith("#"))
+    return {name: list(map(float, numbers)) for name, *numbers in rows}
 
 
 def check(build_dir: Path) -> int:
-    found, ceilings = read_build(build_dir), read_ceilings()
-    faults = [f"{name} is not built: remove it" for name in ceilings.keys() - found.keys()]
-    for name, resources in found.items():
-        if name not in ceilings:
+    found, limits = rows_of(build_dir), read_limits()
+    faults = [f"{name} is not built: remove it" for name in limits.keys() - found.keys()]
+    for name, row in found.items():
+        if name not in limits:
             faults.append(f"{name} is new: add it")
             continue
-        for field, value, ceiling in zip(Resources._fields, resources, ceilings[name], strict=True):
-            if value > ceiling:
-                faults.append(f"{name}: {field} {value}, the ceiling is {ceiling}")
+        for field, value, limit in zip(FIELDS, row, limits[name], strict=True):
+            if value < limit if field in LEAST else value > limit:
+                faults.append(f"{name}: {field} {value:g}, the limit is {limit:g}")
     for fault in faults:
-        print(f"{CEILINGS.name}: {fault}", file=sys.stderr)
+        print(f"{LIMITS.name}: {fault}", file=sys.stderr)
     if faults:
         print("where that is meant: make cuda-resources", file=sys.stderr)
     else:
-        spilling = sum(resources.spill_bytes > 0 for resources in found.values())
-        print(f"{len(found)} kernels within {CEILINGS.name}, {spilling} of them spill")
+        spilling = sum(row[1] > 0 for row in found.values())
+        print(f"{len(found)} kernels within {LIMITS.name}, {spilling} of them spill")
     return 1 if faults or not found else 0
 
 
 def write(build_dir: Path) -> int:
-    found = read_build(build_dir)
+    found = rows_of(build_dir)
     width = max(map(len, found))
     rows = (
-        f"{name:<{width}} {r.registers:>4} {r.spill_bytes:>4} {r.shared_bytes:>6}\n"
-        for name, r in sorted(found.items())
+        f"{name:<{width}} "
+        + " ".join(f"{value:>{w}g}" for value, w in zip(row, WIDTHS, strict=True))
+        for name, row in sorted(found.items())
     )
-    CEILINGS.write_text(HEADER + "".join(rows))
+    LIMITS.write_text(HEADER + "\n".join(rows) + "\n")
     return 0
+
+
+def report(build_dir: Path, pattern: str) -> int:
+    resources = read_build(build_dir)
+    latencies = read_latencies(build_dir, resources)
+    num_faulty = 0
+    for name, own in sorted(resources.items()):
+        faults = faults_of(name, latencies[name], own.spill_bytes)
+        num_faulty += bool(faults)
+        if pattern in name:
+            row = zip(FIELDS, (*own, *columns_of(latencies[name])), strict=True)
+            print(f"{name}: " + ", ".join(f"{field} {value:g}" for field, value in row))
+            print("".join(f"  FAULT: {fault}\n" for fault in faults), end="")
+    print(f"{len(resources) - num_faulty} of {len(resources)} kernels are within the bars")
+    return int(num_faulty > 0 or not resources)
 
 
 def main() -> int:
@@ -112,6 +139,8 @@ def main() -> int:
             return check(Path(build_dir))
         case ["write", build_dir]:
             return write(Path(build_dir))
+        case ["report", build_dir, *pattern]:
+            return report(Path(build_dir), "".join(pattern))
     print(__doc__, file=sys.stderr)
     return 2
 

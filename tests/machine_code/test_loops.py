@@ -37,7 +37,7 @@ def loops(monkeypatch):
     import loops
 
     yield loops
-    for name in ("loops", "resources"):
+    for name in ("loops",):
         sys.modules.pop(name, None)
 
 

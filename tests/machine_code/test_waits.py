@@ -24,7 +24,7 @@ def waits(monkeypatch):
     import waits
 
     yield waits
-    for name in ("waits", "loops", "resources"):
+    for name in ("waits", "loops"):
         sys.modules.pop(name, None)
 
 

@@ -266,6 +266,30 @@ def test_linear_packed(
     assert_close(y, expected + bias.double(), "fp32")
 
 
+@pytest.mark.parametrize("workspace_bytes", [0, 32 << 20])
+@pytest.mark.parametrize(("inputs", "is_gated"), [(264, False), (1416, True)])
+def test_packed_rows_have_the_bits_that_they_have_alone(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    workspace_bytes: int,
+    inputs: int,
+    is_gated: bool,
+) -> None:
+    """In every tile of rows, by one kernel or by two that add up classes of inputs."""
+    use_cuda_kernels(device, monkeypatch)
+    from lmi_core.ops.kernels.cuda import cublaslt, linear_packed
+
+    monkeypatch.setattr(cublaslt, "WORKSPACE_BYTES", workspace_bytes)
+    monkeypatch.setattr(cublaslt, "_workspaces", {})
+    weight, unpacked = packed_weight(298, inputs, 64, is_gated)
+    weight = replace(weight, panels=weight.panels.to(device))
+    x, bias = random(70, inputs).bfloat16().to(device), random(298, seed=2).to(device)
+    few = torch.cat([linear_packed(part, weight, bias) for part in x.split(16)])
+    assert_close(few, x.double().cpu() @ unpacked.T + bias.double().cpu(), "fp32")
+    for rows in (17, 32, 33, 64, 70):
+        assert torch.equal(linear_packed(x[:rows], weight, bias), few[:rows])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_rows_that_the_cuda_kernel_does_not_cover(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype

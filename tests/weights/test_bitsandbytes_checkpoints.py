@@ -160,6 +160,43 @@ def test_settings_that_cant_be_read_are_named(
         find_model(EngineConfig(model=path))
 
 
+@pytest.mark.parametrize("form", ["nf4 twice", "int8"])
+def test_corrupted_files_are_read_or_refused(form: str, tmp_path: Path) -> None:
+    """A hundred files with bytes of the header or of tensors changed."""
+    path, _ = make_bitsandbytes_checkpoint(tmp_path / "model", form, num_hidden_layers=1)
+    file, rng = path / "model.safetensors", np.random.default_rng(0)
+    original = file.read_bytes()
+    num_header_bytes = 8 + int.from_bytes(original[:8], "little")
+    refusals = []
+    for _ in range(100):
+        raw = bytearray(original)
+        end = num_header_bytes if rng.integers(0, 2) else len(raw)
+        raw[int(rng.integers(0, end))] = rng.integers(0, 256)
+        if rng.integers(0, 10) == 0:
+            del raw[int(rng.integers(0, len(raw))) :]
+        file.write_bytes(raw)
+        try:
+            find_model(EngineConfig(model=path)).quantized.check()
+            load_model(path)
+        except ModelError as error:
+            refusals.append(str(error))
+    assert 30 < len(refusals) < 100
+    assert all(str(path) in text for text in refusals)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_told"),
+    [
+        ({"quantize": "bitsandbytes-nf4", "activations": "int8"}, True),
+        ({"quantize": "bitsandbytes-nf4"}, False),
+        ({"quantize": "eetq", "activations": "int8"}, False),
+    ],
+)
+def test_activations_that_change_nothing_are_told(settings: Any, is_told: bool) -> None:
+    notes = find_model(EngineConfig(model=cached_checkpoint("llama2"), **settings)).notes
+    assert any("activations=int8 changes nothing" in note for note in notes) == is_told
+
+
 def plain_down() -> Floats:
     tensors = load_file(cached_checkpoint("llama2") / "model.safetensors")
     return tensors["model.layers.1.mlp.down_proj.weight"].float().numpy()

@@ -1,22 +1,28 @@
 """Dynamic batching, queues and workers: keys that the model server reads itself."""
 
-from lmi_core.config.table.option import Flag, Option, honoured, mapped, no_effect
+from lmi_core.config.table.option import Action, Flag, Option, honoured, mapped, no_effect
 from lmi_core.config.table.value_type import Bool, Int, Text
 
 _SYSTEMS = ("batching",)
 _ONE_ENGINE = no_effect("one engine serves the model; it takes as many requests as its batch holds")
+_COPIES_ON_CPU = honoured(
+    None,
+    "copies in processes of their own on the CPU, as option.num_copies",
+    test="tests/config/test_placement.py::test_copies_on_the_cpu",
+    by_value=dict.fromkeys((0, 1), _ONE_ENGINE),
+)
 _CONTINUOUS = no_effect("the lmi engine batches continuously and never waits to fill a batch")
 _ENGINE_MEMORY = no_effect("memory is planned by the engine; set option.kv_cache_bytes")
 
 
-def _workers(key: str, *env: str) -> Option:
+def _workers(key: str, *env: str, action: Action = _ONE_ENGINE) -> Option:
     return Option(
         key=key,
         type=Int(0),
         doc=f"{'Fewest' if key.endswith('minWorkers') else 'Most'} workers of a model.",
         systems=_SYSTEMS,
         env=env,
-        actions={"lmi": _ONE_ENGINE},
+        actions={"lmi": action},
     )
 
 
@@ -79,11 +85,13 @@ OPTIONS = (
         spellings=("option.load_on_devices",),
         actions={"lmi": mapped(None, "the devices that hold a copy each")},
     ),
-    _workers("minWorkers", "SERVING_MIN_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS"),
+    _workers(
+        "minWorkers", "SERVING_MIN_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS", action=_COPIES_ON_CPU
+    ),
     _workers("maxWorkers", "SERVING_MAX_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS"),
     _workers("gpu.minWorkers"),
     _workers("gpu.maxWorkers"),
-    _workers("cpu.minWorkers"),
+    _workers("cpu.minWorkers", action=_COPIES_ON_CPU),
     _workers("cpu.maxWorkers"),
     Option(
         key="required_memory_mb",

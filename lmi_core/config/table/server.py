@@ -287,7 +287,7 @@ OPTIONS = (
         "ui",
         Bool(),
         "Serve a page for people at /ui, and at / to browsers: live figures, a playground, the "
-        "configuration, the routes.",
+        "configuration, the routes; and the interface at /docs.",
         honoured("ui", test="tests/server/http/test_ui.py::test_the_page_is_for_everybody"),
         False,
     ),

@@ -9,7 +9,6 @@ FRONT = frozenset(
     {
         "engine",
         "cpu.maxWorkers",
-        "cpu.minWorkers",
         "gpu.maxWorkers",
         "gpu.minWorkers",
         "gpu.required_memory_mb",
@@ -20,7 +19,6 @@ FRONT = frozenset(
         "max_idle_time",
         "metric_dimension",
         "metrics_aggregation",
-        "minWorkers",
         "option.async_mode",
         "option.bedrock_compat",
         "option.chat_template",

@@ -22,6 +22,8 @@ STAGES = "option.pipeline_parallel_degree"
 _DEVICE = "option.device"
 _COPIES = "option.data_parallel_size"
 _OWN_COPIES = "option.num_copies"
+_WORKERS = ("cpu.minWorkers", "minWorkers")
+"""Keys of copies on the CPU, the strongest first."""
 _NAMING = ("load_on_devices", "option.device_id", "option.device_map")
 """Keys that name devices, the strongest first."""
 _SPREAD = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
@@ -187,18 +189,42 @@ def _on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
         for key in (DEGREE, STAGES, _COPIES):
             if key in values.known:
                 values.ignored[key] = "on the CPU one process uses all cores, whatever the degree"
-    threads, asked = values.get("option.num_threads"), values.get(_OWN_COPIES)
-    num_copies = asked if isinstance(asked, int) and subject.backend == "lmi" else 1
+    threads = values.get("option.num_threads")
+    num_copies = _copies_on_cpu(subject, kind)
+    num_cores = max(1, host.num_cores // num_copies) if host.num_cores else 0
     return Placement(
         device=kind,
         num_copies=num_copies,
-        num_cores=threads if isinstance(threads, int) else host.num_cores // num_copies,
+        num_cores=threads if isinstance(threads, int) else num_cores,
         memory_bytes=host.memory_bytes,
     )
 
 
+def _copies_on_cpu(subject: Subject, kind: DeviceKind) -> int:
+    """Processes with an engine each; LMI's workers are that."""
+    values = subject.values
+    if subject.backend != "lmi":
+        return 1
+    given = [key for key in (_OWN_COPIES, *_WORKERS) if isinstance(values.get(key), int)]
+    for key in given[1:]:
+        values.ignored[key] = f"{given[0]}={values.get(given[0])} says how many copies there are"
+    number = values.get(given[0]) if given else None
+    num_copies = max(1, number) if isinstance(number, int) else 1
+    if num_copies > 1 and kind != "cpu":
+        subject.refuse(
+            given[0],
+            f"{given[0]}={num_copies} doesn't go with option.device={kind}: copies run on the CPU "
+            "in this version; leave one of them out",
+        )
+        return 1
+    return num_copies
+
+
 def _on_devices(subject: Subject, kind: DeviceKind, named: tuple[int, ...] | None) -> Placement:
     values, host = subject.values, subject.host
+    if subject.backend == "lmi":
+        why = "copies run on the CPU in this version"
+        values.ignored |= {key: why for key in _WORKERS if key in values.known}
     ids = tuple(range(host.num_devices)) if named is None else named
     stages = values.get(STAGES)
     num_stages = stages if isinstance(stages, int) else 1

@@ -6,7 +6,7 @@ import math
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmi_core import _native
@@ -123,32 +123,38 @@ def check_memory(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0
         )
 
 
-def copies_bytes(config: EngineConfig, needs: Estimate, num_copies: int) -> int:
-    """What so many processes take, each of which ``needs`` as much, but for packed weights in the
-    repack cache, which they share."""
+def estimate_copies(
+    config: EngineConfig, found: FoundModel, num_copies: int, claimed_bytes: int = 0
+) -> Estimate:
+    """As ``estimate``, of so many processes together. They share packed weights in the repack
+    cache, and divide the part of the memory that KV caches get."""
+    each = replace(config, num_models=config.num_models * num_copies)
+    needs = estimate(each, found, claimed_bytes)
     is_shared = cache_directory(config.repack_cache_dir) is not None
-    if not is_shared or needs.stored < MIN_CHECKPOINT_BYTES:
-        return num_copies * needs.total
-    return needs.weights + num_copies * (needs.kv_cache + needs.workspace)
+    num_weights = 1 if is_shared and needs.stored >= MIN_CHECKPOINT_BYTES else num_copies
+    return replace(
+        needs,
+        weights=num_weights * needs.weights,
+        kv_cache=num_copies * needs.kv_cache,
+        workspace=num_copies * needs.workspace,
+    )
 
 
 def check_copies(
     config: EngineConfig, found: FoundModel, num_copies: int, claimed_bytes: int = 0
 ) -> int:
-    """What the copies of a model take together; ``config``: of one. Raises InsufficientMemoryError
-    where they don't fit beside what other engines have taken."""
-    needs = estimate(config, found, claimed_bytes)
-    num_bytes = copies_bytes(config, needs, num_copies)
+    """What the copies of a model take together. Raises InsufficientMemoryError where they don't fit
+    beside what other engines have taken."""
+    needs = estimate_copies(config, found, num_copies, claimed_bytes)
     limit = int(_native.cpu_info()["memory_limit_bytes"])
-    if num_bytes > limit - claimed_bytes:
+    if needs.total > limit - claimed_bytes:
         raise InsufficientMemoryError(
-            f"{num_copies} copies of the model in {config.model} need {megabytes(num_bytes)} (each "
-            f"{needs.describe()}, packed weights shared where they are kept); "
+            f"{num_copies} copies of the model in {config.model} need {needs.describe()}; "
             f"{megabytes(max(0, limit - claimed_bytes))} are left: set a smaller num_copies, "
             "quantize or a smaller kv_cache_bytes",
             field="num_copies",
         )
-    return num_bytes
+    return needs.total
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import cast
 
 from lmi_core.errors import ModelError
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.formats import Quantization
 from lmi_core.weights.fp8_checkpoint import check_blocks
@@ -28,6 +29,8 @@ from lmi_core.weights.quantized.methods import (
 )
 from lmi_core.weights.quantized.settings import QuantizationSettings
 
+_UNROUNDED = ("nf4", "fp4", "fp8")
+"""Formats whose products on the CPU take no quantised rows."""
 _LAYOUTS: dict[str, Callable[[QuantizationSettings], Layout]] = {
     "awq": Awq,
     "gptq": Gptq,
@@ -76,3 +79,21 @@ def quantization_at_load(
     if asked in INTEGER_METHODS or (settings is not None and settings.method == BITSANDBYTES):
         return None
     return AT_LOAD.get(asked) or cast(Quantization, asked)
+
+
+def notes_on_rows(
+    checkpoint: Checkpoint, asked: EngineConfig, made: Quantization | None
+) -> tuple[str, ...]:
+    """What is said where int8 rows are asked for, and matrices meet rows as they are."""
+    if asked.device != "cpu" or asked.activations != "int8":
+        return ()
+    settings = checkpoint.quantization
+    has_codes = settings is not None and (
+        is_in_fp8(settings) or settings.values.get("load_in_4bit") is True
+    )
+    if made not in _UNROUNDED and not (has_codes and made is None):
+        return ()
+    return (
+        "activations=int8 changes nothing for matrices in nf4, fp4 and fp8, which the CPU engine "
+        "multiplies with rows as they are",
+    )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 
 import pytest
 
+from lmi_core.errors import CapacityError
 from lmi_server.http.admission import Pace
 from lmi_server.http.logging import RefusalLog
 from tests.server.harness import serving
@@ -35,6 +37,24 @@ def test_clients_keep_their_connections_where_their_protocol_does(
             assert answer.headers["Connection"] == connection
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/generate", "/invocations"])
+def test_a_refusal_leaves_nothing_to_collect(path: str) -> None:
+    """What refers to itself lives until the collector comes, which then takes long."""
+
+    async def run() -> None:
+        async with serving(max_in_flight=0) as served:
+            gc.collect()
+            gc.disable()
+            for _ in range(3):
+                assert (await served.post(PROMPT, path)).status in (429, 503, 529)
+            assert not [each for each in gc.get_objects() if isinstance(each, CapacityError)]
+
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
 
 
 def test_a_refused_body_does_not_disturb_the_next_request() -> None:

@@ -7,10 +7,11 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from lmi_server.http.ui import PAGE
+from lmi_server.http.ui import DOCS, PAGE
 from tests.cli.test_native import serving
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
@@ -40,6 +41,13 @@ def test_the_page_is_for_everybody(url: str) -> None:
     assert (status, kind, text) == (200, "text/html; charset=utf-8", PAGE.read_text())
 
 
+def test_the_interface_is_for_everybody(url: str) -> None:
+    """It shows nothing but what /openapi.json says to who has the key."""
+    status, kind, text = get(f"{url}/docs")
+    assert (status, kind, text) == (200, "text/html; charset=utf-8", DOCS.read_text())
+    assert get(f"{url}/openapi.json")[0] == 401
+
+
 def test_browsers_get_it_at_the_root_and_nobody_else(url: str) -> None:
     """GET / is TGI's health check."""
     assert get(f"{url}/", Accept=BROWSER)[1].startswith("text/html")
@@ -60,12 +68,13 @@ def test_the_configuration_takes_the_key_and_hides_it(url: str) -> None:
 def test_there_is_no_page_unless_asked() -> None:
     with serving() as url:
         assert get(f"{url}/ui", Accept=BROWSER)[0] == 404
-        assert get(f"{url}/ui/config.json")[0] == 404
+        assert get(f"{url}/ui/config.json")[0] == get(f"{url}/docs")[0] == 404
         assert not get(f"{url}/", Accept=BROWSER)[1].startswith("text/html")
 
 
-def test_the_page_is_one_small_file_that_asks_nobody_else() -> None:
-    text = PAGE.read_text()
+@pytest.mark.parametrize("page", [PAGE, DOCS], ids=["ui", "docs"])
+def test_the_page_is_one_small_file_that_asks_nobody_else(page: Path) -> None:
+    text = page.read_text()
     assert len(text.encode()) < 60_000
     assert not re.findall(r"(?:src|href)=\"(?!openapi\.json)|https?://|@import|url\(", text)
 

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from lmi_core.config.judge import judge
 from lmi_core.copies.copies import Copies
 from lmi_server.http.metrics import Metrics
 from lmi_server.models.loading import recipe_of, server_options
 from lmi_server.models.model_registry import ModelRegistry
-from tests.config.cases import NO_CACHE
 from tests.server.configured import deployment_of
 from tests.server.harness import Served, eventually, serving_models
 
@@ -50,14 +48,6 @@ async def workers(served: Served) -> list[Any]:
     return group["workers"]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("setting", ["device=torch-cpu"])
-def test_what_does_not_go_with_copies_is_refused_by_name(setting: str) -> None:
-    deployment = deployment_of("num_copies=2", setting)
-    [model] = deployment.models
-    problems = judge(model, deployment.server, NO_CACHE)
-    assert [problem.key for problem in problems] == ["option.num_copies"]
-
-
 def test_copies_behind_one_server() -> None:
     async def main() -> None:
         models = registry_of("num_threads=1")
@@ -71,7 +61,7 @@ def test_copies_behind_one_server() -> None:
             assert isinstance(copies, Copies)
             assert len(await workers(served)) == 2
             streams = asyncio.create_task(texts(served))
-            await eventually(lambda: copies._dispatch.num_tokens > 40, 30)
+            await eventually(lambda: copies.num_tokens > 40, 30)
             os.kill(copies.copies[0].pid, signal.SIGKILL)
             assert await streams == reference
             await eventually(lambda: not copies.lacks_workers, 30)

@@ -59,13 +59,16 @@ def linear_packed(
         reason = f"{str(x.dtype)[6:]} rows of {num_inputs} inputs"
         result: Tensor = fallback("linear_packed", x.device, reason)(x, weight, bias)
         return result
-    room: dict[str, object] = {}
+    room: dict[str, object] = {
+        "workspace": cublaslt.workspace_of(x.device),
+        "workspace_bytes": cublaslt.WORKSPACE_BYTES,
+    }
+    is_unpacked = False
     if unpacked is not None and num_rows > packed_weight.MAX_PACKED_ROWS and cublaslt.can_unpack():
-        room = {
+        is_unpacked = True
+        room |= {
             "unpacked": unpacked,
             "unpacked_bytes": weight.unpacked_bytes,
-            "workspace": cublaslt.workspace_of(x.device),
-            "workspace_bytes": cublaslt.WORKSPACE_BYTES,
             "max_packed_rows": packed_weight.MAX_PACKED_ROWS,
         }
     y = torch.empty(num_rows, weight.num_outputs, dtype=torch.float32, device=x.device)
@@ -84,6 +87,6 @@ def linear_packed(
         is_gated=weight.is_gated,
         dtype=x.dtype,
     )
-    if room:
+    if is_unpacked:
         library.load().log_notices()
     return y
