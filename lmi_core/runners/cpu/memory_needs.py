@@ -124,7 +124,7 @@ def check_memory(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0
 
 
 def shares_weights(config: EngineConfig, stored_bytes: int) -> bool:
-    """Whether processes find the packed weights of a checkpoint of this size in the repack cache."""
+    """Whether processes find the packed weights of a checkpoint of this size in the cache."""
     is_kept = cache_directory(config.repack_cache_dir) is not None
     return is_kept and stored_bytes >= MIN_CHECKPOINT_BYTES
 
