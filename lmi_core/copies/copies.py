@@ -137,7 +137,7 @@ class Copies:
         self._check_accepting()
         self._intake.check(request)
         request = replace(request, params=request.params.counted(self._info.runner.vocab_size))
-        num_choices = request.params.n
+        num_choices = request.params.num_sequences
         self._check_room(num_choices)
         self._num_encoding += num_choices
         try:
@@ -357,12 +357,12 @@ class Copies:
             next(self._numbers),
             priority=request.priority,
             tenant=request.tenant,
-            num_seqs=params.n,
+            num_seqs=params.num_sequences,
             num_prompt_tokens=len(prompt_ids),
             num_output_tokens=params.n * num_output,
             hashes=hashes,
         )
-        num_tokens = params.n * len(prompt_ids)
+        num_tokens = params.num_sequences * len(prompt_ids)
         self._num_prompt_tokens += num_tokens
         if adapter is not None:
             adapter.acquire()
