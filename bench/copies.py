@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from bench.checkpoints import SHAPES, checkpoint
 from bench.server_process import cpu_ns, started
@@ -57,8 +58,8 @@ def say(text: str) -> None:
 def serve(arguments: argparse.Namespace) -> None:
     num_threads = _native.num_physical_cores()
     each = max(1, num_threads // arguments.copies)
-    model = str(checkpoint(arguments.shape))
-    common = [sys.executable, "-m", "lmi_core", "serve", model, "--device", "cpu"]
+    model = model_of(arguments.shape)
+    common = [sys.executable, "-m", "lmi_core", "serve", str(model), "--device", "cpu"]
     common += ["--option", f"max_rolling_batch_size={arguments.streams}"]
     common += ["--option", "max_model_len=512"]
     kinds = {
@@ -82,6 +83,10 @@ def serve(arguments: argparse.Namespace) -> None:
         say(f"{kind}: {medians[kind]:.1f} tok/s ({min(values):.1f}-{max(values):.1f})")
     ratio = medians["copies"] / medians["engine"]
     say(f"copies / engine: {ratio:.3f}; front {statistics.median(fronts):.1f} us a token")
+
+
+def model_of(shape: str) -> Path:
+    return MODEL_DIR if shape == "demo" else checkpoint(shape)
 
 
 async def streams(port: int, number: int, num_tokens: int) -> int:
@@ -221,7 +226,7 @@ def kill(arguments: argparse.Namespace) -> None:
 
 
 async def _kill(arguments: argparse.Namespace) -> None:
-    model = MODEL_DIR if arguments.shape == "demo" else checkpoint(arguments.shape)
+    model = model_of(arguments.shape)
     config = EngineConfig(model=model, max_num_seqs=32, max_model_len=512, kv_cache_bytes=64 << 20)
     requests = [
         GenerationRequest(

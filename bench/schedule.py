@@ -61,17 +61,19 @@ class Variant:
     """What a policy is told otherwise than the engine tells it."""
 
     num_saturating_tokens: int | None = INFO.num_saturating_tokens
+    waiting_steps: int = 0
     is_fair: bool = True
 
 
 POLICIES = {
     "engine": Variant(),
-    "arrival": Variant(is_fair=False),
     "chunks64": Variant(num_saturating_tokens=64),
     "whole": Variant(num_saturating_tokens=None),
+    "wait8": Variant(waiting_steps=8),
+    "arrival": Variant(is_fair=False),
 }
-"""The engine's own; without tenants' shares; with smaller chunks of prompts; with as much of the
-prompts as a step has room for."""
+"""The engine's own; with fewer rows beside prompts; with as much of the prompts as a step has room
+for; with eight steps between admissions; without tenants' shares, where there are several."""
 
 
 @dataclass(slots=True)
@@ -140,7 +142,12 @@ class Simulation:
         self._memory = KvMemory(runner, enable_prefix_caching=True, guaranteed_no_evict=False)
         queues, shares = Queues(), FairShares()
         policy = PagedPolicy(
-            self._info, queues, self._memory, guaranteed_no_evict=False, shares=shares
+            self._info,
+            queues,
+            self._memory,
+            guaranteed_no_evict=False,
+            waiting_steps=variant.waiting_steps,
+            shares=shares,
         )
         self.scheduler = Scheduler(queues, self._memory, policy, shares=shares)
         self._steps = itertools.cycle([self._native.step() for _ in range(3)])
@@ -331,7 +338,10 @@ def main() -> None:
     if options.fairness:
         show_fairness(options.seconds)
     else:
-        names, policies = options.trace or (*TRACES, "at once"), options.policy or tuple(POLICIES)
+        names, policies = (
+            options.trace or (*TRACES, "at once"),
+            options.policy or tuple(POLICIES)[:4],
+        )
         show_traces(names, policies, options.requests)
 
 

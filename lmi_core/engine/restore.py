@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING
 
 from lmi_core.engine.disk_blocks import DiskBlocks
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 _BLOCKS_PER_TURN = 8
 """So many are copied before the loop gets its turn."""
+_READS_AT_ONCE = 4
+"""Threads that read so many blocks each, ahead of the copying."""
 
 
 class PrefixRestore:
@@ -49,11 +52,19 @@ class PrefixRestore:
             num_here = self._num_here(hashes) if hashes else 0
             room = self._pool.num_available
             end = min(len(hashes), room)
-            for start in range(num_here, end, _BLOCKS_PER_TURN):
-                group = hashes[start : min(start + _BLOCKS_PER_TURN, end)]
-                contents = await asyncio.to_thread(self._disk.read, group)
-                if not self._put(group, contents):
-                    break
+            starts = range(num_here, end, _BLOCKS_PER_TURN)
+            groups = [hashes[start : min(start + _BLOCKS_PER_TURN, end)] for start in starts]
+            reads: deque[asyncio.Task[list[bytes]]] = deque()
+            try:
+                for i, group in enumerate(groups):
+                    for ahead in groups[i + len(reads) : i + _READS_AT_ONCE]:
+                        read = asyncio.to_thread(self._disk.read, ahead)
+                        reads.append(asyncio.create_task(read))
+                    if not self._put(group, await reads.popleft()):
+                        break
+            finally:
+                for task in reads:
+                    task.cancel()
             # Used last as a whole, so that its tail goes before its head.
             self._num_here(hashes)
 

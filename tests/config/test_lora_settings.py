@@ -200,7 +200,7 @@ def test_what_becomes_of_other_keys(model_dir, explained, line, outcome, text):
 
 def test_backends_without_lora_refuse_it(model_dir, explained):
     name = model_dir("option.enable_lora=true\noption.rolling_batch=trtllm", config=LLAMA)
-    report = explained(name)
+    report = explained(name, "--strict")
     assert report.models[0].backend == "trtllm"
     assert "option.enable_lora=true: not available in this version: LoRA" in texts(report.errors)
 
@@ -366,5 +366,5 @@ def test_an_adapter_alone_on_the_hub_brings_its_base(checkpoint, alone, tmp_path
 
 
 def test_what_has_no_lora_refuses_an_adapter_alone(checkpoint, alone, explained):
-    report = explained(str(alone()), "-o", "rolling_batch=trtllm")
+    report = explained(str(alone()), "-o", "rolling_batch=trtllm", "--strict")
     assert "is a LoRA adapter, which TensorRT-LLM applies to no model here" in texts(report.errors)

@@ -94,6 +94,17 @@ def test_no_row_is_given_up_where_nobody_may_be_preempted_or_is_more_urgent() ->
     assert urgent.scheduler.num_preemptions == 0
 
 
+def test_the_more_urgent_goes_first_whatever_its_tenant_was_served() -> None:
+    history = History(max_num_seqs=1, num_blocks=200)
+    ask(history, "a", num_new=30)
+    others = [ask(history, "b", num_new=4) for _ in range(3)]
+    urgent = history.arrive([9], SamplingParams(max_new_tokens=4), tenant="a", priority=-1)
+    while urgent.sequences[0].state is not SequenceState.FINISHED:
+        history.step()
+    assert [other.sequences[0].num_generated for other in others] == [0, 0, 0]
+    history.drain()
+
+
 def test_a_short_prompt_goes_before_the_rest_of_anothers_long_one() -> None:
     history = History(max_num_batched_tokens=32, num_blocks=200)
     ask(history, "light", num_new=40)

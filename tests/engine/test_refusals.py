@@ -100,6 +100,7 @@ def test_ids_of_another_integer_type_are_ids() -> None:
         ({"prompt": b"hi"}, "prompt must be a text, got bytes"),
         ({"prompt_token_ids": ("x",)}, "token ids are ints, not"),
         ({"prompt": "a", "cache_salt": None}, "cache_salt must be a text, got None"),
+        ({"prompt": "a", "tenant": 7}, "tenant must be a text, got 7"),
         ({"prompt": "a", "priority": "high"}, "priority must be an int, got 'high'"),
     ],
 )

@@ -73,6 +73,7 @@ def _lora(
     *,
     idle: tuple[object, ...] = (),
     defaults: Mapping[str, object] | None = None,
+    vllm: Action | None = None,
 ) -> Option:
     """``idle``: values that ask nothing of a backend without LoRA."""
     return Option(
@@ -82,7 +83,7 @@ def _lora(
         systems=_LORA_SYSTEMS,
         default=default,
         defaults=defaults or {},
-        actions={"lmi": native, "vllm": mapped(name, capability="lora", idle=idle)},
+        actions={"lmi": native, "vllm": vllm or mapped(name, capability="lora", idle=idle)},
     )
 
 
@@ -173,6 +174,7 @@ OPTIONS = (
         no_effect("an adapter that adds tokens is refused when it is loaded"),
         256,
         idle=(0, 256),
+        vllm=refused("vLLM takes no adapters that add tokens: leave it out", idle=(0, 256)),
     ),
     _lora(
         "max_cpu_loras",
@@ -193,6 +195,7 @@ OPTIONS = (
         Text("numbers"),
         "Scaling of long LoRA.",
         refused("the lmi engine has no long LoRA: leave it out"),
+        vllm=refused("vLLM has no long LoRA any more: leave it out"),
     ),
     _vllm(
         "enable_prefix_caching",

@@ -11,15 +11,14 @@ from lmi_core.config.sources.merge import Values
 from lmi_core.config.table import BY_KEY
 from lmi_core.config.table.effect import converted, effect_of_value
 from lmi_core.config.table.option import Outcome
+from lmi_core.config.table.shared import FRONT
 from lmi_core.config.table.value_type import Json
 from lmi_core.config.targets.lengths import sum_of_lengths
 from lmi_core.settings.library_config import LibraryConfig
 from lmi_core.settings.placement import Placement
 
-_OURS = frozenset(
-    {"lmi_compat", "model", "output_formatter", "revision", "served_model_name", "tgi_compat"}
-)
-"""Settings that the server takes, or that say where the model is: it is fetched by us."""
+_OURS = frozenset({"adapters", "model", "revision"})
+"""Settings that say where files are, which are fetched by us."""
 _BATCHES = {"vllm": "max_num_seqs", "trtllm": "max_batch_size", "neuron": "max_num_seqs"}
 """What each library calls the sequences of the running batch."""
 _DEGREE = "tensor_parallel_size"
@@ -70,7 +69,7 @@ def _arguments(
     settings: dict[str, object] = {}
     for value in reversed(values.used()):
         action = value.option.actions.get(backend)
-        if action is None:
+        if action is None or value.option.key in FRONT:
             continue
         action = action.for_value(value.value)
         outcome = effect_of_value(value, backend).outcome

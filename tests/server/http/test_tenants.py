@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -76,7 +77,9 @@ def test_no_client_can_write_anothers_salt() -> None:
 
 def test_a_key_does_not_wait_for_what_another_has_asked() -> None:
     async def run() -> None:
-        runner = FakeRunner(num_blocks=400, max_num_seqs=4, step_s=0.001)
+        all_there = threading.Event()
+        runner = FakeRunner(num_blocks=400, max_num_seqs=4)
+        runner.fail_step = lambda number: "" if all_there.wait(20) else "not all came"
         keys = configured(f"api_keys={','.join(KEYS)}")
         body = {"inputs": "a", "parameters": {"max_new_tokens": 60}}
         async with (
@@ -84,10 +87,13 @@ def test_a_key_does_not_wait_for_what_another_has_asked() -> None:
             serving_backend(engine, Metrics(), **keys) as served,
         ):
             post = served.post
-            flood = [asyncio.create_task(post(body, headers=bearer("first"))) for _ in range(60)]
-            await eventually(lambda: engine.stats().num_waiting > 40)
-            assert (await post(body, headers=bearer("second"))).status == 200
-            assert sum(task.done() for task in flood) < 40
+            flood = [asyncio.create_task(post(body, headers=bearer("first"))) for _ in range(40)]
+            await eventually(lambda: engine.stats().totals.num_requests == len(flood))
+            light = asyncio.create_task(post(body, headers=bearer("second")))
+            await eventually(lambda: engine.stats().totals.num_requests == len(flood) + 1)
+            all_there.set()
+            assert (await light).status == 200
+            assert sum(task.done() for task in flood) < 20
             assert {answer.status for answer in await asyncio.gather(*flood)} == {200}
 
     asyncio.run(run())

@@ -12,6 +12,7 @@ class AsyncEngineArgs:
     max_model_len: "int | None" = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
     gpu_memory_utilization: float = 0.92
     max_num_batched_tokens: "int | None" = None
     max_num_seqs: "int | None" = None
