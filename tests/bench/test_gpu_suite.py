@@ -301,12 +301,13 @@ def test_tests_go_on_behind_one_that_ends_the_process(tmp_path: Path) -> None:
 
 
 def test_every_file_with_gpu_tests_is_in_the_suite() -> None:
+    """Each once."""
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu"]
     command += ["tests/ops", "tests/runners"]
     found = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=100)
     files = {line.split("::")[0] for line in found.stdout.splitlines() if "::" in line}
-    assert sorted(files) == sorted(suite.OPS_TESTS + suite.RUNNER_TESTS)  # each once
+    assert sorted(files) == sorted(suite.SMOKE_TESTS + suite.STEP_TESTS + suite.OTHER_TESTS)
 
 
 def test_bytes_and_operations_of_attention() -> None:
