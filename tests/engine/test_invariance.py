@@ -57,6 +57,9 @@ def make_requests(seed: int) -> list[Request]:
             stop_token_ids=tuple(range(i % 5, VOCAB_SIZE, 20)) if i % 9 == 1 else (),
             min_new_tokens=num_tokens // 2 if i % 9 == 1 else 0,
             ignore_eos=True,
+            no_repeat_ngram_size=2 if i % 8 == 3 else 0,
+            bad_words_ids=tuple((a, a + 1) for a in range(0, VOCAB_SIZE, 3)) if i % 8 == 4 else (),
+            watermark_delta=2.0 if i % 8 in (1, 6) else 0.0,
             logprobs=None if i % 4 == 2 else 3,
         )
         requests.append(Request(tuple(prompt), params))

@@ -91,6 +91,31 @@ def test_prefill_truncate_and_choices() -> None:
     asyncio.run(run())
 
 
+def test_beams_and_their_ranks() -> None:
+    async def run() -> None:
+        async with serving_engine(FakeRunner()) as (served, _):
+            asked = {**body(3, num_beams=3, details=True), "stream": False}
+            answer = await served.post(asked)
+            assert answer.status == 200, answer.body
+            details = json.loads(answer.body)["details"]
+            every = [details, *details["best_of_sequences"]]
+            means = [
+                sum(token["log_prob"] for token in one["tokens"]) / one["generated_tokens"]
+                for one in every
+            ]
+            assert len(means) == 3
+            assert means == sorted(means, reverse=True)
+            asked = body(3, num_beams=3, n=1)
+            streamed = (await served.post(asked)).body.decode().splitlines()
+            ids = [json.loads(line)["token"]["id"] for line in streamed]
+            assert ids == [token["id"] for token in details["tokens"]]
+            answer = await served.post({**body(3, num_beams=9), "stream": False})
+            assert answer.status == 424
+            assert "8 sequences in a step" in json.loads(answer.body)["error"]
+
+    asyncio.run(run())
+
+
 def test_full_queue_is_503_with_numbers() -> None:
     async def run() -> None:
         runner = FakeRunner(max_num_seqs=1, step_s=0.01)
