@@ -98,7 +98,13 @@ _KNOWN = frozenset(LmiParameters.__struct_fields__)
 _NEUTRAL = {
     "spaces_between_special_tokens": True,
 }
-_LEAST = {"num_beams": 1, "best_of": 1, "no_repeat_ngram_size": 0, "min_length": 0}
+_LEAST = {
+    "num_beams": 1,
+    "best_of": 1,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+}
 STRATEGIES = ("greedy", "sample")
 _BODY = msgspec.json.Decoder(LmiBody)
 

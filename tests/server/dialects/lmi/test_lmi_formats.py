@@ -342,6 +342,7 @@ def test_fields_at_the_wrong_place_are_ignored_and_named() -> None:
         ({"inputs": "a", "adapters": "french"}, "'french'"),
         (parameters(decoding_strategy="beams"), "must be greedy or sample, got 'beams'"),
         (parameters(min_new_tokens=4), "min_new_tokens must be between 0 and max_new_tokens (3)"),
+        (parameters(min_new_tokens=-1), "min_new_tokens must be at least 0, got -1"),
         (parameters(min_length=5), "min_length must be between 0 and max_new_tokens (3), got 5"),
         (parameters(no_repeat_ngram_size=-1), "no_repeat_ngram_size must be at least 0, got -1"),
         (parameters(logit_bias={"x": 1}), "logit_bias has the keys 'x'; keys are token ids"),
