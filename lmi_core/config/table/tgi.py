@@ -144,9 +144,10 @@ OPTIONS = (
         "--max-batch-total-tokens",
         Int(1),
         "Token budget of the running batch.",
-        no_effect(
-            "the capacity of the KV cache is the budget, as in TGI for paged models; "
-            "option.kv_cache_bytes sets it"
+        honoured(
+            "max_batch_total_tokens",
+            "the size of the KV cache, where memory has room for it",
+            test="tests/config/test_honoured_limits.py::test_tokens_of_the_batch",
         ),
     ),
     _tgi(
