@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bench.checkpoints import SHAPES, checkpoint
-from bench.engine import Bench, StepLog
+from lmi_core.bench.offline import NUM_NEW, NUM_PROMPT, OfflineBench, StepLog
 from lmi_core.bench.rooflines import ELEMENT_BYTES, gflops_of
 from lmi_core.bench.roofs import Roofs, measure_roofs
 from lmi_core.engine.engine import Engine
@@ -27,7 +27,6 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
 
 WEIGHT = re.compile(r" x (\w+)\[(\d+), (\d+)\]")
-NUM_PROMPT, NUM_NEW = 128, 128
 
 
 @dataclass(slots=True)
@@ -103,9 +102,7 @@ async def run(arguments: argparse.Namespace) -> None:
     runner, model = load_cpu_runner(config)
     tokenizer = Tokenizer.load(config.model, vocab_size=runner.info.vocab_size)
     async with Engine(config, runner=runner, tokenizer=tokenizer) as engine:
-        bench = Bench(
-            SHAPES[arguments.shape], arguments.dtype, engine, StepLog(), runner.info.num_threads
-        )
+        bench = OfflineBench(SHAPES[arguments.shape], arguments.dtype, engine, StepLog())
         await bench.generate(64, 4, seed=0)
         for num_tokens in arguments.prefill:
             runner.graph.measure_nodes(num_tokens)

@@ -106,22 +106,35 @@ class SamplingTable:
         banned_ids: Sequence[int],
         min_tokens: int,
         min_tokens_banned_ids: Sequence[int],
+        watermark_gamma: float = 0.0,
+        watermark_delta: float = 0.0,
     ) -> None:
         """Set a row and clear its counts. temperature 0 = greedy; top_k 0, top_p 1, min_p 0,
         typical_p 1, repetition 1, presence 0, frequency 0 = off. ``min_tokens_banned_ids`` (eos,
-        stop ids) are banned while fewer than ``min_tokens`` output tokens were observed."""
+        stop ids) are banned while fewer than ``min_tokens`` output tokens were observed. A share
+        ``watermark_gamma`` of the vocabulary, chosen by the token before, gets ``watermark_delta``
+        added; 0 = off."""
     def observe_prompt(self, row: int, token_ids: Sequence[int]) -> None:
         """Count prompt tokens (they matter to the repetition penalty); no-op unless it is on."""
     def observe(self, row: int, token_id: int) -> None:
         """Count one output token."""
     def observe_many(self, row: int, token_ids: Sequence[int]) -> None:
         """Count output tokens again, after a preemption."""
-    def gather(self, rows: Sequence[int], drafts: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
+    def gather(
+        self,
+        rows: Sequence[int],
+        drafts: Sequence[Sequence[int]] = (),
+        previous_ids: Sequence[int] = (),
+    ) -> dict[str, Any]:
         """For samplers written in Python: an array per parameter named as in ``set`` (temperature to
         num_logprobs), one entry per row given, and ``biases`` (id, bias), ``seen`` (id, times
         generated; only under a penalty) and ``bans`` (id, 0), each as arrays (indices into
         ``rows`` int32, ids int32, values float32). ``drafts``: per row, tokens that it counts as
-        generated."""
+        generated; ``previous_ids``: its last token, behind which a watermark adds to ``biases``."""
+
+def favoured_tokens(previous_id: int, gamma: float, vocab_size: int) -> npt.NDArray[np.int32]:
+    """The tokens that a watermark favours behind one: the first ones of what PyTorch's
+    ``randperm(vocab_size)`` gives on a CPU, seeded with 15485863 times ``previous_id``."""
 
 @final
 class BlockTables:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,31 +31,29 @@ COSTS = {
 """What is measured beside the default kernels, of the smallest shape."""
 
 
-OPS_TESTS = tuple(
-    f"tests/ops/test_{name}.py"
-    for name in (
-        "coded_caches",
-        "coded_results",
-        "native_coded_attention",
-        "linear_quantized",
-        "linear_unpacked",
-        "device_ops",
-        "device_attention",
-        "device_linear",
-        "device_sampling",
-        "invariant_ops",
-        "flash",
-    )
-)
-RUNNER_TESTS = tuple(
-    f"tests/runners/device/test_{name}.py"
-    for name in ("cuda_runner", "captured_steps", "torch_runner", "torch_invariance")
-)
-"""Those with tests for GPUs, the longest first."""
+def _test_files(folder: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"tests/{folder}/test_{name}.py" for name in names)
 
 
-def stages(device: str, out_dir: Path, *, tiny: bool) -> list[Stage]:
-    """What matters most comes first: the time may not do for all."""
+SMOKE_TESTS = _test_files("ops", "device_ops", "device_linear", "device_sampling")
+"""What breaks at first contact, kernel by kernel in one process."""
+STEP_TESTS = _test_files("runners/device", "captured_steps")
+OTHER_TESTS = _test_files(
+    "ops",
+    "device_attention",
+    "coded_caches",
+    "coded_results",
+    "native_coded_attention",
+    "linear_quantized",
+    "linear_unpacked",
+    "invariant_ops",
+    "flash",
+) + _test_files("runners/device", "cuda_runner", "torch_runner", "torch_invariance")
+"""The others with tests for GPUs."""
+
+
+def stages(device: str, out_dir: Path, *, tiny: bool, prebuilt: Path | None = None) -> list[Stage]:
+    """What tells most comes first: the time may not do for all."""
     python = sys.executable
 
     def measure(module: str, name: str, limit_s: float, *options: str, **environment: str) -> Stage:
@@ -79,35 +78,33 @@ def stages(device: str, out_dir: Path, *, tiny: bool) -> list[Stage]:
             is_concurrent=True,
         )
     ]
-    if device == "cuda":
-        command = ("bash", "-c", _build_kernels())
-        result.append(Stage(name="build_kernels", command=command, limit_s=150, is_concurrent=True))
-        result += [_tests(out_dir, "tests", 110, *OPS_TESTS, *RUNNER_TESTS)]
-    else:
-        command = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "test_select")
-        result.append(Stage(name="tests", command=(*command, "tests/ops"), limit_s=60))
-    result.append(measure("roofs", "roofs", 30))
-    result.append(measure("kernels", "kernels", 90))
+    roofs = measure("roofs", "roofs", 30)
+    kernels = measure("kernels", "kernels", 90)
     small, large = ("near-zero", "near-zero") if tiny else ("qwen2-1.5b", "llama3-8b")
     ready = measure("ready", "ready", 75, "--shape", large)
+    costs = [engine(small, name, "", *options) for name, options in COSTS.items()]
     if device == "cpu":
-        result.append(engine(small, "default", ""))
-        result += [engine(small, name, "", *options) for name, options in COSTS.items()]
-        return [*result, ready]
+        command = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "test_select")
+        result.append(Stage(name="tests", command=(*command, "tests/ops"), limit_s=60))
+        return [*result, roofs, kernels, engine(small, "default", ""), *costs, ready]
+    result.append(_kernel_library(prebuilt))
+    # Roofs are the device's and torch's alone: builds take the processors meanwhile.
+    result += [replace(roofs, is_concurrent=True)]
+    result += [_tests(out_dir, "smoke", 60, *SMOKE_TESTS), kernels]
+    result.append(_tests(out_dir, "captured_steps", 45, *STEP_TESTS))
     result.append(engine(large, "native", "native"))
     if large != small:
+        result.append(engine(large, "native-dependent", "native", dependent_launch="1"))
+        result.append(engine(large, "default", ""))
         result.append(engine(large, "int4", "native", "--quantize", "int4"))
         result.append(engine(small, "native", "native"))
-    result.append(ready)
     result.append(engine(small, "default", ""))
-    if large != small:
-        result.append(engine(large, "default", ""))
     # What launching costs shows where steps are short.
     result.append(engine(small, "native-dependent", "native", dependent_launch="1"))
     result.append(engine(small, "native-python", "native,launch:torch"))
+    result.append(_tests(out_dir, "tests", 110, *OTHER_TESTS))
     result.append(measure("transformers_batching", "transformers", 60, "--shape", small))
-    result += [engine(small, name, "", *options) for name, options in COSTS.items()]
-    return result
+    return [*result, *costs, ready]
 
 
 def _tests(out_dir: Path, name: str, limit_s: float, *files: str) -> Stage:
@@ -145,6 +142,14 @@ def extra_stages() -> list[Stage]:
         )
     )
     return result
+
+
+def _kernel_library(prebuilt: Path | None) -> Stage:
+    """The kernels' build, or a library of another machine in its place."""
+    command = ("bash", "-c", _build_kernels())
+    if prebuilt is not None:
+        command = ("cp", str(prebuilt), "lmi_core/liblmi_cuda.so")
+    return Stage(name="build_kernels", command=command, limit_s=150, is_concurrent=True)
 
 
 _PRINT_ARCHITECTURE = 'import torch; print("%d%d" % torch.cuda.get_device_capability())'
@@ -217,20 +222,36 @@ def main() -> int:
         help="run only these; also memcheck, racecheck and synccheck, of the compute sanitizer, "
         "and dependent_launch, the launcher's tests with that",
     )
+    parser.add_argument(
+        "--prebuilt",
+        type=Path,
+        metavar="FILE",
+        help="a liblmi_cuda.so to take instead of building the kernels here",
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="only say what would run, and each stage's seconds"
+    )
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for all stages")
     arguments = parser.parse_args()
+    prebuilt = arguments.prebuilt and arguments.prebuilt.resolve()
+    if prebuilt and not prebuilt.is_file():
+        parser.error(f"--prebuilt: there is no file {prebuilt}")
     out_dir = arguments.out.resolve()
-    out_dir.mkdir(parents=True, exist_ok=True)
-    planned = stages(arguments.device, out_dir, tiny=arguments.tiny)
+    planned = stages(arguments.device, out_dir, tiny=arguments.tiny, prebuilt=prebuilt)
     if arguments.only:
         planned += extra_stages()
     names = [stage.name for stage in planned]
     unknown = set(arguments.only or ()) - set(names)
     if unknown:
         parser.error(f"no stage is called {sorted(unknown)[0]}; there are {', '.join(names)}")
+    wanted = [s for s in planned if not arguments.only or s.name in arguments.only]
+    if arguments.plan:
+        for group in groups(wanted):
+            print(*(f"{stage.name} {stage.limit_s:.0f} s" for stage in group), sep=" | ")
+        return 0
+    out_dir.mkdir(parents=True, exist_ok=True)
     started_s = time.monotonic()
     suite: dict[str, Any] = {"machine": machine(arguments.device), "stages": []}
-    wanted = [s for s in planned if not arguments.only or s.name in arguments.only]
     for group in groups(wanted):
         left_s = arguments.limit - (time.monotonic() - started_s)
         with ThreadPoolExecutor(len(group)) as pool:

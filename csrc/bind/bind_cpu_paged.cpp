@@ -264,6 +264,8 @@ SamplingTable make_sampling_table(const std::vector<py::dict>& rows, int32_t voc
     read_field(fields, "num_logprobs", row.num_logprobs);
     read_field(fields, "min_tokens", row.min_tokens);
     read_field(fields, "num_output", row.num_output);
+    read_field(fields, "watermark_gamma", row.watermark_gamma);
+    read_field(fields, "watermark_delta", row.watermark_delta);
     read_field(fields, "logit_bias", row.logit_bias);
     read_field(fields, "banned_ids", row.banned_ids);
     read_field(fields, "min_tokens_banned_ids", row.min_tokens_banned_ids);

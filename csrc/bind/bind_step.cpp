@@ -8,6 +8,7 @@
 #include "bind/bind.h"
 #include "bind/ids.h"
 #include "cpu/sampling_row.h"
+#include "cpu/watermark.h"
 #include "graph/step_buffer.h"
 
 namespace py = pybind11;
@@ -57,7 +58,8 @@ struct TokenEdits {
 
 // What a sampler in Python needs of these rows, see _native.pyi.
 py::dict gather_rows(const SamplingTable& table, const py::object& row_ids,
-                     const std::vector<std::vector<int32_t>>& drafts) {
+                     const std::vector<std::vector<int32_t>>& drafts,
+                     const std::vector<int32_t>& previous_ids) {
   std::vector<const SamplingRow*> rows;
   for (const int32_t id : ids_from_python(row_ids)) {
     LMI_CHECK(id >= 0 && id < static_cast<int32_t>(table.rows.size()), "sampling row ", id, " of ",
@@ -66,6 +68,9 @@ py::dict gather_rows(const SamplingTable& table, const py::object& row_ids,
   }
   LMI_CHECK(drafts.empty() || drafts.size() == rows.size(), drafts.size(), " drafts of ",
             rows.size(), " rows");
+  LMI_CHECK(previous_ids.empty() || previous_ids.size() == rows.size(), previous_ids.size(),
+            " previous tokens of ", rows.size(), " rows");
+  std::vector<int32_t> order(previous_ids.empty() ? 0 : table.vocab_size);
   TokenEdits biases;
   TokenEdits seen;
   TokenEdits bans;
@@ -73,8 +78,14 @@ py::dict gather_rows(const SamplingTable& table, const py::object& row_ids,
     const std::span<const int32_t> ids =
         drafts.empty() ? std::span<const int32_t>() : std::span<const int32_t>(drafts[i]);
     const cpu::SamplingRowView row =
-        cpu::view_sampling_row(*rows[i], ids.data(), static_cast<int64_t>(ids.size()));
+        cpu::view_sampling_row(*rows[i], ids.data(), static_cast<int64_t>(ids.size()),
+                               previous_ids.empty() ? 0 : previous_ids[i]);
     for (const auto& [id, bias] : rows[i]->logit_bias) biases.add(i, id, bias);
+    if (row.watermark_delta != 0.0f && !previous_ids.empty()) {
+      const int32_t count =
+          cpu::favour_tokens(row.previous_id, row.watermark_gamma, table.vocab_size, order.data());
+      for (int32_t k = 0; k < count; ++k) biases.add(i, order[k], row.watermark_delta);
+    }
     for (int64_t k = 0; k < row.num_seen + row.num_drafts; ++k) {
       const SeenToken token = cpu::seen_token(row, k);
       if (token.token_id >= 0) seen.add(i, token.token_id, static_cast<float>(token.num_output));
@@ -121,7 +132,8 @@ void bind_sampling_table(py::module_& m) {
              float min_p, float typical_p, float repetition_penalty, float presence_penalty,
              float frequency_penalty, uint64_t seed, int32_t choice, int32_t num_logprobs,
              std::vector<std::pair<int32_t, float>> logit_bias, std::vector<int32_t> banned_ids,
-             int32_t min_tokens, std::vector<int32_t> min_tokens_banned_ids) {
+             int32_t min_tokens, std::vector<int32_t> min_tokens_banned_ids, double watermark_gamma,
+             float watermark_delta) {
             for (const auto& [id, bias] : logit_bias) check_ids(table, {id});
             check_ids(table, banned_ids);
             check_ids(table, min_tokens_banned_ids);
@@ -139,6 +151,8 @@ void bind_sampling_table(py::module_& m) {
             row.choice = choice;
             row.num_logprobs = num_logprobs;
             row.min_tokens = min_tokens;
+            row.watermark_gamma = watermark_gamma;
+            row.watermark_delta = watermark_delta;
             row.logit_bias = std::move(logit_bias);
             row.banned_ids = std::move(banned_ids);
             row.min_tokens_banned_ids = std::move(min_tokens_banned_ids);
@@ -147,7 +161,8 @@ void bind_sampling_table(py::module_& m) {
           py::arg("min_p"), py::arg("typical_p"), py::arg("repetition_penalty"),
           py::arg("presence_penalty"), py::arg("frequency_penalty"), py::arg("seed"),
           py::arg("choice"), py::arg("num_logprobs"), py::arg("logit_bias"), py::arg("banned_ids"),
-          py::arg("min_tokens"), py::arg("min_tokens_banned_ids"))
+          py::arg("min_tokens"), py::arg("min_tokens_banned_ids"), py::arg("watermark_gamma") = 0.0,
+          py::arg("watermark_delta") = 0.0f)
       .def(
           "observe_prompt",
           [](SamplingTable& table, int32_t row_id, const py::object& token_ids) {
@@ -166,7 +181,8 @@ void bind_sampling_table(py::module_& m) {
           },
           py::arg("row"), py::arg("token_id"))
       .def("gather", &gather_rows, py::arg("rows"),
-           py::arg("drafts") = std::vector<std::vector<int32_t>>())
+           py::arg("drafts") = std::vector<std::vector<int32_t>>(),
+           py::arg("previous_ids") = std::vector<int32_t>())
       .def(
           "observe_many",
           [](SamplingTable& table, int32_t row_id, const py::object& token_ids) {
@@ -273,6 +289,16 @@ py::list to_list(const T* data, int32_t count) {
 
 void bind_step(py::module_& m) {
   bind_sampling_table(m);
+  m.def(
+      "favoured_tokens",
+      [](int32_t previous_id, double gamma, int32_t vocab_size) {
+        LMI_CHECK(vocab_size > 0 && gamma >= 0.0 && gamma <= 1.0, "gamma ", gamma, " of ",
+                  vocab_size);
+        std::vector<int32_t> order(static_cast<size_t>(vocab_size));
+        const int32_t count = cpu::favour_tokens(previous_id, gamma, vocab_size, order.data());
+        return py::array_t<int32_t>(count, order.data());
+      },
+      py::arg("previous_id"), py::arg("gamma"), py::arg("vocab_size"));
   py::class_<StepBuffer>(m, "Step")
       .def(py::init([](int32_t max_tokens, int32_t max_seqs, int32_t max_logit_rows,
                        int32_t max_logprobs, int32_t max_copies, int32_t block_size,

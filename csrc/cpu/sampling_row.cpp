@@ -6,7 +6,7 @@
 namespace lmi::cpu {
 
 SamplingRowView view_sampling_row(const SamplingRow& source, const int32_t* drafts,
-                                  int64_t num_drafts) {
+                                  int64_t num_drafts, int32_t previous_id) {
   SamplingRowView view;
   view.temperature = source.temperature;
   view.top_k = source.top_k;
@@ -19,6 +19,9 @@ SamplingRowView view_sampling_row(const SamplingRow& source, const int32_t* draf
   view.seed = source.seed;
   view.choice = source.choice;
   view.num_logprobs = source.num_logprobs;
+  view.watermark_gamma = source.watermark_gamma;
+  view.watermark_delta = source.watermark_delta;
+  view.previous_id = previous_id;
   view.logit_bias = source.logit_bias.data();
   view.num_logit_bias = static_cast<int64_t>(source.logit_bias.size());
   view.banned_ids = source.banned_ids.data();
@@ -39,16 +42,18 @@ SamplingRowView view_sampling_row(const SamplingRow& source, const int32_t* draf
 SamplingRowView view_sampling_row(const StepView& step, int64_t logit_row) {
   const SamplingRow& source =
       step.sampling->rows[static_cast<size_t>(step.sampling_rows[logit_row])];
+  if (step.token_ids == nullptr) return view_sampling_row(source, nullptr, 0, 0);
   const int32_t num_drafts = step.num_drafts == nullptr ? 0 : step.num_drafts[logit_row];
-  if (num_drafts == 0) return view_sampling_row(source, nullptr, 0);
-  const int32_t first = step.logit_token_rows[logit_row] + 1 - num_drafts;
-  return view_sampling_row(source, step.token_ids + first, num_drafts);
+  const int32_t last = step.logit_token_rows[logit_row];
+  const int32_t* drafts = step.token_ids + last + 1 - num_drafts;
+  return view_sampling_row(source, drafts, num_drafts, step.token_ids[last]);
 }
 
 bool modifies_logits(const SamplingRowView& row) {
   return row.num_logit_bias + row.num_banned_ids + row.num_min_tokens_banned_ids + row.num_seen +
-             row.num_drafts >
-         0;
+                 row.num_drafts >
+             0 ||
+         row.watermark_delta != 0.0f;
 }
 
 static bool wants_argmax(const StepView& step, int32_t logit_row) {

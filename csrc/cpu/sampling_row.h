@@ -22,6 +22,9 @@ struct SamplingRowView {
   uint64_t seed = 0;
   int32_t choice = 0;
   int32_t num_logprobs = 0;
+  double watermark_gamma = 0.0;
+  float watermark_delta = 0.0f;
+  int32_t previous_id = 0;  // the token before the one that is sampled
 
   const std::pair<int32_t, float>* logit_bias = nullptr;
   int64_t num_logit_bias = 0;
@@ -35,9 +38,9 @@ struct SamplingRowView {
   int64_t num_drafts = 0;
 };
 
-// A row as it is once its sequence has generated the drafts.
+// A row as it is once its sequence has generated the drafts; `previous_id` is its last token then.
 SamplingRowView view_sampling_row(const SamplingRow& source, const int32_t* drafts,
-                                  int64_t num_drafts);
+                                  int64_t num_drafts, int32_t previous_id);
 
 // That of a logit row which samples with one.
 SamplingRowView view_sampling_row(const StepView& step, int64_t logit_row);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cpu/sampling_row.h"
 #include "cuda/step_list.h"
 #include "graph/step.h"
 
@@ -30,6 +31,7 @@ class DeviceSampling {
   };
 
   void add_row(const StepView& step, int32_t logit_row);
+  void favour(const cpu::SamplingRowView& rules, int32_t vocab_size);
   static void wait_for_masks(void* self);
 
   const StepView* step_ = nullptr;
@@ -38,6 +40,7 @@ class DeviceSampling {
   Edits seen_;
   Edits bans_;
   std::vector<const uint32_t*> masks_;
+  std::vector<int32_t> order_;  // of the vocabulary, by a watermark
   int32_t max_top_ = 0;
 };
 

@@ -27,7 +27,9 @@ struct SamplingRow {
   int32_t choice = 0;        // index among the request's choices
   int32_t num_logprobs = 0;  // top-n to report; -1: not even the sampled token's
   int32_t min_tokens = 0;
-  int32_t num_output = 0;  // output tokens observed
+  int32_t num_output = 0;        // output tokens observed
+  double watermark_gamma = 0.0;  // share of the vocabulary that is favoured
+  float watermark_delta = 0.0f;  // added to its logits; 0: no watermark
   std::vector<std::pair<int32_t, float>> logit_bias;
   std::vector<int32_t> banned_ids;
   std::vector<int32_t> min_tokens_banned_ids;       // banned while num_output < min_tokens

@@ -24,6 +24,7 @@ from lmi_core.backends.token_source import (
 )
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import (
     EngineInfo,
     EngineObserver,
@@ -40,6 +41,16 @@ from lmi_core.text.stop import stop_strings
 from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
 
 _log = logging.getLogger(__name__)
+
+_USUAL = SamplingParams()
+_OWN = {
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "bad_words": "bad_words",
+    "bad_words_ids": "bad_words_ids",
+    "watermark_delta": "watermark",
+    "num_beams": "num_beams",
+}
+"""What only our own engine does, by the names that requests have for it."""
 
 
 class LibraryEngine:
@@ -207,6 +218,12 @@ class LibraryEngine:
         request.params.validate(
             vocab_size=self._source.vocab_size, max_logprobs=self.config.max_logprobs
         )
+        for name, field in _OWN.items():
+            if getattr(request.params, name) != getattr(_USUAL, name):
+                raise UserError(
+                    f"{field} is not available with {self.config.backend}; leave it out",
+                    field=field,
+                )
         limit = self.config.max_num_seqs + self.config.max_queue_size
         if self._num_open >= limit:
             raise CapacityError(

@@ -89,6 +89,7 @@ class Copies:
         self._intake: Intake
         self._hash_blocks: HashBlocks | None = None
         self._fingerprint: FingerprintOf | None = None
+        self._shares_weights = False
 
     async def __aenter__(self) -> Self:
         if self._state is not LifeState.CREATED:
@@ -136,7 +137,7 @@ class Copies:
         self._check_accepting()
         self._intake.check(request)
         request = replace(request, params=request.params.counted(self._info.runner.vocab_size))
-        num_choices = request.params.n
+        num_choices = request.params.num_sequences
         self._check_room(num_choices)
         self._num_encoding += num_choices
         try:
@@ -211,9 +212,11 @@ class Copies:
 
     @property
     def info(self) -> EngineInfo:
-        """Of all copies together; the packed weights, which they share, once."""
+        """Of all copies together; packed weights that they share count once."""
         num, runner = self._supervisor.num_wanted, self._info.runner
-        names = ("max_num_seqs", "num_blocks", "kv_cache_bytes", "arena_bytes", "num_threads")
+        names = ["max_num_seqs", "num_blocks", "kv_cache_bytes", "arena_bytes", "num_threads"]
+        if not self._shares_weights:
+            names.append("weight_bytes")
         return replace(
             self._info,
             runner=replace(runner, **{name: num * getattr(runner, name) for name in names}),
@@ -354,12 +357,12 @@ class Copies:
             next(self._numbers),
             priority=request.priority,
             tenant=request.tenant,
-            num_seqs=params.n,
+            num_seqs=params.num_sequences,
             num_prompt_tokens=len(prompt_ids),
             num_output_tokens=params.n * num_output,
             hashes=hashes,
         )
-        num_tokens = params.n * len(prompt_ids)
+        num_tokens = params.num_sequences * len(prompt_ids)
         self._num_prompt_tokens += num_tokens
         if adapter is not None:
             adapter.acquire()
@@ -382,11 +385,12 @@ class Copies:
     def _check_memory(self) -> None:
         """Raise InsufficientMemoryError unless all copies fit; then what they need is theirs."""
         from lmi_core.runners.cpu.cpu_runner import find_cpu_model
-        from lmi_core.runners.cpu.memory_needs import check_copies
+        from lmi_core.runners.cpu.memory_needs import check_copies, shares_weights
 
         claimed_bytes, num_copies = HOST_MEMORY.total_bytes, self._supervisor.num_wanted
         found = find_cpu_model(self.config, claimed_bytes)
         num_bytes = check_copies(self.config, found, num_copies, claimed_bytes)
+        self._shares_weights = shares_weights(self.config, found.checkpoint.stored_bytes)
         HOST_MEMORY.claim(self, num_bytes)
 
     def _check_accepting(self) -> None:

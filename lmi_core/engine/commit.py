@@ -37,5 +37,7 @@ class Commit:
     prompt_chunks: list[PromptChunk] = field(default_factory=list)
     pooled: list[Sequence] = field(default_factory=list)
     """Sequences of which everything that is pooled is there."""
+    searches: list[ActiveRequest] = field(default_factory=list)
+    """Requests whose beam search has ended."""
     failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
     """Sequences that the commit itself failed for; all choices of their requests are finished."""

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+from lmi_core.engine.beam_search import BeamSearch, beam_search_of
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.disk_blocks import DiskBlocks
 from lmi_core.engine.fair_shares import FairShares
@@ -35,6 +36,7 @@ from lmi_core.models.pooling_head import RowSum
 from lmi_core.runners.runner import BlockRunner, PoolingRunner, Runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.allowed_tokens import AllowedTokens
+from lmi_core.structured.banned_sequences import BannedSequences, word_sequences
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.matcher import CompiledGrammar
 from lmi_core.text.stop import StopMatcher, StopStrings, stop_strings
@@ -145,23 +147,31 @@ class EngineCore:
         request = replace(request, params=request.params.counted(vocab_size))
         params = request.params
         if handover is None:
-            self._check_queue(params.n)
+            self._check_queue(params.num_sequences)
         self._num_encoding += 1
-        self._num_encoding_sequences += params.n
+        self._num_encoding_sequences += params.num_sequences
         try:
             prompt = await self._intake.prompt(request)
             if handover is None:
-                self._check_num_tokens(len(prompt.ids), params.n)
-            compiled = await self._compiled(params)
+                self._check_num_tokens(len(prompt.ids), params.num_sequences)
+            compiled = await self._compiled(params, prompt.ids)
+            search = beam_search_of(
+                params,
+                self._end_ids(params),
+                self._runner.info,
+                num_prompt=len(prompt.ids),
+                max_len=self._max_len(params, len(prompt.ids)),
+                bans=compiled if isinstance(compiled, BannedSequences) else None,
+            )
             stops = await stop_strings(params.stop)
         finally:
             self._num_encoding -= 1
-            self._num_encoding_sequences -= params.n
+            self._num_encoding_sequences -= params.num_sequences
         self._check_accepting()
         self._check_id(request.request_id)
         if handover is None:
             handover = self._prepared(request, prompt.ids, arrival_s)
-        self._admit(request, prompt, compiled, stops, stream, handover)
+        self._admit(request, prompt, compiled, stops, stream, handover, search)
         stream.abort, stream.prompt_ids = partial(self.abort, request.request_id), prompt.ids
 
     def abort(self, request_id: str, stream: EventStream | None = None) -> None:
@@ -253,6 +263,7 @@ class EngineCore:
         stops: StopStrings | None,
         stream: EventStream,
         handover: Handover,
+        search: BeamSearch | None,
     ) -> None:
         seed = request.params.seed
         active = ActiveRequest(
@@ -266,7 +277,9 @@ class EngineCore:
             arrival_s=handover.arrival_s,
             stream=stream,
         )
-        active.sequences = self._sequences(active, grammar, stops, handover)
+        active.search = search
+        matched = None if search else grammar  # which the search keeps to itself
+        active.sequences = self._sequences(active, matched, stops, handover)
         if self._head is not None:
             active.sequences[0].row_sum = RowSum(self._head.spec.rows)
             if self._head.spec.tells_pairs_apart:
@@ -312,13 +325,8 @@ class EngineCore:
         request = active.request
         params = request.params
         num_prompt = len(active.prompt_ids)
-        max_len = self.info.max_total_tokens
-        if self._head is not None:
-            max_len = num_prompt
-        elif params.max_new_tokens is not None:
-            max_len = min(max_len, num_prompt + params.max_new_tokens)
-        eos_ids = frozenset() if params.ignore_eos else self._eos_ids
-        end_ids = eos_ids | frozenset(params.stop_token_ids)
+        max_len = num_prompt if self._head is not None else self._max_len(params, num_prompt)
+        end_ids = self._end_ids(params)
         return [
             Sequence(
                 active,
@@ -333,19 +341,41 @@ class EngineCore:
                     context=active.prompt_ids,
                 ),
                 stop_matcher=StopMatcher(stops, params.include_stop) if stops else None,
-                has_eos=bool(eos_ids),
+                has_eos=bool(self._eos_ids) and not params.ignore_eos,
                 matcher=None if grammar is None else grammar.matcher(),
             )
-            for choice in range(params.n)
+            for choice in range(params.num_sequences)
         ]
 
-    async def _compiled(self, params: SamplingParams) -> CompiledGrammar | None:
+    def _max_len(self, params: SamplingParams, num_prompt: int) -> int:
+        """Of a prompt and what may follow it."""
+        most = self.info.max_total_tokens
+        return (
+            most if params.max_new_tokens is None else min(most, num_prompt + params.max_new_tokens)
+        )
+
+    def _end_ids(self, params: SamplingParams) -> frozenset[int]:
+        eos_ids = frozenset() if params.ignore_eos else self._eos_ids
+        return eos_ids | frozenset(params.stop_token_ids)
+
+    async def _compiled(
+        self, params: SamplingParams, prompt_ids: list[int]
+    ) -> CompiledGrammar | None:
         """What keeps the output to the grammar and the tokens that are asked for."""
         grammar, allowed = params.grammar, params.allowed_token_ids
         compiled = None if grammar is None else await self._grammars.compile(grammar)
-        if allowed is None:
+        if allowed is not None:
+            compiled = AllowedTokens(allowed, self._runner.info.vocab_size, compiled)
+        ngram_size = params.no_repeat_ngram_size
+        sequences = list(params.bad_words_ids)
+        if params.bad_words:
+            encode = partial(self.tokenizer.encode_now, add_special_tokens=False)
+            sequences += await asyncio.to_thread(word_sequences, params.bad_words, encode)
+        if not ngram_size and not sequences:
             return compiled
-        return AllowedTokens(allowed, self._runner.info.vocab_size, compiled)
+        return BannedSequences(
+            prompt_ids, ngram_size=ngram_size, sequences=sequences, grammar=compiled
+        )
 
     def _check_accepting(self) -> None:
         if self.state is not LifeState.READY:

@@ -67,6 +67,10 @@ class Delivery:
             if request.request_id in open_requests:
                 touched[request] = None
                 self._put_pooled(sequence, now_s)
+        for request in commit.searches:
+            if request.request_id in open_requests:
+                touched[request] = None
+                self._put_search(request, now_s)
         self._observer.on_token_intervals(intervals_s)
         for request in touched:
             request.stream.notify()
@@ -76,7 +80,7 @@ class Delivery:
         if self._requests.pop(request.request_id, None) is None:
             return
         self._scheduler.finish_all(request.sequences)
-        for sequence in request.sequences:
+        for sequence in request.sequences[: request.request.params.n]:
             if not sequence.is_delivered:
                 sequence.is_delivered = True
                 request.stream.put(_abort_event(sequence))
@@ -118,7 +122,7 @@ class Delivery:
     def _put_token(
         self, output: Output, step: Step, now_s: float, intervals_s: list[float]
     ) -> None:
-        sequence, token_id, _, num_generated, reason = output
+        sequence, token_id, _, num_generated, _ = output
         request = sequence.request
         if sequence.error is not None or token_id < 0:
             message = "no token could be sampled: every one is banned, or logits aren't finite"
@@ -130,6 +134,20 @@ class Delivery:
             self._observe_first(sequence, now_s)
         sequence.last_token_s = now_s
         self._totals.num_generated_tokens += 1
+        event = self._token_event(output)
+        num_top = request.request.params.logprobs
+        if num_top is not None:
+            event.token = self._tokenizer.token_text(token_id)
+            event.logprob = step.logprob(output.logit_row)
+            event.top = self._top(step, output.logit_row, num_top)
+        request.stream.put(event)
+        if event.finish_reason is not None:
+            self._end_choice(sequence, event.finish_reason, num_generated)
+
+    def _token_event(self, output: Output) -> TokenEvent:
+        """Without log-probabilities; its text may end the choice."""
+        sequence, token_id, _, num_generated, reason = output
+        request = sequence.request
         stop: str | int | None = None
         if reason is None and sequence.stop_matcher is None:
             text = sequence.detokenizer.push(token_id)
@@ -157,14 +175,29 @@ class Delivery:
         )
         if num_generated == 1:
             event.queue_seconds = request.queue_seconds
-        num_top = request.request.params.logprobs
-        if num_top is not None:
-            event.token = self._tokenizer.token_text(token_id)
-            event.logprob = step.logprob(output.logit_row)
-            event.top = self._top(step, output.logit_row, num_top)
-        request.stream.put(event)
-        if reason is not None:
-            self._end_choice(sequence, reason, num_generated)
+        return event
+
+    def _put_search(self, request: ActiveRequest, now_s: float) -> None:
+        """All of a beam search's texts at once, since until its end any may lose."""
+        assert request.search is not None
+        wants_logprobs = request.request.params.logprobs is not None
+        self._observe_first(request.sequences[0], now_s)
+        results = request.search.results or []
+        for sequence, result in zip(request.sequences, results, strict=False):
+            count = len(result.token_ids)
+            num_given = request.num_given[sequence.choice] if request.num_given else 0
+            for i, token_id in enumerate(result.token_ids, 1):
+                reason = result.reason if i == count else None
+                event = self._token_event(Output(sequence, token_id, -1, i, reason))
+                if wants_logprobs:
+                    event.token = self._tokenizer.token_text(token_id)
+                    event.logprob = result.logprobs[i - 1]
+                if i == count:
+                    event.score = result.score
+                if i > num_given:
+                    request.stream.put(event)
+            self._totals.num_generated_tokens += count
+            self._end_choice(sequence, result.reason, count)
 
     def _put_pooled(self, sequence: Sequence, now_s: float) -> None:
         request = sequence.request

@@ -45,6 +45,9 @@ def resume(active: ActiveRequest, handover: Handover) -> None:
     active.queue_seconds = handover.queue_seconds
     if handover.had_prompt:
         active.is_scoring_prompt = False
+    if active.search is not None:  # its texts are known once it has ended: it begins anew
+        active.num_given = [len(token_ids) for token_ids in handover.outputs]
+        return
     params = active.request.params
     for sequence, token_ids in zip(active.sequences, handover.outputs, strict=False):
         sequence.token_ids += token_ids

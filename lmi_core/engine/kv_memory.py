@@ -71,9 +71,29 @@ class KvMemory:
         return sequence.hashes[: (len(sequence.token_ids) - 1) // self.block_size]
 
     def admit(self, sequence: Sequence, *, num_spare_blocks: int) -> Admission | None:
-        """Give a waiting sequence a row and blocks for all of its tokens, if that leaves
-        ``num_spare_blocks`` available; None otherwise. What is cached, or computed by a sibling,
-        is shared. Whatever it raises, it has taken nothing."""
+        """Give a waiting sequence, and its gang, rows and blocks for all of their tokens, if that
+        leaves ``num_spare_blocks`` available; None otherwise. What is cached, or computed by a
+        sibling, is shared. Whatever it raises, it has taken nothing."""
+        admission: Admission | None = None
+        admitted: list[Sequence] = []
+        try:
+            for member in sequence.gang:
+                admission = self._admit_one(member, num_spare_blocks)
+                if admission is None:
+                    break
+                admitted.append(member)
+        except Exception:
+            self._release_all(admitted)
+            raise
+        if admission is None:
+            self._release_all(admitted)
+        return admission
+
+    def _release_all(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self.release(sequence)
+
+    def _admit_one(self, sequence: Sequence, num_spare_blocks: int) -> Admission | None:
         if not self._free_rows:
             return None
         source = _fork_source(sequence) if self._shares_blocks else None
@@ -86,6 +106,55 @@ class KvMemory:
         if sequence.choice == 0:
             sequence.request.note_cached(num_computed)
         return Admission()
+
+    def fork(self, sequences: list[Sequence], sources: list[Sequence]) -> bool:
+        """Let each sequence of a gang, all of whose tokens are computed, go on behind its source
+        with that one's blocks, and those without a row get one. A block that isn't full is copied,
+        but for one of those that have it. False where there is no room: nothing was taken.
+        """
+        new = [sequence for sequence in sequences if sequence.row < 0]
+        is_full = sources[0].num_computed % self.block_size == 0
+        num_copies = 0 if is_full else len(sources) - len(set(sources))
+        num_blocks = len(sources[0].block_ids)
+        num_promised = sum(self._num_max_blocks(sequence) - num_blocks for sequence in new)
+        num_needed = num_copies
+        if self._guaranteed_no_evict:
+            num_needed += num_promised + self._num_promised
+        if len(new) > len(self._free_rows) or num_needed > self.pool.num_available:
+            return False
+        copies = self.pool.allocate(num_copies)
+        if copies is None:
+            return False
+        tables = self._forked_tables(sequences, sources, copies)
+        for sequence, table in zip(sequences, tables, strict=True):
+            if sequence.row < 0:
+                sequence.row = self._free_rows.pop()
+                self._set_sampling(sequence)
+            self.pool.free(sequence.block_ids)
+            sequence.block_ids = table
+            sequence.num_published = sources[0].num_published
+            sequence.num_computed = sources[0].num_computed
+            self._tables.set(sequence.row, table)
+        self._num_promised += num_promised
+        return True
+
+    def _forked_tables(
+        self, sequences: list[Sequence], sources: list[Sequence], copies: list[int]
+    ) -> list[list[int]]:
+        """Their blocks, each held once more for each; ``copies`` are for those that need one."""
+        has_copies = bool(copies)
+        kept: set[Sequence] = set()
+        tables = []
+        for sequence, source in zip(sequences, sources, strict=True):
+            table = source.block_ids[:]
+            own: list[int] = []
+            if has_copies and source in kept:
+                own = [copies.pop()]
+                sequence.copy = (table.pop(), own[0])
+            kept.add(source)
+            self.pool.add_ref(table)
+            tables.append(table + own)
+        return tables
 
     def extend(self, sequence: Sequence) -> bool:
         """One more block; False when there is none. Whatever it raises, it has taken nothing."""
@@ -145,6 +214,7 @@ class KvMemory:
         self._tables.clear(sequence.row)
         self._free_rows.append(sequence.row)
         sequence.row = -1
+        sequence.copy = None
         sequence.block_ids = []
         sequence.num_computed = sequence.num_published = 0
 
@@ -221,7 +291,7 @@ class KvMemory:
         return -(-sequence.max_len // self.block_size)
 
     def _set_sampling(self, sequence: Sequence) -> None:
-        request = sequence.request
+        request, search = sequence.request, sequence.request.search
         params = request.request.params
         self._sampling.set(
             sequence.row,
@@ -235,11 +305,13 @@ class KvMemory:
             frequency_penalty=params.frequency_penalty,
             seed=request.seed,
             choice=sequence.choice,
-            num_logprobs=_num_logprobs(params),
+            num_logprobs=_num_logprobs(params) if search is None else search.num_ranked,
             logit_bias=params.logit_bias,
             banned_ids=params.banned_token_ids,
             min_tokens=min(params.min_new_tokens, sequence.max_len),
             min_tokens_banned_ids=sorted(sequence.end_ids),
+            watermark_gamma=params.watermark_gamma,
+            watermark_delta=params.watermark_delta,
         )
         if sequence.needs_observe:
             self._sampling.observe_prompt(sequence.row, request.prompt_ids)

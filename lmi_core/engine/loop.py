@@ -17,7 +17,7 @@ from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
 from lmi_core.engine.step_costs import StepCosts
-from lmi_core.errors import EngineError
+from lmi_core.errors import EngineError, UserError
 from lmi_core.runners.runner import AheadRunner, PoolingRunner, Runner
 from lmi_core.structured.mask_threads import MaskThreads
 
@@ -266,7 +266,8 @@ class StepLoop:
         for sequence, error in failures:
             request = sequence.request
             _log.error("request %s: %s", request.request_id, what, exc_info=error)
-            self._delivery.fail(request, EngineError(f"{what}: {error}"))
+            is_theirs = isinstance(error, UserError)
+            self._delivery.fail(request, error if is_theirs else EngineError(f"{what}: {error}"))
 
     def _die(self, error: Exception) -> None:
         """End every request; queues and blocks may be inconsistent and aren't touched any more."""

@@ -72,5 +72,7 @@ class TokenEvent:
     prompt: tuple[PromptToken, ...] | None = None
     pooled: FloatArray | None = None
     """What the prompt was pooled to, fp32: an embedding, or one score (``token_id`` is -1)."""
+    score: float | None = None
+    """Of a beam, on its last token: what it was chosen by."""
     seed: int | None = None
     """The seed in use, when the choice was sampled."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
-from lmi_core.engine.policy import Plan, Queues
+from lmi_core.engine.policy import Plan, Queues, preempt
 from lmi_core.engine.sequence import Sequence
 from lmi_core.runners.runner import RunnerInfo
 
@@ -54,7 +54,7 @@ class PagedPolicy:
         plan = Plan()
         creditor = self._creditor()
         if creditor is not None:
-            self._preempt(creditor)
+            preempt(self._queues, self._memory, creditor)
         num_logit_rows = self._decode(plan)
         prompts = self._prompts(plan)
         admits = not plan.num_preempted and not self._holds_back()
@@ -103,6 +103,10 @@ class PagedPolicy:
                 continue
             sequence.num_scheduled = 1
             sequences.append(sequence)
+        for sequence in sequences:
+            if sequence.copy is not None:
+                plan.copies.append(sequence.copy)
+                sequence.copy = None
         plan.num_tokens = len(sequences)
         return self._info.max_logit_rows - len(sequences)
 
@@ -115,19 +119,15 @@ class PagedPolicy:
             victim = self._queues.running[-1]
             if self._shares.are_contested:
                 victim = self._shares.last(self._queues.running) or victim
-            if victim.num_scheduled:
-                plan.sequences.remove(victim)
-                victim.num_scheduled = 0
-            self._preempt(victim)
+            for member in victim.gang:
+                if member.num_scheduled:
+                    plan.sequences.remove(member)
+                    member.num_scheduled = 0
+            preempt(self._queues, self._memory, victim)
             plan.num_preempted += 1
-            if victim is sequence:
+            if sequence.row < 0:
                 return False
         return True
-
-    def _preempt(self, victim: Sequence) -> None:
-        self._queues.running.remove(victim)
-        self._memory.release(victim)
-        self._queues.wait(victim)
 
     def _extend(self, sequence: Sequence, plan: Plan) -> bool:
         try:
@@ -174,6 +174,8 @@ class PagedPolicy:
                 break
             if self._takes_whole and not self._fits(sequence, plan):
                 break
+            if not self._has_rows(sequence):
+                break
             state = (sequence, memory.pool.num_available, len(queues.running))
             if state == self._refusal:
                 break
@@ -185,13 +187,20 @@ class PagedPolicy:
             if admission is None:
                 self._refusal = state
                 break
-            queues.run(sequence)
             shares.note_admitted(sequence)
             self._num_held_steps = 0
             if admission.copy is not None:
                 plan.copies.append(admission.copy)
-            num_logit_rows = self._schedule_chunk(sequence, plan, num_logit_rows)
+            for member in sequence.gang:
+                queues.run(member)
+                num_logit_rows = self._schedule_chunk(member, plan, num_logit_rows)
         return num_logit_rows
+
+    def _has_rows(self, sequence: Sequence) -> bool:
+        """Whether there are rows for its gang, beside those that others will want."""
+        wanted = sum(running.num_rows_wanted for running in self._queues.running)
+        wanted += sequence.num_rows_wanted + len(sequence.gang)
+        return wanted <= self._memory.num_free_rows
 
     def _fits(self, sequence: Sequence, plan: Plan) -> bool:
         return sequence.num_pending <= self._info.max_num_batched_tokens - plan.num_tokens
@@ -216,6 +225,8 @@ class PagedPolicy:
     def _schedule_chunk(self, sequence: Sequence, plan: Plan, num_logit_rows: int) -> int:
         """Schedule as many pending tokens as budget and logit rows allow, maybe none."""
         num_pending = sequence.num_pending
+        if not num_pending:  # it waits for the others of its gang
+            return num_logit_rows
         num_tokens = min(num_pending, self._num_tokens_left(plan))
         if self._takes_whole:
             num_tokens = num_pending

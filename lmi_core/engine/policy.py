@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.sequence import Sequence, SequenceState
 
 _BY_KEY: Callable[[Sequence], tuple[int, int, int]] = lambda sequence: sequence.key  # noqa: E731
@@ -35,17 +36,40 @@ class Queues:
 
     waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
+    num_held: int = 0
+    """Sequences that are in neither: they wait for a sibling."""
 
     def wait(self, sequence: Sequence) -> None:
         """Queue a new or preempted sequence."""
         sequence.state = SequenceState.WAITING
         insort(self.waiting, sequence, key=_BY_KEY)
 
+    def hold(self, sequence: Sequence) -> None:
+        """Keep a sequence, which is in neither queue, for a sibling to bring back."""
+        sequence.state = SequenceState.HELD
+        self.num_held += 1
+
     def run(self, sequence: Sequence) -> None:
-        """Move a waiting sequence, which has its memory, to the running ones."""
-        self.waiting.remove(sequence)
+        """Move a waiting or held sequence, which has its memory, to the running ones."""
+        if sequence.state is SequenceState.HELD:
+            self.num_held -= 1
+        else:
+            self.waiting.remove(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self.running, sequence, key=_BY_KEY)
+
+
+def preempt(queues: Queues, memory: KvMemory, sequence: Sequence) -> None:
+    """Take a running sequence's memory, and its gang's; it waits to be computed again."""
+    first, *others = sequence.gang
+    if first.request.search is not None:
+        first.request.search.forget()
+    for member in (first, *others):
+        queues.running.remove(member)
+        memory.release(member)
+    queues.wait(first)
+    for member in others:
+        queues.hold(member)
 
 
 class Policy(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
@@ -12,7 +13,8 @@ _MAX_LOGIT_BIAS = 1e9
 """Decides whatever the logits are, and leaves sums finite in float32."""
 
 MAX_STOPS, MAX_STOP_CHARS = 1024, 16_384
-"""Stop strings of a request, and their characters together: each takes 300 bytes to look for."""
+"""Stop strings of a request, and their characters together: each takes 300 bytes to look for. The
+same of bad words."""
 _MAX_NAMED = 16
 """Of the token ids at fault, so many are named."""
 
@@ -60,6 +62,24 @@ class SamplingParams:
     skip_special_tokens: bool = True
     kept_special_tokens: tuple[str, ...] = ()
     """Special tokens that are part of the text all the same, by their texts."""
+    no_repeat_ngram_size: int = 0
+    """So many tokens in a row come once at most, the prompt's included; 0: off."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that aren't generated where they begin with a token, after a blank or without one."""
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    """The same as token ids, each of which ends a sequence that isn't generated."""
+    watermark_delta: float = 0.0
+    """Added to the logits of tokens that the token before favours (Kirchenbauer et al. 2023); 0:
+    off."""
+    watermark_gamma: float = 0.5
+    """The share of the vocabulary that is favoured."""
+    num_beams: int = 1
+    """Above 1: beam search, of which the best ``n`` texts are given when it has ended."""
+    length_penalty: float = 1.0
+    """A beam's score is divided by its length to this power."""
+    early_stopping: bool | Literal["never"] = False
+    """Whether a search ends when as many texts as beams have; else when no beam looks as if it
+    could still be better, or ("never") none can be."""
     grammar: Grammar | None = None
     """What the text must follow. Unless something else ends it, it ends when it is complete."""
 
@@ -94,6 +114,34 @@ class SamplingParams:
                 raise UserError(message, field="allowed_token_ids")
         if self.logit_bias:
             self._check_logit_bias(vocab_size)
+        _check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, None)
+        if self.bad_words or self.bad_words_ids:
+            self._check_bad_words(vocab_size)
+        _check_int("num_beams", self.num_beams, 1, 128)
+        if self.num_beams > 1:
+            self._check_beams()
+        _check_float("watermark_delta", self.watermark_delta, -100.0, 100.0)
+        _check_float("watermark_gamma", self.watermark_gamma, 0.0, 1.0)
+
+    @property
+    def num_sequences(self) -> int:
+        """That may run at once: choices, or beams."""
+        return max(self.n, self.num_beams)
+
+    def _check_beams(self) -> None:
+        _check_int("n", self.n, 1, self.num_beams, " (num_beams)")
+        _check_float("length_penalty", self.length_penalty, -10.0, 10.0)
+        if self.early_stopping not in (False, True, "never"):
+            message = 'early_stopping must be true, false or "never"'
+            raise _wrong_type("early_stopping", self.early_stopping, message)
+        for name in _NOT_WITH_BEAMS:
+            value = getattr(self, name)
+            if value != getattr(_USUAL, name) and not (name == "logprobs" and value == 0):
+                raise UserError(
+                    f"num_beams is {self.num_beams}, and beam search has no {name}: leave one of "
+                    "them out",
+                    field=name,
+                )
 
     def counted(self, vocab_size: int) -> SamplingParams:
         """The same with numbers in the place of -1."""
@@ -106,22 +154,23 @@ class SamplingParams:
         )
 
     def _check_stop(self) -> None:
-        if len(self.stop) > MAX_STOPS:
-            raise UserError(
-                f"stop has {len(self.stop)} strings; at most {MAX_STOPS} are allowed", field="stop"
-            )
-        if isinstance(self.stop, str) or not all(isinstance(text, str) for text in self.stop):
-            raise _wrong_type("stop", self.stop, "stop must be a tuple of strings")
+        _check_texts("stop", self.stop)
         if "" in self.stop:
             raise UserError(
                 "stop and stop_sequences must not contain an empty string", field="stop"
             )
-        num_chars = sum(map(len, self.stop))
-        if num_chars > MAX_STOP_CHARS:
+
+    def _check_bad_words(self, vocab_size: int) -> None:
+        _check_texts("bad_words", self.bad_words)
+        if not all(text.strip() for text in self.bad_words):
+            raise UserError("bad_words must not contain an empty text", field="bad_words")
+        if len(self.bad_words_ids) > MAX_STOPS or not all(self.bad_words_ids):
             raise UserError(
-                f"stop has {num_chars} characters; at most {MAX_STOP_CHARS} are allowed together",
-                field="stop",
+                f"bad_words_ids must be at most {MAX_STOPS} sequences of a token id or more each",
+                field="bad_words_ids",
             )
+        for sequence in self.bad_words_ids:
+            _check_ids("bad_words_ids", sequence, vocab_size)
 
     def _check_logit_bias(self, vocab_size: int) -> None:
         try:
@@ -136,6 +185,37 @@ class SamplingParams:
                     f"{_MAX_LOGIT_BIAS:g}, got {bias:g}",
                     field="logit_bias",
                 )
+
+
+_USUAL = SamplingParams()
+_NOT_WITH_BEAMS = (
+    "temperature",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "watermark_delta",
+    "logit_bias",
+    "allowed_token_ids",
+    "grammar",
+    "stop",
+    "logprobs",
+    "prompt_logprobs",
+)
+
+
+def _check_texts(name: str, texts: tuple[str, ...]) -> None:
+    if len(texts) > MAX_STOPS:
+        raise UserError(
+            f"{name} has {len(texts)} strings; at most {MAX_STOPS} are allowed", field=name
+        )
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise _wrong_type(name, texts, f"{name} must be a tuple of strings")
+    num_chars = sum(map(len, texts))
+    if num_chars > MAX_STOP_CHARS:
+        raise UserError(
+            f"{name} has {num_chars} characters; at most {MAX_STOP_CHARS} are allowed together",
+            field=name,
+        )
 
 
 def _whole(count: int | None, vocab_size: int) -> int | None:

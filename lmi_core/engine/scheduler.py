@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from lmi_core.engine.beam_search import BeamSearch, Move
 from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.outputs import FinishReason
-from lmi_core.engine.policy import Plan, Policy, Queues
+from lmi_core.engine.policy import Plan, Policy, Queues, preempt
 from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 from lmi_core.engine.speculation import Speculation
+from lmi_core.errors import EngineError
 from lmi_core.models.pooling_head import LogitRows
 from lmi_core.structured.mask_threads import MissingMask
 from lmi_core.structured.matcher import Matcher
@@ -41,7 +43,6 @@ class Scheduler:
         self._speculation = speculation
         self._shares = FairShares() if shares is None else shares
         self.num_preemptions = 0
-        self._num_held = 0
         self.num_restoring = 0
         """Sequences that are RESTORING."""
         self._masked: list[MissingMask] = []
@@ -53,7 +54,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.queues.waiting) + self._num_held + self.num_restoring
+        return len(self.queues.waiting) + self.queues.num_held + self.num_restoring
 
     @property
     def num_running_requests(self) -> int:
@@ -74,8 +75,7 @@ class Scheduler:
             if request.adapter is not None:
                 request.adapter.acquire()
             if i and not has_output:
-                self._num_held += 1
-                sequence.state = SequenceState.HELD
+                self.queues.hold(sequence)
             elif is_restoring:
                 self.num_restoring += 1
                 sequence.state = SequenceState.RESTORING
@@ -214,7 +214,9 @@ class Scheduler:
         sampled = step.sampled()
         for sequence in plan.sequences:
             try:
-                if rows is None:
+                if sequence.request.search is not None:
+                    self._commit_beam(sequence, step, commit)
+                elif rows is None:
                     self._commit_one(sequence, sampled, commit)
                 else:
                     self._commit_pooled(sequence, rows, commit)
@@ -268,6 +270,55 @@ class Scheduler:
         commit.outputs.append(self._append(sequence, sampled[logit_row], logit_row))
         if drafts:
             self._commit_drafts(sequence, drafts, sampled, commit)
+
+    def _commit_beam(self, sequence: Sequence, step: Step, commit: Commit) -> None:
+        search, logit_row = sequence.request.search, sequence.logit_row
+        assert search is not None
+        self._step_over(sequence)
+        if sequence.is_ending:
+            self._release(sequence)
+            return
+        if logit_row < 0:
+            return
+        ranked = step.top(logit_row)
+        if not ranked:
+            raise EngineError("a beam's logits aren't finite")
+        if not search.note(sequence.choice, ranked):
+            return
+        if moves := search.moves():
+            self._move_beams(sequence.request, search, moves)
+        else:
+            self._end_search(sequence.request, search)
+            commit.searches.append(sequence.request)
+
+    def _move_beams(self, request: ActiveRequest, search: BeamSearch, moves: list[Move]) -> None:
+        """Give each beam the text and the blocks of the one it goes on from, and a token."""
+        beams, live = request.sequences[: len(moves)], request.sequences[: search.num_live]
+        sources = [live[move.parent] for move in moves]
+        texts = [[*live[move.parent].token_ids, move.token_id] for move in moves]
+        hashes = [source.hashes.copy() for source in sources]
+        if self.memory.fork(beams, sources):
+            for sequence in beams:
+                if sequence.state is SequenceState.HELD:
+                    self.queues.run(sequence)
+            for sequence in live[len(moves) :]:
+                self.queues.running.remove(sequence)
+                self.memory.release(sequence)
+                self.queues.hold(sequence)
+        else:
+            preempt(self.queues, self.memory, live[0])
+            self.num_preemptions += 1
+        for sequence, text, known in zip(beams, texts, hashes, strict=True):
+            sequence.token_ids, sequence.hashes = text, known
+            self._shares.note_generated(sequence)
+        search.follow(moves)
+
+    def _end_search(self, request: ActiveRequest, search: BeamSearch) -> None:
+        for sequence in request.sequences:
+            del sequence.token_ids[sequence.num_prompt :]
+        for sequence, result in zip(request.sequences, search.results or (), strict=False):
+            sequence.token_ids += result.token_ids
+        self.finish_all(request.sequences)
 
     def _publish(self, sequence: Sequence) -> None:
         num_new = sequence.num_computed - sequence.num_published * self._block_size
@@ -386,7 +437,7 @@ class Scheduler:
         elif sequence.state is SequenceState.RESTORING:
             self.num_restoring -= 1
         else:
-            self._num_held -= 1
+            self.queues.num_held -= 1
         self._end(sequence)
 
     def check_integrity(self) -> None:
@@ -410,7 +461,7 @@ class Scheduler:
     def _release_held(self, request: ActiveRequest) -> None:
         for sequence in request.sequences:
             if sequence.state is SequenceState.HELD:
-                self._num_held -= 1
+                self.queues.num_held -= 1
                 self.queues.wait(sequence)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from enum import IntEnum
 
+from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.lora_slots import LoraSlot
 from lmi_core.engine.outputs import TokenLogprob
 from lmi_core.engine.request import GenerationRequest
@@ -35,6 +36,7 @@ class Sequence:
         "ahead_row",
         "block_ids",
         "choice",
+        "copy",
         "detokenizer",
         "drafts",
         "end_ids",
@@ -109,6 +111,8 @@ class Sequence:
         self.block_ids: list[int] = []
         self.hashes = hashes
         """Chained hashes of the full blocks known so far."""
+        self.copy: tuple[int, int] | None = None
+        """(source, target) of a block to copy before the next step that it is in."""
         self.num_published = 0
         """Leading blocks that the prefix index knows."""
         self.num_computed = 0
@@ -129,6 +133,18 @@ class Sequence:
         self.is_delivered = False
         """Its last event was handed out."""
         self.last_token_s = 0.0
+
+    @property
+    def gang(self) -> list[Sequence]:
+        """Those that are in memory with it or not at all: the beams of a search."""
+        search = self.request.search
+        return [self] if search is None else self.request.sequences[: search.num_live]
+
+    @property
+    def num_rows_wanted(self) -> int:
+        """How many rows its gang will have, beyond those that it has now."""
+        search = self.request.search
+        return 0 if search is None or search.num_live > 1 else search.num_beams - 1
 
     @property
     def num_generated(self) -> int:
@@ -176,6 +192,7 @@ class ActiveRequest:
         "is_scoring_prompt",
         "needs_observe",
         "num_cached_tokens",
+        "num_given",
         "num_open",
         "prefix_seed",
         "prompt_ids",
@@ -184,6 +201,7 @@ class ActiveRequest:
         "reported_seed",
         "request",
         "request_id",
+        "search",
         "seed",
         "sequences",
         "stream",
@@ -213,6 +231,11 @@ class ActiveRequest:
         self.arrival_s = arrival_s
         self.stream = stream
         self.sequences: list[Sequence] = []
+        self.search: BeamSearch | None = None
+        """What its sequences are beams of."""
+        self.num_given: list[int] = []
+        """Tokens of each choice that another engine had handed out when it ended in mid-delivery;
+        of searches alone, whose texts come whole."""
         self.num_open = params.n
         """Choices whose last event wasn't handed out."""
         self.num_cached_tokens: int | None = None
@@ -230,6 +253,8 @@ class ActiveRequest:
             or params.presence_penalty != 0.0
             or params.frequency_penalty != 0.0
             or params.min_new_tokens > 0
+            or params.watermark_delta != 0.0
+            or params.num_beams > 1
         )
         """Whether sampling depends on the tokens seen."""
 
@@ -266,4 +291,5 @@ class OpenRequests(dict[str, ActiveRequest]):
         return request
 
     def _count(self, request: ActiveRequest, sign: int) -> None:
-        self.num_prompt_tokens += sign * request.request.params.n * len(request.prompt_ids)
+        num_sequences = request.request.params.num_sequences
+        self.num_prompt_tokens += sign * num_sequences * len(request.prompt_ids)

@@ -151,4 +151,5 @@ def _decodes(sequence: Sequence) -> bool:
         and sequence.num_computed + 1 == len(sequence.token_ids)
         and sequence.num_generated > 0
         and not sequence.is_scoring_prompt
+        and sequence.request.search is None
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
-from lmi_core.errors import InsufficientMemoryError
+from lmi_core.errors import InsufficientMemoryError, UserError
 from lmi_core.runners.prefix_secret import prefix_hash_key
 
 if TYPE_CHECKING:
@@ -130,6 +130,16 @@ def size_kv_cache(
     if config.kv_cache_bytes is not None and spare is None:
         _check_unclaimed(config.kv_cache_bytes, claimed_bytes)
     num_blocks = budget // block_bytes
+    if config.max_batch_total_tokens is not None:
+        most = -(-config.max_batch_total_tokens // config.block_size)
+        if most < blocks_per_seq:
+            raise UserError(
+                f"max_batch_total_tokens={config.max_batch_total_tokens} is less than one sequence "
+                f"of max_model_len={max_model_len} may have: raise it, or lower max_model_len",
+                field="max_batch_total_tokens",
+            )
+        if most <= num_blocks:
+            return KvCacheSize(most, block_bytes, "max_batch_total_tokens")
     if config.kv_cache_bytes is None and spare is None:
         tokens = min(max_model_len, DEFAULT_CONTEXT_TOKENS)
         wanted = config.max_num_seqs * -(-tokens // config.block_size)

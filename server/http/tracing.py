@@ -37,6 +37,7 @@ _MAX_WAITING = 8192
 _BATCH = 512
 _HTTP_PORT, _TRACES = 4318, "/v1/traces"
 _OK = 400
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +171,24 @@ def _attributes(call: EndedCall) -> Mapping[str, str | int | float | Sequence[st
     return {name: value for name, value in given.items() if value is not None}
 
 
-def open_tracer(endpoint: str, service_name: str) -> Tracer:
+def open_tracer(endpoint: str, service_name: str) -> Tracer | None:
     """A tracer that sends to a collector, by HTTP where the endpoint's port or path, or
-    OTEL_EXPORTER_OTLP_PROTOCOL, says so, else by gRPC. MissingExtraError without the libraries."""
+    OTEL_EXPORTER_OTLP_PROTOCOL, says so, else by gRPC.
+
+    Without the libraries MissingExtraError; None and a warning where only the variables that
+    clusters set for all programs name the endpoint.
+    """
     try:
         exporter = _http(endpoint) if _is_http(endpoint) else _grpc(endpoint)
         return Tracer(exporter, service_name)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("opentelemetry", "grpc"):
             raise
-        raise MissingExtraError("otlp_endpoint", "otel") from None
+        missing = MissingExtraError("otlp_endpoint", "otel")
+        if endpoint not in map(os.environ.get, _ENDPOINTS):
+            raise missing from None
+        log.warning("calls are not traced to %s: %s", endpoint, missing)
+        return None
 
 
 def _is_http(endpoint: str) -> bool:

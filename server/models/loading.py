@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lmi_core.backends.open_backend import open_backend
 from lmi_core.config.model_config import ModelConfig
@@ -162,9 +162,10 @@ def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
             tgi_compat=model.tgi_compat,
             pipeline=_pipeline(model),
             release=Release.parse(release) if (release := model.lmi_compat) else None,
-            samples=model.get("option.decoding_strategy") == "sample",
+            strategy=str(model.get("option.decoding_strategy") or ""),
             stop=stop if isinstance(stop, tuple) else (),
             statuses=launch.server.statuses,
+            **_watermark(model),
             custom_formatter=launch.formatter is not None
             and launch.formatter.output_formatter is not None,
         ),
@@ -239,11 +240,18 @@ def _tgi_options(launch: Launch) -> TgiOptions:
         enable_prefill_logprobs=server.enable_prefill_logprobs,
         disable_grammar_support=server.disable_grammar_support,
         ignores_watermark=server.ignore_watermark,
+        **_watermark(launch.model),
         compute_type=server.compute_type,
         model_id=source.location,
         model_sha=source.revision,
         **{name: limit for name, limit in limits.items() if limit is not None},
     )
+
+
+def _watermark(model: ModelConfig) -> dict[str, Any]:
+    """The share of favoured tokens and what is added to them, as far as they are configured."""
+    values = {name: model.get(f"option.{name}") for name in ("watermark_gamma", "watermark_delta")}
+    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 
 def _url(model: ModelConfig) -> str:

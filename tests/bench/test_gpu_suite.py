@@ -100,6 +100,26 @@ def test_all_stages_fit_into_the_time_and_say_where_they_write(tmp_path: Path) -
     assert os.access(Path(suite.__file__).parents[1] / "gpu_suite.sh", os.X_OK)
 
 
+def test_a_library_of_another_machine_takes_the_place_of_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library = tmp_path / "liblmi_cuda.so"
+    arguments = ["suite", str(tmp_path / "out"), "--prebuilt", str(library), "--plan"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit):
+        suite.main()
+    assert f"--prebuilt: there is no file {library}" in capsys.readouterr().err
+    library.touch()
+    assert suite.main() == 0
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first == "build_engine 150 s | build_kernels 150 s | roofs 30 s"
+    assert second == "smoke 60 s"
+    assert not (tmp_path / "out").exists()
+    planned = suite.stages("cuda", tmp_path, tiny=False, prebuilt=library)
+    build = next(stage for stage in planned if stage.name == "build_kernels")
+    assert build.command == ("cp", str(library), "lmi_core/liblmi_cuda.so")
+
+
 def test_the_builds_run_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits for the other."""
     cuda_stages = suite.stages("cuda", tmp_path, tiny=False)
@@ -124,7 +144,7 @@ def test_the_builds_run_at_the_same_time(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "argv", ["suite", str(tmp_path / "out"), "--device", "cpu"])
     assert suite.main() == 0
     kinds = [[stage.name for stage in group] for group in suite.groups(cuda_stages)]
-    assert kinds[0] == ["build_engine", "build_kernels"]
+    assert kinds[0] == ["build_engine", "build_kernels", "roofs"]
     assert all(len(group) == 1 for group in kinds[1:])
 
 
@@ -281,12 +301,13 @@ def test_tests_go_on_behind_one_that_ends_the_process(tmp_path: Path) -> None:
 
 
 def test_every_file_with_gpu_tests_is_in_the_suite() -> None:
+    """Each once."""
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu"]
     command += ["tests/ops", "tests/runners"]
     found = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=100)
     files = {line.split("::")[0] for line in found.stdout.splitlines() if "::" in line}
-    assert sorted(files) == sorted(suite.OPS_TESTS + suite.RUNNER_TESTS)  # each once
+    assert sorted(files) == sorted(suite.SMOKE_TESTS + suite.STEP_TESTS + suite.OTHER_TESTS)
 
 
 def test_bytes_and_operations_of_attention() -> None:

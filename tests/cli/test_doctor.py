@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from lmi_core import doctor
+from lmi_core.config.targets.host import Host
 
 
 def test_examine() -> None:
@@ -16,6 +17,16 @@ def test_examine() -> None:
     for topic in ("lmi", "processor", "kernels", "threads", "memory", "GPU", "torch", "vllm"):
         assert findings[topic].text
     assert not any(finding.is_problem for finding in findings.values())
+
+
+def test_devices_that_would_be_left_unused_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = "lmi_core.config.targets.host.detect_host"
+    monkeypatch.setattr(hosts, lambda environ: Host(num_gpus=1, num_cores=8))
+    assert doctor._placement() == doctor.Finding("models run on", "1 GPU (0), 8 cores")
+    monkeypatch.setattr(hosts, lambda environ: Host(num_gpus=1, torch_objection="torch is old"))
+    finding = doctor._placement()
+    assert finding.is_problem
+    assert "1 GPU is visible, but torch is old; --device cpu serves it" in finding.text
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,6 +71,7 @@ def test_adding_the_capability_turns_the_row_on(with_capability):
             Effect(
                 Outcome.NO_EFFECT,
                 "not available in this version: stateful sessions",
+                is_missing=True,
             ),
         ),
         (mapped("y", by_value={"v": refused("no")}), "v", Effect(Outcome.REFUSED, "no")),
@@ -82,7 +83,7 @@ def test_actions(action, value, expected):
 
 def test_a_backend_without_the_key_has_no_effect():
     effect = effect_of(option({}), "v", "vllm")
-    assert effect == Effect(Outcome.NO_EFFECT, "vLLM has no such setting")
+    assert effect == Effect(Outcome.NO_EFFECT, "vLLM has no such setting", is_missing=True)
 
 
 def test_values_are_shown_as_they_are_written():

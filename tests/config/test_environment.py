@@ -117,7 +117,7 @@ def test_an_unknown_flag_of_another_servers_container_is_a_warning_with_the_near
         ("USE_FLASH_ATTENTION", "true", "option.use_flash_attention", "no effect"),
         ("TGI_WIGGLE_ROOM", "0.9", "option.tgi_wiggle_room", "no effect"),
         ("DISABLE_EXLLAMA", "True", "option.disable_exllama", "no effect"),
-        ("WATERMARK_GAMMA", "0.5", "option.watermark_gamma", "no effect"),
+        ("WATERMARK_GAMMA", "0.5", "option.watermark_gamma", "honoured"),
     ],
 )
 def test_variables_of_a_launcher_without_flags(explained, variable, text, key, outcome):

@@ -118,6 +118,25 @@ def test_length_of_a_sequence(configured, properties, argv):
     run(main())
 
 
+def test_tokens_of_the_batch(configured):
+    """As many sequences run as have room together, and the others wait."""
+    watch = StepWatch()
+    argv = ("--model-id", "MODEL", "--max-total-tokens", "64", "--max-batch-total-tokens", "128")
+
+    async def main():
+        async with running(configured("", (*argv, "--option", "block_size=16")), watch) as engine:
+            assert engine.stats().num_blocks == 8
+            results = [generate(engine, (i, *PROMPT[:40]), num_tokens=8) for i in range(6)]
+            assert {len(events) for events in await asyncio.gather(*results)} == {8}
+        assert watch.max_num_seqs == 2
+        few = configured("", (*argv[:2], "--max-batch-total-tokens", "16"))
+        with pytest.raises(UserError, match="max_batch_total_tokens=16 is less than one sequence"):
+            async with running(few):
+                pass
+
+    run(main())
+
+
 def test_bytes_of_the_cache(configured):
     async def main():
         config = configured(

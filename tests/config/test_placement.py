@@ -10,9 +10,14 @@ import pytest
 from lmi_core.config.explain import main
 from lmi_core.config.judge import judge
 from lmi_core.config.resolve import examine
+
+
+from lmi_core.config.resolve import examine, resolve_entry
+from lmi_core.config.sources.load_models import ModelEntry
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.host import Host
 from lmi_core.demo import MODEL_DIR
+from lmi_core.errors import ConfigError
 from lmi_core.settings.placement import Placement
 
 from .cases import LLAMA, NO_CACHE
@@ -159,6 +164,16 @@ def test_a_degree_without_devices_names_the_flag_that_makes_it_go():
     assert model.placement == Placement(num_cores=96, memory_bytes=1152 << 30)
     _, model = placed("--threads", "6", on=host())
     assert model.placement.num_cores == 6
+
+
+def test_models_that_are_added_are_placed_alike():
+    entry = ModelEntry(str(MODEL_DIR), "m", "POST /models")
+    model, _ = resolve_entry(entry, {}, (), NO_CACHE, host(1))
+    assert model.placement.device == "cuda"
+    with pytest.raises(ConfigError, match="asks for 4 devices, and no GPU is visible here"):
+        resolve_entry(entry, {}, ("-tp", "4"), NO_CACHE, host())
+    on_cpu = ModelEntry(str(MODEL_DIR), "m", "POST /models", devices=("cpu",))
+    assert resolve_entry(on_cpu, {}, (), NO_CACHE, host(1))[0].placement.device == "cpu"
 
 
 def test_copies_on_the_cpu_divide_its_cores():

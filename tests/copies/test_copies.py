@@ -85,6 +85,7 @@ def test_a_killed_copy_costs_no_bit_and_is_replaced() -> None:
         ]
         async with Engine(CONFIG) as engine:
             reference = [comparable(await read(engine, request)) for request in seeded]
+            weight_bytes = engine.info.runner.weight_bytes
         async with Copies(CONFIG, 2) as copies:
             # On a busy machine a copy can be through before it is seen to have begun.
             for _ in range(5):
@@ -100,6 +101,8 @@ def test_a_killed_copy_costs_no_bit_and_is_replaced() -> None:
                 if copies.num_resumed:
                     break
             assert copies.num_resumed > 0
+            # A checkpoint as small as this one isn't kept packed, so that each copy has its own.
+            assert copies.info.runner.weight_bytes == 2 * weight_bytes
             assert copies.healthy
             await until(lambda: copies.stats().num_running == 0, 60)
 

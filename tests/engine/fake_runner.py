@@ -179,6 +179,7 @@ class FakeModel:
         max_model_len: int = 256,
         num_saturating_tokens: int | None = 24,
         num_steps: int = 2,
+        max_logprobs: int = 5,
         has_adapters: bool = False,
     ) -> None:
         self.info = RunnerInfo(
@@ -187,7 +188,7 @@ class FakeModel:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_logit_rows=max_logit_rows,
-            max_logprobs=5,
+            max_logprobs=max_logprobs,
             num_blocks=num_blocks,
             block_size=block_size,
             num_saturating_tokens=num_saturating_tokens,
@@ -207,7 +208,7 @@ class FakeModel:
                 max_tokens=max_num_batched_tokens,
                 max_seqs=max_num_seqs,
                 max_logit_rows=max_logit_rows,
-                max_logprobs=5,
+                max_logprobs=max_logprobs,
                 max_copies=max_num_seqs,
                 block_size=block_size,
                 block_tables=self.block_tables,

@@ -268,6 +268,19 @@ def test_masks_are_as_the_native_sampler_has_them() -> None:
     np.testing.assert_array_equal(result.token_ids[unmasked], free.token_ids[unmasked])
 
 
+def test_watermarks_are_as_the_native_sampler_has_them() -> None:
+    watermark = {"watermark_gamma": 0.3, "watermark_delta": 2.5}
+    rows: list[dict[str, Any]] = [
+        {**(watermark if i % 3 else {}), "temperature": [0.0, 1.2][i % 2], "seed": i}
+        for i in range(24)
+    ]
+    logits = random_logits(len(rows), 333, seed=8)
+    result, native = sample_rows(logits, rows), native_rows(logits, rows)
+    np.testing.assert_array_equal(result.token_ids, native["ids"])
+    unmarked = sample_rows(logits, [{**row, "watermark_delta": 0.0} for row in rows])
+    assert (result.token_ids != unmarked.token_ids).any()
+
+
 def test_rows_do_not_touch_each_other() -> None:
     """Different rules side by side give what they give alone."""
     vocab = 64

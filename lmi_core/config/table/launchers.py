@@ -196,7 +196,7 @@ OPTIONS = (
         "n_gpu_layers",
         Int(-1, words=("auto", "all")),
         "Layers on the GPU.",
-        no_effect("all layers are on one device: --device cuda puts them on the GPU"),
+        no_effect("all layers are on one device, a visible GPU unless --device cpu is written"),
     ),
     _llama(
         "ubatch_size",

@@ -15,7 +15,7 @@ OPTIONS = (
         actions={
             "lmi": honoured(
                 None,
-                "of requests on LMI's routes that don't say do_sample",
+                "of requests on LMI's routes that don't say decoding_strategy or do_sample",
                 test="tests/cli/test_options.py::test_defaults_of_requests_and_the_chat_template",
                 by_value={
                     "contrastive": needs("request.contrastive", "write greedy or sample", idle=())

@@ -337,7 +337,7 @@ OPTIONS = (
     _server(
         "ignore_watermark",
         Bool(),
-        "Serve TGI's requests for a watermark without one, and say so, instead of refusing them.",
+        "Serve TGI's requests for a watermark without one, and say so.",
         honoured(
             None,
             "reported in x-lmi-ignored-parameters",

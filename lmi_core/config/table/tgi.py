@@ -6,7 +6,6 @@ from lmi_core.config.table.option import (
     Option,
     honoured,
     mapped,
-    needs,
     no_effect,
     refused,
 )
@@ -20,7 +19,13 @@ _MIXED = no_effect(
 )
 _OWN_KERNELS = no_effect("the engine has kernels of its own; lmi doctor names them")
 _INTERNAL = no_effect("no shard processes are started")
-_NO_WATERMARK = "requests for one are refused, or served without one by ignore_watermark"
+_WATERMARK = honoured(
+    None,
+    "of requests with watermark: true on TGI's and LMI's routes",
+    capability="request.watermark",
+    tuning=True,
+    test="tests/server/dialects/tgi/test_tgi_http.py::test_watermarks",
+)
 _TRACES = "tests/server/http/test_tracing.py"
 _LIMITS = "tests/cli/test_options.py::test_limits_of_a_launcher"
 
@@ -139,9 +144,10 @@ OPTIONS = (
         "--max-batch-total-tokens",
         Int(1),
         "Token budget of the running batch.",
-        no_effect(
-            "the capacity of the KV cache is the budget, as in TGI for paged models; "
-            "option.kv_cache_bytes sets it"
+        honoured(
+            "max_batch_total_tokens",
+            "the size of the KV cache, where memory has room for it",
+            test="tests/config/test_honoured_limits.py::test_tokens_of_the_batch",
         ),
     ),
     _tgi(
@@ -284,13 +290,15 @@ OPTIONS = (
         "--watermark-gamma",
         Float(0, 1),
         "Share of the vocabulary favoured by the watermark.",
-        needs("request.watermark", _NO_WATERMARK, tuning=True, idle=()),
+        _WATERMARK,
+        0.5,
     ),
     _tgi(
         "--watermark-delta",
         Float(),
         "Bias of the watermark.",
-        needs("request.watermark", _NO_WATERMARK, tuning=True, idle=()),
+        _WATERMARK,
+        2.0,
     ),
     _tgi(
         "--ngrok",

@@ -35,7 +35,9 @@ class _Results(Protocol):
 
 
 class _SamplingTable(Protocol):
-    def gather(self, rows: list[int], drafts: list[list[int]], /) -> dict[str, Any]: ...
+    def gather(
+        self, rows: list[int], drafts: list[list[int]], previous_ids: list[int], /
+    ) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,9 @@ class SamplingInputs:
         target_ids = np.array(step.view("target_ids"), np.int32)
         positions = np.array(step.view("sample_positions"), np.int32)
         has_row = np.flatnonzero(sampling_rows >= 0)
-        rows = table.gather(sampling_rows[has_row].tolist(), _drafts(step, has_row))
+        previous_ids = step.view("token_ids")[step.view("logit_token_rows")[has_row]].tolist()
+        drafts = _drafts(step, has_row)
+        rows = table.gather(sampling_rows[has_row].tolist(), drafts, previous_ids)
 
         def spread(name: str, neutral: float) -> npt.NDArray[Any]:
             values = np.full(len(sampling_rows), neutral, rows[name].dtype)

@@ -123,6 +123,12 @@ def check_memory(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0
         )
 
 
+def shares_weights(config: EngineConfig, stored_bytes: int) -> bool:
+    """Whether processes find the packed weights of a checkpoint of this size in the cache."""
+    is_kept = cache_directory(config.repack_cache_dir) is not None
+    return is_kept and stored_bytes >= MIN_CHECKPOINT_BYTES
+
+
 def estimate_copies(
     config: EngineConfig, found: FoundModel, num_copies: int, claimed_bytes: int = 0
 ) -> Estimate:
@@ -130,8 +136,7 @@ def estimate_copies(
     cache, and divide the part of the memory that KV caches get."""
     each = replace(config, num_models=config.num_models * num_copies)
     needs = estimate(each, found, claimed_bytes)
-    is_shared = cache_directory(config.repack_cache_dir) is not None
-    num_weights = 1 if is_shared and needs.stored >= MIN_CHECKPOINT_BYTES else num_copies
+    num_weights = 1 if shares_weights(config, needs.stored) else num_copies
     return replace(
         needs,
         weights=num_weights * needs.weights,

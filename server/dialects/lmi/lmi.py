@@ -50,10 +50,13 @@ from lmi_server.dialects.lmi.output import (
 from lmi_server.dialects.lmi.pipeline_output import PipelineLinesRenderer
 from lmi_server.dialects.lmi.release import Release, split_parameters
 from lmi_server.dialects.lmi.sampling import (
+    cached_prompt,
+    num_beams,
     num_candidates,
     num_choices,
     sampling_params,
     truncate,
+    with_strategy,
 )
 from lmi_server.dialects.lmi.schema import (
     LmiBody,
@@ -92,8 +95,11 @@ class LmiOptions:
     """Speak as this release did (lmi_compat). None: as 0.29, and chats as OpenAI does."""
     pipeline: Literal["", "answers", "lines", "lines with prompt"] = ""
     """Answer as LMI does without a rolling batch (rolling_batch=disable, enable_streaming)."""
-    samples: bool = False
-    """Requests that don't say do_sample sample (decoding_strategy=sample)."""
+    strategy: str = ""
+    """How requests that don't say it are decoded (decoding_strategy); "": their other parameters
+    decide."""
+    watermark_gamma: float = 0.5
+    watermark_delta: float = 2.0
     stop: tuple[str, ...] = ()
     """Texts that end every answer (stop_sequence)."""
     statuses: Mapping[str, int] = field(default_factory=dict)
@@ -148,7 +154,8 @@ class LmiProtocol(Protocol):
         fields = unknown_fields(call.body, body.__struct_fields__) if _is_json(call) else ()
         check_num_sequences(len(prompts), num_candidates(parameters), "inputs")
         adapters = self._adapters.chosen(body.adapters, call, len(prompts))
-        _refuse_cached_prompt(body)
+        parameters, ignored = with_strategy(parameters, self._options.strategy)
+        cached, not_cached = cached_prompt(body, parameters)
         stream = bool(body.stream) and self._release.has_stream_field
         if self._options.custom_formatter:
             formatter = _CUSTOM
@@ -166,12 +173,16 @@ class LmiProtocol(Protocol):
             _refuse_streamed(answer)
         elif pipeline.startswith("lines"):
             _refuse_candidates(answer)
-        if parameters.do_sample is None and self._options.samples:
-            parameters = msgspec.structs.replace(parameters, do_sample=True)
         params = sampling_params(
             parameters, answer, shows_tokens=answer.details or formatter != "json"
         )
         params = replace(params, stop=(*params.stop, *self._options.stop))
+        if parameters.watermark:
+            params = replace(
+                params,
+                watermark_gamma=self._options.watermark_gamma,
+                watermark_delta=self._options.watermark_delta,
+            )
         make: Callable[..., GenerationRequest] = GenerationRequest
         renderer = _renderer(formatter, answer)
         if pipeline.startswith("lines"):
@@ -188,7 +199,7 @@ class LmiProtocol(Protocol):
             requests=tuple(
                 make(
                     request_id=call.request_id if len(prompts) == 1 else f"{call.request_id}-{i}",
-                    prompt=prompt,
+                    prompt=cached + prompt,
                     params=params,
                     echo=answer.prompt_tokens,
                     adapter=adapters[i],
@@ -197,7 +208,11 @@ class LmiProtocol(Protocol):
             ),
             renderer=renderer,
             truncate_prompt_tokens=truncate(parameters),
-            headers=report_unknown(call.request_id, (*fields, *later, *unknown), "parameters"),
+            headers=report_unknown(
+                call.request_id,
+                (*fields, *later, *unknown, *ignored, *not_cached),
+                "parameters",
+            ),
         )
 
     def error(self, error: Exception) -> Reply:
@@ -265,6 +280,7 @@ class LmiProtocol(Protocol):
             as_list=tgi_compat or isinstance(body.inputs, list),
             num_choices=choices,
             num_candidates=num_candidates(parameters),
+            is_ranked=num_beams(parameters) > 1,
             details=details or choices > 1,
             full_text=parameters.return_full_text,
             prompt_tokens=parameters.decoder_input_details
@@ -321,15 +337,6 @@ def _prompts(body: LmiBody) -> tuple[str, ...]:
             field="inputs",
         )
     return prompts
-
-
-def _refuse_cached_prompt(body: LmiBody) -> None:
-    if body.cached_prompt:
-        raise UserError(
-            "cached_prompt is not available in this version; leave it out "
-            "(common prompt prefixes are cached without it)",
-            field="cached_prompt",
-        )
 
 
 def _refuse_streamed(answer: Answer) -> None:

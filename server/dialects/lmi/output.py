@@ -33,6 +33,8 @@ class Answer:
     num_choices: int = 1
     num_candidates: int = 1
     """Generated per prompt; the choices are the likeliest of them."""
+    is_ranked: bool = False
+    """Candidates come in the order of their rank."""
     details: bool = False
     full_text: bool = False
     """Put the prompt in front of the generated text."""
@@ -84,7 +86,9 @@ class _Record:
 
     def best(self) -> list[_Choice]:
         """Those to return, the likeliest first."""
-        ranked = sorted(self.choices, key=lambda choice: -choice.logprob)
+        ranked = self.choices
+        if not self.answer.is_ranked:
+            ranked = sorted(ranked, key=lambda choice: -choice.logprob)
         return ranked[: self.answer.num_choices]
 
     def add_prompt(self, prompt: Sequence[PromptToken]) -> None:

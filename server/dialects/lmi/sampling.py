@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
 from lmi_server.dialects.grammar_fields import GUIDED_FIELDS, grammar_of
 from lmi_server.dialects.lmi.output import Answer
-from lmi_server.dialects.lmi.schema import LmiParameters
+from lmi_server.dialects.lmi.schema import LmiBody, LmiParameters
+from lmi_server.dialects.logit_bias import logit_bias
 
 _NUM_CHOICES_MAX = 128
+_STRATEGY_TOP_K = 4
+"""Of decoding_strategy=sample, where a request has none."""
+
+
+def num_beams(parameters: LmiParameters) -> int:
+    """1: no beam search. ``use_beam_search`` has as many as there are candidates, as LMI 0.29's
+    names for it do; UserError for two different numbers."""
+    beams, best_of = parameters.num_beams, parameters.best_of
+    if beams == 1 and parameters.use_beam_search:
+        return best_of or parameters.n or 1
+    if beams > 1 and best_of not in (None, beams):
+        raise UserError(
+            f"parameters.best_of is {best_of}, but parameters.num_beams is {beams}: with beams "
+            "both mean the same, leave one of them out",
+            field="parameters.best_of",
+        )
+    return beams
 
 
 def num_choices(parameters: LmiParameters) -> int:
-    """How many sequences to return: without ``n`` all of ``best_of``, as LMI 0.29 does."""
-    n, best_of = parameters.n, parameters.best_of
-    choices = next((value for value in (n, best_of) if value is not None), 1)
+    """How many sequences to return: without ``n`` all of ``best_of``, or all beams, as LMI 0.29
+    does."""
+    given = (parameters.n, parameters.num_return_sequences, parameters.best_of)
+    choices = next((value for value in given if value is not None), parameters.num_beams)
     if not 1 <= choices <= _NUM_CHOICES_MAX:
         raise UserError(
             f"n must be between 1 and {_NUM_CHOICES_MAX}, got {choices}", field="parameters.n"
@@ -26,12 +47,48 @@ def num_choices(parameters: LmiParameters) -> int:
 def num_candidates(parameters: LmiParameters) -> int:
     """How many sequences to generate; the best ``n`` of ``best_of`` are returned."""
     choices, best_of = num_choices(parameters), parameters.best_of
+    if num_beams(parameters) > 1:  # of which the engine gives the best
+        return choices
     if best_of is None or choices <= best_of <= _NUM_CHOICES_MAX:
         return best_of or choices
     raise UserError(
         f"parameters.best_of must be between n ({choices}) and {_NUM_CHOICES_MAX}, got {best_of}",
         field="parameters.best_of",
     )
+
+
+def with_strategy(parameters: LmiParameters, default: str) -> tuple[LmiParameters, tuple[str, ...]]:
+    """What a decoding strategy, the request's or the ``default`` one, makes of parameters, and the
+    names of those that it ignores; without one they stay as they are (format reference, 5.7)."""
+    strategy = parameters.decoding_strategy or default
+    if not strategy:
+        return parameters, ()
+    do_sample = parameters.do_sample
+    if do_sample is None:
+        do_sample = strategy == "sample"
+    top_k = _STRATEGY_TOP_K if do_sample and parameters.top_k is None else parameters.top_k
+    ignored: tuple[str, ...] = ()
+    if do_sample and top_k and top_k > 0 and parameters.top_p not in (None, 1.0):
+        ignored = ("top_p",)
+    top_p = None if ignored else parameters.top_p
+    return msgspec.structs.replace(
+        parameters, do_sample=do_sample, top_k=top_k, top_p=top_p
+    ), ignored
+
+
+def min_new_tokens(parameters: LmiParameters) -> int:
+    """The least number of tokens, by whichever of its names; UserError if it is over the most."""
+    p, most = parameters, parameters.max_new_tokens
+    least = {"min_length": p.min_length, "min_new_tokens": p.min_new_tokens}
+    name, value = max(least.items(), key=lambda item: item[1] or 0)
+    if not value:
+        name, value = "min_tokens", p.min_tokens
+    if most > 0 and not 0 <= value <= most:
+        raise UserError(
+            f"parameters.{name} must be between 0 and max_new_tokens ({most}), got {value}",
+            field=f"parameters.{name}",
+        )
+    return value
 
 
 def sampling_params(
@@ -42,18 +99,12 @@ def sampling_params(
     logprobs = max(
         _count("top_n_tokens", parameters.top_n_tokens), _count("logprobs", parameters.logprobs)
     )
-    least, most = parameters.min_tokens, parameters.max_new_tokens
-    if most > 0 and not 0 <= least <= most:
-        raise UserError(
-            f"parameters.min_tokens must be between 0 and max_new_tokens ({most}), got {least}",
-            field="parameters.min_tokens",
-        )
     prompt_logprobs = parameters.prompt_logprobs
     if answer.prompt_tokens and prompt_logprobs is None:
         prompt_logprobs = 0
     return SamplingParams(
         max_new_tokens=parameters.max_new_tokens,
-        min_new_tokens=parameters.min_tokens,
+        min_new_tokens=min_new_tokens(parameters),
         temperature=_temperature(parameters),
         top_k=0 if parameters.top_k in (None, -1) else parameters.top_k or 0,
         top_p=1.0 if parameters.top_p is None else parameters.top_p,
@@ -71,6 +122,13 @@ def sampling_params(
         logprobs=logprobs if shows_tokens or answer.num_candidates > 1 else None,
         prompt_logprobs=prompt_logprobs,
         skip_special_tokens=parameters.skip_special_tokens,
+        no_repeat_ngram_size=parameters.no_repeat_ngram_size,
+        bad_words=(*parameters.bad_words, *parameters.bad_sequences),
+        bad_words_ids=tuple(map(tuple, parameters.bad_words_ids)),
+        logit_bias=logit_bias(parameters.logit_bias),
+        num_beams=num_beams(parameters),
+        length_penalty=parameters.length_penalty,
+        early_stopping=parameters.early_stopping,  # type: ignore[arg-type]
         grammar=_grammar(parameters),
     )
 
@@ -113,6 +171,15 @@ def _seed(seed: int | str | None) -> int | None:
     if seed.isdecimal() and len(seed) <= 20:
         return int(seed)
     raise UserError(f"parameters.seed must be an integer, got {seed[:40]!r}", field="seed")
+
+
+def cached_prompt(body: LmiBody, parameters: LmiParameters) -> tuple[str, tuple[str, ...]]:
+    """The text in front of the inputs, and the name of one that isn't used (format reference, 5.9):
+    what prompts begin with is cached whether a request says so or not."""
+    text = body.cached_prompt or parameters.cached_prompt or ""
+    if not text or parameters.use_lru_kv_cache:
+        return text, ()
+    return "", ("cached_prompt",)
 
 
 def truncate(parameters: LmiParameters) -> int | None:

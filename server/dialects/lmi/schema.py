@@ -50,6 +50,13 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] = []
     stop_token_ids: list[int] = []
     min_tokens: int = 0
+    min_new_tokens: int | None = None
+    min_length: int | None = None
+    no_repeat_ngram_size: int = 0
+    bad_words: list[str] = []
+    bad_sequences: list[str] = []
+    bad_words_ids: list[list[int]] = []
+    logit_bias: dict[str, float] = {}
     ignore_eos_token: bool = False
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
@@ -65,15 +72,19 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     guided_choice: list[Any] | None = None
     guided_grammar: str | None = None
 
-    # Parsed so that they can be refused: their mechanism isn't there.
+    watermark: bool = False
+    decoding_strategy: str | None = None
+    cached_prompt: str | None = None
+    use_lru_kv_cache: bool = False
+
     num_beams: int = 1
     use_beam_search: bool = False
     length_penalty: float = 1.0
-    early_stopping: bool = False
-    watermark: bool = False
+    early_stopping: bool | str = False
+    num_return_sequences: int | None = None
+
+    # Parsed so that it can be refused: its mechanism isn't there.
     spaces_between_special_tokens: bool = True
-    decoding_strategy: str | None = None
-    cached_prompt: str | None = None
 
 
 class LmiRequest(LmiBody, frozen=True):
@@ -85,16 +96,16 @@ class LmiRequest(LmiBody, frozen=True):
 _WITHIN = shape(response_format=RESPONSE_FORMAT)
 _KNOWN = frozenset(LmiParameters.__struct_fields__)
 _NEUTRAL = {
-    "num_beams": 1,
-    "use_beam_search": False,
-    "length_penalty": 1.0,
-    "early_stopping": False,
-    "watermark": False,
     "spaces_between_special_tokens": True,
-    "decoding_strategy": None,
-    "cached_prompt": None,
 }
-_LEAST = {"num_beams": 1, "best_of": 1}
+_LEAST = {
+    "num_beams": 1,
+    "best_of": 1,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+}
+STRATEGIES = ("greedy", "sample")
 _BODY = msgspec.json.Decoder(LmiBody)
 
 
@@ -124,7 +135,14 @@ def decode_parameters(raw: dict[str, Any]) -> tuple[LmiParameters, tuple[str, ..
 
 
 def _check_ranges(parameters: LmiParameters) -> None:
-    """Of parameters that the engine doesn't check, since it doesn't have them."""
+    """Of parameters that the engine doesn't check, since it doesn't have them by these names."""
+    strategy = parameters.decoding_strategy
+    if strategy is not None and strategy not in STRATEGIES:
+        allowed = " or ".join(STRATEGIES)
+        raise UserError(
+            f"parameters.decoding_strategy must be {allowed}, got {strategy[:40]!r}",
+            field="parameters.decoding_strategy",
+        )
     for name, least in _LEAST.items():
         value = getattr(parameters, name)
         if value is not None and value < least:

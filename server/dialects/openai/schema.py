@@ -15,14 +15,13 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
 from lmi_server.dialects.grammar_fields import GUIDED_FIELDS, RESPONSE_FORMAT, grammar_of
+from lmi_server.dialects.logit_bias import logit_bias
 from lmi_server.dialects.openai.output import Extras
 from lmi_server.dialects.unknown_fields import shape
 
 _TEMPERATURE_MAX = 2.0
 _NUM_CHOICES_MAX = 128
 _SEED_BITS = 64
-_MAX_NAMED = 16
-"""Of the keys at fault, so many are named."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -71,6 +70,8 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     prompt_logprobs: int | None = None
+    bad_words: list[str] | None = None
+    no_repeat_ngram_size: int | None = None
     allowed_token_ids: list[int] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -82,13 +83,14 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     guided_choice: list[Any] | None = None
     guided_grammar: str | None = None
 
-    # Parsed so that they can be refused: their mechanism isn't there.
     use_beam_search: bool | None = None
+    num_beams: int | None = None
     length_penalty: float | None = None
-    bad_words: list[str] | None = None
+    early_stopping: bool | str | None = None
+
+    # Parsed so that they can be refused: their mechanism isn't there.
     logits_processors: list[Any] | None = None
     watermark: bool | None = None
-    num_beams: int | None = None
     adapter_id: str | None = None
 
     @property
@@ -98,8 +100,18 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_candidates(self) -> int:
-        """How many to generate per prompt; the best of them are returned."""
+        """How many to generate per prompt; the best of them are returned. Of beams the engine gives
+        the best alone."""
+        if self.beams > 1:
+            return self.num_choices
         return self.num_choices if self.best_of is None else self.best_of
+
+    @property
+    def beams(self) -> int:
+        """As vLLM counts them for use_beam_search, unless num_beams says it; 1: no beam search."""
+        if self.use_beam_search and self.num_beams is None:
+            return self.best_of or self.num_choices
+        return self.num_beams or 1
 
     @property
     def includes_usage(self) -> bool:
@@ -125,12 +137,8 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "bad_words": ([],),
     "logits_processors": ([],),
     "watermark": (False,),
-    "num_beams": (1,),
 }
 """Fields without a mechanism, and the values that ask for what happens anyway."""
 
@@ -186,10 +194,13 @@ def common_sampling_params(
     check_range("min_tokens", body.min_tokens, 0, max_new_tokens or None)
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     skip_special_tokens = body.skip_special_tokens
+    temperature = body.temperature
+    if temperature is None:
+        temperature = 1.0 if body.beams == 1 else 0.0
     return SamplingParams(
         max_new_tokens=max_new_tokens,
         min_new_tokens=body.min_tokens or 0,
-        temperature=1.0 if body.temperature is None else body.temperature,
+        temperature=temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=0 if body.top_k in (None, -1) else body.top_k or 0,
         min_p=body.min_p or 0.0,
@@ -203,7 +214,9 @@ def common_sampling_params(
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
         prompt_logprobs=_most(prompt_logprobs, body.prompt_logprobs),
-        logit_bias=_logit_bias(body.logit_bias or {}),
+        logit_bias=logit_bias(body.logit_bias or {}),
+        no_repeat_ngram_size=body.no_repeat_ngram_size or 0,
+        bad_words=tuple(body.bad_words or ()),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
@@ -211,6 +224,9 @@ def common_sampling_params(
         allowed_token_ids=None
         if body.allowed_token_ids is None
         else tuple(sorted(set(body.allowed_token_ids))),
+        num_beams=body.beams,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        early_stopping=body.early_stopping or False,  # type: ignore[arg-type]
         grammar=requested_grammar(body),
     )
 
@@ -248,18 +264,3 @@ def _most(*counts: int | None) -> int | None:
 
 def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
-
-
-def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    wrong = [
-        repr(name[:40])
-        for name in biases
-        if not (name.isascii() and name.isdecimal()) or len(name) > 10
-    ]
-    if wrong:
-        more = f" and {len(wrong) - _MAX_NAMED} more" if len(wrong) > _MAX_NAMED else ""
-        raise UserError(
-            f"logit_bias has the keys {', '.join(wrong[:_MAX_NAMED])}{more}; keys are token ids",
-            field="logit_bias",
-        )
-    return tuple((int(name), bias) for name, bias in biases.items())

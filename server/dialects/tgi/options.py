@@ -23,7 +23,9 @@ class TgiOptions:
     """Longest prompt; None: what the engine takes."""
     disable_grammar_support: bool = False
     ignores_watermark: bool = False
-    """A watermark that is asked for isn't made, and reported; else it is refused."""
+    """A watermark that is asked for isn't made, and reported."""
+    watermark_gamma: float = 0.5
+    watermark_delta: float = 2.0
     enable_prefill_logprobs: bool = False
     """Release 3 reports no prompt tokens without it; release 2 always does."""
     model_id: str = "model"

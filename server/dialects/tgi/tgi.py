@@ -17,7 +17,6 @@ from msgspec import UNSET, UnsetType
 
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.structured.grammar import Grammar
 from lmi_server.dialects.base import HttpError, ParsedCall, Renderer
 from lmi_server.dialects.tgi.events import (
     Answer,
@@ -40,7 +39,7 @@ from lmi_server.dialects.tgi.validation import (
     check_inputs,
     check_lengths,
     check_parameters,
-    refuse_unavailable,
+    wants_watermark,
 )
 from lmi_server.models.loaded_model import LoadedModel
 
@@ -166,9 +165,8 @@ class TgiProtocol:
             answer = self._answer(job, generation, prompt, timing)
             answers.append(answer)
             adapter = self._adapter(generation, request_id)
-            requests += _requests(
-                f"{request_id}-{len(answers)}", generation, prompt, answer, adapter
-            )
+            params = self._sampling_params(generation, answer, prompt)
+            requests += _requests(f"{request_id}-{len(answers)}", prompt, params, answer, adapter)
         return ParsedCall(
             requests=tuple(requests), renderer=job.render(answers), headers=self.headers(job)
         )
@@ -182,7 +180,8 @@ class TgiProtocol:
         timing = Timing(started_s=now_s, validated_s=now_s)
         answer = self._answer(job, job.fallback, prompt, timing)
         adapter = self._adapter(job.fallback, request_id)
-        [request] = _requests(f"{request_id}-text", job.fallback, prompt, answer, adapter)
+        params = self._sampling_params(job.fallback, answer, prompt)
+        [request] = _requests(f"{request_id}-text", prompt, params, answer, adapter)
         return request
 
     def headers(self, job: Job) -> dict[str, str]:
@@ -225,8 +224,8 @@ class TgiProtocol:
             version=options.version,
             is_disabled=options.disable_grammar_support,
         )
-        refuse_unavailable(parameters, options)
-        return replace(prompt, grammar=grammar)
+        has_watermark = wants_watermark(parameters, options)
+        return replace(prompt, grammar=grammar, has_watermark=has_watermark)
 
     def _answer(self, job: Job, generation: Generation, prompt: Prompt, timing: Timing) -> Answer:
         parameters, options = generation.parameters, self.options
@@ -250,6 +249,35 @@ class TgiProtocol:
             version=options.version,
         )
 
+    def _sampling_params(
+        self, generation: Generation, answer: Answer, prompt: Prompt
+    ) -> SamplingParams:
+        p = generation.parameters
+        temperature = 1.0 if p.temperature is None else p.temperature
+        filters = (p.top_k, p.top_p, p.typical_p)
+        samples = p.do_sample or temperature != 1.0 or any(value is not None for value in filters)
+        return SamplingParams(
+            max_new_tokens=answer.max_new_tokens,
+            temperature=temperature if samples else 0.0,
+            top_k=p.top_k or 0,
+            top_p=1.0 if p.top_p is None else p.top_p,
+            typical_p=1.0 if p.typical_p is None else p.typical_p,
+            repetition_penalty=1.0 if p.repetition_penalty is None else p.repetition_penalty,
+            presence_penalty=generation.presence_penalty,
+            frequency_penalty=p.frequency_penalty or 0.0,
+            logit_bias=generation.logit_bias,
+            seed=p.seed if samples else None,
+            stop=tuple(p.stop),
+            include_stop=True,
+            logprobs=((p.top_n_tokens or 0) if answer.top_tokens else 0)
+            if answer.shows_logprobs
+            else None,
+            prompt_logprobs=0 if answer.prefill else None,
+            grammar=prompt.grammar,
+            watermark_gamma=self.options.watermark_gamma,
+            watermark_delta=self.options.watermark_delta if prompt.has_watermark else 0.0,
+        )
+
 
 def _parameters(given: GenerateParameters | UnsetType) -> GenerateParameters:
     """Without any parameters the text is sampled; with some, only if they say so."""
@@ -257,10 +285,9 @@ def _parameters(given: GenerateParameters | UnsetType) -> GenerateParameters:
 
 
 def _requests(
-    request_id: str, generation: Generation, prompt: Prompt, answer: Answer, adapter: str
+    request_id: str, prompt: Prompt, params: SamplingParams, answer: Answer, adapter: str
 ) -> list[GenerationRequest]:
     """One per sequence: those of ``best_of`` have a seed of their own each."""
-    params = _sampling_params(generation, answer, prompt.grammar)
     return [
         GenerationRequest(
             request_id=f"{request_id}-{i}",
@@ -271,31 +298,3 @@ def _requests(
         )
         for i in range(answer.num_sequences)
     ]
-
-
-def _sampling_params(
-    generation: Generation, answer: Answer, grammar: Grammar | None
-) -> SamplingParams:
-    p = generation.parameters
-    temperature = 1.0 if p.temperature is None else p.temperature
-    filters = (p.top_k, p.top_p, p.typical_p)
-    samples = p.do_sample or temperature != 1.0 or any(value is not None for value in filters)
-    return SamplingParams(
-        max_new_tokens=answer.max_new_tokens,
-        temperature=temperature if samples else 0.0,
-        top_k=p.top_k or 0,
-        top_p=1.0 if p.top_p is None else p.top_p,
-        typical_p=1.0 if p.typical_p is None else p.typical_p,
-        repetition_penalty=1.0 if p.repetition_penalty is None else p.repetition_penalty,
-        presence_penalty=generation.presence_penalty,
-        frequency_penalty=p.frequency_penalty or 0.0,
-        logit_bias=generation.logit_bias,
-        seed=p.seed if samples else None,
-        stop=tuple(p.stop),
-        include_stop=True,
-        logprobs=((p.top_n_tokens or 0) if answer.top_tokens else 0)
-        if answer.shows_logprobs
-        else None,
-        prompt_logprobs=0 if answer.prefill else None,
-        grammar=grammar,
-    )

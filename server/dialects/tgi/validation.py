@@ -37,6 +37,7 @@ class Prompt:
     token_ids: tuple[int, ...]
     max_new_tokens: int
     grammar: Grammar | None = None
+    has_watermark: bool = False
 
 
 def check_best_of(parameters: GenerateParameters, options: TgiOptions, *, streams: bool) -> int:
@@ -133,13 +134,11 @@ def check_lengths(
     return Prompt(token_ids=tuple(token_ids), max_new_tokens=min(num_new, room))
 
 
-def refuse_unavailable(parameters: GenerateParameters, options: TgiOptions) -> None:
-    """Parameters that have no mechanism here; they are refused, since they change tokens, unless
-    the options have them ignored."""
+def wants_watermark(parameters: GenerateParameters, options: TgiOptions) -> bool:
+    """Whether to make the watermark; one that is asked for in vain is reported."""
     if parameters.watermark and options.ignores_watermark:
         log_ignored("a request's", ["parameters.watermark"])
-    elif parameters.watermark:
-        _fail("watermark", "`watermark` is not available in this version; leave it out")
+    return parameters.watermark and not options.ignores_watermark
 
 
 def _check_positive(name: str, value: float | None) -> None:

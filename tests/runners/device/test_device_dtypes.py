@@ -173,12 +173,3 @@ def test_fp8_checkpoints_serve(tmp_path: Path, form: str) -> None:
     assert info.weight_bytes < 0.8 * native.weight_bytes
     assert len(events) == len(others)
     assert events[0].logprob == pytest.approx(others[0].logprob, abs=0.1)
-
-
-def test_the_cpu_engine_makes_no_fp8() -> None:
-    async def start() -> None:
-        async with Engine(config_of(cached_checkpoint("llama2"), "cpu", quantize="fp8")):
-            pass
-
-    with pytest.raises(UserError, match="quantize=fp8 needs device=cuda; set quantize=int8"):
-        run(start())

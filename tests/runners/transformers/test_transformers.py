@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -10,6 +11,7 @@ from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import ModelError, UserError
 from lmi_core.settings.transformers_config import TransformersConfig
+from lmi_core.text.watermark import watermark_score
 from tests.backends.models import FAMILIES, checkpoint, is_greedy, oracle
 from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
 from tests.engine.harness import run
@@ -102,6 +104,23 @@ def test_padding_is_bounded_by_splits():
 async def _read(stream, count):
     for _ in range(count):
         await anext(stream)
+
+
+def test_bans_and_watermarks_hold_and_beams_are_refused():
+    prompt = prompts(1)[0]
+
+    async def main():
+        async with Engine(config("gpt2")) as engine:
+            with pytest.raises(UserError, match="but sequences of this model share no blocks"):
+                await ids_of(engine, prompt, num_beams=2)
+            banned = await ids_of(engine, prompt, 30, no_repeat_ngram_size=2)
+            marked = await ids_of(engine, prompt, 60, temperature=1.0, seed=1, watermark_delta=8.0)
+            return banned, marked
+
+    banned, marked = run(main())
+    pairs = list(pairwise([*prompt, *banned]))
+    assert len(set(pairs[len(prompt) - 1 :])) == 30
+    assert watermark_score([prompt[-1], *marked], VOCAB_SIZE) > 5
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mamba"])

@@ -168,9 +168,15 @@ def test_a_collector_that_is_gone_costs_nobody_an_answer() -> None:
     asyncio.run(run())
 
 
-def test_without_the_libraries_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_libraries_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in [name for name in sys.modules if name.startswith("opentelemetry.exporter")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(MissingExtraError, match=r"lmi-core\[otel\]"):
         open_tracer("http://localhost:4317", "lmi")
+    # A cluster may set it for all programs.
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4317")
+    assert open_tracer("http://localhost:4317", "lmi") is None
+    assert "lmi-core[otel]" in caplog.text

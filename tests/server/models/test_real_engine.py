@@ -91,6 +91,31 @@ def test_prefill_truncate_and_choices() -> None:
     asyncio.run(run())
 
 
+def test_beams_and_their_ranks() -> None:
+    async def run() -> None:
+        async with serving_engine(FakeRunner()) as (served, _):
+            asked = {**body(3, num_beams=3, details=True), "stream": False}
+            answer = await served.post(asked)
+            assert answer.status == 200, answer.body
+            details = json.loads(answer.body)["details"]
+            every = [details, *details["best_of_sequences"]]
+            means = [
+                sum(token["log_prob"] for token in one["tokens"]) / one["generated_tokens"]
+                for one in every
+            ]
+            assert len(means) == 3
+            assert means == sorted(means, reverse=True)
+            asked = body(3, num_beams=3, n=1)
+            streamed = (await served.post(asked)).body.decode().splitlines()
+            ids = [json.loads(line)["token"]["id"] for line in streamed]
+            assert ids == [token["id"] for token in details["tokens"]]
+            answer = await served.post({**body(3, num_beams=9), "stream": False})
+            assert answer.status == 424
+            assert "8 sequences in a step" in json.loads(answer.body)["error"]
+
+    asyncio.run(run())
+
+
 def test_full_queue_is_503_with_numbers() -> None:
     async def run() -> None:
         runner = FakeRunner(max_num_seqs=1, step_s=0.01)
@@ -109,9 +134,13 @@ def test_full_queue_is_503_with_numbers() -> None:
 
 
 def test_random_aborts_leave_the_block_pool_whole() -> None:
+    # The clients work in the server's loop: all of them in one turn would hold it.
+    opening = asyncio.Semaphore(10)
+
     async def one(served: Served, rng: random.Random) -> bool:
         """True: read to the end."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        async with opening:
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         try:
             asked = body(rng.randint(1, 40), prompt="p" * rng.randint(1, 60))
             asked["stream"] = rng.random() < 0.8

@@ -340,7 +340,14 @@ def test_fields_at_the_wrong_place_are_ignored_and_named() -> None:
         ({**parameters(n=1, best_of=2), "stream": True}, "best_of is 2, but only one sequence can"),
         ({"inputs": ["a", "b"], "stream": True}, "only one can be streamed"),
         ({"inputs": "a", "adapters": "french"}, "'french'"),
-        ({"inputs": "a", "cached_prompt": "x"}, "cached_prompt is not available"),
+        (parameters(decoding_strategy="beams"), "must be greedy or sample, got 'beams'"),
+        (parameters(min_new_tokens=4), "min_new_tokens must be between 0 and max_new_tokens (3)"),
+        (parameters(min_new_tokens=-1), "min_new_tokens must be at least 0, got -1"),
+        (parameters(min_length=5), "min_length must be between 0 and max_new_tokens (3), got 5"),
+        (parameters(no_repeat_ngram_size=-1), "no_repeat_ngram_size must be at least 0, got -1"),
+        (parameters(logit_bias={"x": 1}), "logit_bias has the keys 'x'; keys are token ids"),
+        (parameters(num_beams=4, best_of=3), "parameters.best_of is 3, but parameters.num_beams"),
+        ({**parameters(num_beams=4), "stream": True}, "only one sequence can be streamed"),
         ({"messages": []}, "messages is empty"),
         ({"messages": [{"role": "user", "content": "x"}]}, "has no chat template"),
     ],
@@ -354,14 +361,7 @@ def test_bad_bodies(body: dict[str, Any] | bytes, words: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("num_beams", 4),
-        ("use_beam_search", True),
-        ("length_penalty", 0.5),
-        ("early_stopping", True),
-        ("watermark", True),
         ("spaces_between_special_tokens", False),
-        ("decoding_strategy", "contrastive"),
-        ("cached_prompt", "x"),
     ],
 )
 def test_parameters_without_a_mechanism_are_refused(name: str, value: object) -> None:
@@ -370,7 +370,84 @@ def test_parameters_without_a_mechanism_are_refused(name: str, value: object) ->
 
 
 def test_neutral_values_of_those_are_accepted() -> None:
-    parse(parameters(num_beams=1, watermark=False, length_penalty=1))
+    parse(parameters(num_beams=1, watermark=False, spaces_between_special_tokens=True))
+
+
+@pytest.mark.parametrize(
+    ("asked", "default", "expected", "ignored"),
+    [
+        ({}, "", (0.0, 0, 1.0), None),
+        ({"top_p": 0.5}, "", (1.0, 0, 0.5), None),
+        ({}, "greedy", (0.0, 0, 1.0), None),
+        ({"temperature": 0.5}, "greedy", (0.0, 0, 1.0), None),
+        ({"do_sample": True}, "greedy", (1.0, 4, 1.0), None),
+        ({}, "sample", (1.0, 4, 1.0), None),
+        ({"do_sample": False}, "sample", (0.0, 0, 1.0), None),
+        ({"top_p": 0.5}, "sample", (1.0, 4, 1.0), "top_p"),
+        ({"top_p": 0.5, "top_k": 0}, "sample", (1.0, 0, 0.5), None),
+        ({"decoding_strategy": "greedy"}, "sample", (0.0, 0, 1.0), None),
+        ({"decoding_strategy": "greedy", "do_sample": True}, "", (1.0, 4, 1.0), None),
+        ({"decoding_strategy": "sample", "top_k": 9}, "", (1.0, 9, 1.0), None),
+    ],
+)
+def test_decoding_strategies(
+    asked: dict[str, Any], default: str, expected: tuple[float, int, float], ignored: str | None
+) -> None:
+    """By the request, else by the configuration; do_sample beats both, and top-4 is its own."""
+    parsed = parse(parameters(**asked), strategy=default)
+    params = parsed.requests[0].params
+    assert (params.temperature, params.top_k, params.top_p) == expected
+    assert parsed.headers.get(IGNORED_HEADER) == ignored
+
+
+def test_bans_and_biases_by_their_names() -> None:
+    names = {"bad_words": ["a"], "bad_sequences": ["b"], "bad_words_ids": [[1, 2]]}
+    asked = parameters(
+        **names, min_length=1, min_new_tokens=2, no_repeat_ngram_size=3, logit_bias={"7": -1.5}
+    )
+    params = parse(asked).requests[0].params
+    assert (params.bad_words, params.bad_words_ids) == (("a", "b"), ((1, 2),))
+    assert (params.min_new_tokens, params.no_repeat_ngram_size) == (2, 3)
+    assert params.logit_bias == ((7, -1.5),)
+
+
+def test_watermarks() -> None:
+    options = {"watermark_gamma": 0.25, "watermark_delta": 3.0}
+    params = parse(parameters(watermark=True), **options).requests[0].params
+    assert (params.watermark_gamma, params.watermark_delta) == (0.25, 3.0)
+    assert parse(parameters(), **options).requests[0].params.watermark_delta == 0.0
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_cached_prompt_comes_first_where_it_is_to_be_cached(inside: bool) -> None:
+    def ask(**more: Any) -> ParsedCall:
+        body = parameters(**more)
+        (body["parameters"] if inside else body)["cached_prompt"] = "Once "
+        return parse({**body, "inputs": "upon"})
+
+    assert ask(use_lru_kv_cache=True).requests[0].prompt == "Once upon"
+    ignored = ask()
+    assert ignored.requests[0].prompt == "upon"
+    assert ignored.headers[IGNORED_HEADER] == "cached_prompt"
+
+
+@pytest.mark.parametrize(
+    ("asked", "beams", "n"),
+    [
+        ({"num_beams": 4}, 4, 4),
+        ({"num_beams": 4, "n": 2}, 4, 2),
+        ({"num_beams": 4, "num_return_sequences": 1}, 4, 1),
+        ({"use_beam_search": True, "best_of": 3}, 3, 3),
+        ({"use_beam_search": True, "best_of": 3, "n": 2}, 3, 2),
+        ({"use_beam_search": True, "n": 2}, 2, 2),
+        ({"use_beam_search": True}, 1, 1),
+    ],
+)
+def test_beams(asked: dict[str, Any], beams: int, n: int) -> None:
+    more = {"length_penalty": 0.5, "early_stopping": "never"}
+    params = parse(parameters(**asked, **more)).requests[0].params
+    assert (params.num_beams, params.n) == (beams, n)
+    assert (params.length_penalty, params.early_stopping) == (0.5, "never")
 
 
 def test_content_types() -> None:

@@ -209,7 +209,7 @@ def test_logit_bias_and_stop(client: openai.OpenAI) -> None:
         ({"logit_bias": {"99999": 1}}, "logit_bias", "logit_bias are out of vocabulary"),
         ({"stop": [""]}, "stop", "empty string"),
         ({"best_of": 4, "n": 5}, "best_of", "best_of must be between 5 and 128, got 4"),
-        ({"extra_body": {"use_beam_search": True}}, "use_beam_search", "not available"),
+        ({"extra_body": {"num_beams": 4}, "stop": ["x"]}, "stop", "beam search has no stop"),
         ({"suffix": "x"}, "suffix", "no tokens for that"),
         ({"prompt": "x" * 5000}, "prompt", "maximum context length is"),
         ({"prompt": []}, "prompt", "must be provided and non-empty"),
@@ -346,3 +346,18 @@ def test_async_client(url: str) -> None:
             assert await stream(9) == texts[0]
 
     asyncio.run(run())
+
+
+def test_beams_come_in_the_order_of_their_scores(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 6, "logprobs": 0}
+    beams = client.completions.create(**asked, n=2, best_of=4, extra_body={"use_beam_search": True})
+    scores = []
+    for choice in beams.choices:
+        assert choice.logprobs is not None
+        logprobs = [logprob or 0.0 for logprob in choice.logprobs.token_logprobs or ()]
+        scores.append(sum(logprobs) / len(logprobs))
+    assert len(scores) == 2
+    assert scores == sorted(scores, reverse=True)
+    greedy = client.completions.create(**asked, temperature=0).choices[0]
+    assert greedy.logprobs is not None
+    assert scores[0] >= sum(greedy.logprobs.token_logprobs or ()) / 6 - 1e-6

@@ -18,9 +18,7 @@ from tests.server.fake_engine import FakeEngine
 from tests.server.harness import serving, serving_backend
 
 REFUSED = {
-    "use_beam_search": True,
-    "length_penalty": 0.5,
-    "bad_words": ["x"],
+    "watermark": True,
     "logits_processors": ["x"],
 }
 

@@ -312,12 +312,25 @@ def test_a_disconnect_frees_the_sequence() -> None:
     asyncio.run(run())
 
 
+def test_watermarks() -> None:
+    runner = FakeRunner()
+    tgi = configured("option.watermark_gamma=0.25", "option.watermark_delta=-1.5")["tgi"]
+    assert ask(tgi=tgi, runner=runner, watermark=True).status == 200
+    settings = runner.fake_sampling.rows[0].settings
+    assert (settings["watermark_gamma"], settings["watermark_delta"]) == (0.25, -1.5)
+    plain, usual = FakeRunner(), FakeRunner()
+    assert ask(tgi=tgi, runner=plain).status == 200
+    assert plain.fake_sampling.rows[0].settings["watermark_delta"] == 0.0
+    assert ask(runner=usual, watermark=True).status == 200
+    settings = usual.fake_sampling.rows[0].settings
+    assert (settings["watermark_gamma"], settings["watermark_delta"]) == (0.5, 2.0)
+
+
 def test_watermarks_may_be_ignored() -> None:
     tgi = configured("ignore_watermark=true")["tgi"]
     answer = ask(tgi=tgi, watermark=True)
     assert (answer.status, answer.headers[IGNORED_HEADER]) == (200, "parameters.watermark")
     assert IGNORED_HEADER not in ask(tgi=tgi, watermark=False).headers
-    assert ask(watermark=True).status == 422
 
 
 def test_the_compute_type() -> None:

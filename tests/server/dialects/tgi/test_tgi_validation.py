@@ -22,7 +22,6 @@ from lmi_server.dialects.tgi.validation import (
     check_inputs,
     check_lengths,
     check_parameters,
-    refuse_unavailable,
 )
 
 OPTIONS = TgiOptions()
@@ -149,11 +148,6 @@ def test_release_3_checks_a_slice_and_stops_at_the_end_of_the_context() -> None:
     assert message_of(check_lengths, range(1030), parameters, limits, 3).endswith(
         "Given: 1030 `inputs` tokens and 1024 `max_new_tokens`"
     )
-
-
-def test_watermarks_are_refused() -> None:
-    message = message_of(refuse_unavailable, GenerateParameters(watermark=True), TgiOptions())
-    assert message == "`watermark` is not available in this version; leave it out"
 
 
 @pytest.mark.parametrize("version", [2, 3])
