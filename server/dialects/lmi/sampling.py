@@ -35,11 +35,13 @@ def num_beams(parameters: LmiParameters) -> int:
 def num_choices(parameters: LmiParameters) -> int:
     """How many sequences to return: without ``n`` all of ``best_of``, or all beams, as LMI 0.29
     does."""
-    given = (parameters.n, parameters.num_return_sequences, parameters.best_of)
-    choices = next((value for value in given if value is not None), parameters.num_beams)
+    names = ("n", "num_return_sequences", "best_of")
+    name = next((name for name in names if getattr(parameters, name) is not None), "num_beams")
+    choices: int = getattr(parameters, name)
     if not 1 <= choices <= _NUM_CHOICES_MAX:
         raise UserError(
-            f"n must be between 1 and {_NUM_CHOICES_MAX}, got {choices}", field="parameters.n"
+            f"parameters.{name} must be between 1 and {_NUM_CHOICES_MAX}, got {choices}",
+            field=f"parameters.{name}",
         )
     return choices
 
