@@ -9,9 +9,6 @@ import pytest
 
 from lmi_core.config.explain import main
 from lmi_core.config.judge import judge
-from lmi_core.config.resolve import examine
-
-
 from lmi_core.config.resolve import examine, resolve_entry
 from lmi_core.config.sources.load_models import ModelEntry
 from lmi_core.config.table.capabilities import BACKENDS
