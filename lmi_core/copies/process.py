@@ -195,7 +195,7 @@ class CopyProcess:
             case "batch":
                 self._on_batch(self, Batch(*rest))
             case "taken":
-                self.unread.pop(*rest, None)
+                self.unread.pop(rest[0], None)
             case "stats":
                 self._take_stats(*rest)
             case "ready":
