@@ -96,7 +96,7 @@ class Copies:
             raise EngineError(f"the copies are {self._state}; they can be started once")
         self._state = LifeState.LOADING
         try:
-            await asyncio.to_thread(self._check_memory)
+            await asyncio.to_thread(self._check_memory, self._supervisor.num_wanted)
             await self._adapters.start()
             await self._supervisor.start()
         except BaseException:
@@ -259,8 +259,10 @@ class Copies:
         """When the copies that take requests were started, in seconds since the epoch."""
         return [copy.started_at for copy in self._supervisor.copies]
 
-    def scale(self, min_workers: int, max_workers: int) -> None:
-        """Run ``min_workers`` copies from now on, in the background."""
+    async def scale(self, min_workers: int, max_workers: int) -> None:
+        """Run ``min_workers`` copies from now on, in the background. InsufficientMemoryError where
+        they don't fit, and all stays as it was."""
+        await asyncio.to_thread(self._check_memory, min_workers)
         self._supervisor.scale(min_workers)
 
     # What the supervisor asks and says.
@@ -382,12 +384,12 @@ class Copies:
             on_end=on_end,
         )
 
-    def _check_memory(self) -> None:
+    def _check_memory(self, num_copies: int) -> None:
         """Raise InsufficientMemoryError unless all copies fit; then what they need is theirs."""
         from lmi_core.runners.cpu.cpu_runner import find_cpu_model
         from lmi_core.runners.cpu.memory_needs import check_copies, shares_weights
 
-        claimed_bytes, num_copies = HOST_MEMORY.total_bytes, self._supervisor.num_wanted
+        claimed_bytes = HOST_MEMORY.total_bytes - HOST_MEMORY.of(self)
         found = find_cpu_model(self.config, claimed_bytes)
         num_bytes = check_copies(self.config, found, num_copies, claimed_bytes)
         self._shares_weights = shares_weights(self.config, found.checkpoint.stored_bytes)

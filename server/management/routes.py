@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from lmi_core.errors import LmiError
+from lmi_core.errors import InsufficientMemoryError, LmiError
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.routes import ServerRoute, management_route
 from lmi_server.management.audit import SAID
@@ -26,6 +26,7 @@ from lmi_server.models.backend import Scales
 from lmi_server.models.model import ModelState, ServedModel
 from lmi_server.models.model_registry import ModelRegistry
 
+_MAX_WORKERS = 1000
 _MAX_PARAMETERS = 1000
 _JSON = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 
@@ -96,6 +97,7 @@ async def unregister(request: web.Request, models: ModelRegistry) -> web.Respons
 
 
 async def _set_workers(models: ModelRegistry, model: ServedModel, least: int, most: int) -> None:
+    before = model.min_workers, model.max_workers
     model.min_workers, model.max_workers = least, most
     if most == 0 and model.state is not ModelState.STOPPED:
         await models.stop(model)
@@ -106,7 +108,11 @@ async def _set_workers(models: ModelRegistry, model: ServedModel, least: int, mo
             raise load_error(error) from error
     backend = None if model.loaded is None else model.loaded.backend
     if isinstance(backend, Scales):
-        backend.scale(least, most)
+        try:
+            await backend.scale(least, most)
+        except InsufficientMemoryError as error:
+            model.min_workers, model.max_workers = before
+            raise load_error(error) from error
 
 
 def _found(request: web.Request, models: ModelRegistry) -> list[ServedModel]:
@@ -143,6 +149,8 @@ def _check_workers(least: int, most: int, *, has_processes: bool) -> None:
         raise bad_request(
             f"min_worker={least} and max_worker={most}: 0 <= min_worker <= max_worker must hold"
         )
+    if most > _MAX_WORKERS:
+        raise bad_request(f"max_worker={most}; at most {_MAX_WORKERS} are allowed")
     if most > 1 and not has_processes:
         raise bad_request(
             f"max_worker={most}: one engine in the server's own process serves the model, and "

@@ -91,8 +91,8 @@ class Scales(Protocol):
         """When those that take requests were started, in seconds since the epoch."""
         ...
 
-    def scale(self, min_workers: int, max_workers: int) -> None:
-        """Keep other numbers of them from now on."""
+    async def scale(self, min_workers: int, max_workers: int) -> None:
+        """Keep other numbers of them from now on; InsufficientMemoryError where they don't fit."""
         ...
 
 

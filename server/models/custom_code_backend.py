@@ -44,7 +44,7 @@ class CustomCodeBackend:
     def worker_starts(self) -> list[float]:
         return [worker.started_at for worker in self.pool.workers if worker.is_ready]
 
-    def scale(self, min_workers: int, max_workers: int) -> None:
+    async def scale(self, min_workers: int, max_workers: int) -> None:
         """Those too many end once they are idle."""
         self.pool.scale(min_workers, max_workers)
 

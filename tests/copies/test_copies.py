@@ -172,7 +172,7 @@ def test_another_number_of_copies_loses_no_request() -> None:
         reference = await expected()
         async with Copies(config, 1) as copies:
             streams = [asyncio.create_task(read(copies, one)) for one in requests()[:6]]
-            copies.scale(2, 2)
+            await copies.scale(2, 2)
             assert copies.lacks_workers
             await until(lambda: len(copies.copies) == 2 and not copies._supervisor.is_scaling, 60)
             answers = await asyncio.gather(*streams)

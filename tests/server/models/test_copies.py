@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lmi_core import _native
 from lmi_core.copies.copies import Copies
 from lmi_server.http.metrics import Metrics
 from lmi_server.models.loading import recipe_of, server_options
@@ -48,7 +49,10 @@ async def workers(served: Served) -> list[Any]:
     return group["workers"]  # type: ignore[no-any-return]
 
 
-def test_copies_behind_one_server() -> None:
+cpu_info, SMALL = _native.cpu_info, {"memory_limit_bytes": 64 << 20}
+
+
+def test_copies_behind_one_server(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         models = registry_of("num_threads=1")
         async with models, serving_models(models) as served:
@@ -68,6 +72,13 @@ def test_copies_behind_one_server() -> None:
             assert json.loads((await served.ask("GET", "/ping")).body)["model"] == {
                 "status": "Healthy"
             }
+            many = await served.ask("PUT", "/models/model?min_worker=1001")
+            assert (many.status, b"at most 1000 are allowed" in many.body) == (400, True)
+            monkeypatch.setattr(_native, "cpu_info", lambda: cpu_info() | SMALL)
+            more = await served.ask("PUT", "/models/model?min_worker=1000")
+            assert (more.status, b"1000 copies of the model" in more.body) == (507, True)
+            monkeypatch.undo()
+            assert len(copies.copies) == 2
             assert (await served.ask("PUT", "/models/model?min_worker=1")).status == 200
             await eventually(lambda: len(copies.copies) == 1, 30)
             assert len(await workers(served)) == 1
