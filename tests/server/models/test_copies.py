@@ -78,7 +78,7 @@ def test_copies_behind_one_server(monkeypatch: pytest.MonkeyPatch) -> None:
             more = await served.ask("PUT", "/models/model?min_worker=1000")
             assert (more.status, b"1000 copies of the model" in more.body) == (507, True)
             monkeypatch.undo()
-            assert len(copies.copies) == 2
+            await eventually(lambda: len(copies.copies) == 2, 30)
             assert (await served.ask("PUT", "/models/model?min_worker=1")).status == 200
             await eventually(lambda: len(copies.copies) == 1, 30)
             assert len(await workers(served)) == 1
