@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -14,7 +13,7 @@ from aiohttp import web
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import EngineInfo
-from lmi_core.engine.stream import EventStream
+from lmi_core.engine.stream import EventStream, batches
 from lmi_core.receipts.receipt import Answers, Receipt, changed_params
 from lmi_server.http.tenants import TENANT
 from lmi_server.models.backend import Attests, Generates, Publisher
@@ -61,21 +60,10 @@ class RecordedEngine:
         stream = await self._engine.subscribe(asked, notify)
         return RecordedStream(stream, request, self._finish)
 
-    async def generate_batches(
+    def generate_batches(
         self, request: GenerationRequest
     ) -> AsyncGenerator[Sequence[TokenEvent], None]:
-        ready = asyncio.Event()
-        stream = await self.subscribe(request, ready.set)
-        try:
-            is_finished = False
-            while not is_finished:
-                await ready.wait()
-                ready.clear()
-                events, is_finished = stream.take()
-                if events:
-                    yield events
-        finally:
-            stream.close()
+        return batches(self, request)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
         return await self._engine.encode(text, add_special_tokens=add_special_tokens)
