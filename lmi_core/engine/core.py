@@ -338,7 +338,7 @@ class EngineCore:
                 detokenizer=self.tokenizer.detokenizer(
                     skip_special_tokens=params.skip_special_tokens,
                     kept=params.kept_special_tokens,
-                    context=active.prompt_ids,
+                    context=active.prompt_ids if self.info.runner.continues_prompts else (),
                 ),
                 stop_matcher=StopMatcher(stops, params.include_stop) if stops else None,
                 has_eos=bool(self._eos_ids) and not params.ignore_eos,
