@@ -174,10 +174,8 @@ class PagedPolicy:
                 break
             if self._takes_whole and not self._fits(sequence, plan):
                 break
-            if not self._has_rows(sequence):
-                break
             state = (sequence, memory.pool.num_available, len(queues.running))
-            if state == self._refusal:
+            if state == self._refusal or not self._has_rows(sequence):
                 break
             try:
                 admission = memory.admit(sequence, num_spare_blocks=self._num_spare_blocks())
