@@ -81,7 +81,12 @@ class Child:
                 from lmi_core.runners.cpu.cpu_runner import keep_packed
 
                 await asyncio.to_thread(keep_packed, settings.config, self._progress)
-            engine = Engine(settings.config, observer=observer, progress=self._progress)
+            engine = Engine(
+                settings.config,
+                observer=observer,
+                progress=self._progress,
+                has_fingerprint=False,
+            )
             await engine.start()
         except Exception as error:
             self._connection.send(("failed", portable(error)))

@@ -62,12 +62,13 @@ class Engine(Completing):
         observer: EngineObserver | None = None,
         progress: Callable[[str, int, int], None] | None = None,
         check_integrity: bool = False,
+        has_fingerprint: bool = True,
     ) -> None:
         """``config``: a configuration, or a model directory or GGUF file for the defaults.
         ``runner``, with its ``tokenizer`` and ``eos_token_ids``, replaces the one that would be
         loaded. ``progress`` is called with what is loading, how much is done and of how much,
         in the loading thread. ``check_integrity`` accounts for every KV block after every step
-        (tests).
+        (tests). ``has_fingerprint``: False where somebody else gives it out, and it isn't needed.
         """
         if not isinstance(config, EngineConfig):
             config = EngineConfig(model=Path(config))
@@ -83,6 +84,7 @@ class Engine(Completing):
         self._observer = observer or NullObserver()
         self._progress = progress
         self._check_integrity = check_integrity
+        self._has_fingerprint = has_fingerprint
         self._core: EngineCore | None = None
         self._fingerprint: FingerprintOf | None = None
         self._disk: DiskBlocks | None = None
@@ -341,8 +343,10 @@ class Engine(Completing):
         self._runner, files = load_runner(self.config, self._progress)
         self._eos_token_ids = files.eos_token_ids
         self._tokenizer = load_tokenizer(self.config, self._runner.info.vocab_size)
+        keeps_blocks = self.config.prefix_cache_dir is not None
         self._fingerprint = FingerprintOf(self.config, self._runner.info)
-        self._fingerprint.start(waits=self.config.prefix_cache_dir is not None)
+        if self._has_fingerprint or keeps_blocks:
+            self._fingerprint.start(waits=keeps_blocks)
         self._disk = open_disk_blocks(self.config, self._runner, self._fingerprint.text)
 
     async def _subscribe_across(
