@@ -122,6 +122,7 @@ BACKENDS = {
                 "quant.fp8",
                 "quant.int4",
                 "quant.int8",
+                "request.contrastive",
                 "request.watermark",
                 "speculation.ngram",
                 "task.pooling",
