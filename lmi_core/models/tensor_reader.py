@@ -85,16 +85,20 @@ class TensorReader:
         format: PackFormat | None = None,
         rows: RowIds | None = None,
         transposed: bool = False,
+        normed: bool = False,
     ) -> Linear:
         """The linear layers of these names as one; ``format``: None: that of layers. A matrix in
         integers keeps its own. ``rows``: their outputs in the order wanted, none of which leaves
-        its layer. ``transposed``: matrices are [inputs, outputs]."""
+        its layer. ``transposed``: matrices are [inputs, outputs]. ``normed``: their rows are
+        divided by their lengths."""
         weight_names = [f"{prefix}.weight" for prefix in prefixes]
         parts = [self._matrix(name) for name in weight_names]
         if transposed:
             parts = [np.ascontiguousarray(part.T) for part in dense(parts)]
         if rows is not None:
             parts = _in_order(parts, rows)
+        if normed:
+            parts = [_unit_rows(part) for part in self._as_floats(parts)]
         if gated and len(parts) == 1:
             half = len(parts[0]) // 2
             parts = [rows_of(parts[0], slice(half)), rows_of(parts[0], slice(half, None))]
@@ -373,6 +377,12 @@ class TensorReader:
         self._num_bytes_done += num_bytes
         if self._progress is not None:
             self._progress(self._num_bytes_done, self._num_bytes)
+
+
+def _unit_rows(part: FloatArray) -> FloatArray:
+    lengths = np.sqrt(np.einsum("ij,ij->i", part, part, dtype=np.float64))
+    part /= np.maximum(lengths, 1e-12)[:, None].astype(np.float32)
+    return part
 
 
 def _in_order(parts: Sequence[Matrix], rows: RowIds) -> list[Matrix]:
