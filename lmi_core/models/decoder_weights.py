@@ -39,7 +39,7 @@ def load_decoder(
     elif spec.tied_head:
         head = reader.tied_head(names.embedding, names.head, head_format)
     else:
-        head = reader.linear([names.head], format=head_format)
+        head = reader.linear([names.head], format=head_format, normed=spec.normed_head)
     projections = [
         reader.linear([name], format=head_format) if name else None
         for name in (names.project_in, names.project_out)

@@ -152,6 +152,11 @@ def _notes(
                 f"requests get the factors of long contexts, also those of up to {first} tokens; "
                 f"option.max_model_len={first} serves these as the model was trained"
             )
+    if "auto_map" in checkpoint.config.values:
+        yield (
+            f"the code that comes with the model isn't run: {spec.architecture} is computed by "
+            "this engine's own description"
+        )
     if num_others := len(checkpoint.tensors) - len(tensors):
         yield (
             f"{num_others} tensors of other parts than the language model are left out: this model "

@@ -87,11 +87,13 @@ class TensorReader:
         transposed: bool = False,
         column_factors: FloatArray | None = None,
         row_divisors: FloatArray | None = None,
+        normed: bool = False,
     ) -> Linear:
         """The linear layers of these names as one; ``format``: None: that of layers. A matrix in
         integers keeps its own. ``rows``: their outputs in the order wanted, none of which leaves
         its layer. ``transposed``: matrices are [inputs, outputs]. ``column_factors``: what inputs
-        are divided by, whose rows are rounded to int8 then; ``row_divisors``: what outputs are."""
+        are divided by, whose rows are rounded to int8 then; ``row_divisors``: what outputs are.
+        ``normed``: their rows are divided by their lengths."""
         weight_names = [f"{prefix}.weight" for prefix in prefixes]
         parts = [self.matrix(name) for name in weight_names]
         if transposed:
@@ -100,6 +102,8 @@ class TensorReader:
             parts = _in_order(parts, rows)
         if self._quantize == "smoothquant" and format is None:
             parts = smoothed(parts, column_factors, row_divisors)
+        if normed:
+            parts = [_unit_rows(part) for part in as_floats(parts)]
         if gated and len(parts) == 1:
             half = len(parts[0]) // 2
             parts = [rows_of(parts[0], slice(half)), rows_of(parts[0], slice(half, None))]
@@ -376,6 +380,12 @@ class TensorReader:
         self._num_bytes_done += num_bytes
         if self._progress is not None:
             self._progress(self._num_bytes_done, self._num_bytes)
+
+
+def _unit_rows(part: FloatArray) -> FloatArray:
+    lengths = np.sqrt(np.einsum("ij,ij->i", part, part, dtype=np.float64))
+    part /= np.maximum(lengths, 1e-12)[:, None].astype(np.float32)
+    return part
 
 
 def _in_order(parts: Sequence[Matrix], rows: RowIds) -> list[Matrix]:
