@@ -241,6 +241,7 @@ def load_cpu_runner(
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
+    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.loader import load_weights
     from lmi_core.ops.cpu import NativeWeights
     from lmi_core.runners.cpu.memory_needs import memory_errors
@@ -252,13 +253,15 @@ def load_cpu_runner(
         packed = open_packed_model(config, found.checkpoint, num_threads)
         weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
         on_weights = None if progress is None else partial(progress, "weights")
-        model = load_weights(config, found, weights, on_weights)
+        smoothing = smoothing_for(config, found, progress)
+        model = load_weights(config, found, weights, on_weights, smoothing)
         return CpuRunner(config, model, packed), model
 
 
 def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
     """Put a model's packed weights into the repack cache, unless they are there or have no place:
     processes that load the model afterwards share their memory. Raises as ``load_cpu_runner``."""
+    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.loader import load_weights
     from lmi_core.ops.cpu import NativeWeights
     from lmi_core.runners.cpu.memory_needs import memory_errors
@@ -272,7 +275,8 @@ def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
             return
         weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
         on_weights = None if progress is None else partial(progress, "weights")
-        load_weights(config, found, weights, on_weights)
+        smoothing = smoothing_for(config, found, progress)
+        load_weights(config, found, weights, on_weights, smoothing)
         packed.save()
         packed.wait()
 
