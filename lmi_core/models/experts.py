@@ -23,7 +23,7 @@ def load_experts(
     names = experts.names
 
     def packed(tensors: list[str], num_parts: int) -> Linear:
-        split = partial(expert_parts, experts, num_parts=num_parts)
+        split = partial(expert_parts, experts, num_parts=num_parts, as_blocks=reader.keeps_blocks)
         weight = reader.experts([prefix + name for name in tensors], split, gated=num_parts == 2)
         if not experts.bias:
             return Linear(weight)
