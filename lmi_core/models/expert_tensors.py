@@ -29,6 +29,9 @@ def expert_shapes(experts: ExpertSpec, hidden: int) -> dict[str, tuple[int, ...]
     if experts.layout == "stacked":
         shapes |= dict.fromkeys(gate_up_names(experts), (count, inner, hidden))
         shapes |= dict.fromkeys(down_names(experts), (count, hidden, inner))
+        if experts.bias:
+            shapes |= {stacked_bias(name): shapes[name][:2] for name in gate_up_names(experts)}
+            shapes |= {stacked_bias(name): shapes[name][:2] for name in down_names(experts)}
     elif experts.layout == "stacked_rows":
         all_names = [*gate_up_names(experts), *down_names(experts)]
         shapes |= dict.fromkeys(all_names, (count * inner, hidden))
@@ -115,11 +118,20 @@ def _every(matrix: Matrix, first: int, step: int) -> Matrix:
     return np.ascontiguousarray(rows) if isinstance(rows, np.ndarray) else rows
 
 
+def stacked_bias(name: str) -> str:
+    """Of a stacked tensor, [experts, outputs]."""
+    return f"{name.removesuffix('weight')}bias"
+
+
 def _stacked_parts(
     experts: ExpertSpec, matrices: list[Matrix], num_parts: int
 ) -> list[list[Matrix]]:
     """``matrices``: with the rows of all experts, one after the other."""
     parts = []
+    matrices = [
+        matrix.reshape(-1, matrix.shape[-1]) if isinstance(matrix, np.ndarray) else matrix
+        for matrix in matrices
+    ]
     for expert in range(experts.num_experts):
         sizes = [len(matrix) // experts.num_experts for matrix in matrices]
         own = [
@@ -145,6 +157,14 @@ def with_layout(spec: DecoderSpec, tensors: Mapping[str, TensorInfo]) -> Decoder
     elif f"{merged}_blocks" in tensors:
         layout = "mxfp4"
     return replace(spec, experts=replace(experts, layout=layout))
+
+
+def is_router(spec: DecoderSpec, name: str) -> bool:
+    """Whether a tensor scores experts."""
+    if spec.experts is None:
+        return False
+    names = spec.experts.names
+    return any(part and f".{part}." in name for part in (names.router, names.shared_router))
 
 
 def idle_params(experts: ExpertSpec, hidden: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -322,7 +323,7 @@ class TensorReader:
         tensor = self._tensors[name]
         if tensor.dtype in BLOCK_TYPES:
             raw = self._file(tensor.path).array(tensor.offset, tensor.num_bytes)
-            num_outputs, num_inputs = tensor.shape
+            num_outputs, num_inputs = math.prod(tensor.shape[:-1]), tensor.shape[-1]
             blocks = raw.reshape(num_outputs, -1)
             stored = BlockMatrix(BLOCK_TYPES[tensor.dtype], (num_outputs, num_inputs), blocks)
             return stored if self._backend.keeps_blocks else stored.to_float32()
