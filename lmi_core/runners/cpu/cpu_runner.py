@@ -160,6 +160,7 @@ class CpuRunner:
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
+        self.cache.lay_pages_ahead(0)
         self._packed = packed
         if packed is not None:
             packed.save()
@@ -183,6 +184,7 @@ class CpuRunner:
 
     def submit(self, step: _native.Step) -> None:
         assert self._worker is not None, "submit after close"
+        self.cache.lay_pages_ahead(self.pool.num_ever_used)
         self._worker.submit(self.graph, step, self.completion_fd)
         self._last_step = step
 
