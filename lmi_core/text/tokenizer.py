@@ -85,7 +85,8 @@ class Tokenizer:
         self.config = config
         self.directory = directory
         added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_tokens = {token.content: i for i, token in added.items() if token.special}
+        self.special_ids = frozenset(self.special_tokens.values())
         self._added = AddedTokens(config, self.token_id)
         rule = byte_rule(_decoder_of(backend))
         self._token_bytes = rule and TokenBytes(backend.id_to_token, rule)
@@ -281,6 +282,12 @@ class Tokenizer:
         if self._token_bytes is not None:
             return self._token_bytes[token_id].decode(errors="replace")
         return self._backend.decode([token_id], skip_special_tokens=False)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Of one token; those of its text on its own where it depends on its neighbours."""
+        if self._token_bytes is not None:
+            return self._token_bytes[token_id]
+        return self.token_text(token_id).encode()
 
     @property
     def token_bytes(self) -> Mapping[int, bytes] | None:
