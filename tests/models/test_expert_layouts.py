@@ -18,7 +18,7 @@ from lmi_core.weights.mxfp4 import decode_mxfp4
 from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.lora_adapters import write_adapter
 from tests.models.forward import NativeForward, TorchForward, all_logits
-from tests.ops.torch_reference import TorchWeights
+from tests.ops.torch_store import TorchWeights
 
 pytest.importorskip("torch")
 
