@@ -312,8 +312,9 @@ class TensorReader:
             )
             if isinstance(matrix, IntegerMatrix):
                 return matrix
-            is_kept = self._backend.keeps_blocks and matrix.has_whole_blocks
-            return matrix if is_kept else matrix.to_float32()
+            if isinstance(matrix, FloatCodeMatrix) and matrix.has_whole_blocks:
+                return matrix if self._backend.keeps_blocks else matrix.to_float32()
+            return matrix.to_float32()
         tensor = self._tensors[name]
         if tensor.dtype in BLOCK_TYPES:
             raw = self._file(tensor.path).array(tensor.offset, tensor.num_bytes)

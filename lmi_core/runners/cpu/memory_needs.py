@@ -18,7 +18,7 @@ from lmi_core.runners.step_memory import StepSizes, size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
-from lmi_core.weights.quantized.methods import MXFP4
+from lmi_core.weights.quantized.methods import MXFP4, fp4_format
 from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 4.25 / 8}
@@ -57,7 +57,7 @@ def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) ->
     stored = stored_format(found)
     dtype = stored if config.dtype == "auto" else config.dtype
     settings = found.checkpoint.quantization
-    if settings is not None and settings.method != MXFP4:
+    if settings is not None and settings.method != MXFP4 and fp4_format(settings) is None:
         weight_bytes = stored_bytes
     else:
         shapes = dict(found.shapes)

@@ -70,6 +70,15 @@ class LayerTensors:
         return ModelError(f"{where}{name} {problem}", field="model")
 
 
+@dataclass(frozen=True, slots=True)
+class WidenedMatrix:
+    """Codes that no product takes: they are read as floats."""
+
+    shape: Shape
+    to_float32: Callable[[], FloatArray]
+    """The weights [outputs, inputs]."""
+
+
 class Layout(Protocol):
     """How a checkpoint stores the linear layers that it quantises."""
 
@@ -87,7 +96,7 @@ class Layout(Protocol):
         """The tensors of the layer ``name``."""
         ...
 
-    def matrix(self, layer: LayerTensors) -> IntegerMatrix | FloatCodeMatrix:
+    def matrix(self, layer: LayerTensors) -> IntegerMatrix | FloatCodeMatrix | WidenedMatrix:
         """What the tensors, which are as ``parts`` says, stand for.
 
         Raises ModelError where it can't be kept exactly.
