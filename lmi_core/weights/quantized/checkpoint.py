@@ -95,9 +95,9 @@ def notes_on_rows(
     """What is said where floats of 4 bits are widened, or where int8 rows are asked for and
     matrices meet rows as they are."""
     settings = checkpoint.quantization
-    if made is None and settings is not None and (floats := fp4_format(settings)) is not None:
+    if made is None and settings is not None and fp4_format(settings) == "NVFP4":
         return (
-            f"the checkpoint's {floats} weights are widened when they are loaded, to four times as "
+            "the checkpoint's NVFP4 weights are widened when they are loaded, to four times as "
             "much memory, and activations stay as they are; quantize=int4 keeps them small, with "
             "codes of its own",
         )

@@ -2,8 +2,7 @@
 
 Format: a weight is a float of 4 bits (e2m1), two in a byte, the first in its lower half, times a
 scale for 16 neighbours in e4m3 (of MXFP4: 32, a power of two), times one for the whole matrix,
-which compressed-tensors stores as its inverse. Nothing is multiplied in 4 bits here: weights are
-widened.
+which compressed-tensors stores as its inverse. NVFP4 is widened; MXFP4 becomes GGUF's blocks.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.fp8_matrix import Fp8Matrix
-from lmi_core.weights.mxfp4 import E2M1_PAIRS, MXFP4_BLOCK, mx_scales
+from lmi_core.weights.mxfp4 import E2M1_PAIRS, MXFP4_BLOCK, mx_scales, mxfp4_matrix
 from lmi_core.weights.quantized.layout import LayerTensors, Part, Shape, WidenedMatrix
 from lmi_core.weights.quantized.settings import QuantizationSettings
 
@@ -76,7 +76,12 @@ class Fp4:
             values *= self._scales(layer, whole)[..., None]
             return values.reshape(layer.shape)
 
-        return WidenedMatrix(layer.shape, unpack)
+        def to_blocks() -> BlockMatrix:
+            codes = layer.integers(layer[self._names.codes]).view(np.uint8)
+            stored = layer.integers(layer["weight_scale"]).view(np.uint8)
+            return mxfp4_matrix(codes.reshape(num_outputs, -1, MXFP4_BLOCK // 2), stored)
+
+        return WidenedMatrix(layer.shape, unpack, to_blocks if self._has_mx_scales else None)
 
     def _scales(self, layer: LayerTensors, whole: np.float32) -> FloatArray:
         """Of blocks [outputs, blocks], those of the matrix included."""
