@@ -62,10 +62,12 @@ from lmi_core.config.targets.library_settings import (
 from lmi_core.config.targets.lora_settings import LoraSettings, lora_settings
 from lmi_core.config.targets.placement import place
 from lmi_core.config.targets.server_config import ServerConfig, server_config
-from lmi_core.config.targets.speculation_settings import speculation_settings
+from lmi_core.config.targets.speculation_settings import (
+    SpeculationSettings,
+    speculation_settings,
+)
 from lmi_core.config.tgi_checks import check_tgi, check_tgi_server
 from lmi_core.settings.placement import Placement
-from lmi_core.settings.speculation_config import SpeculationConfig
 
 _NAMES = frozenset({"option.model_id", "option.revision", "option.modelName"})
 """Keys that say which model a server started with."""
@@ -326,7 +328,7 @@ class _Examination:
         )
         speculation = None
         if decision.backend == "lmi":
-            speculation = speculation_settings(values, self.problems)
+            speculation = speculation_settings(values, listed.directory, placement, self.problems)
         rows = model_rows(values, decision.backend, written.system, self.problems)
         rows += () if lora is None else lora.rows(directory)
         if files.requirements is not None and handler is None:
@@ -412,14 +414,20 @@ class _Examination:
         decision: Decision,
         placement: Placement,
         lora: LoraSettings | None,
-        speculation: SpeculationConfig | None,
+        speculation: SpeculationSettings | None,
     ) -> ModelConfig:
         engine = library = custom_code = None
         backend, system = decision.backend, written.system
         name = str(values.get("option.modelName") or listed.entry.name)
         if runs_in_engine(backend):
             engine = engine_settings(
-                values, backend, name, system, placement, self.problems, speculation
+                values,
+                backend,
+                name,
+                system,
+                placement,
+                self.problems,
+                None if speculation is None else speculation.config,
             )
         if engine is not None:
             check_engine(engine, backend, values, files, self.problems)
@@ -463,6 +471,7 @@ class _Examination:
             custom_code=custom_code,
             library=library,
             lora=lora,
+            speculation=speculation,
             passed_on=MappingProxyType({k: s.text for k, s in values.unknown.items()}),
             values=MappingProxyType(dict(values.known)),
             again=partial(self._again, listed),

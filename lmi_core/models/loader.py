@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lmi_core.errors import ModelError
+from lmi_core.models.draft_model import find_draft_model
 from lmi_core.models.expert_tensors import with_layout
 from lmi_core.models.experts import load_experts
 from lmi_core.models.family import spec_and_pooling, text_tensors
@@ -87,6 +88,8 @@ class FoundModel:
     pooling: PoolingSpec | None
     notes: tuple[str, ...]
     """What is served otherwise than the files say, for explanations and the log."""
+    draft: FoundModel | None = None
+    """What drafts for it."""
 
 
 def find_model(asked: EngineConfig) -> FoundModel:
@@ -123,7 +126,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
     if pooling is not None and pooling.answers is not None:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     check_max_model_len(asked.max_model_len, spec.max_positions)
-    return FoundModel(
+    found = FoundModel(
         checkpoint=checkpoint,
         config=config,
         spec=spec,
@@ -139,6 +142,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
             *_notes(spec, asked.max_model_len, checkpoint, tensors),
         ),
     )
+    return replace(found, draft=find_draft_model(asked, found, find_model))
 
 
 def _notes(

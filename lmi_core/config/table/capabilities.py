@@ -123,6 +123,7 @@ BACKENDS = {
                 "quant.int4",
                 "quant.int8",
                 "request.watermark",
+                "speculation.draft_model",
                 "speculation.ngram",
                 "task.pooling",
                 "weights.awq",
