@@ -181,6 +181,7 @@ class CpuRunner:
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
+        self.cache.lay_pages_ahead(0)
         self._packed = [each for each in (packed, draft and draft.packed) if each is not None]
         for each in self._packed:
             each.save()
@@ -204,6 +205,7 @@ class CpuRunner:
 
     def submit(self, step: _native.Step) -> None:
         assert self._worker is not None, "submit after close"
+        self.cache.lay_pages_ahead(self.pool.num_ever_used)
         self._worker.submit(self.graph, step, self.completion_fd)
         self._last_step = step
 
@@ -269,6 +271,7 @@ def _load(
     packed: PackedModel | None,
     progress: Progress | None,
 ) -> LoadedModel:
+    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.loader import load_weights
     from lmi_core.ops.cpu import NativeWeights
 
@@ -276,7 +279,8 @@ def _load(
         config.instruction_set, _num_threads(config), packed, config.activations
     )
     on_weights = None if progress is None else partial(progress, "weights")
-    return load_weights(config, found, weights, on_weights)
+    smoothing = smoothing_for(config, found, progress)
+    return load_weights(config, found, weights, on_weights, smoothing)
 
 
 def _num_threads(config: EngineConfig) -> int:
