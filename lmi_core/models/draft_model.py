@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lmi_core.errors import MissingExtraError, ModelError, UserError
+from lmi_core.errors import ModelError
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.quantized.methods import objection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lmi_core.models.loader import FoundModel
-    from lmi_core.settings.engine_config import EngineConfig
 
 FIELD = "draft_model"
 """What errors about it name."""
@@ -44,27 +38,7 @@ def draft_config(asked: EngineConfig) -> EngineConfig | None:
     )
 
 
-def find_draft_model(
-    asked: EngineConfig, found: FoundModel, find: Callable[[EngineConfig], FoundModel]
-) -> FoundModel | None:
-    """The draft model of ``asked``, which is ``found``; None where there is none. ``find`` checks
-    its files. Raises UserError that says of which model it speaks."""
-    try:
-        config = draft_config(asked)
-        if config is None:
-            return None
-        draft = find(replace(config, speculation=None))
-        if found.pooling is not None or not found.spec.has_head:
-            raise ModelError(f"{asked.model} gives embeddings or scores: nothing is drafted for it")
-        _check_vocabulary(asked.model, config.model)
-    except MissingExtraError:
-        raise
-    except UserError as error:
-        raise ModelError(f"the draft model: {error}", field=FIELD) from None
-    return draft
-
-
-def _check_vocabulary(target: Path, draft: Path) -> None:
+def check_vocabulary(target: Path, draft: Path) -> None:
     """Raise ModelError unless the ids that both tokenizers have stand for the same tokens.
     Embeddings beyond, by which models of one family differ, are padding."""
     theirs, ours = _tokens(target), _tokens(draft)
