@@ -37,6 +37,11 @@ class Plan:
         """Seconds that the worker spent on the chain, once it is done."""
         return 0.0 if self.chain is None else self.chain.seconds
 
+    @property
+    def wants_states(self) -> bool:
+        """Whether the step's hidden states are of interest."""
+        return any(sequence.request.wants_states for sequence in self.sequences)
+
 
 @dataclass(slots=True)
 class Queues:
@@ -71,7 +76,7 @@ def preempt(queues: Queues, memory: KvMemory, sequence: Sequence) -> None:
     """Take a running sequence's memory, and its gang's; it waits to be computed again."""
     first, *others = sequence.gang
     if first.request.search is not None:
-        first.request.search.forget()
+        first.request.search.forget(first.token_ids)
     for member in (first, *others):
         queues.running.remove(member)
         memory.release(member)

@@ -16,6 +16,7 @@ Activations = Literal["auto", "int8", "bf16"]
 KvDType = Literal["auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2"]
 Task = Literal["auto", "generate", "embed", "rerank"]
 Device = Literal["cpu", "cuda", "torch-cpu"]
+StatesOf = Literal["embedding", "last_layer"]
 Quantization = Literal[
     "int8", "int4", "fp8", "awq", "gptq", "compressed-tensors", "bitsandbytes", "bitsandbytes-nf4",
     "bitsandbytes-fp4", "eetq", "smoothquant",
@@ -109,6 +110,9 @@ class EngineConfig:
     """Admit a sequence only when its whole possible length fits, so that none is preempted."""
     speculation: SpeculationConfig | None = None
     """Draft tokens; None: every step brings a sequence one token."""
+    contrastive_states: StatesOf = "embedding"
+    """Which hidden states contrastive search compares: what the first layer reads, as LMI does, or
+    what the last one gives, as Transformers did."""
     waiting_steps: int = 0
     """Steps after an admission in which nobody else is admitted, as long as anything runs."""
     gpu_memory_utilization: float = 0.9

@@ -124,6 +124,7 @@ BACKENDS = {
                 "quant.int4",
                 "quant.int8",
                 "quant.smoothquant",
+                "request.contrastive",
                 "request.watermark",
                 "speculation.draft_model",
                 "speculation.ngram",
