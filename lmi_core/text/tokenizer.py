@@ -85,7 +85,8 @@ class Tokenizer:
         self.config = config
         self.directory = directory
         added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_tokens = {token.content: i for i, token in added.items() if token.special}
+        self.special_ids = frozenset(self.special_tokens.values())
         self.bos_token_id = self._named_id("bos_token", is_added=config.get("add_bos_token"))
         self.eos_token_id = self._named_id("eos_token", is_added=config.get("add_eos_token"))
         rule = byte_rule(_decoder_of(backend))
@@ -277,6 +278,12 @@ class Tokenizer:
         if self._token_bytes is not None:
             return self._token_bytes[token_id].decode(errors="replace")
         return self._backend.decode([token_id], skip_special_tokens=False)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Of one token; those of its text on its own where it depends on its neighbours."""
+        if self._token_bytes is not None:
+            return self._token_bytes[token_id]
+        return self.token_text(token_id).encode()
 
     @property
     def token_bytes(self) -> Mapping[int, bytes] | None:
