@@ -37,8 +37,9 @@ from lmi_core.engine.stats import (
 from lmi_core.errors import CapacityError, EngineError, TaskError, UserError
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.library_config import LibraryConfig
+from lmi_core.text.prompt_errors import prompt_too_long
 from lmi_core.text.stop import stop_strings
-from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
+from lmi_core.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 

@@ -56,9 +56,10 @@ class ModelConfig:
     custom_code: CustomCodeConfig | None
     library: LibraryConfig | None
     lora: LoraSettings | None
-    speculation: SpeculationSettings | None
     passed_on: Mapping[str, str]
     values: Mapping[str, Value]
+    speculation: SpeculationSettings | None = None
+    """What is drafted; None: nothing."""
     again: Callable[[], ModelConfig] | None = field(default=None, compare=False, repr=False)
     """Resolves the model once more, with what has been fetched since; raises ConfigError."""
 

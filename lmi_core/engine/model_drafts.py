@@ -22,13 +22,14 @@ _log = logging.getLogger(__name__)
 
 _FIRST_CHANCE = 0.7
 """Of a draft, given those before it, until some were verified."""
-_WEIGHT = 1 / 16
+_WEIGHT = 1 / 8
 """Of the newest verified draft among a sequence's."""
 _WEIGHT_OF_ALL = 1 / 64
+"""Of the newest among all, once there were so many."""
 _LEAST_CHANCE = 0.1
 """Of a sequence's drafts, that they are worth a row."""
-_NUM_IDLE = 48
-"""Steps without a chain after which one is tried again: texts and load change."""
+_NUM_IDLE = 96
+"""Steps without a chain after which one is tried again, of one sequence: texts and load change."""
 _TRIAL_DEPTH = 2
 _NUM_BESIDE_OTHERS = 128
 """Rows of prompts that a chain computes beside sequences that decode."""
@@ -83,6 +84,7 @@ class ModelDrafts:
         self._block_size = block_size
         self._max_depth = max_depth
         self._chance = _FIRST_CHANCE
+        self._num_seen = 0
         self._chances: dict[Sequence, float] = {}
         self._contents: dict[int, bytes] = {}
         """Hashes of what whole blocks hold of the draft model's KV, where that is known."""
@@ -120,10 +122,10 @@ class ModelDrafts:
         depth = self._num_worthwhile(chosen, num_rows, num_tokens, most, ahead=ahead)
         if not depth and sequences:
             self._num_idle += 1
-            if self._num_idle < _NUM_IDLE:
+            if not self.is_trying:
                 return []
-            chosen = list(sequences)[:most]
-            depth = min(_TRIAL_DEPTH, most // max(1, len(chosen)))
+            least = min(sequences, key=lambda s: len(s.token_ids) - s.num_drafted)
+            chosen, depth = [least], min(_TRIAL_DEPTH, most)
         room = self._runner.max_model_len
         limited = [
             (s, min(depth, s.max_len - len(s.token_ids) - 1, room - len(s.token_ids)))
@@ -153,6 +155,11 @@ class ModelDrafts:
                 best, best_rate = depth, rate
             powers = [power * chance for power, chance in zip(powers, chances, strict=True)]
         return best
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether the next chain is for finding out."""
+        return self._num_idle >= _NUM_IDLE
 
     def expected(self, sequence: Sequence, depth: int) -> float:
         """How many of so many drafts will be right."""
@@ -276,7 +283,9 @@ class ModelDrafts:
         for i in range(min(num_accepted + 1, num_drafted)):
             is_right = i < num_accepted
             chance += _WEIGHT * (is_right - chance)
-            self._chance += _WEIGHT_OF_ALL * (is_right - self._chance)
+            self._num_seen += 1
+            weight = max(_WEIGHT_OF_ALL, 1 / (self._num_seen + 3))
+            self._chance += weight * (is_right - self._chance)
         if sequence.state is not SequenceState.FINISHED:
             self._chances[sequence] = chance
 

@@ -128,7 +128,8 @@ class Speculation:
         depths = model.depths(
             wanted, plan.num_tokens, len(plan.sequences), num_rows, ahead=self._goes_on(plan)
         )
-        if len(wanted) < len(plan.sequences) and self._info.runs_ahead:
+        has_others = len(wanted) < len(plan.sequences)
+        if has_others and self._info.runs_ahead and not model.is_trying:
             # As above, beside sequences that run ahead.
             depths = [(s, depth) for s, depth in depths if model.expected(s, depth) >= 1.0]
         room = [
@@ -213,7 +214,7 @@ class Speculation:
         count = len(sequences)
         most = self._info.max_logit_rows - count
         depths = model.depths(wanted, count, count, most, ahead=True)
-        alone = len(wanted) == count
+        alone = len(wanted) == count or model.is_trying
         return frozenset(s for s, depth in depths if alone or model.expected(s, depth) >= 1.0)
 
     def count(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:

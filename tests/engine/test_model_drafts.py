@@ -195,11 +195,14 @@ def test_bits_do_not_depend_on_a_draft_model(
     outcomes_alone(*case)
     draft = near_copy(variant, {"fp32": "float32", "bf16": "bfloat16"}[dtype])
     speculation = replace(SPECULATION, draft_model=draft)
+    num_drafted = num_accepted = 0
     for name in ("two threads", "chunks of 7", "plain loop", "few blocks"):
         changes = {**CONDITIONS[name], "speculation": speculation}
         totals = assert_same(case, name, len(name), **changes).stats().totals
-        assert 0 < totals.num_model_accepted_tokens < totals.num_model_draft_tokens
+        num_drafted += totals.num_model_draft_tokens
+        num_accepted += totals.num_model_accepted_tokens
         assert totals.num_preemptions > 0 or name != "few blocks"
+    assert 0.01 * num_drafted < num_accepted < num_drafted
 
 
 def find(draft: Path, **changes: Any) -> Any:
