@@ -83,7 +83,7 @@ def _dtype(config: EngineConfig, found: FoundModel) -> WeightFormat:
 
 def _weight_bytes(config: EngineConfig, found: FoundModel) -> int:
     settings = found.checkpoint.quantization
-    if settings is not None and settings.method != MXFP4:
+    if settings is not None and (settings.method != MXFP4 or config.quantize is None):
         return found.checkpoint.stored_bytes
     spec, names, dtype = found.spec, found.spec.names, _dtype(config, found)
     shapes = dict(found.shapes)
