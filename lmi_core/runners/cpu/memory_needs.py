@@ -21,7 +21,8 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
 from lmi_core.weights.formats import WeightFormat
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
-from lmi_core.weights.quantized.methods import MXFP4
+from lmi_core.weights.quantized.methods import MXFP4, fp4_format
+from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 4.25 / 8}
@@ -83,7 +84,7 @@ def _dtype(config: EngineConfig, found: FoundModel) -> WeightFormat:
 
 def _weight_bytes(config: EngineConfig, found: FoundModel) -> int:
     settings = found.checkpoint.quantization
-    if settings is not None and (settings.method != MXFP4 or config.quantize is None):
+    if settings is not None and not _is_made_anew(settings, config):
         return found.checkpoint.stored_bytes
     spec, names, dtype = found.spec, found.spec.names, _dtype(config, found)
     shapes = dict(found.shapes)
@@ -98,6 +99,13 @@ def _weight_bytes(config: EngineConfig, found: FoundModel) -> int:
     return int(
         matrices * _BYTES[config.quantize or dtype] + head * head_bytes + 4 * vectors + copied
     )
+
+
+def _is_made_anew(settings: QuantizationSettings, config: EngineConfig) -> bool:
+    """Whether the checkpoint's matrices take other memory than its files do."""
+    floats = fp4_format(settings)
+    has_choice = settings.method == MXFP4 or floats is not None
+    return floats == "NVFP4" or (has_choice and config.quantize is not None)
 
 
 def _num_weights(name: str, shape: tuple[int, ...]) -> int:
