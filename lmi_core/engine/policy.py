@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from lmi_core.engine.kv_memory import KvMemory
-from lmi_core.engine.sequence import Sequence, SequenceState
+from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 
 _BY_KEY: Callable[[Sequence], tuple[int, int, int]] = lambda sequence: sequence.key  # noqa: E731
 
@@ -28,6 +28,9 @@ class Plan:
     num_preempted: int = 0
     failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
     """Sequences that planning itself failed for; they are in none of the lists above."""
+
+    expired: list[ActiveRequest] = field(default_factory=list)
+    """Requests that waited for too long and were ended; they are in none of the lists above."""
 
     @property
     def wants_states(self) -> bool:
