@@ -60,8 +60,8 @@ _FEWEST_TOKENS = 32
 
 
 def read_text(path: Path | None, name: str = "calibration_file") -> str:
-    """The text of a calibration file; None: the one of above. UserError for what isn't a text, which
-    is called ``name``."""
+    """The text of a calibration file; None: the one of above. UserError for what isn't a text,
+    which is called ``name``."""
     if path is None:
         return DEFAULT_TEXT
     try:
