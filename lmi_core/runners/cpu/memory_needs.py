@@ -71,7 +71,8 @@ def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) ->
         claimed_bytes=claimed_bytes,
     )
     return Estimate(
-        weights=sum(_weight_bytes(*model) for model in models),
+        weights=sum(_weight_bytes(*model) for model in models)
+        + (0 if found.heads is None else found.heads.num_weights),
         kv_cache=cache.num_bytes,
         workspace=_workspace_bytes(config, found.spec)
         + (0 if found.draft is None else _draft_workspace_bytes(config, found.draft.spec)),
