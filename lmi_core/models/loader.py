@@ -21,6 +21,7 @@ from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import override_rope
+from lmi_core.models.slices import WHOLE, Slicing
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.tensor_check import check_quantized, check_tensors, without_heads
 from lmi_core.models.tensor_reader import Progress, TensorReader
@@ -67,6 +68,8 @@ class LoadedModel:
     pooling: PoolingSpec | None = None
     """What its prompts are pooled to; None: it generates."""
     head: PoolingHead | None = None
+    slicing: Slicing = WHOLE
+    """What of the model this is; ``spec`` is that of the slice."""
     kv_scales: tuple[LayerScales, ...] = ()
     """For an fp8 KV cache, of each layer; empty: the checkpoint has none."""
 
@@ -182,8 +185,10 @@ def load_weights(
     found: FoundModel,
     backend: WeightBackend,
     progress: Progress | None = None,
+    slicing: Slicing = WHOLE,
 ) -> LoadedModel:
-    """Read and pack the weights of the model that ``find_model`` found for ``asked``.
+    """Read and pack the weights of the model that ``find_model`` found for ``asked``, or of them
+    what ``slicing`` says.
 
     What is quantised is the matrices of layers and head; the head stays int8 with int4, whose
     errors would go straight into the logits, and the embedding as it is. Layers that the checkpoint
@@ -211,12 +216,12 @@ def load_weights(
         keeps_halves=found.checkpoint.gguf_architecture is not None,
     )
     head_format: PackFormat = weight_format if made is None else "int8"
-    weights = _load_weights(reader, spec, head_format, fuses_gate=asked.lora is None)
+    weights = _load_weights(reader, spec, head_format, slicing, fuses_gate=asked.lora is None)
     head = None if found.pooling is None else _load_head(reader, asked.model, spec, found.pooling)
     _warn(reader, weight_format)
     model = LoadedModel(
         path=asked.model,
-        spec=spec,
+        spec=slicing.spec(spec),
         weights=weights,
         dtype=weight_format,
         quantize=made or reader.kept_format,
@@ -224,6 +229,7 @@ def load_weights(
         bos_token_id=config.bos_token_id,
         pooling=found.pooling,
         head=head,
+        slicing=slicing,
         kv_scales=read_kv_scales(asked.model, spec, names, scale_names, reader.vector),
     )
     reader.check_files()
@@ -302,16 +308,23 @@ def _to_bf16(value: float) -> float:
 
 
 def _load_weights(
-    reader: TensorReader, spec: DecoderSpec, head_format: PackFormat, *, fuses_gate: bool
+    reader: TensorReader,
+    spec: DecoderSpec,
+    head_format: PackFormat,
+    slicing: Slicing,
+    *,
+    fuses_gate: bool,
 ) -> DecoderWeights:
     names = spec.names
     head: Linear | None = None
+    tokens = slice(*slicing.vocabulary(spec.vocab_size)) if slicing.num_ranks > 1 else None
     if not spec.has_head:
         pass
     elif spec.tied_head:
-        head = reader.tied_head(names.embedding, names.head, head_format)
+        head = reader.tied_head(names.embedding, names.head, head_format, tokens)
     else:
-        head = reader.linear([names.head], format=head_format)
+        rows = None if tokens is None else np.arange(tokens.start, tokens.stop)
+        head = reader.linear([names.head], format=head_format, rows=rows)
     projections = [
         reader.linear([name], format=head_format) if name else None
         for name in (names.project_in, names.project_out)
@@ -325,7 +338,8 @@ def _load_weights(
         project_in=projections[0],
         project_out=projections[1],
         layers=tuple(
-            _load_layer(reader, spec, i, fuses_gate=fuses_gate) for i in range(spec.num_layers)
+            _load_layer(reader, spec, i, slicing, fuses_gate=fuses_gate)
+            for i in range(spec.num_layers)
         ),
         final_norm=_load_norm(reader, spec, "", names.final_norm, spec.logit_scale),
         head=head,
@@ -369,7 +383,12 @@ def _answer_layer(
 
 
 def _load_layer(
-    reader: TensorReader, spec: DecoderSpec, layer_id: int, *, fuses_gate: bool
+    reader: TensorReader,
+    spec: DecoderSpec,
+    layer_id: int,
+    slicing: Slicing,
+    *,
+    fuses_gate: bool,
 ) -> LayerWeights:
     names, attention = spec.names, spec.attention
     prefix = names.layer.format(layer=layer_id)
@@ -378,25 +397,32 @@ def _load_layer(
         source = sources.get(linear)
         if source is None:
             return None
+        rows = source.rows
+        if (own := slicing.rows(spec, linear, source, inner)) is not None:
+            rows = own if rows is None else rows[own]
         return reader.linear(
             [prefix + name for name, _ in source.modules],
             gated=gated,
-            rows=source.rows,
+            rows=rows,
             transposed=names.transposed,
+            inputs=slicing.inputs(linear, source, attention.num_q_heads),
         )
 
     sources = layer_linears(spec, layer_id)
+    inner = sources[LayerLinear.DOWN].num_inputs if LayerLinear.DOWN in sources else 0
+    q_heads = slice(*slicing.q_heads(attention.num_q_heads))
+    kv_heads = slice(*slicing.kv_heads(attention.num_kv_heads))
     output = linear(LayerLinear.ATTENTION_OUTPUT)
     assert output is not None
-    experts, shared = load_experts(reader, spec, layer_id)
+    experts, shared = load_experts(reader, spec, layer_id, slicing)
     has_norm = layer_id > 0 or not spec.first_layer_normed
     return LayerWeights(
         attention_norm=_load_norm(reader, spec, prefix, names.attention_norm * has_norm),
         qkv=linear(LayerLinear.QKV),
         latent=None if attention.latent is None else load_latent(reader, spec, prefix),
-        q_norm=_load_qk_norm(reader, spec, prefix, names.q_norm, attention.num_q_heads),
-        k_norm=_load_qk_norm(reader, spec, prefix, names.k_norm, attention.num_kv_heads),
-        sinks=reader.vector(prefix + names.sinks) if names.sinks else None,
+        q_norm=_load_qk_norm(reader, spec, prefix, names.q_norm, attention.num_q_heads, q_heads),
+        k_norm=_load_qk_norm(reader, spec, prefix, names.k_norm, attention.num_kv_heads, kv_heads),
+        sinks=reader.vector(prefix + names.sinks)[q_heads] if names.sinks else None,
         attention_output=output,
         attention_post_norm=_load_norm(reader, spec, prefix, names.attention_post_norm),
         mlp_norm=_load_norm(reader, spec, prefix, names.mlp_norm),
@@ -424,9 +450,10 @@ def _load_norm(
 
 
 def _load_qk_norm(
-    reader: TensorReader, spec: DecoderSpec, prefix: str, name: str, num_heads: int
+    reader: TensorReader, spec: DecoderSpec, prefix: str, name: str, num_heads: int, own: slice
 ) -> Norm | None:
-    """For every head where they aren't all normed by one weight, in our order of dimensions."""
+    """For every one of these heads where they aren't all normed by one weight, in our order of
+    dimensions."""
     qk_norm, head_dim = spec.attention.qk_norm, spec.attention.head_dim
     if not qk_norm:
         return None
@@ -436,7 +463,7 @@ def _load_qk_norm(
         heads = np.concatenate([reader.vector(prefix + tensor).ravel() for tensor in tensors])
         heads = heads.reshape(-1, head_dim)
         if qk_norm != "head":
-            heads = np.broadcast_to(heads, (num_heads, head_dim))
+            heads = np.broadcast_to(heads, (num_heads, head_dim))[own]
         return np.ascontiguousarray(heads if order is None else heads[:, order]).ravel()
 
     weight = read(qk_norm_tensors(name, num_heads)) + np.float32(spec.norm.offset)

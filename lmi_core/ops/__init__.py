@@ -10,6 +10,7 @@ from lmi_core.ops.graph import Graph, Handle, KvCache, LinearWeight, LoraTable
 from lmi_core.ops.linear import (
     activation,
     gated_activation,
+    gathered_linear,
     head_linear,
     linear,
     lora_add,
@@ -31,6 +32,7 @@ __all__ = [
     "embed",
     "gated_activation",
     "gather_logit_rows",
+    "gathered_linear",
     "grouped_linear",
     "head_linear",
     "linear",

@@ -33,6 +33,10 @@ class BlockMatrix:
         blocks = self.blocks[rows]
         return BlockMatrix(self.format, (len(blocks), self.shape[1]), blocks)
 
+    def inputs(self, first: int, end: int) -> BlockMatrix:
+        """ValueError: blocks stay together in this version."""
+        raise ValueError(f"inputs {first} to {end} of blocks of {self.format} aren't cut")
+
     def to_float32(self) -> FloatArray:
         """The weights [outputs, inputs]."""
         values = np.empty(self.shape, np.float32)

@@ -40,6 +40,13 @@ def rows_of(matrix: Matrix, rows: npt.NDArray[np.int64] | slice) -> Matrix:
     return matrix[rows] if isinstance(matrix, np.ndarray) else matrix.rows(rows)
 
 
+def inputs_of(matrix: Matrix, first: int, end: int) -> Matrix:
+    """Its inputs from ``first`` up to ``end``; ValueError where that parts those of one scale."""
+    if isinstance(matrix, np.ndarray):
+        return np.ascontiguousarray(matrix[:, first:end])
+    return matrix.inputs(first, end)
+
+
 def packed_group_size(parts: Sequence[Matrix], format: str) -> int:
     """Inputs per scale of ``parts`` packed as one, or of blocks per sum; 0: a scale per output, or
     none."""

@@ -159,10 +159,18 @@ def _formats(config: EngineConfig, settings: QuantizationSettings | None) -> str
     return f"{config.dtype} {json.dumps(settings.values, sort_keys=True)}"
 
 
+def _slices(config: EngineConfig, rank: int) -> str:
+    degree = config.tensor_parallel_degree
+    if degree == 1 and not config.tp_invariant:
+        return ""
+    return f" rank {rank} of {degree}{' invariant' if config.tp_invariant else ''}"
+
+
 def open_packed_model(
-    config: EngineConfig, checkpoint: Checkpoint, num_threads: int
+    config: EngineConfig, checkpoint: Checkpoint, num_threads: int, *, rank: int = 0
 ) -> PackedModel | None:
-    """The model's place in the repack cache; None where there is no cache or no use for one."""
+    """The place of a model, or of one of its ranks, in the repack cache; None where there is no
+    cache or no use for one."""
     directory = cache_directory(config.repack_cache_dir)
     if directory is None:
         return None
@@ -171,7 +179,7 @@ def open_packed_model(
     return PackedModel(
         RepackCache(directory, config.repack_cache_bytes),
         checkpoint.files,
-        formats=_formats(config, checkpoint.quantization),
+        formats=_formats(config, checkpoint.quantization) + _slices(config, rank),
         instruction_set=config.instruction_set or _native.default_instruction_set(),
         num_threads=num_threads,
     )

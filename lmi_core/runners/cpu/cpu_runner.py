@@ -6,19 +6,22 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from lmi_core import _native
-from lmi_core.runners.cpu.sizes import DEFAULT_BATCHED_TOKENS, cache_dtype, check_sizes
+from lmi_core.runners.cpu.recorded_model import RecordedModel, block_bytes
+from lmi_core.runners.cpu.sizes import cache_dtype, check_sizes, num_rank_threads, step_sizes
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
-from lmi_core.runners.step_memory import StepMemory, StepSizes, size_kv_cache
+from lmi_core.runners.step_memory import StepMemory, size_kv_cache
 
 if TYPE_CHECKING:
     from lmi_core.adapters.store import LoraStore
     from lmi_core.models.loader import FoundModel, LoadedModel
     from lmi_core.ops.graph import LoraTable
+    from lmi_core.runners.cpu.ranks import Ranks
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.settings.lora_config import LoraConfig
     from lmi_core.weights.formats import FloatArray
@@ -66,36 +69,23 @@ os.register_at_fork(after_in_child=SharedWorker.forget)
 
 
 class CpuRunner:
-    """Implements ``Runner`` on the CPU kernels."""
+    """Implements ``Runner`` on the CPU kernels. With ``ranks`` it is rank 0, whose worker computes
+    its slice of each step and samples."""
 
     def __init__(
-        self, config: EngineConfig, model: LoadedModel, packed: PackedModel | None = None
+        self,
+        config: EngineConfig,
+        model: LoadedModel,
+        packed: PackedModel | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        from lmi_core.models.decoder import record
-        from lmi_core.ops.cpu import lower
-        from lmi_core.ops.graph import Graph
-
         spec = model.spec
         kv_dtype = cache_dtype(config, model.dtype)
-        sizes = StepSizes.of(
-            config,
-            vocab_size=spec.vocab_size,
-            max_positions=spec.max_positions,
-            max_num_tokens=DEFAULT_BATCHED_TOKENS,
-            pools=model.pooling is not None,
-            takes_whole=not spec.is_causal,
-        )
-        attention = spec.attention
-        block_bytes = _native.KvCache.block_bytes(
-            num_layers=spec.num_cache_layers,
-            block_size=config.block_size,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
-            dtype=kv_dtype,
-        )
+        sizes = step_sizes(config, spec)
+        num_ranks = model.slicing.num_ranks
         self.memory = size_kv_cache(
             config,
-            block_bytes=block_bytes,
+            block_bytes=num_ranks * block_bytes(config, spec, kv_dtype),
             max_model_len=sizes.max_model_len,
             claimed_bytes=HOST_MEMORY.total_bytes,
         )
@@ -103,39 +93,27 @@ class CpuRunner:
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
         self._last_step = self.steps[0]
-        self.cache = _native.KvCache(
-            num_layers=spec.num_cache_layers,
-            num_blocks=self.memory.num_blocks,
-            block_size=config.block_size,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
-            dtype=kv_dtype,
-        )
-        self.graph = _native.Graph(
-            max_tokens=sizes.max_num_tokens,
-            max_seqs=config.max_num_seqs,
-            max_logit_rows=sizes.max_logit_rows,
-            max_blocks_per_seq=sizes.max_blocks_per_seq,
-            block_size=config.block_size,
-            act_dtype=model.dtype,
-            instruction_set=config.instruction_set,
-        )
         self.adapters = None
         if config.lora is not None:
             self.adapters = _lora_store(config, config.lora, model)
-        table = None if self.adapters is None else self.adapters.table
-        recorded = Graph(model.dtype)
-        result = record(model, recorded, self.cache, sizes.max_model_len, table)
-        self._result = lower(recorded, self.graph)[result]
-        self.graph.finish()
+        self._ranks = ranks
+        recorded = RecordedModel(
+            config,
+            model,
+            sizes,
+            num_blocks=self.memory.num_blocks,
+            kv_dtype=kv_dtype,
+            adapters=None if self.adapters is None else self.adapters.table,
+            group=None if ranks is None else ranks.join(spec, sizes, self.memory.num_blocks),
+        )
+        self.cache, self.graph, self._result = recorded.cache, recorded.graph, recorded.result
         if model.head is not None:
             self.head = model.head
 
-        self._worker: _native.Worker | None = SharedWorker.acquire(
-            config.num_threads or _native.num_physical_cores()
-        )
+        self._worker: _native.Worker | None = SharedWorker.acquire(num_rank_threads(config))
         self._report(config, model)
-        HOST_MEMORY.claim(self, model.weights.num_bytes + self.memory.num_bytes)
+        weight_bytes = num_ranks * model.weights.num_bytes
+        HOST_MEMORY.claim(self, weight_bytes + self.memory.num_bytes)
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.info = RunnerInfo(
             vocab_size=sizes.vocab_size,
@@ -147,7 +125,7 @@ class CpuRunner:
             max_logprobs=config.max_logprobs,
             num_blocks=self.memory.num_blocks,
             block_size=config.block_size,
-            weight_bytes=model.weights.num_bytes,
+            weight_bytes=weight_bytes,
             kv_cache_bytes=self.memory.num_bytes,
             arena_bytes=self.graph.arena_bytes,
             num_threads=self._worker.num_threads,
@@ -198,6 +176,8 @@ class CpuRunner:
             return
         self._worker.drain()
         self._worker = None
+        if self._ranks is not None:
+            self._ranks.close()
         if self._packed is not None:
             self._packed.close()
         SharedWorker.release()
@@ -213,29 +193,42 @@ def load_cpu_runner(
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
     from lmi_core.models.loader import load_weights
+    from lmi_core.models.slices import slicing_of
     from lmi_core.ops.cpu import NativeWeights
     from lmi_core.runners.cpu.memory_needs import memory_errors
+    from lmi_core.runners.cpu.ranks import Ranks
     from lmi_core.weights.packed_model import open_packed_model
 
     found = find_cpu_model(config, HOST_MEMORY.total_bytes)
-    with memory_errors():
-        num_threads = config.num_threads or _native.num_physical_cores()
+    slicing = slicing_of(config, found.spec)
+    ranks = None
+    with memory_errors(), ExitStack() as failed:
+        if slicing.num_ranks > 1:
+            ranks = Ranks(config)
+            failed.callback(ranks.close)
+        num_threads = num_rank_threads(config)
         packed = open_packed_model(config, found.checkpoint, num_threads)
         weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
         on_weights = None if progress is None else partial(progress, "weights")
-        model = load_weights(config, found, weights, on_weights)
-        return CpuRunner(config, model, packed), model
+        model = load_weights(config, found, weights, on_weights, slicing)
+        runner = CpuRunner(config, model, packed, ranks)
+        failed.pop_all()
+    return runner, model
 
 
 def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
     """Put a model's packed weights into the repack cache, unless they are there or have no place:
     processes that load the model afterwards share their memory. Raises as ``load_cpu_runner``."""
     from lmi_core.models.loader import load_weights
+    from lmi_core.models.slices import slicing_of
     from lmi_core.ops.cpu import NativeWeights
     from lmi_core.runners.cpu.memory_needs import memory_errors
     from lmi_core.weights.packed_model import open_packed_model
 
     found = find_cpu_model(config, HOST_MEMORY.total_bytes)
+    slicing = slicing_of(config, found.spec)
+    if slicing.num_ranks > 1:
+        return  # each rank packs its own slice
     num_threads = _native.num_physical_cores()
     with memory_errors():
         packed = open_packed_model(config, found.checkpoint, num_threads)
@@ -243,7 +236,7 @@ def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
             return
         weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
         on_weights = None if progress is None else partial(progress, "weights")
-        load_weights(config, found, weights, on_weights)
+        load_weights(config, found, weights, on_weights, slicing)
         packed.save()
         packed.wait()
 
@@ -253,11 +246,13 @@ def find_cpu_model(config: EngineConfig, claimed_bytes: int = 0) -> FoundModel:
     serves and manages models asks here. ``claimed_bytes``: what other engines have of the memory.
     Raises as ``load_cpu_runner``."""
     from lmi_core.models.loader import find_model
+    from lmi_core.models.slices import slicing_of
     from lmi_core.runners.cpu.memory_needs import check_memory
 
     check_sizes(config)
     cache_dtype(config, "fp32")
     found = find_model(config)
+    slicing_of(config, found.spec)
     check_memory(config, found, claimed_bytes)
     return found
 

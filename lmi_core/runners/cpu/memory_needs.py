@@ -12,9 +12,11 @@ from pathlib import Path
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
 from lmi_core.models.loader import FoundModel, stored_format
+from lmi_core.models.slices import slicing_of
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.runners.cpu.sizes import DEFAULT_BATCHED_TOKENS, cache_dtype
-from lmi_core.runners.step_memory import StepSizes, size_kv_cache
+from lmi_core.runners.cpu.recorded_model import block_bytes
+from lmi_core.runners.cpu.sizes import cache_dtype, step_sizes
+from lmi_core.runners.step_memory import size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
@@ -72,23 +74,18 @@ def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) ->
         weight_bytes = int(
             matrices * _BYTES[config.quantize or dtype] + head * head_bytes + 4 * vectors + copied
         )
-    attention = spec.attention
+    slicing = slicing_of(config, spec)
+    own = slicing.spec(spec)
     cache = size_kv_cache(
         config,
-        block_bytes=_native.KvCache.block_bytes(
-            num_layers=spec.num_cache_layers,
-            block_size=config.block_size,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
-            dtype=cache_dtype(config, dtype),
-        ),
+        block_bytes=slicing.num_ranks * block_bytes(config, own, cache_dtype(config, dtype)),
         max_model_len=config.max_model_len or spec.max_positions,
         claimed_bytes=claimed_bytes,
     )
     return Estimate(
         weights=weight_bytes,
         kv_cache=cache.num_bytes,
-        workspace=_workspace_bytes(config, spec),
+        workspace=slicing.num_ranks * _workspace_bytes(config, spec),
         stored=stored_bytes,
     )
 
@@ -191,14 +188,7 @@ def free_address_bytes() -> int | None:
 def _workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
     """A row has its residual, its widest linear's input and output, and q, k and v; logits are
     fp32 of the whole vocabulary, what is pooled of the hidden size."""
-    sizes = StepSizes.of(
-        config,
-        vocab_size=spec.vocab_size,
-        max_positions=spec.max_positions,
-        max_num_tokens=DEFAULT_BATCHED_TOKENS,
-        pools=not spec.has_head,
-        takes_whole=not spec.is_causal,
-    )
+    sizes = step_sizes(config, spec)
     result_columns = spec.vocab_size if spec.has_head else spec.hidden_size
     row_bytes = 4 * (2 * spec.hidden_size + 2 * spec.intermediate_size)
     if spec.experts is not None:

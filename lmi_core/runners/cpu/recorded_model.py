@@ -1,0 +1,88 @@
+"""A model's step graph, and the KV cache that it reads: what each rank of a model has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lmi_core import _native
+
+if TYPE_CHECKING:
+    from lmi_core.models.loader import LoadedModel
+    from lmi_core.models.spec import DecoderSpec
+    from lmi_core.ops.graph import LoraTable
+    from lmi_core.runners.cpu.sizes import CacheDType
+    from lmi_core.runners.step_memory import StepSizes
+    from lmi_core.settings.engine_config import EngineConfig
+
+
+def block_bytes(config: EngineConfig, spec: DecoderSpec, dtype: CacheDType) -> int:
+    """Of a block of the KV cache."""
+    return _native.KvCache.block_bytes(
+        num_layers=spec.num_cache_layers,
+        block_size=config.block_size,
+        num_kv_heads=spec.attention.num_kv_heads,
+        head_dim=spec.attention.head_dim,
+        dtype=dtype,
+    )
+
+
+class RecordedModel:
+    """``group``: of the ranks that compute the model; None: this is all of it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LoadedModel,
+        sizes: StepSizes,
+        *,
+        num_blocks: int,
+        kv_dtype: CacheDType,
+        adapters: LoraTable | None = None,
+        group: _native.RankGroup | None = None,
+    ) -> None:
+        from lmi_core.models.decoder import record
+        from lmi_core.ops.cpu import lower
+        from lmi_core.ops.graph import Graph
+
+        attention = model.spec.attention
+        self.cache = _native.KvCache(
+            num_layers=model.spec.num_cache_layers,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=kv_dtype,
+        )
+        self.graph = _native.Graph(
+            max_tokens=sizes.max_num_tokens,
+            max_seqs=config.max_num_seqs,
+            max_logit_rows=sizes.max_logit_rows,
+            max_blocks_per_seq=sizes.max_blocks_per_seq,
+            block_size=config.block_size,
+            act_dtype=model.dtype,
+            instruction_set=config.instruction_set,
+        )
+        if group is not None:
+            self.graph.join(group)
+        recorded = Graph(model.dtype)
+        result = record(model, recorded, self.cache, sizes.max_model_len, adapters)
+        self.result = lower(recorded, self.graph)[result]
+        self.graph.finish()
+
+
+def open_group(
+    config: EngineConfig, spec: DecoderSpec, sizes: StepSizes, rank: int = 0, descriptor: int = -1
+) -> _native.RankGroup:
+    """The memory of a model's ranks, as one of them maps it; ``descriptor``: rank 0's."""
+    return _native.RankGroup(
+        num_ranks=config.tensor_parallel_degree,
+        rank=rank,
+        descriptor=descriptor,
+        max_tokens=sizes.max_num_tokens,
+        max_seqs=config.max_num_seqs,
+        max_logit_rows=sizes.max_logit_rows,
+        max_blocks_per_seq=sizes.max_blocks_per_seq,
+        block_size=config.block_size,
+        num_columns=spec.hidden_size,
+        vocab_size=spec.vocab_size,
+    )
