@@ -196,6 +196,9 @@ def _objections(asked: EngineConfig, spec: DecoderSpec) -> list[str]:
             attention.qk_norm == "row" and degree > 1
         ),
         "LoRA adapters aren't cut in this version: leave enable_lora out": asked.lora is not None,
+        "smoothquant's factors aren't cut in this version: write quantize=int8": (
+            asked.quantize == "smoothquant"
+        ),
         "blocks of one rank alone would be kept in prefix_cache_dir: leave it out": (
             asked.prefix_cache_dir is not None and degree > 1
         ),

@@ -47,7 +47,7 @@ def make_forward(backend: str, variant: str, dtype: str, stored: str) -> Forward
 
         model = load_model(path, backend=DeviceWeights(torch.device("cpu")))
         return EagerForward(model, MAX_MODEL_LEN, dtype)
-    from tests.ops.torch_reference import TorchWeights
+    from tests.ops.torch_store import TorchWeights
 
     return TorchForward(load_model(path, backend=TorchWeights()), MAX_MODEL_LEN, dtype)
 

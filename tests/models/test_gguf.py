@@ -185,7 +185,7 @@ def test_a_sequences_bits_dont_depend_on_its_neighbours(tmp_path: Path) -> None:
 
 
 def test_devices_without_such_products_widen_them(tmp_path: Path) -> None:
-    from tests.ops.torch_reference import TorchWeights
+    from tests.ops.torch_store import TorchWeights
 
     stored, exact = mixed(cached_checkpoint("llama2"))
     model = load_model(

@@ -97,7 +97,7 @@ class CpuRunner:
         if config.lora is not None:
             self.adapters = _lora_store(config, config.lora, model)
         self._ranks = ranks
-        recorded = RecordedModel(
+        self._recorded = recorded = RecordedModel(
             config,
             model,
             sizes,
@@ -107,6 +107,9 @@ class CpuRunner:
             group=None if ranks is None else ranks.join(spec, sizes, self.memory.num_blocks),
         )
         self.cache, self.graph, self._result = recorded.cache, recorded.graph, recorded.result
+        self._states_of = config.contrastive_states
+        self._with_states: tuple[_native.Graph, _native.Handle] | None = None
+        """The graph that gives hidden states, once they were wanted, and these."""
         if model.head is not None:
             self.head = model.head
 
@@ -135,9 +138,11 @@ class CpuRunner:
             kv_dtype=kv_dtype,
             runs_ahead=model.pooling is None,
             verifies_drafts=model.pooling is None,
+            num_state_columns=spec.hidden_size if model.pooling is None and num_ranks == 1 else 0,
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
+        self.cache.lay_pages_ahead(0)
         self._packed = packed
         if packed is not None:
             packed.save()
@@ -160,9 +165,25 @@ class CpuRunner:
         )
 
     def submit(self, step: _native.Step) -> None:
+        self._submit(self.graph, step)
+
+    def _submit(self, graph: _native.Graph, step: _native.Step) -> None:
         assert self._worker is not None, "submit after close"
-        self._worker.submit(self.graph, step, self.completion_fd)
+        self.cache.lay_pages_ahead(self.pool.num_ever_used)
+        self._worker.submit(graph, step, self.completion_fd)
         self._last_step = step
+
+    def submit_with_states(self, step: _native.Step) -> None:
+        if self._with_states is None:
+            decoder = self._recorded.decoder
+            record = partial(decoder.record_with_states, states=self._states_of)
+            self._with_states = self._recorded.record(record)
+        self._submit(self._with_states[0], step)
+
+    def states(self, step: _native.Step) -> FloatArray:
+        assert self._with_states is not None
+        graph, states = self._with_states
+        return graph.read(states, step.num_tokens)
 
     def pooled_rows(self, step: _native.Step) -> FloatArray:
         return self.graph.read(self._result, step.num_logit_rows)
@@ -192,6 +213,7 @@ def load_cpu_runner(
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
+    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.loader import load_weights
     from lmi_core.models.slices import slicing_of
     from lmi_core.ops.cpu import NativeWeights
@@ -210,7 +232,8 @@ def load_cpu_runner(
         packed = open_packed_model(config, found.checkpoint, num_threads)
         weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
         on_weights = None if progress is None else partial(progress, "weights")
-        model = load_weights(config, found, weights, on_weights, slicing)
+        smoothing = smoothing_for(config, found, progress)
+        model = load_weights(config, found, weights, on_weights, smoothing, slicing)
         runner = CpuRunner(config, model, packed, ranks)
         failed.pop_all()
     return runner, model
@@ -219,6 +242,7 @@ def load_cpu_runner(
 def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
     """Put a model's packed weights into the repack cache, unless they are there or have no place:
     processes that load the model afterwards share their memory. Raises as ``load_cpu_runner``."""
+    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.loader import load_weights
     from lmi_core.models.slices import slicing_of
     from lmi_core.ops.cpu import NativeWeights
@@ -236,7 +260,8 @@ def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
             return
         weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
         on_weights = None if progress is None else partial(progress, "weights")
-        load_weights(config, found, weights, on_weights, slicing)
+        smoothing = smoothing_for(config, found, progress)
+        load_weights(config, found, weights, on_weights, smoothing, slicing)
         packed.save()
         packed.wait()
 

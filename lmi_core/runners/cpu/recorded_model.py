@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
@@ -9,7 +11,7 @@ from lmi_core import _native
 if TYPE_CHECKING:
     from lmi_core.models.loader import LoadedModel
     from lmi_core.models.spec import DecoderSpec
-    from lmi_core.ops.graph import LoraTable
+    from lmi_core.ops.graph import Graph, Handle, LoraTable
     from lmi_core.runners.cpu.sizes import CacheDType
     from lmi_core.runners.step_memory import StepSizes
     from lmi_core.settings.engine_config import EngineConfig
@@ -40,9 +42,7 @@ class RecordedModel:
         adapters: LoraTable | None = None,
         group: _native.RankGroup | None = None,
     ) -> None:
-        from lmi_core.models.decoder import record
-        from lmi_core.ops.cpu import lower
-        from lmi_core.ops.graph import Graph
+        from lmi_core.models.decoder import Decoder
 
         attention = model.spec.attention
         self.cache = _native.KvCache(
@@ -53,7 +53,8 @@ class RecordedModel:
             head_dim=attention.head_dim,
             dtype=kv_dtype,
         )
-        self.graph = _native.Graph(
+        self._new_graph = partial(
+            _native.Graph,
             max_tokens=sizes.max_num_tokens,
             max_seqs=config.max_num_seqs,
             max_logit_rows=sizes.max_logit_rows,
@@ -62,12 +63,26 @@ class RecordedModel:
             act_dtype=model.dtype,
             instruction_set=config.instruction_set,
         )
-        if group is not None:
-            self.graph.join(group)
-        recorded = Graph(model.dtype)
-        result = record(model, recorded, self.cache, sizes.max_model_len, adapters)
-        self.result = lower(recorded, self.graph)[result]
-        self.graph.finish()
+        self._dtype = model.dtype
+        self._group = group
+        self.decoder = Decoder(
+            model.spec, model.weights, self.cache, sizes.max_model_len, adapters, model.slicing
+        )
+        self.graph, self.result = self.record(self.decoder.record)
+
+    def record(self, record: Callable[[Graph], Handle]) -> tuple[_native.Graph, _native.Handle]:
+        """Another graph over the same weights and cache, and what ``record`` returns of it."""
+        from lmi_core.ops.cpu import lower
+        from lmi_core.ops.graph import Graph
+
+        target = self._new_graph()
+        if self._group is not None:
+            target.join(self._group)
+        graph = Graph(self._dtype)
+        result = record(graph)
+        handle = lower(graph, target)[result]
+        target.finish()
+        return target, handle
 
 
 def open_group(
