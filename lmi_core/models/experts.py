@@ -7,7 +7,13 @@ from functools import partial
 import numpy as np
 
 from lmi_core import ops
-from lmi_core.models.expert_tensors import bias_order, down_names, expert_parts, gate_up_names
+from lmi_core.models.expert_tensors import (
+    bias_order,
+    down_names,
+    expert_parts,
+    gate_up_names,
+    stacked_bias,
+)
 from lmi_core.models.slices import Slicing
 from lmi_core.models.spec import DecoderSpec, ExpertSpec
 from lmi_core.models.tensor_reader import TensorReader
@@ -30,24 +36,28 @@ def load_experts(
     rows = None if slicing.num_ranks == 1 else own
 
     def gate_up() -> Linear:
-        split = partial(expert_parts, experts, num_parts=2)
+        split = partial(expert_parts, experts, num_parts=2, as_blocks=reader.keeps_blocks)
         tensors = [prefix + name for name in gate_up_names(experts)]
         weight = reader.experts(tensors, split, gated=True, rows=rows)
         if not experts.bias:
             return Linear(weight)
-        bias = bias_order(experts, reader.vector(f"{prefix}{names.merged_gate_up}_bias"))
+        if experts.layout == "stacked":
+            bias = np.concatenate([reader.vector(stacked_bias(name)) for name in tensors], axis=1)
+        else:
+            bias = bias_order(experts, reader.vector(f"{prefix}{names.merged_gate_up}_bias"))
         bias = bias.reshape(experts.num_experts, 2, -1)[:, :, own]
         return Linear(weight, np.ascontiguousarray(bias).ravel())
 
     def down() -> Linear:
-        split = partial(expert_parts, experts, num_parts=1)
+        split = partial(expert_parts, experts, num_parts=1, as_blocks=reader.keeps_blocks)
         tensors = [prefix + name for name in down_names(experts)]
         inputs = None if slicing.is_whole else slices
         weight = reader.experts(tensors, split, gated=False, inputs=inputs)
         if not experts.bias:
             return Linear(weight)
-        bias = reader.vector(f"{prefix}{names.merged_down}_bias").ravel()
-        return Linear(weight, bias if slicing.rank == 0 else None)
+        is_stacked = experts.layout == "stacked"
+        name = stacked_bias(tensors[0]) if is_stacked else f"{prefix}{names.merged_down}_bias"
+        return Linear(weight, reader.vector(name).ravel() if slicing.rank == 0 else None)
 
     routed = Experts(
         router=reader.linear([prefix + names.router], format=reader.weight_format),

@@ -53,6 +53,25 @@ def inputs_of(matrix: Matrix, first: int, end: int) -> Matrix:
     return matrix.inputs(first, end)
 
 
+def in_order(parts: Sequence[Matrix], rows: npt.NDArray[np.int64]) -> list[Matrix]:
+    """``parts``, one after the other, with these of their outputs, in this order; none leaves its
+    part."""
+    ordered, first = [], 0
+    for part in parts:
+        own = rows[(rows >= first) & (rows < first + len(part))] - first
+        is_range = len(own) > 0 and bool((np.diff(own) == 1).all())
+        ordered.append(rows_of(part, slice(own[0], own[-1] + 1) if is_range else own))
+        first += len(part)
+    return ordered
+
+
+def unit_rows(matrix: FloatArray) -> FloatArray:
+    """``matrix``, changed in place, with rows of length 1."""
+    lengths = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64))
+    matrix /= np.maximum(lengths, 1e-12)[:, None].astype(np.float32)
+    return matrix
+
+
 def packed_group_size(parts: Sequence[Matrix], format: str) -> int:
     """Inputs per scale of ``parts`` packed as one, or of blocks per sum; 0: a scale per output, or
     none."""
