@@ -134,6 +134,11 @@ class Child:
         self._connection.send(("answer", call_id, error))
 
     def _send_batch(self, batch: Batch) -> None:
+        assert self._engine is not None
+        if not self._engine.healthy and not self._has_closed.is_set():
+            # What failed here goes on in another copy.
+            discard_partial_files()
+            os._exit(1)
         for number, _ in batch.ends:
             self._requests.pop(number, None)
         self._connection.send(("batch", *batch))

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from lmi_core.demo import MODEL_DIR
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.errors import EngineError, UserError
+from lmi_core.errors import EngineError, ModelError, UserError
 from lmi_core.models.loader import find_model
 from lmi_core.models.slices import cut, slicing_of
 from lmi_core.runners.cpu.cpu_runner import CpuRunner
@@ -20,6 +21,8 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.lora_config import LoraConfig
 from tests.checkpoints import cached_checkpoint
 from tests.engine.test_invariance import Outcome, Request, make_requests, outcome, together
+from tests.gguf_files import llama_metadata, llama_tensors, write_gguf
+from tests.integer_checkpoints import FORMS, make_integer_checkpoint
 
 GREEDY = SamplingParams(max_new_tokens=16, ignore_eos=True, temperature=0, logprobs=3)
 SAMPLED = SamplingParams(max_new_tokens=16, ignore_eos=True, temperature=1.1, seed=3, logprobs=3)
@@ -81,6 +84,27 @@ def test_invariant_sums_have_the_same_bits_at_every_degree(
     whole = at(1)
     assert at(2) == whole
     assert at(4) == whole
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq"])
+def test_stored_codes_are_cut_at_their_groups(tmp_path: Path, form: str) -> None:
+    path, _ = make_integer_checkpoint(tmp_path / "even", FORMS[form], intermediate_size=256)
+    whole = answers(config_of(path, 1, activations="bf16"))
+    sliced = answers(config_of(path, 2, activations="bf16"))
+    for ours, theirs in zip(sliced, whole, strict=True):
+        assert ours[0][1] == pytest.approx(theirs[0][1], abs=0.1)
+    odd, _ = make_integer_checkpoint(tmp_path / "odd", FORMS[form])
+    with pytest.raises(ModelError, match=r"down_proj.* can't be cut .* whole groups of 32"):
+        answers(config_of(odd, 2))
+
+
+def test_blocks_of_gguf_are_cut_between_them(tmp_path: Path) -> None:
+    metadata = llama_metadata(MODEL_DIR, pre="smollm")
+    path = write_gguf(tmp_path / "demo.gguf", metadata, llama_tensors(MODEL_DIR, "Q8_0"))
+    invariant = {"tp_invariant": True, "max_model_len": 256}
+    requests = REQUESTS[:2]
+    whole = answers(config_of(path, 1, **invariant), requests)
+    assert answers(config_of(path, 2, **invariant), requests) == whole
 
 
 def test_neighbours_change_no_bits() -> None:

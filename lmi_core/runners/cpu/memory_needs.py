@@ -85,7 +85,7 @@ def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) ->
     return Estimate(
         weights=weight_bytes,
         kv_cache=cache.num_bytes,
-        workspace=slicing.num_ranks * _workspace_bytes(config, spec),
+        workspace=slicing.num_ranks * _workspace_bytes(config, spec, slicing.num_ranks),
         stored=stored_bytes,
     )
 
@@ -185,12 +185,14 @@ def free_address_bytes() -> int | None:
     return limit - num_pages * resource.getpagesize()
 
 
-def _workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
-    """A row has its residual, its widest linear's input and output, and q, k and v; logits are
-    fp32 of the whole vocabulary, what is pooled of the hidden size."""
+def _workspace_bytes(config: EngineConfig, spec: DecoderSpec, num_ranks: int) -> int:
+    """Of each rank. A row has its residual, its widest linear's input and output, and q, k and v;
+    logits are fp32 of the whole vocabulary, what is pooled of the hidden size."""
     sizes = step_sizes(config, spec)
     result_columns = spec.vocab_size if spec.has_head else spec.hidden_size
     row_bytes = 4 * (2 * spec.hidden_size + 2 * spec.intermediate_size)
+    if num_ranks > 1:
+        row_bytes += 8 * spec.hidden_size  # what other ranks read, in turns
     if spec.experts is not None:
         # Each of a row's experts has an input and an output of its own.
         row_bytes += 8 * spec.experts.top_k * (spec.hidden_size + spec.experts.intermediate_size)
