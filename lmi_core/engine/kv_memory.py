@@ -232,7 +232,7 @@ class KvMemory:
         sequence.row = -1
         sequence.copy = None
         sequence.block_ids = []
-        sequence.num_computed = sequence.num_published = 0
+        sequence.num_computed = sequence.num_published = sequence.num_drafted = 0
 
     def observe(self, sequence: Sequence, token_id: int) -> None:
         """Count an output token, for penalties and the minimum length."""

@@ -199,6 +199,9 @@ def _objections(asked: EngineConfig, spec: DecoderSpec) -> list[str]:
         "smoothquant's factors aren't cut in this version: write quantize=int8": (
             asked.quantize == "smoothquant"
         ),
+        "a draft model has no ranks in this version: leave speculation's draft_model out": (
+            asked.speculation is not None and asked.speculation.draft_model is not None
+        ),
         "blocks of one rank alone would be kept in prefix_cache_dir: leave it out": (
             asked.prefix_cache_dir is not None and degree > 1
         ),

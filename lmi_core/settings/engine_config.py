@@ -177,6 +177,13 @@ class EngineConfig:
                 f"version, not {self.device}: write 1",
                 field="tensor_parallel_degree",
             )
+        drafts_by_model = self.speculation is not None and self.speculation.draft_model is not None
+        if drafts_by_model and self.device != "cpu":
+            raise UserError(
+                f"speculation.draft_model needs device=cpu, not {self.device}: leave it out; texts "
+                "and grammars are drafted from there, too",
+                field="speculation",
+            )
         if self.activations == "bf16" and self.device != "cpu":
             raise UserError(
                 f"activations=bf16 needs device=cpu, not {self.device}, where int8 weights have no "

@@ -5,14 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lmi_core import _native
-from lmi_core.runners.cpu.recorded_model import RecordedModel, block_bytes
-from lmi_core.runners.cpu.sizes import cache_dtype, check_sizes, num_rank_threads, step_sizes
+from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
+from lmi_core.runners.cpu.recorded_model import RecordedModel
+from lmi_core.runners.cpu.sizes import (
+    block_bytes_of,
+    cache_dtype,
+    check_sizes,
+    num_rank_threads,
+    step_sizes,
+)
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.runners.step_memory import StepMemory, size_kv_cache
@@ -68,24 +75,37 @@ class SharedWorker:
 os.register_at_fork(after_in_child=SharedWorker.forget)
 
 
+class DraftModel(NamedTuple):
+    """A loaded model that drafts for another one, and what it was loaded with."""
+
+    config: EngineConfig
+    model: LoadedModel
+    packed: PackedModel | None
+
+
 class CpuRunner:
-    """Implements ``Runner`` on the CPU kernels. With ``ranks`` it is rank 0, whose worker computes
-    its slice of each step and samples."""
+    """Implements ``Runner`` on the CPU kernels."""
 
     def __init__(
         self,
         config: EngineConfig,
         model: LoadedModel,
         packed: PackedModel | None = None,
+        draft: DraftModel | None = None,
         ranks: Ranks | None = None,
     ) -> None:
+        """``draft``: what drafts for ``model``. ``ranks``: the others of those that compute it, of
+        which this is rank 0: its worker computes a slice of each step, and samples."""
         spec = model.spec
         kv_dtype = cache_dtype(config, model.dtype)
         sizes = step_sizes(config, spec)
         num_ranks = model.slicing.num_ranks
+        block_bytes = num_ranks * block_bytes_of(config, spec, model.dtype)
+        if draft is not None:
+            block_bytes += block_bytes_of(draft.config, draft.model.spec, draft.model.dtype)
         self.memory = size_kv_cache(
             config,
-            block_bytes=num_ranks * block_bytes(config, spec, kv_dtype),
+            block_bytes=block_bytes,
             max_model_len=sizes.max_model_len,
             claimed_bytes=HOST_MEMORY.total_bytes,
         )
@@ -113,9 +133,15 @@ class CpuRunner:
         if model.head is not None:
             self.head = model.head
 
+        weight_bytes, arena_bytes = num_ranks * model.weights.num_bytes, self.graph.arena_bytes
+        if draft is not None:
+            self.drafter = CpuDraftRunner(draft.config, draft.model, sizes, shared)
+            weight_bytes += draft.model.weights.num_bytes
+            arena_bytes += self.drafter.graph.arena_bytes
         self._worker: _native.Worker | None = SharedWorker.acquire(num_rank_threads(config))
-        self._report(config, model)
-        weight_bytes = num_ranks * model.weights.num_bytes
+        if draft is not None:
+            self.drafter.worker = self._worker
+        self._report(config, weight_bytes)
         HOST_MEMORY.claim(self, weight_bytes + self.memory.num_bytes)
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.info = RunnerInfo(
@@ -130,7 +156,7 @@ class CpuRunner:
             block_size=config.block_size,
             weight_bytes=weight_bytes,
             kv_cache_bytes=self.memory.num_bytes,
-            arena_bytes=self.graph.arena_bytes,
+            arena_bytes=arena_bytes,
             num_threads=self._worker.num_threads,
             instruction_set=config.instruction_set or _native.default_instruction_set(),
             dtype=model.dtype,
@@ -138,16 +164,17 @@ class CpuRunner:
             kv_dtype=kv_dtype,
             runs_ahead=model.pooling is None,
             verifies_drafts=model.pooling is None,
+            draft_model="" if draft is None else str(draft.config.model),
             num_state_columns=spec.hidden_size if model.pooling is None and num_ranks == 1 else 0,
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
         self.cache.lay_pages_ahead(0)
-        self._packed = packed
-        if packed is not None:
-            packed.save()
+        self._packed = [each for each in (packed, draft and draft.packed) if each is not None]
+        for each in self._packed:
+            each.save()
 
-    def _report(self, config: EngineConfig, model: LoadedModel) -> None:
+    def _report(self, config: EngineConfig, weight_bytes: int) -> None:
         """Say how several models divide the machine."""
         claimed_bytes = HOST_MEMORY.total_bytes
         if config.num_models == 1 and not claimed_bytes:
@@ -157,7 +184,7 @@ class CpuRunner:
             "model %s: weights %.0f MiB, KV cache up to %.0f MiB (%s); other models have %.0f MiB; "
             "all models' steps run on the same %d threads",
             config.served_model_name,
-            model.weights.num_bytes / 2**20,
+            weight_bytes / 2**20,
             self.memory.num_bytes / 2**20,
             self.memory.reason,
             claimed_bytes / 2**20,
@@ -199,8 +226,8 @@ class CpuRunner:
         self._worker = None
         if self._ranks is not None:
             self._ranks.close()
-        if self._packed is not None:
-            self._packed.close()
+        for packed in self._packed:
+            packed.close()
         SharedWorker.release()
         HOST_MEMORY.release(self)
         os.close(self.completion_fd)
@@ -213,57 +240,79 @@ def load_cpu_runner(
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
+    from lmi_core.models.slices import slicing_of
+    from lmi_core.runners.cpu.memory_needs import memory_errors
+    from lmi_core.runners.cpu.ranks import Ranks
+
+    found = find_cpu_model(config, HOST_MEMORY.total_bytes)
+    ranks = None
+    with memory_errors(), ExitStack() as failed:
+        if slicing_of(config, found.spec).num_ranks > 1:
+            ranks = Ranks(config)
+            failed.callback(ranks.close)
+        loaded = []
+        for asked, each in _with_draft(config, found):
+            packed = _open_packed(asked, each)
+            loaded.append(DraftModel(asked, _load(asked, each, packed, progress), packed))
+        (_, model, packed), *drafts = loaded
+        runner = CpuRunner(config, model, packed, drafts[0] if drafts else None, ranks)
+        failed.pop_all()
+    return runner, model
+
+
+def _with_draft(
+    config: EngineConfig, found: FoundModel
+) -> Iterator[tuple[EngineConfig, FoundModel]]:
+    """A model, and what drafts for it."""
+    from lmi_core.models.draft_model import draft_config
+
+    yield config, found
+    asked = draft_config(config)
+    if asked is not None and found.draft is not None:
+        yield asked, found.draft
+
+
+def _open_packed(config: EngineConfig, found: FoundModel) -> PackedModel | None:
+    from lmi_core.weights.packed_model import open_packed_model
+
+    return open_packed_model(config, found.checkpoint, num_rank_threads(config))
+
+
+def _load(
+    config: EngineConfig,
+    found: FoundModel,
+    packed: PackedModel | None,
+    progress: Progress | None,
+) -> LoadedModel:
     from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.loader import load_weights
     from lmi_core.models.slices import slicing_of
     from lmi_core.ops.cpu import NativeWeights
-    from lmi_core.runners.cpu.memory_needs import memory_errors
-    from lmi_core.runners.cpu.ranks import Ranks
-    from lmi_core.weights.packed_model import open_packed_model
 
-    found = find_cpu_model(config, HOST_MEMORY.total_bytes)
+    weights = NativeWeights(
+        config.instruction_set, num_rank_threads(config), packed, config.activations
+    )
+    on_weights = None if progress is None else partial(progress, "weights")
+    smoothing = smoothing_for(config, found, progress)
     slicing = slicing_of(config, found.spec)
-    ranks = None
-    with memory_errors(), ExitStack() as failed:
-        if slicing.num_ranks > 1:
-            ranks = Ranks(config)
-            failed.callback(ranks.close)
-        num_threads = num_rank_threads(config)
-        packed = open_packed_model(config, found.checkpoint, num_threads)
-        weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
-        on_weights = None if progress is None else partial(progress, "weights")
-        smoothing = smoothing_for(config, found, progress)
-        model = load_weights(config, found, weights, on_weights, smoothing, slicing)
-        runner = CpuRunner(config, model, packed, ranks)
-        failed.pop_all()
-    return runner, model
+    return load_weights(config, found, weights, on_weights, smoothing, slicing)
 
 
 def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
     """Put a model's packed weights into the repack cache, unless they are there or have no place:
     processes that load the model afterwards share their memory. Raises as ``load_cpu_runner``."""
-    from lmi_core.calibration.peaks import smoothing_for
-    from lmi_core.models.loader import load_weights
-    from lmi_core.models.slices import slicing_of
-    from lmi_core.ops.cpu import NativeWeights
     from lmi_core.runners.cpu.memory_needs import memory_errors
-    from lmi_core.weights.packed_model import open_packed_model
 
     found = find_cpu_model(config, HOST_MEMORY.total_bytes)
-    slicing = slicing_of(config, found.spec)
-    if slicing.num_ranks > 1:
+    if config.tensor_parallel_degree > 1:
         return  # each rank packs its own slice
-    num_threads = _native.num_physical_cores()
     with memory_errors():
-        packed = open_packed_model(config, found.checkpoint, num_threads)
-        if packed is None or packed.is_stored:
-            return
-        weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
-        on_weights = None if progress is None else partial(progress, "weights")
-        smoothing = smoothing_for(config, found, progress)
-        load_weights(config, found, weights, on_weights, smoothing, slicing)
-        packed.save()
-        packed.wait()
+        for asked, each in _with_draft(config, found):
+            packed = _open_packed(asked, each)
+            if packed is not None and not packed.is_stored:
+                _load(asked, each, packed, progress)
+                packed.save()
+                packed.wait()
 
 
 def find_cpu_model(config: EngineConfig, claimed_bytes: int = 0) -> FoundModel:

@@ -17,17 +17,6 @@ if TYPE_CHECKING:
     from lmi_core.settings.engine_config import EngineConfig
 
 
-def block_bytes(config: EngineConfig, spec: DecoderSpec, dtype: CacheDType) -> int:
-    """Of a block of the KV cache."""
-    return _native.KvCache.block_bytes(
-        num_layers=spec.num_cache_layers,
-        block_size=config.block_size,
-        num_kv_heads=spec.attention.num_kv_heads,
-        head_dim=spec.attention.head_dim,
-        dtype=dtype,
-    )
-
-
 class RecordedModel:
     """``group``: of the ranks that compute the model; None: this is all of it."""
 
