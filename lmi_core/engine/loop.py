@@ -21,6 +21,7 @@ from lmi_core.errors import EngineError, UserError
 from lmi_core.runners.runner import (
     AheadRunner,
     DraftingRunner,
+    HeadsRunner,
     PoolingRunner,
     Runner,
     StatesRunner,
@@ -248,6 +249,8 @@ class StepLoop:
         elif plan.wants_states:
             rows = cast(StatesRunner, self._runner).states(step)
         commit = self._scheduler.commit(plan, step, rows)
+        if self._runner.info.has_draft_heads and not self._in_flight and not plan.wants_states:
+            self._scheduler.keep_states(commit, cast(HeadsRunner, self._runner).head_rows(step))
         self._fail_requests(commit.failures, "taking over the request's step failed")
         if self._check_integrity:
             self._scheduler.check_integrity()

@@ -234,6 +234,11 @@ class Scheduler:
                 self.finish_all(sequence.request.sequences)
         return commit
 
+    def keep_states(self, commit: Commit, states: FloatArray) -> None:
+        """The hidden states of a committed step's logit rows, for heads that draft."""
+        if self._speculation is not None:
+            self._speculation.keep_states(commit, states)
+
     def _commit_pooled(self, sequence: Sequence, rows: FloatArray, commit: Commit) -> None:
         logit_row, num_tokens = sequence.logit_row, sequence.num_scheduled
         end = self._step_over(sequence)

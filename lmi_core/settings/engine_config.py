@@ -18,8 +18,8 @@ Task = Literal["auto", "generate", "embed", "rerank"]
 Device = Literal["cpu", "cuda", "torch-cpu"]
 StatesOf = Literal["embedding", "last_layer"]
 Quantization = Literal[
-    "int8", "int4", "fp8", "awq", "gptq", "compressed-tensors", "bitsandbytes", "bitsandbytes-nf4",
-    "bitsandbytes-fp4", "eetq", "smoothquant",
+    "int8", "int4", "fp8", "awq", "gptq", "compressed-tensors", "exl2", "bitsandbytes",
+    "bitsandbytes-nf4", "bitsandbytes-fp4", "eetq", "smoothquant",
 ]  # fmt: skip
 
 _CPU_QUANTIZE = ("bitsandbytes-nf4", "bitsandbytes-fp4")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lmi_core import _native
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
+from lmi_core.runners.cpu.medusa_runner import MedusaRunner
 from lmi_core.runners.cpu.recorded_model import RecordedModel
 from lmi_core.runners.cpu.sizes import (
     block_bytes_of,
@@ -27,6 +28,7 @@ from lmi_core.runners.step_memory import StepMemory, size_kv_cache
 if TYPE_CHECKING:
     from lmi_core.adapters.store import LoraStore
     from lmi_core.models.loader import FoundModel, LoadedModel
+    from lmi_core.models.medusa_heads import MedusaHeads
     from lmi_core.ops.graph import LoraTable
     from lmi_core.runners.cpu.ranks import Ranks
     from lmi_core.settings.engine_config import EngineConfig
@@ -92,10 +94,11 @@ class CpuRunner:
         model: LoadedModel,
         packed: PackedModel | None = None,
         draft: DraftModel | None = None,
+        heads: MedusaHeads | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """``draft``: what drafts for ``model``. ``ranks``: the others of those that compute it, of
-        which this is rank 0: its worker computes a slice of each step, and samples."""
+        """``draft``, ``heads``: what drafts for ``model``. ``ranks``: the others of those that
+        compute it, of which this is rank 0: its worker computes a slice of a step, and samples."""
         spec = model.spec
         kv_dtype = cache_dtype(config, model.dtype)
         sizes = step_sizes(config, spec)
@@ -124,6 +127,7 @@ class CpuRunner:
             num_blocks=self.memory.num_blocks,
             kv_dtype=kv_dtype,
             adapters=None if self.adapters is None else self.adapters.table,
+            gives_rows=heads is not None,
             group=None if ranks is None else ranks.join(spec, sizes, self.memory.num_blocks),
         )
         self.cache, self.graph, self._result = recorded.cache, recorded.graph, recorded.result
@@ -133,13 +137,17 @@ class CpuRunner:
         if model.head is not None:
             self.head = model.head
 
+        self.drafter: CpuDraftRunner | MedusaRunner | None = None
         weight_bytes, arena_bytes = num_ranks * model.weights.num_bytes, self.graph.arena_bytes
         if draft is not None:
-            self.drafter = CpuDraftRunner(draft.config, draft.model, sizes, shared)
+            self.drafter = drafter = CpuDraftRunner(draft.config, draft.model, sizes, shared)
             weight_bytes += draft.model.weights.num_bytes
-            arena_bytes += self.drafter.graph.arena_bytes
+            arena_bytes += drafter.graph.arena_bytes
+        elif heads is not None:
+            self.drafter = medusa = MedusaRunner(config, model, heads, sizes, shared)
+            weight_bytes += medusa.num_bytes
         self._worker: _native.Worker | None = SharedWorker.acquire(num_rank_threads(config))
-        if draft is not None:
+        if self.drafter is not None:
             self.drafter.worker = self._worker
         self._report(config, weight_bytes)
         HOST_MEMORY.claim(self, weight_bytes + self.memory.num_bytes)
@@ -164,7 +172,8 @@ class CpuRunner:
             kv_dtype=kv_dtype,
             runs_ahead=model.pooling is None,
             verifies_drafts=model.pooling is None,
-            draft_model="" if draft is None else str(draft.config.model),
+            draft_model=_drafted_by(draft, heads),
+            has_draft_heads=heads is not None,
             num_state_columns=spec.hidden_size if model.pooling is None and num_ranks == 1 else 0,
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
@@ -215,6 +224,9 @@ class CpuRunner:
     def pooled_rows(self, step: _native.Step) -> FloatArray:
         return self.graph.read(self._result, step.num_logit_rows)
 
+    def head_rows(self, step: _native.Step) -> FloatArray:
+        return self.graph.read(self._result, step.num_logit_rows)
+
     def submit_ahead(self, step: _native.Step, logit_rows: list[int]) -> None:
         step.follow(self._last_step, logit_rows)
         self.submit(step)
@@ -255,7 +267,8 @@ def load_cpu_runner(
             packed = _open_packed(asked, each)
             loaded.append(DraftModel(asked, _load(asked, each, packed, progress), packed))
         (_, model, packed), *drafts = loaded
-        runner = CpuRunner(config, model, packed, drafts[0] if drafts else None, ranks)
+        draft = drafts[0] if drafts else None
+        runner = CpuRunner(config, model, packed, draft, found.heads, ranks)
         failed.pop_all()
     return runner, model
 
@@ -296,6 +309,12 @@ def _load(
     smoothing = smoothing_for(config, found, progress)
     slicing = slicing_of(config, found.spec)
     return load_weights(config, found, weights, on_weights, smoothing, slicing)
+
+
+def _drafted_by(draft: DraftModel | None, heads: MedusaHeads | None) -> str:
+    if draft is not None:
+        return str(draft.config.model)
+    return "" if heads is None else f"{heads.num_heads} Medusa heads of {heads.path}"
 
 
 def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class RecordedModel:
-    """``group``: of the ranks that compute the model; None: this is all of it."""
+    """``group``: of the ranks that compute the model; None: this is all of it. ``gives_rows``: of
+    ``Decoder.record_with_rows``."""
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class RecordedModel:
         num_blocks: int,
         kv_dtype: CacheDType,
         adapters: LoraTable | None = None,
+        gives_rows: bool = False,
         group: _native.RankGroup | None = None,
     ) -> None:
         from lmi_core.models.decoder import Decoder
@@ -57,7 +59,8 @@ class RecordedModel:
         self.decoder = Decoder(
             model.spec, model.weights, self.cache, sizes.max_model_len, adapters, model.slicing
         )
-        self.graph, self.result = self.record(self.decoder.record)
+        record = self.decoder.record_with_rows if gives_rows else self.decoder.record
+        self.graph, self.result = self.record(record)
 
     def record(self, record: Callable[[Graph], Handle]) -> tuple[_native.Graph, _native.Handle]:
         """Another graph over the same weights and cache, and what ``record`` returns of it."""
