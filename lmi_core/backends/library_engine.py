@@ -49,6 +49,7 @@ _OWN = {
     "bad_words_ids": "bad_words_ids",
     "watermark_delta": "watermark",
     "num_beams": "num_beams",
+    "penalty_alpha": "penalty_alpha",
 }
 """What only our own engine does, by the names that requests have for it."""
 

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from lmi_core.engine.beam_search import BeamSearch, beam_search_of
+from lmi_core.engine.beam_search import BeamSearch
+from lmi_core.engine.contrastive_search import ContrastiveSearch
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.disk_blocks import DiskBlocks
 from lmi_core.engine.fair_shares import FairShares
@@ -27,6 +28,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.restore import PrefixRestore
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
+from lmi_core.engine.searches import search_of
 from lmi_core.engine.sequence import ActiveRequest, OpenRequests, Sequence
 from lmi_core.engine.speculation import speculation_of
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
@@ -155,7 +157,7 @@ class EngineCore:
             if handover is None:
                 self._check_num_tokens(len(prompt.ids), params.num_sequences)
             compiled = await self._compiled(params, prompt.ids)
-            search = beam_search_of(
+            search = search_of(
                 params,
                 self._end_ids(params),
                 self._runner.info,
@@ -263,7 +265,7 @@ class EngineCore:
         stops: StopStrings | None,
         stream: EventStream,
         handover: Handover,
-        search: BeamSearch | None,
+        search: BeamSearch | ContrastiveSearch | None,
     ) -> None:
         seed = request.params.seed
         active = ActiveRequest(

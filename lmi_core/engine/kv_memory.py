@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from lmi_core.engine.contrastive_search import ContrastiveSearch
 from lmi_core.engine.restore import PrefixRestore
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.engine.sequence import Sequence, SequenceState
+from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 from lmi_core.runners.runner import Runner
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class KvMemory:
     def usable_hashes(self, sequence: Sequence) -> list[bytes]:
         """Those of blocks that may be found instead of computed, which leaves one token at least
         to compute."""
-        if not self._enable_prefix_caching or sequence.is_scoring_prompt:
+        computes_all = sequence.is_scoring_prompt or sequence.request.wants_states
+        if not self._enable_prefix_caching or computes_all:
             return []
         return sequence.hashes[: (len(sequence.token_ids) - 1) // self.block_size]
 
@@ -77,21 +79,23 @@ class KvMemory:
         admission: Admission | None = None
         admitted: list[Sequence] = []
         try:
-            for member in sequence.gang:
+            has_room = self._take_state_blocks(sequence.request, num_spare_blocks)
+            for member in sequence.gang if has_room else ():
                 admission = self._admit_one(member, num_spare_blocks)
                 if admission is None:
                     break
                 admitted.append(member)
         except Exception:
-            self._release_all(admitted)
+            self._release_all(admitted, sequence.request)
             raise
         if admission is None:
-            self._release_all(admitted)
+            self._release_all(admitted, sequence.request)
         return admission
 
-    def _release_all(self, sequences: list[Sequence]) -> None:
+    def _release_all(self, sequences: list[Sequence], request: ActiveRequest) -> None:
         for sequence in sequences:
             self.release(sequence)
+        self._free_state_blocks(request)
 
     def _admit_one(self, sequence: Sequence, num_spare_blocks: int) -> Admission | None:
         if not self._free_rows:
@@ -209,6 +213,8 @@ class KvMemory:
 
     def release(self, sequence: Sequence) -> None:
         """Take row and blocks back; published contents stay hit-able until evicted."""
+        if sequence.choice == 0:
+            self._free_state_blocks(sequence.request)
         self._num_promised -= self._num_max_blocks(sequence) - len(sequence.block_ids)
         self.pool.free(sequence.block_ids)
         self._tables.clear(sequence.row)
@@ -226,6 +232,7 @@ class KvMemory:
         """Raise NativeError or AssertionError unless every block and row is accounted for."""
         self.pool.check_integrity()
         references = Counter(block for sequence in running for block in sequence.block_ids)
+        references.update(b for s in running if s.choice == 0 for b in s.request.state_blocks)
         for block_id, num_references in references.items():
             assert self.pool.ref_count(block_id) == num_references, f"block {block_id}"
         assert self.pool.num_used == len(references), "blocks without a sequence"
@@ -251,6 +258,22 @@ class KvMemory:
             return Admission()
         copy = (source.block_ids[num_shared], sequence.block_ids[num_shared])
         return Admission(copy)
+
+    def _take_state_blocks(self, request: ActiveRequest, num_spare_blocks: int) -> bool:
+        """Hold as many blocks as a request's hidden states take of memory; they stay empty."""
+        search = request.search
+        if not isinstance(search, ContrastiveSearch) or request.state_blocks:
+            return True
+        num_spare = self._num_promised if self._guaranteed_no_evict else num_spare_blocks
+        num_needed = search.num_state_blocks + num_spare
+        if num_needed <= self.pool.num_available:
+            request.state_blocks = self.pool.allocate(search.num_state_blocks) or []
+        return bool(request.state_blocks)
+
+    def _free_state_blocks(self, request: ActiveRequest) -> None:
+        if request.state_blocks:
+            self.pool.free(request.state_blocks)
+            request.state_blocks = []
 
     def _take(
         self, sequence: Sequence, shared: list[int], num_computed: int, num_spare_blocks: int

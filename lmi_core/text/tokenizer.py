@@ -19,6 +19,7 @@ import tokenizers
 from lmi_core.errors import ContextLengthError, ModelError, UserError
 from lmi_core.sandbox.pool import Limits, shared_pool
 from lmi_core.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from lmi_core.text.older_tokenizer import has_older_tokenizer, older_tokenizer
 from lmi_core.text.shortest_encoding import max_token_chars
 from lmi_core.text.token_bytes import TokenBytes, byte_rule
 
@@ -105,11 +106,18 @@ class Tokenizer:
 
         Raises ModelError when files are missing or malformed, or ids don't fit the vocabulary.
         """
+        config = read_json(directory / "tokenizer_config.json")
         path = directory / "tokenizer.json"
+        content = None
         if not path.is_file():
-            raise ModelError(_missing_tokenizer(directory), field="tokenizer.json")
+            if not has_older_tokenizer(directory):
+                raise ModelError(_missing_tokenizer(directory), field="tokenizer.json")
+            content, config = older_tokenizer(directory, config)
         try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
+            if content is None:
+                backend = tokenizers.Tokenizer.from_file(str(path))
+            else:
+                backend = tokenizers.Tokenizer.from_str(content)
         except Exception as error:  # the library raises nothing more specific
             raise ModelError(
                 f"{path} is not a tokenizer: {error}", field="tokenizer.json"
@@ -122,7 +130,7 @@ class Tokenizer:
                     f"{vocab_size} entries: the tokenizer belongs to another model",
                     field="tokenizer.json",
                 )
-        return cls(backend, read_json(directory / "tokenizer_config.json"), directory)
+        return cls(backend, config, directory)
 
     def close(self) -> None:
         """Release the encoding threads. Idempotent."""
@@ -445,12 +453,9 @@ def _decoder_of(backend: tokenizers.Tokenizer) -> Mapping[str, Any] | None:
 
 
 def _missing_tokenizer(directory: Path) -> str:
-    if not (directory / "tokenizer.model").is_file():
-        return f"{directory} has no tokenizer.json; fetch it from where the model came from"
     return (
-        f"{directory} has tokenizer.model but no tokenizer.json; convert it once with: "
-        'python -c "from transformers import AutoTokenizer as T; '
-        f"T.from_pretrained('{directory}').save_pretrained('{directory}')\""
+        f"{directory} has no tokenizer.json, and neither tokenizer.model nor qwen.tiktoken; fetch "
+        "it from where the model came from"
     )
 
 

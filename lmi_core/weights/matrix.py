@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from lmi_core.weights.block_matrix import SUM_INPUTS, BlockMatrix
 from lmi_core.weights.float_code_matrix import FloatCodeMatrix
+from lmi_core.weights.float_tensors import to_float32
 from lmi_core.weights.formats import BLOCK_FORMATS, FloatArray, RowRounding
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.integer_matrix import IntegerMatrix
@@ -31,6 +32,11 @@ included."""
 def dense(parts: Sequence[Matrix]) -> list[npt.NDArray[np.generic]]:
     """``parts`` with coded ones as float32."""
     return [part if isinstance(part, np.ndarray) else part.to_float32() for part in parts]
+
+
+def as_floats(parts: Sequence[Matrix]) -> list[FloatArray]:
+    """``parts`` in float32, whatever they are in."""
+    return [to_float32(part, "BF16" if part.dtype == np.uint16 else "F32") for part in dense(parts)]
 
 
 def rows_of(matrix: Matrix, rows: npt.NDArray[np.int64] | slice) -> Matrix:
