@@ -37,8 +37,9 @@ from lmi_core.engine.stats import (
 from lmi_core.errors import CapacityError, EngineError, TaskError, UserError
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.library_config import LibraryConfig
+from lmi_core.text.prompt_errors import prompt_too_long
 from lmi_core.text.stop import stop_strings
-from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
+from lmi_core.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -219,6 +220,12 @@ class LibraryEngine:
         request.params.validate(
             vocab_size=self._source.vocab_size, max_logprobs=self.config.max_logprobs
         )
+        thinking = request.params.thinking
+        if thinking is not None and not thinking.is_hint:
+            raise UserError(
+                f"{thinking.field} is not available with {self.config.backend}; leave it out",
+                field=thinking.field,
+            )
         for name, field in _OWN.items():
             if getattr(request.params, name) != getattr(_USUAL, name):
                 raise UserError(

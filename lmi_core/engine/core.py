@@ -41,6 +41,7 @@ from lmi_core.structured.allowed_tokens import AllowedTokens
 from lmi_core.structured.banned_sequences import BannedSequences, word_sequences
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.matcher import CompiledGrammar
+from lmi_core.structured.thinking_budget import ThinkingLimit
 from lmi_core.text.stop import StopMatcher, StopStrings, stop_strings
 from lmi_core.text.tokenizer import Tokenizer, WholeText
 
@@ -373,11 +374,18 @@ class EngineCore:
         if params.bad_words:
             encode = partial(self.tokenizer.encode_now, add_special_tokens=False)
             sequences += await asyncio.to_thread(word_sequences, params.bad_words, encode)
-        if not ngram_size and not sequences:
+        if ngram_size or sequences:
+            compiled = BannedSequences(
+                prompt_ids, ngram_size=ngram_size, sequences=sequences, grammar=compiled
+            )
+        if params.thinking is None:
             return compiled
-        return BannedSequences(
-            prompt_ids, ngram_size=ngram_size, sequences=sequences, grammar=compiled
-        )
+        end_ids = self.tokenizer.encode_now(params.thinking.end, add_special_tokens=False)
+        return ThinkingLimit(params.thinking, end_ids, self.tokenizer.bytes_of, compiled)
+
+    def unpin(self, session: str) -> None:
+        """Let go of the blocks that are kept for a session."""
+        self._memory.pinned.unpin(session)
 
     def _check_accepting(self) -> None:
         if self.state is not LifeState.READY:

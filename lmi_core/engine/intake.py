@@ -10,7 +10,8 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import EngineInfo
 from lmi_core.errors import CapacityError, TaskError, UserError
 from lmi_core.models.pooling_head import PoolingHead
-from lmi_core.text.tokenizer import Tokenizer, WholeText, prompt_too_long
+from lmi_core.text.prompt_errors import prompt_too_long
+from lmi_core.text.tokenizer import Tokenizer, WholeText
 
 _MAX_RETRY_AFTER_S = 60.0
 _MAX_PROMPT_TOKENS = 1 << 24

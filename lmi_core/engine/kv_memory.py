@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from lmi_core.engine.contrastive_search import ContrastiveSearch
+from lmi_core.engine.pinned_prefixes import PinnedPrefixes
 from lmi_core.engine.restore import PrefixRestore
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
@@ -33,6 +34,7 @@ class KvMemory:
     ) -> None:
         self.pool: BlockPool = runner.pool
         self.block_size = runner.info.block_size
+        self.pinned = PinnedPrefixes(self.pool)
         self._tables = runner.block_tables
         self._sampling = runner.sampling
         self._shares_blocks = runner.info.shares_blocks
@@ -124,6 +126,7 @@ class KvMemory:
         num_needed = num_copies
         if self._guaranteed_no_evict:
             num_needed += num_promised + self._num_promised
+        self.pinned.make_room(num_needed)
         if len(new) > len(self._free_rows) or num_needed > self.pool.num_available:
             return False
         copies = self.pool.allocate(num_copies)
@@ -162,6 +165,7 @@ class KvMemory:
 
     def extend(self, sequence: Sequence) -> bool:
         """One more block; False when there is none. Whatever it raises, it has taken nothing."""
+        self.pinned.make_room(1)
         new_ids = self.pool.allocate(1)
         if new_ids is None:
             return False
@@ -211,6 +215,12 @@ class KvMemory:
                 self.restore.keep(sequence.block_ids[i], hashes[i])
         sequence.num_published = num_full
 
+    def pin(self, sequence: Sequence) -> None:
+        """Keep the full blocks of a sequence that ends for the next request of its session."""
+        session = sequence.request.request.session
+        if session and sequence.choice == 0 and self._enable_prefix_caching:
+            self.pinned.pin(session, sequence.block_ids[: sequence.num_published])
+
     def release(self, sequence: Sequence) -> None:
         """Take row and blocks back; published contents stay hit-able until evicted."""
         if sequence.choice == 0:
@@ -232,6 +242,7 @@ class KvMemory:
         """Raise NativeError or AssertionError unless every block and row is accounted for."""
         self.pool.check_integrity()
         references = Counter(block for sequence in running for block in sequence.block_ids)
+        references.update(self.pinned.block_ids())
         references.update(b for s in running if s.choice == 0 for b in s.request.state_blocks)
         for block_id, num_references in references.items():
             assert self.pool.ref_count(block_id) == num_references, f"block {block_id}"
@@ -284,6 +295,7 @@ class KvMemory:
         if self._guaranteed_no_evict:
             num_needed = self._num_max_blocks(sequence) - len(shared) + self._num_promised
         new_ids = None
+        self.pinned.make_room(num_needed)
         if num_needed <= self.pool.num_available:
             try:
                 new_ids = self.pool.allocate(num_new)

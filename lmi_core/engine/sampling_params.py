@@ -8,6 +8,7 @@ from typing import Literal
 
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
+from lmi_core.structured.thinking_budget import ThinkingBudget
 
 _MAX_LOGIT_BIAS = 1e9
 """Decides whatever the logits are, and leaves sums finite in float32."""
@@ -85,6 +86,8 @@ class SamplingParams:
     counts so much, and their probability the rest of 1; None: no such search."""
     grammar: Grammar | None = None
     """What the text must follow. Unless something else ends it, it ends when it is complete."""
+    thinking: ThinkingBudget | None = None
+    """How much of the text may be reasoning; None: all of it."""
 
     def validate(self, *, vocab_size: int, max_logprobs: int) -> None:
         """Raise UserError naming the first field out of range, or of another type."""
@@ -106,6 +109,8 @@ class SamplingParams:
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             message = "grammar must be a Grammar, such as Grammar.json_schema({...})"
             raise _wrong_type("grammar", self.grammar, message)
+        if self.thinking is not None:
+            self.thinking.validate()
         if self.stop:
             self._check_stop()
         _check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
@@ -219,6 +224,7 @@ _NOT_IN_SEARCHES = (
     "logit_bias",
     "allowed_token_ids",
     "grammar",
+    "thinking",
     "prompt_logprobs",
 )
 _NOT_WITH_BEAMS = ("stop", "logprobs")

@@ -358,6 +358,8 @@ class Scheduler:
             sequence.error = error
             return True
         if not sequence.matcher.is_complete:
+            if sequence.matcher.is_spent:
+                sequence.matcher = None
             return False
         length = len(sequence.token_ids)
         min_length = sequence.num_prompt + sequence.request.request.params.min_new_tokens
@@ -414,6 +416,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self.queues.running.remove(sequence)
+        self.memory.pin(sequence)
         self.memory.release(sequence)
         sequence.is_ending = False
         self._end(sequence)

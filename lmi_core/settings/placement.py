@@ -10,6 +10,8 @@ from lmi_core.units import megabytes
 DeviceKind = Literal["cpu", "torch-cpu", "cuda", "neuron"]
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "neuron": "NEURON_RT_VISIBLE_CORES"}
 """The variable that says which devices a process sees."""
+MAX_WORKERS = 1000
+"""Most processes that serve one model, whoever asks for them."""
 DEVICE_NAMES = {"cuda": "GPU", "neuron": "Neuron core"}
 
 

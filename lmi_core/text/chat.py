@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import jinja2
 import jinja2.ext
-from jinja2 import meta, nodes
-from jinja2.parser import Parser
 
 from lmi_core.errors import ModelError, UserError
+from lmi_core.text.json_file import read_json, read_text
 from lmi_core.text.metered_template import CostlyTemplateError, MeteredEnvironment
+from lmi_core.text.template_files import (
+    configured_templates,
+    given_template,
+    special_tokens,
+    template_files,
+)
+from lmi_core.text.template_language import compile_template, template_variables
 from lmi_core.tools.forms import HERMES, ToolForm, form_shown
 from lmi_core.tools.reasoning import REASONING, ReasoningForm, reasoning_shown
 
 Message = Mapping[str, Any]
 
-_TOKEN_NAMES = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 MAX_PROMPT_CHARS = 16 << 20
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_HERE "
@@ -82,20 +76,20 @@ class ChatTemplate:
                 f"there is no file {config_path}", field="option.tokenizer_config_path"
             )
         config_path = config_path or directory / "tokenizer_config.json"
-        config = _read_json(config_path)
-        templates = _configured(config.get("chat_template"), config_path)
+        config = read_json(config_path)
+        templates = configured_templates(config.get("chat_template"), config_path)
         origins = dict.fromkeys(templates, str(config_path))
-        for name, path in {} if is_named else _template_files(directory).items():
-            templates[name], origins[name] = _read_text(path), str(path)
+        for name, path in {} if is_named else template_files(directory).items():
+            templates[name], origins[name] = read_text(path), str(path)
         if template is not None:
-            templates["default"] = _given(template, directory)
+            templates["default"] = given_template(template, directory)
             origins["default"] = "option.chat_template"
         if not templates:
             return None
-        older = _read_json(directory / "special_tokens_map.json")
+        older = read_json(directory / "special_tokens_map.json")
         return cls(
             templates,
-            _special_tokens({**older, **config}),
+            special_tokens({**older, **config}),
             tool_form=tool_form,
             reasoning=reasoning,
             auto_tools=auto_tools,
@@ -208,32 +202,6 @@ def _broken(error: jinja2.TemplateSyntaxError) -> str:
     return f"The chat template is broken: line {error.lineno}: {error.message}"
 
 
-class _GenerationTag(jinja2.ext.Extension):
-    """``{% generation %}`` marks the assistant's text for training; here it only groups."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
-
-
-@lru_cache(maxsize=64)
-def compile_template(source: str) -> jinja2.Template:
-    """Compile in the environment that the ecosystem's templates are written for."""
-    return _environment().from_string(source)
-
-
-@lru_cache(maxsize=64)
-def template_variables(source: str) -> frozenset[str]:
-    """The variables that a template reads; none for a broken one."""
-    try:
-        return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
-    except jinja2.TemplateSyntaxError:
-        return frozenset()
-
-
 def _rendered(template: jinja2.Template, messages: Sequence[Message], **values: Any) -> str:
     environment = template.environment
     assert isinstance(environment, MeteredEnvironment)
@@ -249,43 +217,6 @@ def _rendered(template: jinja2.Template, messages: Sequence[Message], **values: 
                 field="messages",
             )
     return "".join(pieces)
-
-
-def _environment() -> MeteredEnvironment:
-    environment = MeteredEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
-    )
-    environment.set_filter("tojson", _to_json)
-    environment.set_function("raise_exception", _raise_exception)
-    environment.set_function("strftime_now", _strftime_now)
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Unlike Jinja's own filter: no HTML escapes, and layout is up to the template."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)
 
 
 def _of_known_role(message: Message, source: str) -> Message:
@@ -329,74 +260,3 @@ def _cut_at_mark(text: str, final: str) -> str:
         return text[:position]
     # The template trims what it is given, so the text's own trailing blanks are gone too.
     return text[:position].rstrip()
-
-
-def _template_files(directory: Path) -> dict[str, Path]:
-    named = sorted((directory / "additional_chat_templates").glob("*.jinja"))
-    files = {path.stem: path for path in named}
-    main = directory / "chat_template.jinja"
-    if main.is_file():
-        files["default"] = main
-    return files
-
-
-def _given(template: str, directory: Path) -> str:
-    """Jinja text, or that of a file beside the model or elsewhere."""
-    if "{" in template:
-        return template
-    for path in (directory / template, Path(template)):
-        if path.is_file():
-            return _read_text(path)
-    raise ModelError(
-        f"option.chat_template={template[:200]} is neither a file nor Jinja text",
-        field="option.chat_template",
-    )
-
-
-def _configured(value: object, path: Path) -> dict[str, str]:
-    """``chat_template`` is one template, or a list of named ones."""
-    if value is None:
-        return {}
-    if isinstance(value, str):
-        return {"default": value}
-    try:
-        templates = {entry["name"]: entry["template"] for entry in value}  # type: ignore[attr-defined]
-    except (TypeError, KeyError):
-        templates = {"": None}
-    if not all(isinstance(text, str) for pair in templates.items() for text in pair):
-        raise ModelError(
-            f"{path}: chat_template must be a text or a list of objects with the texts name and "
-            f"template, got {str(value)[:80]}",
-            field="chat_template",
-        )
-    return templates
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    tokens = {}
-    for name in _TOKEN_NAMES:
-        value = config.get(name)
-        if isinstance(value, Mapping):
-            value = value.get("content")
-        if isinstance(value, str):
-            tokens[name] = value
-    return tokens
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(_read_text(path))
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} must hold an object, not {type(value).__name__}")
-    return value
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"Can't read {path}: {error}") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,16 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from lmi_core.errors import ContextLengthError, ModelError, UserError
+from lmi_core.errors import ModelError, UserError
 from lmi_core.sandbox.pool import Limits, shared_pool
+from lmi_core.text.added_tokens import AddedTokens
 from lmi_core.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from lmi_core.text.json_file import read_json
 from lmi_core.text.older_tokenizer import has_older_tokenizer, older_tokenizer
+from lmi_core.text.prompt_errors import not_unicode, prompt_too_long
 from lmi_core.text.shortest_encoding import max_token_chars
 from lmi_core.text.token_bytes import TokenBytes, byte_rule
 
 Truncate = Literal["", "left", "right"]
-
-_log = logging.getLogger(__name__)
 
 _INLINE_CHARS = 2048
 """Longer texts go to a thread, without the GIL: this many cost under half a millisecond."""
@@ -85,9 +85,9 @@ class Tokenizer:
         self.config = config
         self.directory = directory
         added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self.bos_token_id = self._named_id("bos_token", is_added=config.get("add_bos_token"))
-        self.eos_token_id = self._named_id("eos_token", is_added=config.get("add_eos_token"))
+        self.special_tokens = {token.content: i for i, token in added.items() if token.special}
+        self.special_ids = frozenset(self.special_tokens.values())
+        self._added = AddedTokens(config, self.token_id)
         rule = byte_rule(_decoder_of(backend))
         self._token_bytes = rule and TokenBytes(backend.id_to_token, rule)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="lmi-encode")
@@ -131,6 +131,16 @@ class Tokenizer:
                     field="tokenizer.json",
                 )
         return cls(backend, config, directory)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that the configuration names as the first of a text."""
+        return self._added.bos_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that the configuration names as the last of a text."""
+        return self._added.eos_id
 
     def close(self) -> None:
         """Release the encoding threads. Idempotent."""
@@ -186,7 +196,7 @@ class Tokenizer:
         try:
             data = text.encode()
         except UnicodeEncodeError:
-            raise UserError(_not_unicode(text), field="prompt") from None
+            raise UserError(not_unicode(text), field="prompt") from None
         limits = encode_limits(len(text))
         ids = await shared_pool().run(
             _encode_bytes,
@@ -246,9 +256,9 @@ class Tokenizer:
                 [text if pair is None else (text, pair)], add_special_tokens=frame is None
             )
         except TypeError:  # what the library makes of a lone surrogate
-            raise UserError(_not_unicode(text + (pair or "")), field="prompt") from None
+            raise UserError(not_unicode(text + (pair or "")), field="prompt") from None
         if frame is None:
-            complete = self._with_bos_eos
+            complete = self._added.complete
         else:
             before, after = (self.encode_now(part, add_special_tokens=False) for part in frame)
             complete = lambda ids: [*before, *ids, *after]  # noqa: E731
@@ -272,6 +282,12 @@ class Tokenizer:
         if self._token_bytes is not None:
             return self._token_bytes[token_id].decode(errors="replace")
         return self._backend.decode([token_id], skip_special_tokens=False)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Of one token; those of its text on its own where it depends on its neighbours."""
+        if self._token_bytes is not None:
+            return self._token_bytes[token_id]
+        return self.token_text(token_id).encode()
 
     @property
     def token_bytes(self) -> Mapping[int, bytes] | None:
@@ -304,17 +320,17 @@ class Tokenizer:
                 [text], add_special_tokens=add_special_tokens
             )
         except TypeError:  # what the library makes of a lone surrogate
-            raise UserError(_not_unicode(text), field="prompt") from None
+            raise UserError(not_unicode(text), field="prompt") from None
         return encoding
 
     def _spans(self, text: str, add_special_tokens: bool) -> list[TokenSpan]:
         try:
             [encoding] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         except TypeError:  # what the library makes of a lone surrogate
-            raise UserError(_not_unicode(text), field="prompt") from None
+            raise UserError(not_unicode(text), field="prompt") from None
         ids: list[int] = encoding.ids
         places: list[tuple[int, int]] = encoding.offsets
-        wanted = self._with_bos_eos(ids) if add_special_tokens else ids
+        wanted = self._added.complete(ids) if add_special_tokens else ids
         if wanted[1 : len(ids) + 1] == ids and wanted[: len(ids)] != ids:
             places = [(0, 0), *places]
         elif wanted[: len(ids) - 1] == ids[1:] and wanted[: len(ids)] != ids:
@@ -328,46 +344,7 @@ class Tokenizer:
         if max_tokens is not None and len(encoding) > max_tokens:
             raise prompt_too_long(len(encoding), max_tokens)
         ids: list[int] = encoding.ids
-        return self._with_bos_eos(ids) if add_special_tokens else ids
-
-    def _with_bos_eos(self, ids: list[int]) -> list[int]:
-        """Apply add_bos_token and add_eos_token, which override what tokenizer.json adds."""
-        bos, eos = self.bos_token_id, self.eos_token_id
-        wants_bos = self.config.get("add_bos_token")
-        if wants_bos is not None and bos is not None:
-            has_bos = bool(ids) and ids[0] == bos
-            if wants_bos and not has_bos:
-                ids = [bos, *ids]
-            elif not wants_bos and has_bos:
-                ids = ids[1:]
-        wants_eos = self.config.get("add_eos_token")
-        if wants_eos and eos is not None and (not ids or ids[-1] != eos):
-            ids = [*ids, eos]
-        return ids
-
-    def _named_id(self, name: str, *, is_added: object) -> int | None:
-        """The id of a token that the configuration names; ModelError if there is none to add."""
-        if name not in self.config or (self.config[name] is None and not is_added):
-            return None
-        named = self.config[name]
-        token = named.get("content") if isinstance(named, Mapping) else named
-        if not isinstance(token, str):
-            raise ModelError(
-                f"tokenizer_config.json has {str(named)[:80]!r} as {name}; it must be a token, or "
-                "an object with the token as its content"
-                + (f", since add_{name} is true" if is_added else ", or null"),
-                field="tokenizer_config.json",
-            )
-        token_id = self.token_id(token)
-        if token_id is None:
-            message = f"tokenizer_config.json names {token[:80]!r} as {name}, "
-            if is_added:
-                raise ModelError(
-                    f"{message}to be added to every prompt, but tokenizer.json has no such token",
-                    field="tokenizer_config.json",
-                )
-            _log.warning("%sbut tokenizer.json has no such token; it has no effect", message)
-        return token_id
+        return self._added.complete(ids) if add_special_tokens else ids
 
 
 def _kept_places(texts: Sequence[int | None], num_over: int, truncate: Truncate) -> Sequence[int]:
@@ -413,37 +390,6 @@ def _made_tokenizer(backend: str, config: str) -> Tokenizer:
     return Tokenizer(tokenizers.Tokenizer.from_str(backend), json.loads(config))
 
 
-def prompt_too_long(
-    num_tokens: int, max_tokens: int, *, is_least: bool = False, room: int = 1
-) -> ContextLengthError:
-    """The error for a prompt that leaves no room for a single new token, or, with ``room`` 0, for
-    itself.
-
-    Clients know it by its first words, OpenAI's, and then try a shorter prompt or another model.
-    """
-    if not room:
-        return ContextLengthError(
-            f"This model's maximum context length is {max_tokens} tokens, but the input has "
-            f"{'at least ' if is_least else ''}{num_tokens} tokens: shorten it, or ask for it to "
-            "be truncated",
-            field="prompt",
-        )
-    return ContextLengthError(
-        f"This model's maximum context length is {max_tokens + 1} tokens, but the prompt has "
-        f"{'at least ' if is_least else ''}{num_tokens} tokens; at most {max_tokens} fit and leave "
-        "room for one new token: shorten it, or raise max_model_len if the model allows",
-        field="prompt",
-    )
-
-
-def _not_unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return f"the prompt isn't valid Unicode at character {error.start}: {error.reason}"
-    return "the prompt can't be tokenized"
-
-
 def _decoder_of(backend: tokenizers.Tokenizer) -> Mapping[str, Any] | None:
     decoder = backend.decoder
     if decoder is None:
@@ -457,16 +403,3 @@ def _missing_tokenizer(directory: Path) -> str:
         f"{directory} has no tokenizer.json, and neither tokenizer.model nor qwen.tiktoken; fetch "
         "it from where the model came from"
     )
-
-
-def read_json(path: Path) -> Mapping[str, Any]:
-    """The object in a file, empty if there is none; ModelError if it isn't one."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}", field=path.name) from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} must hold a JSON object", field=path.name)
-    return content

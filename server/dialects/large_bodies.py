@@ -19,7 +19,8 @@ from lmi_core.engine.stats import EngineInfo
 from lmi_core.errors import EngineError, UserError
 from lmi_core.sandbox.pool import Limits, shared_pool
 from lmi_core.text.metered_template import CostlyTemplateError, metered
-from lmi_core.text.tokenizer import Tokenizer, prompt_too_long
+from lmi_core.text.prompt_errors import prompt_too_long
+from lmi_core.text.tokenizer import Tokenizer
 from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.unknown_fields import collect_ignored, note_ignored
 from lmi_server.models.backend import Generates, Tokenizes

@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from lmi_core.errors import InsufficientMemoryError, LmiError
+from lmi_core.settings.placement import MAX_WORKERS
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.routes import ServerRoute, management_route
 from lmi_server.management.audit import SAID
@@ -26,7 +27,6 @@ from lmi_server.models.backend import Scales
 from lmi_server.models.model import ModelState, ServedModel
 from lmi_server.models.model_registry import ModelRegistry
 
-_MAX_WORKERS = 1000
 _MAX_PARAMETERS = 1000
 _JSON = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 
@@ -149,8 +149,8 @@ def _check_workers(least: int, most: int, *, has_processes: bool) -> None:
         raise bad_request(
             f"min_worker={least} and max_worker={most}: 0 <= min_worker <= max_worker must hold"
         )
-    if most > _MAX_WORKERS:
-        raise bad_request(f"max_worker={most}; at most {_MAX_WORKERS} are allowed")
+    if most > MAX_WORKERS:
+        raise bad_request(f"max_worker={most}; at most {MAX_WORKERS} are allowed")
     if most > 1 and not has_processes:
         raise bad_request(
             f"max_worker={most}: one engine in the server's own process serves the model, and "

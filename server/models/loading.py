@@ -15,6 +15,7 @@ from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.table import BY_KEY
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.launch import CustomCodeLaunch, Launch, prepare_model
+from lmi_core.config.targets.sampling_defaults import sampling_defaults
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.config.targets.tls import tls_context
 from lmi_core.copies.copies import Copies
@@ -28,6 +29,7 @@ from lmi_core.tools.reasoning import REASONING
 from lmi_server.dialects.lmi.formatting import FormattingBackend
 from lmi_server.dialects.lmi.lmi import LmiOptions
 from lmi_server.dialects.lmi.release import Release
+from lmi_server.dialects.lmi.session_store import SessionOptions
 from lmi_server.dialects.tgi.options import TgiOptions
 from lmi_server.http.answer_deadline import AnswerLimits
 from lmi_server.http.options import Listening, ServerOptions
@@ -164,15 +166,27 @@ def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
             release=Release.parse(release) if (release := model.lmi_compat) else None,
             strategy=str(model.get("option.decoding_strategy") or ""),
             stop=stop if isinstance(stop, tuple) else (),
+            sessions=_sessions(model),
             statuses=launch.server.statuses,
             **_watermark(model),
             custom_formatter=launch.formatter is not None
             and launch.formatter.output_formatter is not None,
         ),
         tgi=_tgi_options(launch),
+        sampling_defaults=_sampling_defaults(launch),
         chat_template=_chat_template(launch),
         has_lora=engine.lora is not None,
     )
+
+
+def _sessions(model: ModelConfig) -> SessionOptions | None:
+    if model.get("option.enable_stateful_sessions") is not True:
+        return None
+    path, seconds = (
+        model.get(f"option.sessions_{name}") or BY_KEY[f"option.sessions_{name}"].default
+        for name in ("path", "expiration")
+    )
+    return SessionOptions(directory=Path(str(path)), lifetime_s=int(str(seconds)))
 
 
 def _limits(launch: Launch) -> AnswerLimits:
@@ -183,6 +197,13 @@ def _limits(launch: Launch) -> AnswerLimits:
         first_s=float(read_s) if isinstance(read_s, int) else None,
         next_s=float(min(given)) if given else None,
     )
+
+
+def _sampling_defaults(launch: Launch) -> dict[str, float]:
+    """None where the library has them itself."""
+    if isinstance(launch.engine, LibraryConfig):
+        return {}
+    return sampling_defaults(launch.model, launch.engine.model)
 
 
 def _chat_template(launch: Launch) -> ChatTemplate | None:

@@ -32,7 +32,7 @@ def make_forward(backend: str, model: Path, adapters: list[Path], dtype: str) ->
     if backend == "native":
         return native_forward(model, adapters, dtype)
     from lmi_core.ops.device.adapter_table import AdapterTable
-    from tests.ops.torch_reference import TorchWeights
+    from tests.ops.torch_store import TorchWeights
 
     backend_weights, table = TorchWeights(), AdapterTable()
     loaded = load_model(model, dtype, backend=backend_weights, takes_adapters=True)  # type: ignore[arg-type]

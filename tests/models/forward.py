@@ -53,7 +53,8 @@ class TorchForward:
         kv_dtype: str | None = None,
         adapters: LoraTable | None = None,
     ) -> None:
-        from tests.ops.torch_reference import TorchGraph, TorchKvCache
+        from tests.ops.torch_reference import TorchGraph
+        from tests.ops.torch_store import TorchKvCache
 
         attention = model.spec.attention
         self.table = shuffled_block_table(max_model_len)

@@ -24,7 +24,7 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 
 
 def load(path: Path, dtype: Any = "auto", progress: Any = None) -> LoadedModel:
-    from tests.ops.torch_reference import TorchWeights
+    from tests.ops.torch_store import TorchWeights
 
     return load_model(path, dtype, backend=TorchWeights(), progress=progress)
 

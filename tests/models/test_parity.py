@@ -29,7 +29,7 @@ def make_forward(
     if backend == "native":
         model = load_model(path, dtype)  # type: ignore[arg-type]
         return NativeForward(model, max_model_len, dtype)
-    from tests.ops.torch_reference import TorchWeights
+    from tests.ops.torch_store import TorchWeights
 
     model = load_model(path, "bf16" if dtype == "bf16" else "fp32", backend=TorchWeights())
     return TorchForward(model, max_model_len, dtype)

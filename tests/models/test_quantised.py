@@ -15,7 +15,7 @@ from lmi_core.ops.graph import LinearWeight
 from lmi_core.weights.formats import PackFormat
 from tests.checkpoints import cached_checkpoint
 from tests.models.forward import NativeForward, TorchForward, all_logits
-from tests.ops.torch_reference import TorchWeights
+from tests.ops.torch_store import TorchWeights
 
 MOST_ERROR = 0.06
 """What int8 activations may cost in three random layers, relative to the logits."""

@@ -64,7 +64,7 @@ def routed(logits: Handle, settings: dict[str, Any], bias: Array) -> Handle:
 @pytest.mark.parametrize("settings", ROUTINGS)
 def test_routes_are_the_definitions(settings: dict[str, Any], level: str) -> None:
     from lmi_core.ops.kernels.torch_ops import route as torch_route
-    from tests.ops.torch_reference import _routes
+    from tests.ops.torch_formulas import routes as exact_routes
 
     random = np.random.default_rng(0)
     logits = random.standard_normal((50, NUM_EXPERTS)).astype(np.float32)
@@ -75,7 +75,7 @@ def test_routes_are_the_definitions(settings: dict[str, Any], level: str) -> Non
     known = {"normalizes": False, "scale": 1.0, "threshold": 0.0, "top_k": TOP_K}
     known |= {"num_groups": 1, "top_groups": 1, "group_best": 1, **settings}
     known["bias"] = torch.from_numpy(bias) if settings.get("bias") else None
-    exact = _routes(torch.from_numpy(logits).double(), **known).numpy()
+    exact = exact_routes(torch.from_numpy(logits).double(), **known).numpy()
     np.testing.assert_array_equal(routes[:, :TOP_K], exact[:, :TOP_K])
     assert (np.diff(routes[:, :TOP_K]) > 0).all()
     np.testing.assert_allclose(routes[:, TOP_K:], exact[:, TOP_K:], rtol=1e-5)

@@ -22,13 +22,14 @@ from tests.models.forward import (
 )
 
 torch_reference = pytest.importorskip("tests.ops.torch_reference", exc_type=ImportError)
+torch_store = pytest.importorskip("tests.ops.torch_store", exc_type=ImportError)
 
 PROMPT = [5, 100, 7, 300, 42]
 
 
 @pytest.fixture(scope="module")
 def model() -> LoadedModel:
-    return load_model(cached_checkpoint("llama2"), backend=torch_reference.TorchWeights())
+    return load_model(cached_checkpoint("llama2"), backend=torch_store.TorchWeights())
 
 
 def test_a_handle_has_no_truth_value() -> None:
@@ -44,7 +45,7 @@ def test_shapes_are_checked_while_recording() -> None:
     x = ops.embed(graph, np.zeros((4, 8), np.float32))
     with pytest.raises(ValueError, match=r"rms_norm of 8 columns got a weight of shape \(9,\)"):
         ops.rms_norm(x, np.ones(9, np.float32), 1e-6)
-    weight = torch_reference.TorchWeights().pack(
+    weight = torch_store.TorchWeights().pack(
         [np.zeros((6, 8), np.float32)], format="fp32", gated=False
     )
     with pytest.raises(ValueError, match=r"linear to 6 outputs got a bias of \(5,\)"):

@@ -6,11 +6,9 @@ what it keeps in the act dtype is rounded to it, arithmetic is float32 (float64 
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +19,8 @@ from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.step_arrays import IntArray, StepArrays
 from lmi_core.ops.graph import ExpertMatrices, Graph, Handle, LinearWeight
 from lmi_core.weights.formats import FloatArray
-from lmi_core.weights.matrix import Matrix, dense
-
-DTypeName = Literal["fp32", "bf16", "fp64"]
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+from tests.ops.torch_formulas import activated, attend, norm, rms_norm, rotate, routes
+from tests.ops.torch_store import DTYPES, TorchKvCache, TorchLinearWeight, tensor_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,101 +30,6 @@ class StepResult:
     logits: npt.NDArray[np.float64]
     sampled_ids: IntArray
     logprobs: npt.NDArray[np.float64]
-
-
-class TorchMappedFile:
-    """A read-only mapping of a file."""
-
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    @property
-    def is_lost(self) -> bool:
-        return False
-
-    def array(self, offset: int, num_bytes: int) -> npt.NDArray[np.uint8]:
-        return np.frombuffer(self._map, np.uint8, num_bytes, offset)
-
-    def drop(self, offset: int, num_bytes: int) -> None:
-        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        self._map.madvise(mmap.MADV_DONTNEED, start, offset + num_bytes - start)
-
-
-class TorchLinearWeight:
-    """Matrix [num_outputs, num_inputs]; a gated one holds gate above up."""
-
-    def __init__(self, matrix: Tensor) -> None:
-        self.matrix = matrix
-        self.num_outputs, self.num_inputs = matrix.shape
-        self.num_bytes = matrix.numel() * matrix.element_size()
-        self.row_format = None
-
-
-class TorchWeights:
-    """Maps files and holds matrices as tensors."""
-
-    @property
-    def keeps_blocks(self) -> bool:
-        return False
-
-    def keeps_fp8(self, parts: Sequence[Matrix]) -> bool:
-        return False
-
-    def open(self, path: Path) -> TorchMappedFile:
-        return TorchMappedFile(path)
-
-    def pack(
-        self,
-        parts: Sequence[Matrix],
-        *,
-        names: Sequence[str] = (),
-        format: Literal["fp32", "bf16", "int8", "int4", "fp8"],
-        gated: bool,
-    ) -> TorchLinearWeight:
-        if format not in _DTYPES:
-            raise ValueError(f"the reference has fp32 and bf16 weights, not {format}")
-        matrix = torch.cat([_tensor(part) for part in dense(parts)])
-        return TorchLinearWeight(matrix.to(_DTYPES[format]))
-
-    def pack_experts(self, experts: Sequence[Sequence[Matrix]], **settings: Any) -> ExpertMatrices:
-        return ExpertMatrices(tuple(self.pack(parts, **settings) for parts in experts))
-
-
-class TorchKvCache:
-    """Keys and values, each [layers, slots, kv heads, head_dim]."""
-
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: DTypeName | Literal["int8"],
-    ) -> None:
-        shape = (num_layers, num_blocks * block_size, num_kv_heads, head_dim)
-        self.block_size, self.head_dim = block_size, head_dim
-        # NaN shows a read of what was never written. int8 keeps what the codes stand for.
-        self.is_int8 = dtype == "int8"
-        stored = torch.float32 if dtype == "int8" else _DTYPES[dtype]
-        self.keys = torch.full(shape, torch.nan, dtype=stored)
-        self.values = self.keys.clone()
-
-    @property
-    def num_bytes(self) -> int:
-        return 2 * self.keys.numel() * self.keys.element_size()
-
-    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Keys and values [slots, kv heads, head_dim]."""
-        for store, rows in ((self.keys, keys), (self.values, values)):
-            store[layer, slots] = (_through_int8(rows) if self.is_int8 else rows).to(store.dtype)
-
-    def copy_block(self, src: int, dst: int) -> None:
-        size = self.block_size
-        for store in (self.keys, self.values):
-            store[:, dst * size : (dst + 1) * size] = store[:, src * size : (src + 1) * size]
 
 
 class _Run:
@@ -148,7 +49,7 @@ class TorchGraph:
     result, its operands and attributes, gives what computes the result."""
 
     def __init__(self, graph: Graph) -> None:
-        self._act = _DTYPES[graph.act_dtype]
+        self._act = DTYPES[graph.act_dtype]
         self._wide = torch.float64 if self._act == torch.float64 else torch.float32
         self._caches: dict[int, TorchKvCache] = {}
         self._nodes = [
@@ -175,13 +76,13 @@ class TorchGraph:
         return run.result
 
     def _embed(self, y: Handle, *, table: npt.NDArray[np.generic], scale: float) -> _Compute:
-        rows = _tensor(table)
+        rows = tensor_of(table)
         return lambda run: rows[_index(run.step.token_ids)].to(self._wide) * scale
 
     def _add_positions(
         self, y: Handle, x: Handle, *, table: npt.NDArray[np.generic], offset: int
     ) -> _Compute:
-        rows = _tensor(table)
+        rows = tensor_of(table)
         return lambda run: run.values[x] + rows[_index(run.step.positions) + offset].to(self._wide)
 
     def _norm(
@@ -199,7 +100,7 @@ class TorchGraph:
         scale, offset = self._optional(weight), self._optional(bias)
 
         def compute(run: _Run) -> Tensor:
-            result = _norm(run.values[x], scale, offset, eps, kind)
+            result = norm(run.values[x], scale, offset, eps, kind)
             if residual is not None:
                 return run.values[residual] + result
             return result.to(self._act if out_dtype == "act" else self._wide)
@@ -225,14 +126,14 @@ class TorchGraph:
         def compute(run: _Run) -> Tensor:
             result = run.values[x].clone()
             groups = result[:, columns].reshape(len(result), num_groups, -1)
-            result[:, columns] = _norm(groups, scale, offset, eps, kind).flatten(1)
+            result[:, columns] = norm(groups, scale, offset, eps, kind).flatten(1)
             return result
 
         return compute
 
     def _rms_norm(self, y: Handle, x: Handle, *, weight: FloatArray, eps: float) -> _Compute:
         scale = self._widen(weight)
-        return lambda run: _rms_norm(run.values[x], scale, eps).to(self._act)
+        return lambda run: rms_norm(run.values[x], scale, eps).to(self._act)
 
     def _linear(
         self,
@@ -253,23 +154,26 @@ class TorchGraph:
             result = torch.nn.functional.linear(run.values[x].to(self._wide), matrix, offset)
             if residual is not None:
                 return run.values[residual] + result
-            result = _activated(result, activation, gated) if activation else result
+            result = activated(result, activation, gated) if activation else result
             return result.to(self._act if activation or out_dtype == "act" else self._wide)
 
         return compute
 
     def _gated_activation(self, y: Handle, x: Handle, *, activation: str) -> _Compute:
-        return lambda run: _activated(run.values[x], activation, True).to(self._act)
+        return lambda run: activated(run.values[x], activation, True).to(self._act)
 
     def _activation(self, y: Handle, x: Handle, *, activation: str) -> _Compute:
-        return lambda run: _activated(run.values[x], activation, False).to(self._act)
+        return lambda run: activated(run.values[x], activation, False).to(self._act)
 
     def _soft_cap(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
         return lambda run: cap * torch.tanh(run.values[x] / cap)
 
+    def _clip(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
+        return lambda run: run.values[x].clamp(-cap, cap)
+
     def _route(self, y: Handle, x: Handle, **settings: Any) -> _Compute:
         settings["bias"] = self._optional(settings["bias"])
-        return lambda run: _routes(run.values[x].to(self._wide), **settings)
+        return lambda run: routes(run.values[x].to(self._wide), **settings)
 
     def _grouped_linear(
         self,
@@ -299,7 +203,7 @@ class TorchGraph:
             if residual is not None:
                 shares = result.unflatten(0, (-1, top_k)) * weights.unsqueeze(-1)
                 return run.values[residual] + shares.sum(1)
-            result = _activated(result, activation, True) if activation else result
+            result = activated(result, activation, True) if activation else result
             return result.to(self._act)
 
         return compute
@@ -356,13 +260,13 @@ class TorchGraph:
             heads = rows.view(len(run.step.token_ids), -1, head_dim)
             q, k, v = torch.split(heads, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
             if norms[0] is not None:
-                q = _rms_norm(q, norms[0], norm_eps)
+                q = rms_norm(q, norms[0], norm_eps)
             if norms[1] is not None:
-                k = _rms_norm(k, norms[1], norm_eps)
+                k = rms_norm(k, norms[1], norm_eps)
             positions, slots = _index(run.step.positions), _index(run.step.slots)
             rotation = cos_table[positions].unsqueeze(1), sin_table[positions].unsqueeze(1)
-            cache.write(layer, slots, _rotate(k, *rotation), v)
-            return _rotate(q, *rotation).flatten(1).to(self._act)
+            cache.write(layer, slots, rotate(k, *rotation), v)
+            return rotate(q, *rotation).flatten(1).to(self._act)
 
         return compute
 
@@ -391,7 +295,7 @@ class TorchGraph:
                 k = cache.keys[layer, slots].to(self._wide)
                 v = cache.values[layer, slots].to(self._wide)
                 positions = _index(run.step.positions[rows])
-                y[rows] = _attend(queries[rows], k, v, positions, slopes=slope, **settings)
+                y[rows] = attend(queries[rows], k, v, positions, slopes=slope, **settings)
             return y.flatten(1).to(self._act)
 
         return compute
@@ -423,12 +327,6 @@ class TorchGraph:
         return torch.from_numpy(values.copy()).to(self._wide)
 
 
-def _tensor(values: npt.NDArray[np.generic]) -> Tensor:
-    """A tensor of an array as stored, bf16 from uint16; copied: mapped files are read-only."""
-    tensor = torch.from_numpy(np.array(values))
-    return tensor.view(torch.bfloat16) if values.dtype == np.uint16 else tensor
-
-
 def _index(values: IntArray) -> Tensor:
     return torch.from_numpy(values.astype(np.int64))
 
@@ -440,123 +338,5 @@ def _slots(step: StepArrays, seq: int, block_size: int) -> Tensor:
     return torch.from_numpy(blocks.astype(np.int64) * block_size + positions % block_size)
 
 
-def _through_int8(x: Tensor) -> Tensor:
-    """The nearest multiples of a scale per row, the largest value's 127th part."""
-    scale = x.abs().amax(-1, keepdim=True) / 127
-    return torch.where(scale > 0, (x / scale).round() * scale, 0.0)
-
-
 def _experts_of(weight: LinearWeight | ExpertMatrices) -> Sequence[LinearWeight]:
     return weight.experts if isinstance(weight, ExpertMatrices) else [weight]
-
-
-def _routes(
-    logits: Tensor,
-    *,
-    top_k: int,
-    scoring: str,
-    bias: Tensor | None,
-    num_groups: int,
-    top_groups: int,
-    group_best: int,
-    normalizes: bool,
-    scale: float,
-    threshold: float,
-) -> Tensor:
-    """Row by row, as the definitions have it."""
-    rows = []
-    for row in logits:
-        if scoring == "sparsemixer":
-            chosen = _sparse_mixture(row.tolist(), top_k, threshold)
-        else:
-            scores = row.softmax(-1) if scoring == "softmax" else row.sigmoid()
-            chances = scores if bias is None else scores + bias
-            groups = [
-                sorted(group, reverse=True) for group in chances.view(num_groups, -1).tolist()
-            ]
-            order = sorted(range(num_groups), key=lambda g: -sum(groups[g][:group_best]))
-            size = len(chances) // num_groups
-            ids = [i for i in range(len(chances)) if i // size in order[:top_groups]]
-            best = sorted(ids, key=lambda i: -chances[i].item())[:top_k]
-            chosen = {i: scores[i].item() for i in best}
-        total = sum(chosen.values()) if normalizes else 1.0
-        ids = sorted(chosen)
-        rows.append([*map(float, ids), *(chosen[i] / total * scale for i in ids)])
-    return torch.tensor(rows, dtype=logits.dtype)
-
-
-def _sparse_mixture(logits: list[float], top_k: int, threshold: float) -> dict[int, float]:
-    chosen: dict[int, float] = {}
-    for _ in range(top_k):
-        left = [i for i in range(len(logits)) if i not in chosen]
-        best = max(left, key=lambda i: logits[i])
-        most = logits[best]
-        near = [i for i in left if (most - logits[i]) / max(abs(logits[i]), most) <= threshold]
-        chosen[best] = 1.0 / sum(np.exp(logits[i] - most) for i in near)
-    return chosen
-
-
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = cos.shape[-1]
-    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
-
-
-def _norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: str) -> Tensor:
-    if kind == "layer":
-        x = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps)
-    elif kind == "rms":
-        x = torch.nn.functional.rms_norm(x, x.shape[-1:], eps=eps)
-    x = x if weight is None else x * weight
-    return x if bias is None else x + bias
-
-
-def _activated(x: Tensor, activation: str, gated: bool) -> Tensor:
-    function = torch.nn.functional
-    x, up = x.chunk(2, dim=-1) if gated else (x, None)
-    if activation == "silu":
-        y = function.silu(x)
-    elif activation == "clamped_swiglu":
-        assert up is not None
-        x, up = x.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1.0
-        y = x * torch.sigmoid(1.702 * x)
-    elif activation.startswith("gelu"):
-        y = function.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
-    else:
-        y = function.relu(x) ** (2 if activation == "relu2" else 1)
-    return y if up is None else y * up
-
-
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor,
-    scale: float,
-    window: int,
-    soft_cap: float,
-    slopes: Tensor | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """q [rows, hq, d] at ``positions`` over k, v [kv length, hkv, d] -> [rows, hq, d]."""
-    num_groups = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(num_groups, dim=1), v.repeat_interleave(num_groups, dim=1)
-    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    if soft_cap:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
-    distance = positions.unsqueeze(1) - torch.arange(k.shape[0])
-    if slopes is not None:
-        scores = scores - slopes[:, None, None] * distance
-    hidden = distance < 0
-    if window:
-        hidden |= distance >= window
-    weights = scores.masked_fill(hidden, -torch.inf).exp()
-    total = weights.sum(-1, keepdim=True)
-    if sinks is not None:
-        total = total + sinks[:, None, None].exp()
-    weights = weights / total
-    return torch.einsum("hqk,khd->qhd", weights, v)

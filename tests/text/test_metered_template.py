@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lmi_core.errors import UserError
-from lmi_core.text.chat import ChatTemplate, compile_template
+from lmi_core.text.chat import ChatTemplate
 from lmi_core.text.metered_template import CostlyTemplateError, metered
+from lmi_core.text.template_language import compile_template
 from tests.text.chat_templates import CONVERSATIONS, FAMILIES, TOOL
 
 MESSAGES = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Yes?"}]

@@ -24,6 +24,7 @@ from lmi_core.config.table import (
     shared,
     stable_diffusion,
     tgi,
+    tgi_server,
     transformers,
     trtllm,
     vllm,
@@ -44,6 +45,7 @@ _OPTIONS: tuple[Option, ...] = (
     + neuronx.OPTIONS
     + trtllm.OPTIONS
     + tgi.OPTIONS
+    + tgi_server.OPTIONS
     + native.OPTIONS
     + launchers.OPTIONS
     + stable_diffusion.OPTIONS

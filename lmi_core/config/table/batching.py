@@ -2,6 +2,7 @@
 
 from lmi_core.config.table.option import Action, Flag, Option, honoured, mapped, no_effect
 from lmi_core.config.table.value_type import Bool, Int, Text
+from lmi_core.settings.placement import MAX_WORKERS
 
 _SYSTEMS = ("batching",)
 _ONE_ENGINE = no_effect("one engine serves the model; it takes as many requests as its batch holds")
@@ -18,7 +19,7 @@ _ENGINE_MEMORY = no_effect("memory is planned by the engine; set option.kv_cache
 def _workers(key: str, *env: str, action: Action = _ONE_ENGINE) -> Option:
     return Option(
         key=key,
-        type=Int(0),
+        type=Int(0, MAX_WORKERS),
         doc=f"{'Fewest' if key.endswith('minWorkers') else 'Most'} workers of a model.",
         systems=_SYSTEMS,
         env=env,

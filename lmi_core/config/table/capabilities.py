@@ -44,7 +44,7 @@ CAPABILITIES = {
     "request.watermark": "watermarking",
     "scheduler.max_sparsity": "padded batches split by max-sparsity",
     "server.keystore": "TLS from a Java key store",
-    "server.sessions": "stateful sessions",
+    "server.sessions_in_s3": "sessions in S3",
     "speculation.draft_model": "speculative decoding with a draft model",
     "speculation.ngram": "speculative decoding by n-gram",
     "task.other": "this task",

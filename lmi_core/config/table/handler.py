@@ -15,7 +15,7 @@ _NO_MEMORY = no_effect("a handler plans its memory itself")
 ACTIONS: Mapping[str, Action] = {
     "engine": no_effect("the handler runs in Python processes, whatever the engine"),
     "option.entryPoint": honoured(
-        "path", test="tests/config/test_dispatch.py::test_another_file_may_be_the_handler"
+        "path", test="tests/config/test_dispatch_handlers.py::test_another_file_may_be_the_handler"
     ),
     "option.handler": honoured(
         "function",

@@ -2,6 +2,7 @@
 
 from lmi_core.config.table.option import Action, Flag, Option, honoured, mapped, refused
 from lmi_core.config.table.value_type import Bool, Bytes, Choice, Int, Text, ValueType
+from lmi_core.settings.placement import MAX_WORKERS
 
 _TESTS = "tests/config/test_honoured.py"
 _LIMITS = "tests/config/test_honoured_limits.py"
@@ -183,7 +184,7 @@ OPTIONS = (
     ),
     _native(
         "num_copies",
-        Int(1, 256),
+        Int(1, MAX_WORKERS),
         "Copies of the model on the CPU, each in a process of its own with its part of the cores; "
         "requests of one that dies go on in the others. Unset: one engine within the server.",
         native=honoured(

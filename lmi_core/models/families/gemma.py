@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from lmi_core.models.family import Family, attention_spec, decoder_spec, default_head_dim, norm_spec
-from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.spec import AttentionSpec, DecoderSpec
 from lmi_core.weights.hf_config import HfConfig
 
+KEYS = {"hidden_act": "hidden_activation"}
 
-def read_spec(config: HfConfig) -> DecoderSpec:
-    # Early files say gelu and mean its approximation, which the models were trained with.
-    values = {key: value for key, value in config.values.items() if key != "hidden_act"}
+
+def gemma_attention(config: HfConfig, **changes: Any) -> AttentionSpec:
+    """Attention of all Gemmas; ``changes``: what ``attention_spec`` takes."""
     bias = config.boolean("attention_bias")
-    attention = attention_spec(
-        config, head_dim=default_head_dim(config, 256), qkv_bias=bias, output_bias=bias
-    )
+    head_dim = default_head_dim(config, 256)
+    return attention_spec(config, head_dim=head_dim, qkv_bias=bias, output_bias=bias, **changes)
+
+
+def gemma_decoder(
+    config: HfConfig, name: str, attention: AttentionSpec, *, max_positions: int, **changes: Any
+) -> DecoderSpec:
+    """The rest of all Gemmas; ``changes``: what ``decoder_spec`` takes."""
     return decoder_spec(
-        replace(config, values=values),
-        "gemma",
+        config,
+        name,
         attention,
-        max_positions=8192,
+        max_positions=max_positions,
         activation="gelu_pytorch_tanh",
         tied=True,
         norm=norm_spec(config, offset=1.0),
         embedding_scale=config.integer("hidden_size") ** 0.5,
         rounds_embedding_scale=True,
+        **changes,
     )
 
 
-FAMILY = Family(
-    name="gemma",
-    read_spec=read_spec,
-    keys={"hidden_act": "hidden_activation"},
-)
+def read_spec(config: HfConfig) -> DecoderSpec:
+    # Early files say gelu and mean its approximation, which the models were trained with.
+    values = {key: value for key, value in config.values.items() if key != "hidden_act"}
+    attention = gemma_attention(config)
+    return gemma_decoder(replace(config, values=values), "gemma", attention, max_positions=8192)
+
+
+FAMILY = Family(name="gemma", read_spec=read_spec, keys=KEYS)

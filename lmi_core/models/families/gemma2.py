@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from lmi_core.models.family import (
-    Family,
-    attention_spec,
-    decoder_spec,
-    default_head_dim,
-    local_layers,
-    local_windows,
-    norm_spec,
-)
-from lmi_core.models.spec import DecoderSpec
+from typing import Any
+
+from lmi_core.models.families.gemma import KEYS, gemma_attention, gemma_decoder
+from lmi_core.models.family import Family, local_layers, local_windows
+from lmi_core.models.spec import AttentionSpec, DecoderSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.weights.hf_config import HfConfig
 
@@ -22,36 +17,30 @@ NAMES = WeightNames(
 )
 
 
-def read_spec(config: HfConfig) -> DecoderSpec:
-    local = local_layers(config, 2)
-    bias = config.boolean("attention_bias")
-    attention = attention_spec(
+def windowed_attention(
+    config: HfConfig, local: tuple[bool, ...], *, soft_cap: float, **changes: Any
+) -> AttentionSpec:
+    """Attention with a window in the layers that are ``local``; ``soft_cap`` is the family's where
+    config.json has none, ``changes`` are fields of the spec."""
+    return gemma_attention(
         config,
         num_kv_heads=config.integer("num_key_value_heads", 4),
-        head_dim=default_head_dim(config, 256),
-        qkv_bias=bias,
-        output_bias=bias,
         windows=local_windows(config, local, 4096),
         scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
-        soft_cap=config.optional_number("attn_logit_softcapping", 50.0),
+        soft_cap=config.optional_number("attn_logit_softcapping", soft_cap),
+        **changes,
     )
-    return decoder_spec(
+
+
+def read_spec(config: HfConfig) -> DecoderSpec:
+    return gemma_decoder(
         config,
         "gemma2",
-        attention,
+        windowed_attention(config, local_layers(config, 2), soft_cap=50.0),
         max_positions=8192,
-        activation="gelu_pytorch_tanh",
-        tied=True,
-        norm=norm_spec(config, offset=1.0),
-        embedding_scale=config.integer("hidden_size") ** 0.5,
-        rounds_embedding_scale=True,
         logit_soft_cap=config.optional_number("final_logit_softcapping", 30.0),
         names=NAMES,
     )
 
 
-FAMILY = Family(
-    name="gemma2",
-    read_spec=read_spec,
-    keys={"hidden_act": "hidden_activation"},
-)
+FAMILY = Family(name="gemma2", read_spec=read_spec, keys=KEYS)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lmi_core.config.targets.server_config import ServerConfig
-from lmi_core.errors import ModelError
+from lmi_core.errors import ConfigError, ModelError
+from lmi_core.settings.placement import MAX_WORKERS
 from lmi_server.dialects.base import HttpError
 from lmi_server.http.metrics import Metrics
 from lmi_server.http.options import ServerOptions
@@ -127,6 +128,13 @@ def test_custom_code_must_be_allowed(store: Path) -> None:
         ask_for(ServerConfig(model_store=store, values={}), url=f"{store}/good")
     allowed = server_of("allow_custom_code=true", f"model_store={store}")
     assert ask_for(allowed, url=f"{store}/good").name == "good"
+
+
+def test_the_most_workers_are_those_that_a_running_model_may_get(store: Path) -> None:
+    config = ServerConfig(model_store=store, values={})
+    for name in ("min_worker", "max_worker"):
+        with pytest.raises(ConfigError, match=f"{MAX_WORKERS + 1}.*0 to {MAX_WORKERS}"):
+            ask_for(config, url=f"{store}/good", **{name: str(MAX_WORKERS + 1)})
 
 
 def faults(values: list[Any]) -> list[tuple[str, Any]]:

@@ -1,0 +1,37 @@
+"""What is wrong with a prompt as a text, in words that clients know."""
+
+from __future__ import annotations
+
+from lmi_core.errors import ContextLengthError
+
+
+def prompt_too_long(
+    num_tokens: int, max_tokens: int, *, is_least: bool = False, room: int = 1
+) -> ContextLengthError:
+    """The error for a prompt that leaves no room for a single new token, or, with ``room`` 0, for
+    itself.
+
+    Clients know it by its first words, OpenAI's, and then try a shorter prompt or another model.
+    """
+    if not room:
+        return ContextLengthError(
+            f"This model's maximum context length is {max_tokens} tokens, but the input has "
+            f"{'at least ' if is_least else ''}{num_tokens} tokens: shorten it, or ask for it to "
+            "be truncated",
+            field="prompt",
+        )
+    return ContextLengthError(
+        f"This model's maximum context length is {max_tokens + 1} tokens, but the prompt has "
+        f"{'at least ' if is_least else ''}{num_tokens} tokens; at most {max_tokens} fit and leave "
+        "room for one new token: shorten it, or raise max_model_len if the model allows",
+        field="prompt",
+    )
+
+
+def not_unicode(text: str) -> str:
+    """The place at which a text that a tokenizer refused isn't valid Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"the prompt isn't valid Unicode at character {error.start}: {error.reason}"
+    return "the prompt can't be tokenized"
