@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lmi_core.errors import ModelError
+from lmi_core.errors import MissingExtraError, ModelError, UserError
 from lmi_core.models.decoder_weights import load_decoder
+from lmi_core.models.draft_model import FIELD as DRAFT_MODEL
+from lmi_core.models.draft_model import check_vocabulary, draft_config
 from lmi_core.models.expert_tensors import is_router, with_layout
 from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.gguf_spec import gguf_spec
@@ -82,6 +84,8 @@ class FoundModel:
     pooling: PoolingSpec | None
     notes: tuple[str, ...]
     """What is served otherwise than the files say, for explanations and the log."""
+    draft: FoundModel | None = None
+    """What drafts for it."""
 
 
 def find_model(asked: EngineConfig) -> FoundModel:
@@ -120,7 +124,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
     if pooling is not None and pooling.answers is not None:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     check_max_model_len(asked.max_model_len, spec.max_positions)
-    return FoundModel(
+    found = FoundModel(
         checkpoint=checkpoint,
         config=config,
         spec=spec,
@@ -136,6 +140,25 @@ def find_model(asked: EngineConfig) -> FoundModel:
             *_notes(spec, asked.max_model_len, checkpoint, tensors),
         ),
     )
+    return replace(found, draft=_find_draft_model(asked, found))
+
+
+def _find_draft_model(asked: EngineConfig, found: FoundModel) -> FoundModel | None:
+    """The draft model of ``asked``, which is ``found``; None where there is none. Raises ModelError
+    that says of which model it speaks."""
+    try:
+        config = draft_config(asked)
+        if config is None:
+            return None
+        draft = find_model(replace(config, speculation=None))
+        if found.pooling is not None or not found.spec.has_head:
+            raise ModelError(f"{asked.model} gives embeddings or scores: nothing is drafted for it")
+        check_vocabulary(asked.model, config.model)
+    except MissingExtraError:
+        raise
+    except UserError as error:
+        raise ModelError(f"the draft model: {error}", field=DRAFT_MODEL) from None
+    return draft
 
 
 def _notes(

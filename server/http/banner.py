@@ -60,6 +60,8 @@ def _facts(model: ServedModel) -> list[str]:
     engine = ", ".join(filter(None, (model.recipe.engine, formats, kernels, threads)))
     num_tokens = runner.num_blocks * runner.block_size
     lines.append(f"  engine   {engine}")
+    if runner.draft_model:
+        lines.append(f"  drafts   by {runner.draft_model}")
     cache = f"; the KV cache ({runner.kv_dtype}) holds {num_tokens}" if num_tokens else ""
     lines.append(f"  context  {info.max_total_tokens} tokens{cache}")
     parts = {
