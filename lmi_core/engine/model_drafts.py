@@ -11,9 +11,11 @@ import logging
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
+from lmi_core.engine.commit import Output
 from lmi_core.engine.sequence import Sequence, SequenceState
 from lmi_core.engine.step_costs import StepCosts
-from lmi_core.runners.runner import DraftRunner
+from lmi_core.runners.runner import DraftRunner, HeadRunner
+from lmi_core.weights.formats import FloatArray
 
 if TYPE_CHECKING:
     from lmi_core._native import Step
@@ -90,6 +92,10 @@ class ModelDrafts:
         """Hashes of what whole blocks hold of the draft model's KV, where that is known."""
         self._num_idle = 0
         self._has_failed = False
+
+    def can_go_on(self, sequence: Sequence) -> bool:
+        """Whether a chain can be filled for the sequence now."""
+        return True
 
     def takes(self, sequence: Sequence) -> bool:
         """Whether a chain can draft for a sequence that decodes. What a grammar allows behind a
@@ -291,3 +297,45 @@ class ModelDrafts:
 
     def end(self, sequence: Sequence) -> None:
         self._chances.pop(sequence, None)
+
+
+class HeadDrafts(ModelDrafts):
+    """Drafts of heads, which go on from the last hidden state of a sequence's text. It is kept
+    where no later step is in flight, which takes its place."""
+
+    def __init__(
+        self, runner: HeadRunner, target_costs: StepCosts, *, block_size: int, max_depth: int
+    ) -> None:
+        depth = min(max_depth, runner.num_heads)
+        super().__init__(runner, target_costs, block_size=block_size, max_depth=depth)
+        self._heads = runner
+        self._lengths: dict[Sequence, int] = {}
+        """Of the texts whose states were kept."""
+
+    def can_go_on(self, sequence: Sequence) -> bool:
+        return self._lengths.get(sequence) == len(sequence.token_ids)
+
+    def keep(self, outputs: Items[Output], states: FloatArray) -> None:
+        """Note the hidden states behind a step's outputs, of logit rows."""
+        for sequence, logit_row in {o.sequence: o.logit_row for o in outputs}.items():
+            if sequence.row >= 0:
+                self._heads.states[sequence.row] = states[logit_row]
+                self._lengths[sequence] = len(sequence.token_ids)
+
+    def begin(self, depths: Items[tuple[Sequence, int]], *, beside_others: bool) -> DraftChain:
+        self._num_idle = 0
+        chain, buffers = DraftChain(), self._runner.next_steps()
+        for i in range(max(depth for _, depth in depths)):
+            step = buffers[i]
+            step.clear()
+            for sequence, depth in depths:
+                if depth > i:
+                    row, position = sequence.row, len(sequence.token_ids) + i - 1
+                    rows = chain.rows.setdefault(sequence, [])
+                    rows.append(step.add([row], position, row, row, "last"))
+            chain.steps.append(step)
+        return chain
+
+    def end(self, sequence: Sequence) -> None:
+        super().end(sequence)
+        self._lengths.pop(sequence, None)

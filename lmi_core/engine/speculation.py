@@ -12,15 +12,17 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
+from lmi_core.engine.commit import Commit
 from lmi_core.engine.kv_memory import KvMemory
-from lmi_core.engine.model_drafts import ModelDrafts
+from lmi_core.engine.model_drafts import HeadDrafts, ModelDrafts
 from lmi_core.engine.policy import Plan
 from lmi_core.engine.sequence import DraftedBy, Sequence
 from lmi_core.engine.stats import EngineTotals
 from lmi_core.engine.step_costs import StepCosts
 from lmi_core.engine.text_drafts import Draft, DraftSource, TextDrafts
-from lmi_core.runners.runner import DraftingRunner, DraftRunner, Runner, RunnerInfo
+from lmi_core.runners.runner import DraftingRunner, DraftRunner, HeadRunner, Runner, RunnerInfo
 from lmi_core.settings.speculation_config import SpeculationConfig
+from lmi_core.weights.formats import FloatArray
 
 if TYPE_CHECKING:
     from lmi_core._native import Step
@@ -52,14 +54,13 @@ class Speculation:
         self._totals = totals
         self._max_draft_tokens = max_draft_tokens
         self.costs = StepCosts()
-        self._model = None
-        if drafter is not None:
-            self._model = ModelDrafts(
-                drafter,
-                self.costs,
-                block_size=memory.block_size,
-                max_depth=max_draft_tokens,
-            )
+        self._model: ModelDrafts | None = None
+        self._heads: HeadDrafts | None = None
+        sizes = {"block_size": memory.block_size, "max_depth": max_draft_tokens}
+        if drafter is not None and info.has_draft_heads:
+            self._model = self._heads = HeadDrafts(cast(HeadRunner, drafter), self.costs, **sizes)
+        elif drafter is not None:
+            self._model = ModelDrafts(drafter, self.costs, **sizes)
 
     def add_drafts(self, plan: Plan, sequences: Iterable[Sequence], num_running: int) -> None:
         """Let those of ``sequences``, which are in the plan, that decode compute drafts, too."""
@@ -123,6 +124,7 @@ class Speculation:
             sequence
             for sequence, draft in offers
             if model.takes(sequence)
+            and model.can_go_on(sequence)
             and (draft is None or draft.chances[0] < model.chance(sequence))
         ]
         depths = model.depths(
@@ -158,6 +160,11 @@ class Speculation:
         """The plan's step is completed: what its sequences' drafts are is known."""
         if plan.chain is not None and self._model is not None:
             self._model.settle(plan.chain, step)
+
+    def keep_states(self, commit: Commit, states: FloatArray) -> None:
+        """What heads go on from, by logit rows of the step that was committed."""
+        if self._heads is not None:
+            self._heads.keep(commit.outputs, states)
 
     def _offers(self, sequences: Iterable[Sequence]) -> list[tuple[Sequence, Draft | None]]:
         """The sequences that drafts may be for, with those from texts and grammars."""

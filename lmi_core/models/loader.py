@@ -17,6 +17,7 @@ from lmi_core.models.expert_tensors import is_router, with_layout
 from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.gguf_spec import gguf_spec
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
+from lmi_core.models.medusa_heads import MedusaHeads, find_medusa_heads
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
 from lmi_core.models.registry import family_of
@@ -86,6 +87,8 @@ class FoundModel:
     """What is served otherwise than the files say, for explanations and the log."""
     draft: FoundModel | None = None
     """What drafts for it."""
+    heads: MedusaHeads | None = None
+    """What drafts for it instead."""
 
 
 def find_model(asked: EngineConfig) -> FoundModel:
@@ -140,25 +143,28 @@ def find_model(asked: EngineConfig) -> FoundModel:
             *_notes(spec, asked.max_model_len, checkpoint, tensors),
         ),
     )
-    return replace(found, draft=_find_draft_model(asked, found))
+    return _with_drafts(asked, found)
 
 
-def _find_draft_model(asked: EngineConfig, found: FoundModel) -> FoundModel | None:
-    """The draft model of ``asked``, which is ``found``; None where there is none. Raises ModelError
-    that says of which model it speaks."""
+def _with_drafts(asked: EngineConfig, found: FoundModel) -> FoundModel:
+    """``found``, which is for ``asked``, with what drafts for it. Raises ModelError that says of
+    what it speaks."""
+    path = None if asked.speculation is None else asked.speculation.draft_model
+    if path is None:
+        return found
     try:
-        config = draft_config(asked)
-        if config is None:
-            return None
-        draft = find_model(replace(config, speculation=None))
         if found.pooling is not None or not found.spec.has_head:
             raise ModelError(f"{asked.model} gives embeddings or scores: nothing is drafted for it")
-        check_vocabulary(asked.model, config.model)
+        config = draft_config(asked)
+        if config is None:
+            return replace(found, heads=find_medusa_heads(path, found.spec))
+        draft = find_model(replace(config, speculation=None))
+        check_vocabulary(asked.model, path)
     except MissingExtraError:
         raise
     except UserError as error:
         raise ModelError(f"the draft model: {error}", field=DRAFT_MODEL) from None
-    return draft
+    return replace(found, draft=draft)
 
 
 def _notes(

@@ -55,6 +55,8 @@ class RunnerInfo:
     be forgotten."""
     draft_model: str = ""
     """The name of the draft model of a ``DraftingRunner``; empty: it has none."""
+    has_draft_heads: bool = False
+    """Whether that is a ``HeadRunner``, of a ``HeadsRunner``."""
     pooling: PoolingSpec | None = None
     """What prompts are pooled to, by a ``PoolingRunner``; None: the model generates."""
     num_state_columns: int = 0
@@ -134,6 +136,23 @@ class DraftRunner(Protocol):
 
     def submit(self, steps: Sequence[Step]) -> None:
         """Execute a chain, before any step that is submitted later. Returns at once."""
+        ...
+
+
+class HeadRunner(DraftRunner, Protocol):
+    """Draws drafts from hidden states: heads, whose steps don't follow each other."""
+
+    num_heads: int
+    states: FloatArray
+    """fp32 [max_num_seqs, hidden]: token ids of its steps are rows of it."""
+
+
+class HeadsRunner(Runner, Protocol):
+    """Has heads as its ``drafter``, and gives the states that they go on from."""
+
+    def head_rows(self, step: Step) -> FloatArray:
+        """The last hidden states of a completed step's logit rows, fp32 [L, hidden]; until the next
+        step is submitted."""
         ...
 
 

@@ -13,6 +13,7 @@ from lmi_core.settings.speculation_config import SpeculationConfig
 from tests.checkpoints import cached_checkpoint
 from tests.config.cases import LLAMA
 from tests.config.test_honoured import generate, run, running
+from tests.engine.test_medusa_heads import write_heads
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,7 @@ def test_how_many_tokens_are_drafted(model_dir, resolved, properties, expected):
         ("option.speculative_draft_model=DRAFT\noption.speculate=3", 3),
         ('option.speculative_config={"model": "DRAFT", "num_speculative_tokens": 4}', 4),
         ('option.speculative_config={"model": "DRAFT", "method": "draft_model"}', 5),
+        ('option.speculative_config={"model": "DRAFT", "method": "medusa"}', 5),
     ],
 )
 def test_how_many_tokens_a_model_drafts(model_dir, resolved, properties, num_tokens):
@@ -83,6 +85,19 @@ def test_a_draft_model_drafts(configured, key):
             assert engine.info.runner.draft_model == str(draft)
             assert totals.num_model_accepted_tokens == totals.num_model_draft_tokens > 0
             assert totals.num_steps < 40
+
+    run(main())
+
+
+def test_medusa_heads_draft(configured, tmp_path):
+    heads = write_heads(tmp_path / "heads")
+    config = configured(environ=environment("option.speculative_draft_model", heads))
+
+    async def main():
+        async with running(config) as engine:
+            await generate(engine, num_tokens=40)
+            assert engine.info.runner.draft_model == f"3 Medusa heads of {heads}"
+            assert engine.stats().totals.num_model_draft_tokens > 0
 
     run(main())
 
@@ -157,6 +172,7 @@ def test_what_nothing_uses_is_said(model_dir, explained):
     ("document", "message"),
     [
         ("[3]", "write an object with a method"),
+        ('{"method": "medusa"}', "with method medusa write its place"),
         (
             '{"method": "ngram", "num_speculative_tokens": 65}',
             "num_speculative_tokens is 65; allowed are 1 to 64",

@@ -30,6 +30,7 @@ _NGRAM_MODELS = ("ngram", "[ngram]")
 """vLLM's older way of naming the method."""
 _DRAFT_MODEL = "draft_model"
 """vLLM's newer name of the method that ``model`` alone means."""
+_METHODS = (_DRAFT_MODEL, "medusa")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def draft_place(document: object) -> str | None:
     if not isinstance(document, dict):
         return None
     method, model = document.get("method"), document.get("model")
-    if method not in (None, _DRAFT_MODEL) or not isinstance(model, str) or model in _NGRAM_MODELS:
+    if method not in (None, *_METHODS) or not isinstance(model, str) or model in _NGRAM_MODELS:
         return None
     return model
 
@@ -179,8 +180,8 @@ def _from_library(document: Any) -> SpeculationConfig | str:
     if method is None and model in _NGRAM_MODELS:
         method = "ngram"
     is_model = draft_place(document) is not None
-    if method == _DRAFT_MODEL and not is_model:
-        raise UserError(f"model is {model!r:.80}; with method {_DRAFT_MODEL} write its place")
+    if method in _METHODS and not is_model:
+        raise UserError(f"model is {model!r:.80}; with method {method} write its place")
     if method != "ngram" and not is_model:
         named = f"method {method!r:.40}" if method is not None else f"model {model!r:.40}"
         return f"not available in this version: {named}; tokens are the same without"

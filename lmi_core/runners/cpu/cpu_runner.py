@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lmi_core import _native
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
+from lmi_core.runners.cpu.medusa_runner import MedusaRunner
 from lmi_core.runners.cpu.sizes import (
     DEFAULT_BATCHED_TOKENS,
     block_bytes_of,
@@ -24,6 +25,7 @@ from lmi_core.runners.step_memory import StepMemory, StepSizes, size_kv_cache
 if TYPE_CHECKING:
     from lmi_core.adapters.store import LoraStore
     from lmi_core.models.loader import FoundModel, LoadedModel
+    from lmi_core.models.medusa_heads import MedusaHeads
     from lmi_core.ops.graph import Graph, Handle, LoraTable
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.settings.lora_config import LoraConfig
@@ -88,8 +90,9 @@ class CpuRunner:
         model: LoadedModel,
         packed: PackedModel | None = None,
         draft: DraftModel | None = None,
+        heads: MedusaHeads | None = None,
     ) -> None:
-        """``draft``: what drafts for ``model``."""
+        """``draft``, ``heads``: what drafts for ``model``."""
         from lmi_core.models.decoder import Decoder
 
         spec = model.spec
@@ -140,20 +143,25 @@ class CpuRunner:
             self.adapters = _lora_store(config, config.lora, model)
         table = None if self.adapters is None else self.adapters.table
         self._decoder = Decoder(spec, model.weights, self.cache, sizes.max_model_len, table)
-        self.graph, self._result = self._recorded(self._decoder.record)
+        record = self._decoder.record if heads is None else self._decoder.record_with_rows
+        self.graph, self._result = self._recorded(record)
         self._states_of = config.contrastive_states
         self._with_states: tuple[_native.Graph, _native.Handle] | None = None
         """The graph that gives hidden states, once they were wanted, and these."""
         if model.head is not None:
             self.head = model.head
 
+        self.drafter: CpuDraftRunner | MedusaRunner | None = None
         weight_bytes, arena_bytes = model.weights.num_bytes, self.graph.arena_bytes
         if draft is not None:
-            self.drafter = CpuDraftRunner(draft.config, draft.model, sizes, shared)
+            self.drafter = drafter = CpuDraftRunner(draft.config, draft.model, sizes, shared)
             weight_bytes += draft.model.weights.num_bytes
-            arena_bytes += self.drafter.graph.arena_bytes
+            arena_bytes += drafter.graph.arena_bytes
+        elif heads is not None:
+            self.drafter = medusa = MedusaRunner(config, model, heads, sizes, shared)
+            weight_bytes += medusa.num_bytes
         self._worker: _native.Worker | None = SharedWorker.acquire(_num_threads(config))
-        if draft is not None:
+        if self.drafter is not None:
             self.drafter.worker = self._worker
         self._report(config, weight_bytes)
         HOST_MEMORY.claim(self, weight_bytes + self.memory.num_bytes)
@@ -178,7 +186,8 @@ class CpuRunner:
             kv_dtype=kv_dtype,
             runs_ahead=model.pooling is None,
             verifies_drafts=model.pooling is None,
-            draft_model="" if draft is None else str(draft.config.model),
+            draft_model=_drafted_by(draft, heads),
+            has_draft_heads=heads is not None,
             num_state_columns=spec.hidden_size if model.pooling is None else 0,
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
@@ -239,6 +248,9 @@ class CpuRunner:
     def pooled_rows(self, step: _native.Step) -> FloatArray:
         return self.graph.read(self._result, step.num_logit_rows)
 
+    def head_rows(self, step: _native.Step) -> FloatArray:
+        return self.graph.read(self._result, step.num_logit_rows)
+
     def submit_ahead(self, step: _native.Step, logit_rows: list[int]) -> None:
         step.follow(self._last_step, logit_rows)
         self.submit(step)
@@ -271,7 +283,8 @@ def load_cpu_runner(
             packed = _open_packed(asked, each)
             loaded.append(DraftModel(asked, _load(asked, each, packed, progress), packed))
         (_, model, packed), *drafts = loaded
-        return CpuRunner(config, model, packed, *drafts), model
+        draft = drafts[0] if drafts else None
+        return CpuRunner(config, model, packed, draft, found.heads), model
 
 
 def _with_draft(
@@ -308,6 +321,12 @@ def _load(
     on_weights = None if progress is None else partial(progress, "weights")
     smoothing = smoothing_for(config, found, progress)
     return load_weights(config, found, weights, on_weights, smoothing)
+
+
+def _drafted_by(draft: DraftModel | None, heads: MedusaHeads | None) -> str:
+    if draft is not None:
+        return str(draft.config.model)
+    return "" if heads is None else f"{heads.num_heads} Medusa heads of {heads.path}"
 
 
 def _num_threads(config: EngineConfig) -> int:
