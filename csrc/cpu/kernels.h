@@ -229,6 +229,20 @@ struct GatherRowsArgs {
   int64_t num_rows = 0;
 };
 
+// y = the sum of parts, + bias, + y if add_to_y. Neighbours are added first, then neighbouring
+// sums, and so on, so that whoever adds up 2^n parts from a multiple of 2^n on finds a sum of this
+// tree.
+constexpr int32_t kMaxSumParts = 64;
+struct SumArgs {
+  const float* parts[kMaxSumParts] = {};  // [rows, num_columns] each
+  int32_t num_parts = 0;                  // 0: zeros
+  const float* bias = nullptr;            // [num_columns] or null
+  bool add_to_y = false;
+  float* y = nullptr;
+  int64_t num_columns = 0;
+  int64_t num_rows = 0;
+};
+
 // Each head's columns times its own matrix of weight.num_experts: y, of all heads, has no bias,
 // activation or residual.
 struct HeadLinearArgs : LinearArgs {};
@@ -345,6 +359,7 @@ struct Kernels {
   Kernel<RopeCacheArgs> rope_cache_write;
   Kernel<AttentionArgs> attention;
   Kernel<GatherRowsArgs> gather_rows;
+  Kernel<SumArgs> sum;
   Kernel<SampleArgs> sample;
   Kernel<BlockCopyArgs> block_copy;
   WeightQuantizer weight_quantizer;

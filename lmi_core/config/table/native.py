@@ -194,6 +194,18 @@ OPTIONS = (
         ),
     ),
     _native(
+        "tp_invariant",
+        Bool(),
+        "Answers with the same bits at every option.tensor_parallel_degree: sums over slices of "
+        "weights go over a fixed number of them.",
+        False,
+        honoured(
+            "tp_invariant",
+            "on the CPU engine, at degrees 1, 2 and 4",
+            test="tests/config/test_ranks.py::test_invariant_sums_are_asked_for",
+        ),
+    ),
+    _native(
         "repack_cache_dir",
         Text("directory, auto or none"),
         "Where packed weights are kept for the next start; auto: lmi/packed in the user's cache.",
