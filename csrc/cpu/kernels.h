@@ -22,7 +22,18 @@
 
 namespace lmi::cpu {
 
-enum class InstructionSet : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
+// Levels, of each processor worst first. Vnni: dot products of bytes; Bf16: of bf16, too.
+enum class InstructionSet : uint8_t {
+  kScalar,
+  kAvx2,
+  kAvx2Vnni,
+  kAvx512,
+  kAvx512Vnni,
+  kAvx512Bf16,
+  kNeon,
+  kNeonDotprod,  // sdot
+  kNeonBf16      // bfdot, usdot
+};
 
 // Per-thread memory for packing and partial results.
 struct Scratch {
@@ -362,7 +373,7 @@ int64_t attention_workspace_bytes(const StepCapacity& capacity, int32_t num_q_he
 
 // Levels compiled into this build that this CPU can run, worst first.
 std::vector<InstructionSet> available_instruction_sets();
-// "scalar", "avx2", "avx512" or "avx512_bf16".
+// "scalar", "avx2_vnni", "neon_bf16" and so on: the enumerators in snake case.
 const char* instruction_set_name(InstructionSet level);
 // The best level, or the one the environment variable LMI_INSTRUCTION_SET names.
 InstructionSet default_instruction_set();

@@ -9,6 +9,11 @@ _LIMITS = "tests/config/test_honoured_limits.py"
 _DISK = "tests/engine/test_disk_cache.py"
 _CACHE = "tests/weights/test_repack_cache.py"
 _DEVICES = f"{_TESTS}::test_devices_give_the_same_greedy_tokens"
+# The kernels' levels on every processor, each processor's in rising order.
+INSTRUCTION_SETS = (
+    *("auto", "scalar", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"),
+    *("neon", "neon_dotprod", "neon_bf16"),
+)
 _ACTIVATIONS = f"{_TESTS}::test_what_quantized_weights_are_multiplied_with"
 _FP8_CACHE = honoured(
     "kv_dtype",
@@ -251,8 +256,8 @@ OPTIONS = (
     ),
     _native(
         "instruction_set",
-        Choice(("auto", "scalar", "avx2", "avx512", "avx512_bf16")),
-        "Instruction set of the kernels.",
+        Choice(INSTRUCTION_SETS),
+        "Instruction set of the kernels; `lmi doctor` names those of this machine.",
         "auto",
         honoured("instruction_set", test=f"{_TESTS}::test_data_types"),
     ),
