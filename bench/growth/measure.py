@@ -68,17 +68,21 @@ class Measurement:
 
     async def step(self, point: Point, seed: int) -> float:
         """Median interval between steps of the whole batch."""
+        if seed == 0:  # The prefix cache then spares the prompts, during which the first would end.
+            await self.decode(point)
         self.log.steps.clear()
+        await self.decode(point)
+        return statistics.median(interval for interval, _ in self.log.decode_steps(point.batch))
+
+    async def decode(self, point: Point) -> None:
         length = max(1, point.context - NUM_NEW // 2)
         names = list(self.engine.adapters) or [""]
         await asyncio.gather(
             *(
-                # The same prompts in every round: the prefix cache then spares their prefill.
                 self.generate(self.prompt(length, n), NUM_NEW, names[n % len(names)])
                 for n in range(point.batch)
             )
         )
-        return statistics.median(interval for interval, _ in self.log.decode_steps(point.batch))
 
     async def first_token(self, point: Point, seed: int) -> float:
         prefix = self.prompt(point.shared, 1)
