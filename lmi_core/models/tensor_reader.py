@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,7 @@ from lmi_core.models.linears import RowIds
 from lmi_core.models.weights import Linear, MappedFile, Table, WeightBackend
 from lmi_core.ops.graph import JoinedWeight, LinearWeight
 from lmi_core.weights.block_matrix import BlockMatrix
+from lmi_core.weights.finite import NotFiniteError, check_finite
 from lmi_core.weights.float_code_matrix import CODE_BLOCK, FloatCodeMatrix
 from lmi_core.weights.float_tensors import DTYPES, to_float32
 from lmi_core.weights.formats import BlockFormat, FloatArray, PackFormat, Quantization, WeightFormat
@@ -66,6 +68,7 @@ class TensorReader:
         self._progress = progress
         self._keeps_halves = keeps_halves and backend.keeps_blocks
         self._files: dict[Path, MappedFile] = {}
+        self._packed_tables: set[str] = set()
         self._num_bytes_done = 0
         self._num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
 
@@ -142,7 +145,8 @@ class TensorReader:
         if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
             parts = [*dense(parts)]
         parts, packed = self._made(parts, chosen)
-        return self._backend.pack(parts, names=names, format=packed, gated=gated)
+        with self._naming_damage(names):
+            return self._backend.pack(parts, names=names, format=packed, gated=gated)
 
     def _made(
         self, parts: Sequence[Matrix], chosen: PackFormat | Quantization
@@ -198,9 +202,10 @@ class TensorReader:
         if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
             experts = [[*dense(expert)] for expert in experts]
         made = [self._made(expert, chosen) for expert in experts]
-        weight = self._backend.pack_experts(
-            [parts for parts, _ in made], names=names[:1], format=made[0][1], gated=gated
-        )
+        with self._naming_damage(names):
+            weight = self._backend.pack_experts(
+                [parts for parts, _ in made], names=names[:1], format=made[0][1], gated=gated
+            )
         for name in names:
             self._release(self._stored_as(name))
         return weight
@@ -214,15 +219,16 @@ class TensorReader:
             floats = to_float32(matrix, self._tensors[name].dtype)
         else:
             floats = matrix.to_float32()
-        weights = [
-            self._backend.pack_experts(
-                [[head] for head in heads],
-                names=[f"{name} {i}"],
-                format=self.weight_format,
-                gated=False,
-            )
-            for i, heads in enumerate(split(floats))
-        ]
+        with self._naming_damage([name]):
+            weights = [
+                self._backend.pack_experts(
+                    [[head] for head in heads],
+                    names=[f"{name} {i}"],
+                    format=self.weight_format,
+                    gated=False,
+                )
+                for i, heads in enumerate(split(floats))
+            ]
         self._release(self._stored_as(name))
         return weights
 
@@ -233,12 +239,14 @@ class TensorReader:
         """The embedding packed as the output head, which may have a bias of its own; its source
         pages go, the mapping stays."""
         weight = self._pack([self._matrix(name)], [name], format=format)
+        self._packed_tables.add(name)
         tensor = self._tensors[name]
         self._file(tensor.path).drop(tensor.offset, tensor.num_bytes)
         return Linear(weight, self.vector(f"{head}.bias") if self._has_bias(head) else None)
 
     def vector(self, name: str) -> FloatArray:
         """A float32 copy."""
+        check_finite(self._tensors[name], self._view(name))
         values = self._floats(self._tensors[name])
         self._release([name])
         return values
@@ -257,12 +265,25 @@ class TensorReader:
             self._advance(self._tensors[name].num_bytes)
             assert isinstance(view, BlockMatrix)
             return view
+        if not self._backend.knows_finite and name not in self._packed_tables:
+            check_finite(self._tensors[name], view)
         if self._tensors[name].dtype == "F16" and not self._keeps_halves:
             view = to_float32(view, "F16")
             self._release([name])
         else:
             self._advance(self._tensors[name].num_bytes)
         return view
+
+    @contextmanager
+    def _naming_damage(self, names: Sequence[str]) -> Iterator[None]:
+        """Say which of the tensors that are packed holds what isn't finite, and where."""
+        try:
+            yield
+        except NotFiniteError:
+            for name in names:
+                if name not in self._quantized:
+                    check_finite(self._tensors[name], self._view(name))
+            raise
 
     def floats(self, name: str) -> npt.NDArray[np.generic]:
         """As ``table``, of a tensor of floats."""
