@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from lmi_core import _native
 from lmi_core.errors import ModelError
 from lmi_core.models.linears import RowIds
 from lmi_core.models.weights import Linear, MappedFile, Table, WeightBackend
@@ -144,8 +145,8 @@ class TensorReader:
         chosen = own or self._kept_format(parts) or format or self._layer_format(parts)
         if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
             parts = [*dense(parts)]
-        parts, packed = self._made(parts, chosen)
         with self._naming_damage(names):
+            parts, packed = self._made(parts, chosen)
             return self._backend.pack(parts, names=names, format=packed, gated=gated)
 
     def _made(
@@ -168,9 +169,10 @@ class TensorReader:
         return parts, chosen
 
     def _as_floats(self, parts: Sequence[Matrix]) -> list[FloatArray]:
-        return [
-            to_float32(part, "BF16" if part.dtype == np.uint16 else "F32") for part in dense(parts)
-        ]
+        stored = dense(parts)
+        if not all(map(_native.is_finite, stored)):
+            raise NotFiniteError(())
+        return [to_float32(part, "BF16" if part.dtype == np.uint16 else "F32") for part in stored]
 
     def _own_format(self, part: Matrix) -> _OwnFormat | None:
         """Of a matrix that only products of its own kind take as it is."""
@@ -201,8 +203,8 @@ class TensorReader:
         chosen = kept or self._kept_format(parts) or self._layer_format(parts)
         if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
             experts = [[*dense(expert)] for expert in experts]
-        made = [self._made(expert, chosen) for expert in experts]
         with self._naming_damage(names):
+            made = [self._made(expert, chosen) for expert in experts]
             weight = self._backend.pack_experts(
                 [parts for parts, _ in made], names=names[:1], format=made[0][1], gated=gated
             )

@@ -52,7 +52,7 @@ def damaged(target: Path, name: str, value: float, *, variant: str, dtype: str) 
         (DOWN, "inf", "llama2", "float16", {"quantize": "int4"}),
         (DOWN, "nan", "llama2", "bfloat16", {"quantize": "int8"}),
         (DOWN, "nan", "llama2", "float32", {"quantize": "eetq"}),
-        (DOWN, "nan", "llama2", "float32", {"quantize": "llm_int8"}),
+        (DOWN, "nan", "llama2", "float32", {"quantize": "bitsandbytes"}),
         (DOWN, "nan", "llama2", "bfloat16", {"quantize": "fp8"}),
         (DOWN, "nan", "llama2", "bfloat16", {"dtype": "fp32"}),
     ],
