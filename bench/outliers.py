@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +89,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2000, help="of each window")
     parser.add_argument("--device", choices=("cpu", "torch-cpu", "cuda"), default="cpu")
     parser.add_argument("--scales", type=float, nargs="+", default=SCALES)
+    parser.add_argument("--formats", nargs="+", default=("int8", "int4"))
+    parser.add_argument("--alpha", type=float, default=0.8, help="of smoothquant")
     parser.add_argument("--activations", nargs="+", default=("int8", "auto", "bf16"))
     arguments = parser.parse_args()
     windows = held_out_windows(MODEL_DIR, arguments.windows)[:, : arguments.tokens].tolist()
@@ -100,13 +101,13 @@ def main() -> None:
             model = write_model(Path(directory), scale, is_down=is_down)
             exact = asyncio.run(mean_losses(EngineConfig(model=model, dtype="fp32"), windows))
             print(f"s = {scale:g}{', down too' * is_down}: fp32 {exact.mean():.4f}", flush=True)
-            formats: tuple[Literal["int8", "int4"], ...] = ("int8", "int4")
-            for quantize, activations in product(formats, arguments.activations):
+            for quantize, activations in product(arguments.formats, arguments.activations):
                 config = EngineConfig(
                     model=model,
                     dtype="bf16",
                     quantize=quantize,
                     activations=activations,
+                    smoothquant_alpha=arguments.alpha,
                     device=arguments.device,
                     max_num_seqs=1,
                 )

@@ -51,6 +51,9 @@ class BlockPool:
     @property
     def num_free(self) -> int: ...
     @property
+    def num_ever_used(self) -> int:
+        """Blocks below this one are used or were: never used ones are handed out in order."""
+    @property
     def num_used(self) -> int: ...
     @property
     def num_cached(self) -> int: ...
@@ -347,7 +350,7 @@ class LinearWeight:
 
 @final
 class KvCache:
-    """Memory of all blocks and layers, reserved with mmap and touched on use."""
+    """Memory of all blocks and layers, reserved with mmap, touched shortly before use."""
 
     def __init__(
         self,
@@ -367,6 +370,9 @@ class KvCache:
     def head_dim(self) -> int: ...
     @property
     def num_bytes(self) -> int: ...
+    def lay_pages_ahead(self, num_used: int) -> None:
+        """Let a thread touch the memory of blocks from ``num_used`` on: at most 64 MiB of it."""
+
     def read(
         self, layer: int, block_id: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:

@@ -243,6 +243,43 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**LATENT, "n_routed_experts": 12, "n_group": 4, "topk_group": 2}
         | {"rope_parameters": {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 0.8}},
     ),
+    "internlm3": ("internlm3", {"head_dim": 32, "qkv_bias": True, "bias": True}),
+    # Of tests/published_models.py.
+    "baichuan": ("baichuan", {"rms_norm_eps": 1e-6}),
+    "baichuan2": ("baichuan", {"rms_norm_eps": 1e-6, "z_loss_weight": 0}),
+    "baichuan_13b": ("baichuan13b", {"rms_norm_eps": 1e-6}),
+    "baichuan2_13b": ("baichuan13b", {"rms_norm_eps": 1e-6, "z_loss_weight": 0}),
+    "chatglm2": (
+        "chatglm",
+        {"kv_channels": 32, "multi_query_attention": True, "multi_query_group_num": 2}
+        | {"layernorm_epsilon": 1e-5, "add_qkv_bias": True, "rmsnorm": True},
+    ),
+    "chatglm3_32k": (
+        "chatglm",
+        {"kv_channels": 16, "multi_query_attention": True, "multi_query_group_num": 1}
+        | {"layernorm_epsilon": 1e-5, "add_qkv_bias": True, "rope_ratio": 50},
+    ),
+    "internlm": (
+        "internlm",
+        {"rms_norm_eps": 1e-6, "num_key_value_heads": 4}
+        | {"rotary": {"base": 9000, "type": "dynamic"}},
+    ),
+    "internlm2": ("internlm2", {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "bias": False}),
+    "qwen": (
+        "qwen",
+        {"kv_channels": 16, "layer_norm_epsilon": 1e-6, "intermediate_size": 192, "seq_length": 256}
+        | {"rotary_emb_base": 9000, "use_logn_attn": True, "use_dynamic_ntk": True},
+    ),
+    "exaone": ("exaone", {"layer_norm_epsilon": 1e-5, "rope_theta": 5e5}),
+    "minicpm": (
+        "minicpm",
+        {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 60, "rms_norm_eps": 1e-5}
+        | {"tie_word_embeddings": True},
+    ),
+    "minicpm_head": (
+        "minicpm",
+        {"scale_emb": 2, "scale_depth": 1.4, "dim_model_base": 48, "rms_norm_eps": 1e-5},
+    ),
 }
 
 
@@ -263,6 +300,8 @@ def make_checkpoint(
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, logging
+
+    import tests.published_models  # noqa: F401
 
     logging.disable_progress_bar()
 

@@ -55,6 +55,7 @@ void bind_block_pool(py::module_& m) {
       .def_property_readonly("num_blocks", &BlockPool::num_blocks)
       .def_property_readonly("block_size", &BlockPool::block_size)
       .def_property_readonly("num_free", &BlockPool::num_free)
+      .def_property_readonly("num_ever_used", &BlockPool::num_ever_used)
       .def_property_readonly("num_used", &BlockPool::num_used)
       .def_property_readonly("num_cached", &BlockPool::num_cached)
       .def_property_readonly("num_available", &BlockPool::num_available)

@@ -263,6 +263,10 @@ void bind_kv_cache(py::module_& m) {
           py::arg("head_dim"), py::arg("dtype"))
       .def_property_readonly("head_dim", [](const KvCache& c) { return c.view().head_dim; })
       .def_property_readonly("num_bytes", &KvCache::num_bytes)
+      .def(
+          "lay_pages_ahead",
+          [](KvCache& cache, int32_t num_used) { cache.pages_ahead().follow(num_used); },
+          py::arg("num_used"))
       .def("read", &read_block, py::arg("layer"), py::arg("block_id"))
       .def("copy_out", &copy_block_out, py::arg("block_id"))
       .def("copy_in", &copy_block_in, py::arg("block_id"), py::arg("content"));

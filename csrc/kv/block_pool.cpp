@@ -1,5 +1,7 @@
 #include "kv/block_pool.h"
 
+#include <algorithm>
+
 #include "common/check.h"
 
 namespace lmi {
@@ -71,6 +73,7 @@ std::optional<std::vector<int32_t>> BlockPool::allocate(int32_t num_blocks) {
 int32_t BlockPool::take_block() {
   const int32_t block_id = blocks_[free_head_].next;
   unlink(block_id);
+  num_ever_used_ = std::max(num_ever_used_, block_id + 1);
   --num_free_;
   return block_id;
 }

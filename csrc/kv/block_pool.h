@@ -26,6 +26,8 @@ class BlockPool {
   int32_t num_cached() const { return num_cached_; }
   int32_t num_available() const { return num_free_ + num_cached_; }
   int32_t num_used() const { return num_blocks_ - num_available(); }
+  // Blocks below this one are used or were: never used ones are handed out in ascending order.
+  int32_t num_ever_used() const { return num_ever_used_; }
   int32_t ref_count(int32_t block_id) const;
 
   // New blocks with one reference each; nothing happens when there are too few.
@@ -72,6 +74,7 @@ class BlockPool {
   std::vector<Block> blocks_;
   PrefixIndex index_;
   int32_t num_free_ = 0;
+  int32_t num_ever_used_ = 0;
   int32_t num_cached_ = 0;
 };
 

@@ -1,9 +1,10 @@
-// Owner of the KV memory of all blocks and layers: reserved at once, touched on use.
+// Owner of the KV memory of all blocks and layers: reserved at once, touched shortly before use.
 #pragma once
 
 #include "common/aligned_memory.h"
 #include "common/check.h"
 #include "kv/kv_layout.h"
+#include "kv/pages_ahead.h"
 
 namespace lmi {
 
@@ -11,12 +12,11 @@ class KvCache {
  public:
   // shape.base is ignored.
   explicit KvCache(const KvCacheView& shape)
-      : view_(checked(shape)), memory_(view_.total_bytes(), true) {
-    view_.base = memory_.data();
-  }
+      : memory_(checked(shape).total_bytes(), true), view_(at(memory_, shape)), pages_(view_) {}
 
   const KvCacheView& view() const { return view_; }
   int64_t num_bytes() const { return memory_.num_bytes(); }
+  PagesAhead& pages_ahead() { return pages_; }
 
  private:
   static const KvCacheView& checked(const KvCacheView& shape) {
@@ -31,8 +31,14 @@ class KvCache {
     return shape;
   }
 
-  KvCacheView view_;
+  static KvCacheView at(AlignedMemory& memory, KvCacheView view) {
+    view.base = memory.data();
+    return view;
+  }
+
   AlignedMemory memory_;
+  const KvCacheView view_;
+  PagesAhead pages_;
 };
 
 }  // namespace lmi

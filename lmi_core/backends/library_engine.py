@@ -50,6 +50,7 @@ _OWN = {
     "bad_words_ids": "bad_words_ids",
     "watermark_delta": "watermark",
     "num_beams": "num_beams",
+    "penalty_alpha": "penalty_alpha",
 }
 """What only our own engine does, by the names that requests have for it."""
 
@@ -219,6 +220,12 @@ class LibraryEngine:
         request.params.validate(
             vocab_size=self._source.vocab_size, max_logprobs=self.config.max_logprobs
         )
+        thinking = request.params.thinking
+        if thinking is not None and not thinking.is_hint:
+            raise UserError(
+                f"{thinking.field} is not available with {self.config.backend}; leave it out",
+                field=thinking.field,
+            )
         for name, field in _OWN.items():
             if getattr(request.params, name) != getattr(_USUAL, name):
                 raise UserError(

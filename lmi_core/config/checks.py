@@ -153,7 +153,7 @@ def _scheduler(subject: Subject) -> None:
 
 def _deepspeed(subject: Subject) -> None:
     quantize = subject.option("quantize")
-    if quantize not in (None, "dynamic_int8", "smoothquant", *NATIVE_QUANTIZE):
+    if quantize not in (None, "dynamic_int8", *NATIVE_QUANTIZE):
         subject.ignore(
             "option.quantize",
             f"DeepSpeed treats option.quantize={quantize} as unset; it knows dynamic_int8 and "
@@ -164,7 +164,7 @@ def _deepspeed(subject: Subject) -> None:
             "option.dtype", "option.dtype=bf16 can't be used with option.quantize=smoothquant"
         )
     if subject.option("checkpoint") is not None:
-        if quantize in ("dynamic_int8", "smoothquant", *NATIVE_QUANTIZE):
+        if quantize in ("dynamic_int8", *NATIVE_QUANTIZE):
             subject.error(
                 "option.checkpoint", "option.checkpoint can't be combined with option.quantize"
             )

@@ -37,7 +37,7 @@ from lmi_core.config.targets.engine_settings import (
     engine_settings,
     ignore_for_device,
     quantise_as_trtllm,
-    refuse_for_cpu,
+    refuse_for_device,
     refuse_other_quantisations,
     runs_in_engine,
 )
@@ -243,7 +243,7 @@ def _place(
         if written.system == "trtllm":
             quantise_as_trtllm(values, files, placement)
         refuse_other_quantisations(values, files)
-        refuse_for_cpu(values, placement)
+        refuse_for_device(values, placement)
     elif decision.backend in ("trtllm", "neuron"):
         ignore_stored_quantisation(values, files)
     return placement

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lmi_core.engine.outputs import FinishReason
+from lmi_core.engine.ranked_tokens import Ranked
 from lmi_core.engine.sequence import ActiveRequest, Sequence
 
 
@@ -17,6 +18,8 @@ class Output(NamedTuple):
     logit_row: int
     num_generated: int
     finish_reason: FinishReason | None
+    known: tuple[float, Ranked] | None = None
+    """Its log-probability and the likeliest tokens in its place; None: the logit row has them."""
 
 
 class PromptChunk(NamedTuple):

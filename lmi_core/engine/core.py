@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from lmi_core.engine.beam_search import BeamSearch, beam_search_of
+from lmi_core.engine.beam_search import BeamSearch
+from lmi_core.engine.contrastive_search import ContrastiveSearch
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.disk_blocks import DiskBlocks
 from lmi_core.engine.fair_shares import FairShares
@@ -27,6 +28,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.restore import PrefixRestore
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
+from lmi_core.engine.searches import search_of
 from lmi_core.engine.sequence import ActiveRequest, OpenRequests, Sequence
 from lmi_core.engine.speculation import speculation_of
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
@@ -39,6 +41,7 @@ from lmi_core.structured.allowed_tokens import AllowedTokens
 from lmi_core.structured.banned_sequences import BannedSequences, word_sequences
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.matcher import CompiledGrammar
+from lmi_core.structured.thinking_budget import ThinkingLimit
 from lmi_core.text.stop import StopMatcher, StopStrings, stop_strings
 from lmi_core.text.tokenizer import Tokenizer, WholeText
 
@@ -155,7 +158,7 @@ class EngineCore:
             if handover is None:
                 self._check_num_tokens(len(prompt.ids), params.num_sequences)
             compiled = await self._compiled(params, prompt.ids)
-            search = beam_search_of(
+            search = search_of(
                 params,
                 self._end_ids(params),
                 self._runner.info,
@@ -263,7 +266,7 @@ class EngineCore:
         stops: StopStrings | None,
         stream: EventStream,
         handover: Handover,
-        search: BeamSearch | None,
+        search: BeamSearch | ContrastiveSearch | None,
     ) -> None:
         seed = request.params.seed
         active = ActiveRequest(
@@ -371,11 +374,18 @@ class EngineCore:
         if params.bad_words:
             encode = partial(self.tokenizer.encode_now, add_special_tokens=False)
             sequences += await asyncio.to_thread(word_sequences, params.bad_words, encode)
-        if not ngram_size and not sequences:
+        if ngram_size or sequences:
+            compiled = BannedSequences(
+                prompt_ids, ngram_size=ngram_size, sequences=sequences, grammar=compiled
+            )
+        if params.thinking is None:
             return compiled
-        return BannedSequences(
-            prompt_ids, ngram_size=ngram_size, sequences=sequences, grammar=compiled
-        )
+        end_ids = self.tokenizer.encode_now(params.thinking.end, add_special_tokens=False)
+        return ThinkingLimit(params.thinking, end_ids, self.tokenizer.bytes_of, compiled)
+
+    def unpin(self, session: str) -> None:
+        """Let go of the blocks that are kept for a session."""
+        self._memory.pinned.unpin(session)
 
     def _check_accepting(self) -> None:
         if self.state is not LifeState.READY:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
+from lmi_core.engine.ranked_tokens import Ranked
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.shown_text import shown_text
@@ -122,7 +124,7 @@ class Delivery:
     def _put_token(
         self, output: Output, step: Step, now_s: float, intervals_s: list[float]
     ) -> None:
-        sequence, token_id, _, num_generated, _ = output
+        sequence, token_id, _, num_generated, _, known = output
         request = sequence.request
         if sequence.error is not None or token_id < 0:
             message = "no token could be sampled: every one is banned, or logits aren't finite"
@@ -138,15 +140,19 @@ class Delivery:
         num_top = request.request.params.logprobs
         if num_top is not None:
             event.token = self._tokenizer.token_text(token_id)
-            event.logprob = step.logprob(output.logit_row)
-            event.top = self._top(step, output.logit_row, num_top)
+            if known is None:
+                event.logprob = step.logprob(output.logit_row)
+                event.top = self._top(step, output.logit_row, num_top)
+            else:
+                event.logprob = known[0]
+                event.top = self._shown(known[1][:num_top])
         request.stream.put(event)
         if event.finish_reason is not None:
             self._end_choice(sequence, event.finish_reason, num_generated)
 
     def _token_event(self, output: Output) -> TokenEvent:
         """Without log-probabilities; its text may end the choice."""
-        sequence, token_id, _, num_generated, reason = output
+        sequence, token_id, _, num_generated, reason, _ = output
         request = sequence.request
         stop: str | int | None = None
         if reason is None and sequence.stop_matcher is None:
@@ -179,7 +185,7 @@ class Delivery:
 
     def _put_search(self, request: ActiveRequest, now_s: float) -> None:
         """All of a beam search's texts at once, since until its end any may lose."""
-        assert request.search is not None
+        assert isinstance(request.search, BeamSearch)
         wants_logprobs = request.request.params.logprobs is not None
         self._observe_first(request.sequences[0], now_s)
         results = request.search.results or []
@@ -229,7 +235,8 @@ class Delivery:
         request = sequence.request
         # A text can end before the last one of several tokens that a step brought.
         del sequence.token_ids[sequence.num_prompt + num_generated :]
-        self._scheduler.finish(sequence)
+        # Of a search, the others go on from it.
+        self._scheduler.finish_all([sequence] if request.search is None else request.sequences)
         sequence.is_delivered = True
         request.num_open -= 1
         if not request.num_open:
@@ -263,11 +270,11 @@ class Delivery:
         )
 
     def _top(self, step: Step, logit_row: int, num_top: int) -> tuple[TokenLogprob, ...]:
-        if not num_top:
-            return ()
+        return self._shown(step.top(logit_row)[:num_top]) if num_top else ()
+
+    def _shown(self, ranked: Ranked) -> tuple[TokenLogprob, ...]:
         text_of = self._tokenizer.token_text
-        top = step.top(logit_row)[:num_top]
-        return tuple(TokenLogprob(token_id, text_of(token_id), value) for token_id, value in top)
+        return tuple(TokenLogprob(token_id, text_of(token_id), value) for token_id, value in ranked)
 
 
 def _abort_event(sequence: Sequence) -> TokenEvent:

@@ -234,6 +234,14 @@ class Engine(Completing):
         else:
             core.abort(request_id)
 
+    def unpin(self, session: str) -> None:
+        """Keep a session's blocks no longer than others', from any thread. Idempotent."""
+        core = self._usable_core()
+        if self._thread is not None:
+            self._thread.call(core.unpin, session)
+        else:
+            core.unpin(session)
+
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, as a request's prompt would have them."""
         core = self._usable_core()

@@ -17,6 +17,7 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.version import __version__
 from lmi_core.weights.checkpoint import weight_files
 from lmi_core.weights.content_digest import ContentDigests, FileState, Interrupted
+from lmi_core.weights.packed_model import smoothing_settings
 from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ def _formats(config: EngineConfig, info: RunnerInfo) -> str:
             (info.dtype, info.quantize, config.activations, info.kv_dtype, info.block_size),
             (config.rope_scaling, config.rope_factor, config.rope_theta, info.max_model_len),
             (info.device, info.kernels, config.deterministic, config.task),
+            smoothing_settings(config),
         )
     )
 

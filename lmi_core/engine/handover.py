@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.sequence import ActiveRequest, SequenceState
 from lmi_core.engine.shown_text import shown_text
 
@@ -45,7 +46,8 @@ def resume(active: ActiveRequest, handover: Handover) -> None:
     active.queue_seconds = handover.queue_seconds
     if handover.had_prompt:
         active.is_scoring_prompt = False
-    if active.search is not None:  # its texts are known once it has ended: it begins anew
+    # Beams' texts are known once their search has ended: it begins anew.
+    if isinstance(active.search, BeamSearch):
         active.num_given = [len(token_ids) for token_ids in handover.outputs]
         return
     params = active.request.params

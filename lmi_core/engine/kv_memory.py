@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from lmi_core.engine.contrastive_search import ContrastiveSearch
+from lmi_core.engine.pinned_prefixes import PinnedPrefixes
 from lmi_core.engine.restore import PrefixRestore
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.engine.sequence import Sequence, SequenceState
+from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 from lmi_core.runners.runner import Runner
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class KvMemory:
     ) -> None:
         self.pool: BlockPool = runner.pool
         self.block_size = runner.info.block_size
+        self.pinned = PinnedPrefixes(self.pool)
         self._tables = runner.block_tables
         self._sampling = runner.sampling
         self._shares_blocks = runner.info.shares_blocks
@@ -66,7 +69,8 @@ class KvMemory:
     def usable_hashes(self, sequence: Sequence) -> list[bytes]:
         """Those of blocks that may be found instead of computed, which leaves one token at least
         to compute."""
-        if not self._enable_prefix_caching or sequence.is_scoring_prompt:
+        computes_all = sequence.is_scoring_prompt or sequence.request.wants_states
+        if not self._enable_prefix_caching or computes_all:
             return []
         return sequence.hashes[: (len(sequence.token_ids) - 1) // self.block_size]
 
@@ -77,21 +81,23 @@ class KvMemory:
         admission: Admission | None = None
         admitted: list[Sequence] = []
         try:
-            for member in sequence.gang:
+            has_room = self._take_state_blocks(sequence.request, num_spare_blocks)
+            for member in sequence.gang if has_room else ():
                 admission = self._admit_one(member, num_spare_blocks)
                 if admission is None:
                     break
                 admitted.append(member)
         except Exception:
-            self._release_all(admitted)
+            self._release_all(admitted, sequence.request)
             raise
         if admission is None:
-            self._release_all(admitted)
+            self._release_all(admitted, sequence.request)
         return admission
 
-    def _release_all(self, sequences: list[Sequence]) -> None:
+    def _release_all(self, sequences: list[Sequence], request: ActiveRequest) -> None:
         for sequence in sequences:
             self.release(sequence)
+        self._free_state_blocks(request)
 
     def _admit_one(self, sequence: Sequence, num_spare_blocks: int) -> Admission | None:
         if not self._free_rows:
@@ -120,6 +126,7 @@ class KvMemory:
         num_needed = num_copies
         if self._guaranteed_no_evict:
             num_needed += num_promised + self._num_promised
+        self.pinned.make_room(num_needed)
         if len(new) > len(self._free_rows) or num_needed > self.pool.num_available:
             return False
         copies = self.pool.allocate(num_copies)
@@ -158,6 +165,7 @@ class KvMemory:
 
     def extend(self, sequence: Sequence) -> bool:
         """One more block; False when there is none. Whatever it raises, it has taken nothing."""
+        self.pinned.make_room(1)
         new_ids = self.pool.allocate(1)
         if new_ids is None:
             return False
@@ -207,8 +215,16 @@ class KvMemory:
                 self.restore.keep(sequence.block_ids[i], hashes[i])
         sequence.num_published = num_full
 
+    def pin(self, sequence: Sequence) -> None:
+        """Keep the full blocks of a sequence that ends for the next request of its session."""
+        session = sequence.request.request.session
+        if session and sequence.choice == 0 and self._enable_prefix_caching:
+            self.pinned.pin(session, sequence.block_ids[: sequence.num_published])
+
     def release(self, sequence: Sequence) -> None:
         """Take row and blocks back; published contents stay hit-able until evicted."""
+        if sequence.choice == 0:
+            self._free_state_blocks(sequence.request)
         self._num_promised -= self._num_max_blocks(sequence) - len(sequence.block_ids)
         self.pool.free(sequence.block_ids)
         self._tables.clear(sequence.row)
@@ -226,6 +242,8 @@ class KvMemory:
         """Raise NativeError or AssertionError unless every block and row is accounted for."""
         self.pool.check_integrity()
         references = Counter(block for sequence in running for block in sequence.block_ids)
+        references.update(self.pinned.block_ids())
+        references.update(b for s in running if s.choice == 0 for b in s.request.state_blocks)
         for block_id, num_references in references.items():
             assert self.pool.ref_count(block_id) == num_references, f"block {block_id}"
         assert self.pool.num_used == len(references), "blocks without a sequence"
@@ -252,6 +270,22 @@ class KvMemory:
         copy = (source.block_ids[num_shared], sequence.block_ids[num_shared])
         return Admission(copy)
 
+    def _take_state_blocks(self, request: ActiveRequest, num_spare_blocks: int) -> bool:
+        """Hold as many blocks as a request's hidden states take of memory; they stay empty."""
+        search = request.search
+        if not isinstance(search, ContrastiveSearch) or request.state_blocks:
+            return True
+        num_spare = self._num_promised if self._guaranteed_no_evict else num_spare_blocks
+        num_needed = search.num_state_blocks + num_spare
+        if num_needed <= self.pool.num_available:
+            request.state_blocks = self.pool.allocate(search.num_state_blocks) or []
+        return bool(request.state_blocks)
+
+    def _free_state_blocks(self, request: ActiveRequest) -> None:
+        if request.state_blocks:
+            self.pool.free(request.state_blocks)
+            request.state_blocks = []
+
     def _take(
         self, sequence: Sequence, shared: list[int], num_computed: int, num_spare_blocks: int
     ) -> bool:
@@ -261,6 +295,7 @@ class KvMemory:
         if self._guaranteed_no_evict:
             num_needed = self._num_max_blocks(sequence) - len(shared) + self._num_promised
         new_ids = None
+        self.pinned.make_room(num_needed)
         if num_needed <= self.pool.num_available:
             try:
                 new_ids = self.pool.allocate(num_new)

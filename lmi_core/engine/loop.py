@@ -18,7 +18,7 @@ from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
 from lmi_core.engine.step_costs import StepCosts
 from lmi_core.errors import EngineError, UserError
-from lmi_core.runners.runner import AheadRunner, PoolingRunner, Runner
+from lmi_core.runners.runner import AheadRunner, PoolingRunner, Runner, StatesRunner
 from lmi_core.structured.mask_threads import MaskThreads
 
 if TYPE_CHECKING:
@@ -169,7 +169,10 @@ class StepLoop:
         try:
             self._scheduler.fill(plan, step)
             submitted_s = time.monotonic()
-            self._runner.submit(step)
+            if plan.wants_states:
+                cast(StatesRunner, self._runner).submit_with_states(step)
+            else:
+                self._runner.submit(step)
             self._in_flight.append(done)
         except Exception as error:
             _log.exception("a step couldn't be submitted")
@@ -229,6 +232,8 @@ class StepLoop:
         rows = None
         if self._runner.info.pooling is not None:
             rows = cast(PoolingRunner, self._runner).pooled_rows(step)
+        elif plan.wants_states:
+            rows = cast(StatesRunner, self._runner).states(step)
         commit = self._scheduler.commit(plan, step, rows)
         self._fail_requests(commit.failures, "taking over the request's step failed")
         if self._check_integrity:

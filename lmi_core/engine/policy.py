@@ -29,6 +29,11 @@ class Plan:
     failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
     """Sequences that planning itself failed for; they are in none of the lists above."""
 
+    @property
+    def wants_states(self) -> bool:
+        """Whether the step's hidden states are of interest."""
+        return any(sequence.request.wants_states for sequence in self.sequences)
+
 
 @dataclass(slots=True)
 class Queues:
@@ -63,7 +68,7 @@ def preempt(queues: Queues, memory: KvMemory, sequence: Sequence) -> None:
     """Take a running sequence's memory, and its gang's; it waits to be computed again."""
     first, *others = sequence.gang
     if first.request.search is not None:
-        first.request.search.forget()
+        first.request.search.forget(first.token_ids)
     for member in (first, *others):
         queues.running.remove(member)
         memory.release(member)

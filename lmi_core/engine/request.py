@@ -26,6 +26,8 @@ class GenerationRequest:
     """Name of the LoRA adapter to compute it with; "": the base model alone."""
     cache_salt: str = ""
     """Requests share cached prefixes only with those of the same salt."""
+    session: str = ""
+    """What its blocks are kept for once it has ended; "": they are cached as all are."""
     pooling: PoolingParams | None = None
     """Wanted is the prompt's vector or score; None: tokens that continue it."""
     echo: bool = False

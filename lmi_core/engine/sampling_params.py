@@ -8,6 +8,7 @@ from typing import Literal
 
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
+from lmi_core.structured.thinking_budget import ThinkingBudget
 
 _MAX_LOGIT_BIAS = 1e9
 """Decides whatever the logits are, and leaves sums finite in float32."""
@@ -80,8 +81,13 @@ class SamplingParams:
     early_stopping: bool | Literal["never"] = False
     """Whether a search ends when as many texts as beams have; else when no beam looks as if it
     could still be better, or ("never") none can be."""
+    penalty_alpha: float | None = None
+    """Contrastive search among the ``top_k`` likeliest tokens, whose likeness to the text before
+    counts so much, and their probability the rest of 1; None: no such search."""
     grammar: Grammar | None = None
     """What the text must follow. Unless something else ends it, it ends when it is complete."""
+    thinking: ThinkingBudget | None = None
+    """How much of the text may be reasoning; None: all of it."""
 
     def validate(self, *, vocab_size: int, max_logprobs: int) -> None:
         """Raise UserError naming the first field out of range, or of another type."""
@@ -103,6 +109,8 @@ class SamplingParams:
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             message = "grammar must be a Grammar, such as Grammar.json_schema({...})"
             raise _wrong_type("grammar", self.grammar, message)
+        if self.thinking is not None:
+            self.thinking.validate()
         if self.stop:
             self._check_stop()
         _check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
@@ -118,15 +126,34 @@ class SamplingParams:
         if self.bad_words or self.bad_words_ids:
             self._check_bad_words(vocab_size)
         _check_int("num_beams", self.num_beams, 1, 128)
-        if self.num_beams > 1:
+        if self.penalty_alpha is not None:
+            self._check_contrastive()
+        elif self.num_beams > 1:
             self._check_beams()
         _check_float("watermark_delta", self.watermark_delta, -100.0, 100.0)
         _check_float("watermark_gamma", self.watermark_gamma, 0.0, 1.0)
 
     @property
     def num_sequences(self) -> int:
-        """That may run at once: choices, or beams."""
-        return max(self.n, self.num_beams)
+        """That may run at once: choices, or a search's beams or candidates."""
+        return max(self.n, self.num_beams, 1 if self.penalty_alpha is None else self.top_k)
+
+    @property
+    def is_search(self) -> bool:
+        """Whether its sequences go on from each other."""
+        return self.num_beams > 1 or self.penalty_alpha is not None
+
+    def _check_contrastive(self) -> None:
+        assert self.penalty_alpha is not None
+        _check_float("penalty_alpha", self.penalty_alpha, 0.0, 1.0)
+        _check_int("top_k", self.top_k, 1, 128, " (the candidates of contrastive search)")
+        for name in (*_NOT_WITH_CANDIDATES, *_NOT_IN_SEARCHES):
+            if getattr(self, name) != getattr(_USUAL, name):
+                raise UserError(
+                    f"penalty_alpha is {self.penalty_alpha:g}, and contrastive search has no "
+                    f"{name}: leave one of them out",
+                    field=name,
+                )
 
     def _check_beams(self) -> None:
         _check_int("n", self.n, 1, self.num_beams, " (num_beams)")
@@ -134,7 +161,7 @@ class SamplingParams:
         if self.early_stopping not in (False, True, "never"):
             message = 'early_stopping must be true, false or "never"'
             raise _wrong_type("early_stopping", self.early_stopping, message)
-        for name in _NOT_WITH_BEAMS:
+        for name in (*_NOT_WITH_BEAMS, *_NOT_IN_SEARCHES):
             value = getattr(self, name)
             if value != getattr(_USUAL, name) and not (name == "logprobs" and value == 0):
                 raise UserError(
@@ -188,7 +215,7 @@ class SamplingParams:
 
 
 _USUAL = SamplingParams()
-_NOT_WITH_BEAMS = (
+_NOT_IN_SEARCHES = (
     "temperature",
     "repetition_penalty",
     "presence_penalty",
@@ -197,10 +224,11 @@ _NOT_WITH_BEAMS = (
     "logit_bias",
     "allowed_token_ids",
     "grammar",
-    "stop",
-    "logprobs",
+    "thinking",
     "prompt_logprobs",
 )
+_NOT_WITH_BEAMS = ("stop", "logprobs")
+_NOT_WITH_CANDIDATES = ("num_beams", "n")
 
 
 def _check_texts(name: str, texts: tuple[str, ...]) -> None:

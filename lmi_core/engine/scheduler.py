@@ -6,15 +6,14 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lmi_core.engine.beam_search import BeamSearch, Move
 from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.policy import Plan, Policy, Queues, preempt
+from lmi_core.engine.searches import SearchMoves
 from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 from lmi_core.engine.speculation import Speculation
-from lmi_core.errors import EngineError
 from lmi_core.models.pooling_head import LogitRows
 from lmi_core.structured.mask_threads import MissingMask
 from lmi_core.structured.matcher import Matcher
@@ -42,6 +41,7 @@ class Scheduler:
         self._policy = policy
         self._speculation = speculation
         self._shares = FairShares() if shares is None else shares
+        self._searches = SearchMoves(queues, memory, self._shares, self._preempt)
         self.num_preemptions = 0
         self.num_restoring = 0
         """Sequences that are RESTORING."""
@@ -74,7 +74,7 @@ class Scheduler:
         for i, sequence in enumerate(left):
             if request.adapter is not None:
                 request.adapter.acquire()
-            if i and not has_output:
+            if i and (not has_output or request.search is not None):
                 self.queues.hold(sequence)
             elif is_restoring:
                 self.num_restoring += 1
@@ -209,16 +209,19 @@ class Scheduler:
 
     def commit(self, plan: Plan, step: Step, rows: FloatArray | None = None) -> Commit:
         """Take over a completed step: append tokens, publish blocks, release what ended. ``rows``:
-        what a model that pools has given for logit rows."""
+        what a model that pools has given for logit rows; the hidden states of token rows, if
+        ``plan.wants_states``."""
         commit = Commit()
         sampled = step.sampled()
+        states = _states_by_sequence(plan, step, rows) if plan.wants_states else {}
         for sequence in plan.sequences:
             try:
                 if sequence.request.search is not None:
-                    self._commit_beam(sequence, step, commit)
-                elif rows is None:
+                    self._commit_search(sequence, step, states.get(sequence), commit)
+                elif sequence.row_sum is None:
                     self._commit_one(sequence, sampled, commit)
                 else:
+                    assert rows is not None
                     self._commit_pooled(sequence, rows, commit)
             except Exception as error:  # one request's fault must not end the others
                 commit.failures.append((sequence, error))
@@ -271,54 +274,19 @@ class Scheduler:
         if drafts:
             self._commit_drafts(sequence, drafts, sampled, commit)
 
-    def _commit_beam(self, sequence: Sequence, step: Step, commit: Commit) -> None:
-        search, logit_row = sequence.request.search, sequence.logit_row
-        assert search is not None
+    def _commit_search(
+        self, sequence: Sequence, step: Step, states: FloatArray | None, commit: Commit
+    ) -> None:
+        ranked = None if sequence.logit_row < 0 else step.top(sequence.logit_row)
         self._step_over(sequence)
         if sequence.is_ending:
             self._release(sequence)
-            return
-        if logit_row < 0:
-            return
-        ranked = step.top(logit_row)
-        if not ranked:
-            raise EngineError("a beam's logits aren't finite")
-        if not search.note(sequence.choice, ranked):
-            return
-        if moves := search.moves():
-            self._move_beams(sequence.request, search, moves)
-        else:
-            self._end_search(sequence.request, search)
-            commit.searches.append(sequence.request)
+        elif self._searches.go_on(sequence, ranked, states, commit):
+            self.finish_all(sequence.request.sequences)
 
-    def _move_beams(self, request: ActiveRequest, search: BeamSearch, moves: list[Move]) -> None:
-        """Give each beam the text and the blocks of the one it goes on from, and a token."""
-        beams, live = request.sequences[: len(moves)], request.sequences[: search.num_live]
-        sources = [live[move.parent] for move in moves]
-        texts = [[*live[move.parent].token_ids, move.token_id] for move in moves]
-        hashes = [source.hashes.copy() for source in sources]
-        if self.memory.fork(beams, sources):
-            for sequence in beams:
-                if sequence.state is SequenceState.HELD:
-                    self.queues.run(sequence)
-            for sequence in live[len(moves) :]:
-                self.queues.running.remove(sequence)
-                self.memory.release(sequence)
-                self.queues.hold(sequence)
-        else:
-            preempt(self.queues, self.memory, live[0])
-            self.num_preemptions += 1
-        for sequence, text, known in zip(beams, texts, hashes, strict=True):
-            sequence.token_ids, sequence.hashes = text, known
-            self._shares.note_generated(sequence)
-        search.follow(moves)
-
-    def _end_search(self, request: ActiveRequest, search: BeamSearch) -> None:
-        for sequence in request.sequences:
-            del sequence.token_ids[sequence.num_prompt :]
-        for sequence, result in zip(request.sequences, search.results or (), strict=False):
-            sequence.token_ids += result.token_ids
-        self.finish_all(request.sequences)
+    def _preempt(self, sequence: Sequence) -> None:
+        preempt(self.queues, self.memory, sequence)
+        self.num_preemptions += 1
 
     def _publish(self, sequence: Sequence) -> None:
         num_new = sequence.num_computed - sequence.num_published * self._block_size
@@ -390,6 +358,8 @@ class Scheduler:
             sequence.error = error
             return True
         if not sequence.matcher.is_complete:
+            if sequence.matcher.is_spent:
+                sequence.matcher = None
             return False
         length = len(sequence.token_ids)
         min_length = sequence.num_prompt + sequence.request.request.params.min_new_tokens
@@ -446,6 +416,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self.queues.running.remove(sequence)
+        self.memory.pin(sequence)
         self.memory.release(sequence)
         sequence.is_ending = False
         self._end(sequence)
@@ -463,6 +434,18 @@ class Scheduler:
             if sequence.state is SequenceState.HELD:
                 self.queues.num_held -= 1
                 self.queues.wait(sequence)
+
+
+def _states_by_sequence(
+    plan: Plan, step: Step, rows: FloatArray | None
+) -> dict[Sequence, FloatArray]:
+    assert rows is not None
+    firsts = step.view("first_rows").tolist()
+    return {
+        sequence: rows[first : first + sequence.num_scheduled]
+        for sequence, first in zip(plan.sequences, firsts, strict=True)
+        if sequence.request.wants_states
+    }
 
 
 def _masks_ready(

@@ -6,6 +6,7 @@ import time
 from enum import IntEnum
 
 from lmi_core.engine.beam_search import BeamSearch
+from lmi_core.engine.contrastive_search import ContrastiveSearch
 from lmi_core.engine.lora_slots import LoraSlot
 from lmi_core.engine.outputs import TokenLogprob
 from lmi_core.engine.request import GenerationRequest
@@ -136,7 +137,7 @@ class Sequence:
 
     @property
     def gang(self) -> list[Sequence]:
-        """Those that are in memory with it or not at all: the beams of a search."""
+        """Those that are in memory with it or not at all: what a search has."""
         search = self.request.search
         return [self] if search is None else self.request.sequences[: search.num_live]
 
@@ -144,7 +145,7 @@ class Sequence:
     def num_rows_wanted(self) -> int:
         """How many rows its gang will have, beyond those that it has now."""
         search = self.request.search
-        return 0 if search is None or search.num_live > 1 else search.num_beams - 1
+        return 0 if search is None or search.num_live > 1 else search.num_sequences - 1
 
     @property
     def num_generated(self) -> int:
@@ -204,6 +205,7 @@ class ActiveRequest:
         "search",
         "seed",
         "sequences",
+        "state_blocks",
         "stream",
     )
 
@@ -231,8 +233,10 @@ class ActiveRequest:
         self.arrival_s = arrival_s
         self.stream = stream
         self.sequences: list[Sequence] = []
-        self.search: BeamSearch | None = None
-        """What its sequences are beams of."""
+        self.search: BeamSearch | ContrastiveSearch | None = None
+        """What its sequences are beams or candidates of."""
+        self.state_blocks: list[int] = []
+        """Blocks of the KV cache that stand for its hidden states, while it runs."""
         self.num_given: list[int] = []
         """Tokens of each choice that another engine had handed out when it ended in mid-delivery;
         of searches alone, whose texts come whole."""
@@ -254,9 +258,14 @@ class ActiveRequest:
             or params.frequency_penalty != 0.0
             or params.min_new_tokens > 0
             or params.watermark_delta != 0.0
-            or params.num_beams > 1
+            or params.is_search
         )
         """Whether sampling depends on the tokens seen."""
+
+    @property
+    def wants_states(self) -> bool:
+        """Whether it needs the hidden states of all its tokens, which no cache has."""
+        return isinstance(self.search, ContrastiveSearch)
 
     def record(self) -> RequestRecord:
         """What it took until now."""
@@ -264,7 +273,9 @@ class ActiveRequest:
             seconds=time.monotonic() - self.arrival_s,
             queue_seconds=self.queue_seconds,
             num_prompt_tokens=len(self.prompt_ids),
-            num_generated_tokens=sum(sequence.num_generated for sequence in self.sequences),
+            num_generated_tokens=sum(
+                sequence.num_generated for sequence in self.sequences[: self.request.params.n]
+            ),
         )
 
     def note_cached(self, num_tokens: int) -> None:

@@ -16,6 +16,7 @@ from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear, Norm
 from lmi_core.ops import Graph, Handle, KvCache, LoraTable
 from lmi_core.ops.graph import JoinedWeight
+from lmi_core.settings.engine_config import StatesOf
 
 
 def record(
@@ -59,10 +60,36 @@ class Decoder:
     def record(self, graph: Graph) -> Handle:
         """Record the forward pass and the sampling of its logits, fp32 [L, vocab], or what is
         pooled, fp32 [L, hidden]."""
-        spec, weights = self.spec, self.weights
+        return self._record_head(self._record_layers(self._embedded(graph)))
+
+    def record_with_states(self, graph: Graph, states: StatesOf) -> Handle:
+        """The same, of a model that doesn't pool; returns its tokens' hidden states, fp32
+        [T, hidden]: what the first layer reads, or what the last one gives, normed."""
         x = self._embedded(graph)
-        for layer_id, layer in enumerate(weights.layers):
+        if states == "embedding":
+            result = self._copied(x, None)
+        x = self._record_layers(x)
+        if states == "last_layer":
+            result = self._copied(x, self.weights.final_norm)
+        self._record_head(x)
+        return result
+
+    def _copied(self, x: Handle, norm: Norm | None) -> Handle:
+        """Of the stream, which is added to in place."""
+        if norm is None:
+            x = ops.norm(x, None, None, 0.0, kind="none", out_dtype="fp32")
+        else:
+            x = self._stream_normed(x, norm)
+        ops.output(x)
+        return x
+
+    def _record_layers(self, x: Handle) -> Handle:
+        for layer_id, layer in enumerate(self.weights.layers):
             x = self._layer(x, layer, layer_id)
+        return x
+
+    def _record_head(self, x: Handle) -> Handle:
+        spec, weights = self.spec, self.weights
         x = ops.gather_logit_rows(x)
         if weights.head is None:
             x = x if weights.final_norm is None else self._stream_normed(x, weights.final_norm)

@@ -10,38 +10,33 @@ from pathlib import Path
 import numpy as np
 
 from lmi_core.errors import ModelError
+from lmi_core.models.decoder_weights import load_decoder
 from lmi_core.models.expert_tensors import with_layout
-from lmi_core.models.experts import load_experts
 from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.gguf_spec import gguf_spec
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
-from lmi_core.models.latent_attention import load_latent
-from lmi_core.models.linears import LayerLinear, layer_linears, rotate_half_order
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import override_rope
+from lmi_core.models.smoothing import LayerFactors, Smoothing
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.tensor_check import check_quantized, check_tensors, without_heads
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weights import (
     DecoderWeights,
-    LayerWeights,
-    Linear,
-    Norm,
     WeightBackend,
     answer_matrix,
-    bias_name,
     expected_shapes,
-    qk_norm_tensors,
 )
 from lmi_core.settings.engine_config import DType, EngineConfig
 from lmi_core.settings.engine_config import Quantization as Quantize
 from lmi_core.settings.limits import check_max_model_len
 from lmi_core.settings.lora_config import LoraConfig
+from lmi_core.text.calibration_text import read_text
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.checkpoint import Checkpoint
-from lmi_core.weights.formats import FloatArray, PackFormat, Quantization, WeightFormat
+from lmi_core.weights.formats import PackFormat, Quantization, WeightFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, scale_of
 from lmi_core.weights.hf_config import HfConfig
 from lmi_core.weights.quantized.checkpoint import layout_of, notes_on_rows, quantization_at_load
@@ -98,6 +93,8 @@ def find_model(asked: EngineConfig) -> FoundModel:
     checkpoint = Checkpoint(asked.model)
     layout = layout_of(checkpoint.quantization)
     made = quantization_at_load(checkpoint, asked.quantize)
+    if made == "smoothquant":
+        _check_smoothquant(asked)
     family = family_of(checkpoint.config.architecture)
     config = override_rope(family.text_config(checkpoint.config), asked)
     spec, pooling = spec_and_pooling(family, config, asked)
@@ -155,6 +152,11 @@ def _notes(
                 f"requests get the factors of long contexts, also those of up to {first} tokens; "
                 f"option.max_model_len={first} serves these as the model was trained"
             )
+    if "auto_map" in checkpoint.config.values:
+        yield (
+            f"the code that comes with the model isn't run: {spec.architecture} is computed by "
+            "this engine's own description"
+        )
     if num_others := len(checkpoint.tensors) - len(tensors):
         yield (
             f"{num_others} tensors of other parts than the language model are left out: this model "
@@ -182,6 +184,7 @@ def load_weights(
     found: FoundModel,
     backend: WeightBackend,
     progress: Progress | None = None,
+    smoothing: Smoothing | None = None,
 ) -> LoadedModel:
     """Read and pack the weights of the model that ``find_model`` found for ``asked``.
 
@@ -189,7 +192,7 @@ def load_weights(
     errors would go straight into the logits, and the embedding as it is. Layers that the checkpoint
     has in integers are kept so, and everything else as it is.
     Where there may be LoRA adapters, gate and up aren't packed for an activation in the linear
-    itself, which adapters must come before.
+    itself, which adapters must come before. ``smoothing``: of a model that is quantised so.
     Raises ModelError for damage inside of tensors.
     """
     for note in found.notes:
@@ -202,7 +205,7 @@ def load_weights(
         spec = replace(spec, embedding_scale=_to_bf16(spec.embedding_scale))
     scale_names = kv_scale_names(spec, names, tensors)
     reader = TensorReader(
-        _needed([*shapes, *scale_names], tensors, quantized),
+        needed_tensors([*shapes, *scale_names], tensors, quantized),
         quantized,
         backend,
         weight_format,
@@ -211,7 +214,8 @@ def load_weights(
         keeps_halves=found.checkpoint.gguf_architecture is not None,
     )
     head_format: PackFormat = weight_format if made is None else "int8"
-    weights = _load_weights(reader, spec, head_format, fuses_gate=asked.lora is None)
+    factors = _layer_factors(spec, smoothing, keeps_values=bool(scale_names))
+    weights = load_decoder(reader, spec, head_format, factors, fuses_gate=asked.lora is None)
     head = None if found.pooling is None else _load_head(reader, asked.model, spec, found.pooling)
     _warn(reader, weight_format)
     model = LoadedModel(
@@ -230,6 +234,16 @@ def load_weights(
     return model
 
 
+def _check_smoothquant(asked: EngineConfig) -> None:
+    read_text(asked.calibration_file)
+    if asked.lora is not None:
+        raise ModelError(
+            "quantize=smoothquant changes what adapters would read: leave option.enable_lora out, "
+            "or write quantize=int8",
+            field="option.enable_lora",
+        )
+
+
 def _check_gguf(asked: EngineConfig) -> None:
     if asked.lora is not None:
         raise ModelError(
@@ -239,7 +253,7 @@ def _check_gguf(asked: EngineConfig) -> None:
         )
 
 
-def _needed(
+def needed_tensors(
     names: Sequence[str], tensors: Mapping[str, TensorInfo], quantized: StoredLayers
 ) -> dict[str, TensorInfo]:
     """The tensors to be read for ``names``."""
@@ -301,35 +315,13 @@ def _to_bf16(value: float) -> float:
     return float(np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32))
 
 
-def _load_weights(
-    reader: TensorReader, spec: DecoderSpec, head_format: PackFormat, *, fuses_gate: bool
-) -> DecoderWeights:
-    names = spec.names
-    head: Linear | None = None
-    if not spec.has_head:
-        pass
-    elif spec.tied_head:
-        head = reader.tied_head(names.embedding, names.head, head_format)
-    else:
-        head = reader.linear([names.head], format=head_format)
-    projections = [
-        reader.linear([name], format=head_format) if name else None
-        for name in (names.project_in, names.project_out)
-    ]
-    return DecoderWeights(
-        embedding=reader.table(names.embedding),
-        positions=reader.table(names.positions) if names.positions else None,
-        token_types=reader.floats(names.token_types) if names.token_types else None,
-        relative_bias=reader.vector(names.relative_bias) if names.relative_bias else None,
-        embedding_norm=_load_norm(reader, spec, "", names.embedding_norm),
-        project_in=projections[0],
-        project_out=projections[1],
-        layers=tuple(
-            _load_layer(reader, spec, i, fuses_gate=fuses_gate) for i in range(spec.num_layers)
-        ),
-        final_norm=_load_norm(reader, spec, "", names.final_norm, spec.logit_scale),
-        head=head,
-    )
+def _layer_factors(
+    spec: DecoderSpec, smoothing: Smoothing | None, *, keeps_values: bool
+) -> tuple[LayerFactors, ...]:
+    if smoothing is None:
+        return (LayerFactors(),) * spec.num_layers
+    layers = range(spec.num_layers)
+    return tuple(smoothing.factors(spec, i, keeps_values=keeps_values) for i in layers)
 
 
 def _load_head(
@@ -366,78 +358,3 @@ def _answer_layer(
         )
     no, yes = reader.rows(answer_matrix(spec), [i for i in ids if i is not None])
     return Dense((yes - no)[None], None)
-
-
-def _load_layer(
-    reader: TensorReader, spec: DecoderSpec, layer_id: int, *, fuses_gate: bool
-) -> LayerWeights:
-    names, attention = spec.names, spec.attention
-    prefix = names.layer.format(layer=layer_id)
-
-    def linear(linear: LayerLinear, *, gated: bool = False) -> Linear | None:
-        source = sources.get(linear)
-        if source is None:
-            return None
-        return reader.linear(
-            [prefix + name for name, _ in source.modules],
-            gated=gated,
-            rows=source.rows,
-            transposed=names.transposed,
-        )
-
-    sources = layer_linears(spec, layer_id)
-    output = linear(LayerLinear.ATTENTION_OUTPUT)
-    assert output is not None
-    experts, shared = load_experts(reader, spec, layer_id)
-    has_norm = layer_id > 0 or not spec.first_layer_normed
-    return LayerWeights(
-        attention_norm=_load_norm(reader, spec, prefix, names.attention_norm * has_norm),
-        qkv=linear(LayerLinear.QKV),
-        latent=None if attention.latent is None else load_latent(reader, spec, prefix),
-        q_norm=_load_qk_norm(reader, spec, prefix, names.q_norm, attention.num_q_heads),
-        k_norm=_load_qk_norm(reader, spec, prefix, names.k_norm, attention.num_kv_heads),
-        sinks=reader.vector(prefix + names.sinks) if names.sinks else None,
-        attention_output=output,
-        attention_post_norm=_load_norm(reader, spec, prefix, names.attention_post_norm),
-        mlp_norm=_load_norm(reader, spec, prefix, names.mlp_norm),
-        gate_up=linear(LayerLinear.GATE_UP, gated=fuses_gate and spec.gated),
-        down=linear(LayerLinear.DOWN),
-        experts=experts,
-        shared_expert=shared,
-        mlp_post_norm=_load_norm(reader, spec, prefix, names.mlp_post_norm),
-    )
-
-
-def _load_norm(
-    reader: TensorReader, spec: DecoderSpec, prefix: str, name: str, scale: float = 1.0
-) -> Norm | None:
-    """``scale``: of its results."""
-    if not name:
-        return None
-    if not spec.norm.has_weight:
-        return Norm(None if scale == 1.0 else np.full(spec.hidden_size, scale, np.float32))
-    offset, factor = np.float32(spec.norm.offset), np.float32(scale)
-    weight = (reader.vector(prefix + name) + offset) * factor
-    return Norm(
-        weight, reader.vector(prefix + bias_name(name)) * factor if spec.norm.bias else None
-    )
-
-
-def _load_qk_norm(
-    reader: TensorReader, spec: DecoderSpec, prefix: str, name: str, num_heads: int
-) -> Norm | None:
-    """For every head where they aren't all normed by one weight, in our order of dimensions."""
-    qk_norm, head_dim = spec.attention.qk_norm, spec.attention.head_dim
-    if not qk_norm:
-        return None
-    order = rotate_half_order(spec)
-
-    def read(tensors: list[str]) -> FloatArray:
-        heads = np.concatenate([reader.vector(prefix + tensor).ravel() for tensor in tensors])
-        heads = heads.reshape(-1, head_dim)
-        if qk_norm != "head":
-            heads = np.broadcast_to(heads, (num_heads, head_dim))
-        return np.ascontiguousarray(heads if order is None else heads[:, order]).ravel()
-
-    weight = read(qk_norm_tensors(name, num_heads)) + np.float32(spec.norm.offset)
-    return Norm(weight, read([bias_name(name)]) if qk_norm == "layer" else None)

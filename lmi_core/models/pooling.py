@@ -23,7 +23,8 @@ PURPOSES: Mapping[Task, str] = {
     "rerank": "scores of pairs of texts",
 }
 """Tasks in words: what is served."""
-_GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ChatGLMModel")
+"""Endings of architectures that do."""
 CLASSIFIER = "ForSequenceClassification"
 _ROWS: Mapping[str, PooledRows] = {
     "pooling_mode_cls_token": "first",
@@ -62,7 +63,7 @@ def task_of(directory: Path, architecture: str, asked: str = "auto") -> Task:
         return asked  # type: ignore[return-value]
     if architecture.endswith(CLASSIFIER):
         return "rerank"
-    if (directory / "modules.json").is_file() or not architecture.endswith(_GENERATES):
+    if (directory / "modules.json").is_file() or not architecture.endswith(GENERATES):
         return "embed"
     return "generate"
 
@@ -72,7 +73,7 @@ def read_pooling(config: HfConfig, task: Task, *, is_causal: bool) -> PoolingSpe
     that can't be read, UnsupportedSettingError for a pooling that isn't here."""
     directory = config.path.parent
     if task == "generate":
-        if config.architecture.endswith(_GENERATES):
+        if config.architecture.endswith(GENERATES):
             return None
         raise UserError(
             f"{config.path}: {config.architecture} has no output of tokens, so it can't generate "

@@ -164,6 +164,8 @@ class DecoderSpec:
     """A token sees those before it; otherwise all of its sequence."""
     mlp_bias: bool = False
     head_bias: bool = False
+    normed_head: bool = False
+    """The head's rows are divided by their lengths."""
     parallel: bool = False
     """Attention and MLP read the same stream and add to it together."""
     norms_stream: bool = False

@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from lmi_core import _native
 from lmi_core.errors import ModelError
 from lmi_core.models.linears import RowIds
 from lmi_core.models.weights import Linear, MappedFile, Table, WeightBackend
@@ -25,8 +24,8 @@ from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, scale_of
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
 from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.integer_matrix import IntegerMatrix
-from lmi_core.weights.made_codes import through_codes, to_eetq, to_fp8, to_llm_int8
-from lmi_core.weights.matrix import Matrix, dense, rows_of
+from lmi_core.weights.made_codes import smoothed, through_codes, to_eetq, to_fp8, to_int8
+from lmi_core.weights.matrix import Matrix, as_floats, dense, rows_of
 from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
 
@@ -89,16 +88,26 @@ class TensorReader:
         format: PackFormat | None = None,
         rows: RowIds | None = None,
         transposed: bool = False,
+        column_factors: FloatArray | None = None,
+        row_divisors: FloatArray | None = None,
+        normed: bool = False,
     ) -> Linear:
         """The linear layers of these names as one; ``format``: None: that of layers. A matrix in
         integers keeps its own. ``rows``: their outputs in the order wanted, none of which leaves
-        its layer. ``transposed``: matrices are [inputs, outputs]."""
+        its layer. ``transposed``: matrices are [inputs, outputs]. ``column_factors``: what inputs
+        are divided by, whose rows are rounded to int8 then; ``row_divisors``: what outputs are.
+        ``normed``: their rows are divided by their lengths."""
         weight_names = [f"{prefix}.weight" for prefix in prefixes]
-        parts = [self._matrix(name) for name in weight_names]
+        parts = [self.matrix(name) for name in weight_names]
         if transposed:
             parts = [np.ascontiguousarray(part.T) for part in dense(parts)]
         if rows is not None:
             parts = _in_order(parts, rows)
+        if self._quantize == "smoothquant" and format is None:
+            with self._naming_damage(weight_names):
+                parts = smoothed(parts, column_factors, row_divisors)
+        if normed:
+            parts = [_unit_rows(part) for part in as_floats(parts)]
         if gated and len(parts) == 1:
             half = len(parts[0]) // 2
             parts = [rows_of(parts[0], slice(half)), rows_of(parts[0], slice(half, None))]
@@ -110,6 +119,7 @@ class TensorReader:
         if self._has_bias(prefixes[0]):
             bias = np.concatenate([self.vector(f"{prefix}.bias") for prefix in prefixes])
             bias = bias if rows is None else bias[rows]
+            bias = bias if row_divisors is None else bias / row_divisors
         return Linear(weight, bias)
 
     def _pack(
@@ -153,26 +163,22 @@ class TensorReader:
         self, parts: Sequence[Matrix], chosen: PackFormat | Quantization
     ) -> tuple[Sequence[Matrix], PackFormat]:
         """``parts`` for packing as ``chosen``, and the format that they are packed in."""
+        if chosen == "smoothquant":
+            return parts, "int8"
         if chosen == "llm_int8":
-            return [to_llm_int8(part) for part in self._as_floats(parts)], "int8"
+            return [to_int8(part, "llm_int8") for part in as_floats(parts)], "int8"
         if chosen == "eetq":
-            return [to_eetq(part) for part in self._as_floats(parts)], "int8"
+            return [to_eetq(part) for part in as_floats(parts)], "int8"
         if chosen == "nf4" or chosen == "fp4":
             if any(isinstance(part, FloatCodeMatrix) for part in parts):
                 return parts, chosen
-            made = [through_codes(part, chosen) for part in self._as_floats(parts)]
+            made = [through_codes(part, chosen) for part in as_floats(parts)]
             has_blocks = parts[0].shape[1] % CODE_BLOCK == 0
             return made, chosen if has_blocks else self.weight_format
         if chosen == "fp8" and not all(isinstance(part, Fp8Matrix) for part in parts):
-            in_fp8 = [to_fp8(part) for part in self._as_floats(parts)]
+            in_fp8 = [to_fp8(part) for part in as_floats(parts)]
             return in_fp8, "fp8" if self._backend.keeps_fp8(in_fp8) else self.weight_format
         return parts, chosen
-
-    def _as_floats(self, parts: Sequence[Matrix]) -> list[FloatArray]:
-        stored = dense(parts)
-        if not all(map(_native.is_finite, stored)):
-            raise NotFiniteError(())
-        return [to_float32(part, "BF16" if part.dtype == np.uint16 else "F32") for part in stored]
 
     def _own_format(self, part: Matrix) -> _OwnFormat | None:
         """Of a matrix that only products of its own kind take as it is."""
@@ -190,7 +196,7 @@ class TensorReader:
     ) -> LinearWeight:
         """The matrices of a mixture's experts, in the format of layers; ``split``: from the tensors
         of ``names`` to each expert's parts."""
-        experts = split([self._matrix(name) for name in names])
+        experts = split([self.matrix(name) for name in names])
         if gated and len(experts[0]) == 1:
             half = len(experts[0][0]) // 2
             experts = [
@@ -216,7 +222,7 @@ class TensorReader:
         self, name: str, split: Callable[[FloatArray], Sequence[Sequence[FloatArray]]]
     ) -> list[LinearWeight]:
         """Several weights, each of a matrix for every head, made of a tensor; none is quantised."""
-        matrix = self._matrix(name)
+        matrix = self.matrix(name)
         if isinstance(matrix, np.ndarray):
             floats = to_float32(matrix, self._tensors[name].dtype)
         else:
@@ -240,7 +246,7 @@ class TensorReader:
     def tied_head(self, name: str, head: str, format: PackFormat) -> Linear:
         """The embedding packed as the output head, which may have a bias of its own; its source
         pages go, the mapping stays."""
-        weight = self._pack([self._matrix(name)], [name], format=format)
+        weight = self._pack([self.matrix(name)], [name], format=format)
         self._packed_tables.add(name)
         tensor = self._tensors[name]
         self._file(tensor.path).drop(tensor.offset, tensor.num_bytes)
@@ -255,14 +261,14 @@ class TensorReader:
 
     def rows(self, name: str, row_ids: Sequence[int]) -> FloatArray:
         """A float32 copy of some rows."""
-        matrix = rows_of(self._matrix(name), np.array(row_ids, np.int64))
+        matrix = rows_of(self.matrix(name), np.array(row_ids, np.int64))
         if not isinstance(matrix, np.ndarray):
             return matrix.to_float32()
         return to_float32(matrix, self._tensors[name].dtype)
 
     def table(self, name: str) -> Table:
         """The tensor as stored, mapped; fp16, which few kernels read, as a float32 copy."""
-        view = self._matrix(name)
+        view = self.matrix(name)
         if not isinstance(view, np.ndarray):
             self._advance(self._tensors[name].num_bytes)
             assert isinstance(view, BlockMatrix)
@@ -318,7 +324,7 @@ class TensorReader:
         self.widened |= {part.format for part in parts if isinstance(part, IntegerMatrix)}
         return self.weight_format
 
-    def _matrix(self, name: str) -> Matrix:
+    def matrix(self, name: str) -> Matrix:
         if name in self._quantized:
             matrix = self._quantized.matrix(
                 name,
@@ -396,6 +402,12 @@ class TensorReader:
         self._num_bytes_done += num_bytes
         if self._progress is not None:
             self._progress(self._num_bytes_done, self._num_bytes)
+
+
+def _unit_rows(part: FloatArray) -> FloatArray:
+    lengths = np.sqrt(np.einsum("ij,ij->i", part, part, dtype=np.float64))
+    part /= np.maximum(lengths, 1e-12)[:, None].astype(np.float32)
+    return part
 
 
 def _in_order(parts: Sequence[Matrix], rows: RowIds) -> list[Matrix]:

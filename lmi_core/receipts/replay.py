@@ -93,6 +93,8 @@ def completion_body(receipt: Receipt, model: str) -> dict[str, Any]:
     params = receipt.sampling_params()
     if params.banned_token_ids:
         raise UserError("banned_token_ids can't be asked for over HTTP: replay it without --url")
+    if params.thinking is not None:
+        raise UserError("a thinking budget can't be asked for over HTTP: replay it without --url")
     structured = _structured(params.grammar)
     is_cut_off = all(choice.is_cut_off for choice in receipt.choices)
     body = {

@@ -54,6 +54,8 @@ class RunnerInfo:
     be forgotten."""
     pooling: PoolingSpec | None = None
     """What prompts are pooled to, by a ``PoolingRunner``; None: the model generates."""
+    num_state_columns: int = 0
+    """Of the hidden states that it gives, as a ``StatesRunner``; 0: it gives none."""
     has_adapters: bool = False
     """Whether it is a ``LoraRunner``, with LoRA on."""
 
@@ -87,6 +89,19 @@ class PoolingRunner(Runner, Protocol):
     def pooled_rows(self, step: Step) -> FloatArray:
         """The last hidden states of a completed step's logit rows, fp32 [L, hidden]; until the next
         step is submitted."""
+        ...
+
+
+class StatesRunner(Runner, Protocol):
+    """Gives tokens' hidden states beside what is sampled."""
+
+    def submit_with_states(self, step: Step) -> None:
+        """As ``submit``, of a step whose ``states`` will be read."""
+        ...
+
+    def states(self, step: Step) -> FloatArray:
+        """The hidden states of a completed step's token rows, fp32 [T, num_state_columns]; until
+        the next step is submitted."""
         ...
 
 

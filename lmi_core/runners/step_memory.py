@@ -143,8 +143,11 @@ def size_kv_cache(
     if config.kv_cache_bytes is None and spare is None:
         tokens = min(max_model_len, DEFAULT_CONTEXT_TOKENS)
         wanted = config.max_num_seqs * -(-tokens // config.block_size)
+        enough = f"{config.max_num_seqs} sequences of {tokens} tokens"
+        if wanted < blocks_per_seq:
+            wanted, enough = blocks_per_seq, f"one sequence of {max_model_len} tokens"
         if wanted <= num_blocks:
-            num_blocks, reason = wanted, f"{config.max_num_seqs} sequences of {tokens} tokens"
+            num_blocks, reason = wanted, enough
     if num_blocks < blocks_per_seq:
         fitting = num_blocks * config.block_size
         needed = blocks_per_seq * block_bytes

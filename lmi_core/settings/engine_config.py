@@ -16,9 +16,10 @@ Activations = Literal["auto", "int8", "bf16"]
 KvDType = Literal["auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2"]
 Task = Literal["auto", "generate", "embed", "rerank"]
 Device = Literal["cpu", "cuda", "torch-cpu"]
+StatesOf = Literal["embedding", "last_layer"]
 Quantization = Literal[
     "int8", "int4", "fp8", "awq", "gptq", "compressed-tensors", "bitsandbytes", "bitsandbytes-nf4",
-    "bitsandbytes-fp4", "eetq",
+    "bitsandbytes-fp4", "eetq", "smoothquant",
 ]  # fmt: skip
 
 _CPU_QUANTIZE = ("bitsandbytes-nf4", "bitsandbytes-fp4")
@@ -61,10 +62,15 @@ class EngineConfig:
     output and 128 inputs, and rounds activations so on the CPU only; fp8 is as int8, without
     outliers, on torch devices, and rounds no activations on the CPU. bitsandbytes (LLM.int8),
     bitsandbytes-nf4, -fp4 and eetq give those libraries' codes and scales: nf4 and fp4, on the CPU
-    only, and eetq round no activations, LLM.int8 those below 6. The output head is int8 in all. An
-    fp8 checkpoint stays fp8, on the CPU where inputs are a multiple of 128. A checkpoint in
-    integers or of bitsandbytes stays as it is; awq, gptq, compressed-tensors and bitsandbytes say
-    which it is expected to be."""
+    only, and eetq round no activations, LLM.int8 those below 6. smoothquant has int8 weights with a
+    scale per output and rounds rows to int8, whose inputs a calibration smoothed. The output head
+    is int8 in all. An fp8 checkpoint stays fp8, on the CPU where inputs are a multiple of 128. A
+    checkpoint in integers or of bitsandbytes stays as it is; awq, gptq, compressed-tensors and
+    bitsandbytes say which it is expected to be."""
+    smoothquant_alpha: float = 0.8
+    """How much of channels' sizes smoothquant moves to weights: 0, nothing; 1, all of it."""
+    calibration_file: Path | None = None
+    """The text that smoothquant measures activations on; None: a short one of many kinds."""
     activations: Activations = "auto"
     """What int8 and int4 weights are multiplied with; auto: rows rounded as above, or to int8 alone
     where the checkpoint's scheme says so; int8: always so; bf16, on the CPU only: rows as they are,
@@ -104,6 +110,9 @@ class EngineConfig:
     """Admit a sequence only when its whole possible length fits, so that none is preempted."""
     speculation: SpeculationConfig | None = None
     """Draft tokens; None: every step brings a sequence one token."""
+    contrastive_states: StatesOf = "embedding"
+    """Which hidden states contrastive search compares: what the first layer reads, as LMI does, or
+    what the last one gives, as Transformers did."""
     waiting_steps: int = 0
     """Steps after an admission in which nobody else is admitted, as long as anything runs."""
     gpu_memory_utilization: float = 0.9
@@ -141,7 +150,14 @@ class EngineConfig:
             object.__setattr__(self, "model", Path(self.model))
         if isinstance(self.prefix_cache_dir, str):
             object.__setattr__(self, "prefix_cache_dir", Path(self.prefix_cache_dir))
+        if isinstance(self.calibration_file, str):
+            object.__setattr__(self, "calibration_file", Path(self.calibration_file))
         check_fields(self)
+        if not 0 <= self.smoothquant_alpha <= 1:
+            raise UserError(
+                f"smoothquant_alpha is {self.smoothquant_alpha}, but must be from 0 to 1",
+                field="smoothquant_alpha",
+            )
         if self.prefix_cache_dir is not None and self.device != "cpu":
             raise UserError(
                 f"prefix_cache_dir needs device=cpu, not {self.device}: leave it out",

@@ -68,3 +68,7 @@ class AllowedTokensMatcher:
     @property
     def is_complete(self) -> bool:
         return self._inner is not None and self._inner.is_complete
+
+    @property
+    def is_spent(self) -> bool:
+        return False

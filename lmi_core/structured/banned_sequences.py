@@ -124,3 +124,7 @@ class BannedSequencesMatcher:
     @property
     def is_complete(self) -> bool:
         return self._inner is not None and self._inner.is_complete
+
+    @property
+    def is_spent(self) -> bool:
+        return False

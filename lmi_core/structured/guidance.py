@@ -7,7 +7,7 @@ and its load. On top, a matcher has a budget of processor time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import llguidance
@@ -15,7 +15,7 @@ import numpy as np
 
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar, GrammarKind
-from lmi_core.structured.marks import resolve_marks
+from lmi_core.structured.marks import Marks
 from lmi_core.structured.matcher import Mask
 from lmi_core.structured.size import check_size
 from lmi_core.text.tokenizer import Tokenizer
@@ -45,22 +45,22 @@ class GuidanceLibrary:
             llguidance.TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, eos_token_ids[0])),
             eos_token=list(eos_token_ids),
         )
-        self._special_id = _special_ids(tokenizer)
+        self._marks = Marks(tokenizer.special_tokens)
         self._limits = llguidance.LLParserLimits(verbose_errors=False, **limits or {})
 
     def compile(self, grammar: Grammar) -> GuidanceGrammar:
-        return _compile(grammar, self._tokenizer, self._limits, self._special_id)
+        return _compile(grammar, self._tokenizer, self._limits, self._marks)
 
 
 def _compile(
     grammar: Grammar,
     tokenizer: llguidance.LLTokenizer,
     limits: llguidance.LLParserLimits,
-    special_id: Callable[[str], int | None],
+    marks: Marks,
 ) -> GuidanceGrammar:
     check_size(grammar)
     try:
-        source = _source(grammar, special_id)
+        source = _source(grammar, marks)
     except (ValueError, RecursionError) as error:
         raise _refused(grammar, str(error)) from None
     compiled = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
@@ -82,7 +82,7 @@ def try_grammar(grammar: Grammar) -> None:
     """Compile a grammar for a vocabulary of bytes, which takes as long as for any other. Raises
     what ``compile`` raises."""
     limits = llguidance.LLParserLimits(verbose_errors=False)
-    _compile(grammar, llguidance.LLTokenizer("byte"), limits, lambda _: None)
+    _compile(grammar, llguidance.LLTokenizer("byte"), limits, Marks({}))
 
 
 class GuidanceGrammar:
@@ -139,6 +139,10 @@ class GuidanceMatcher:
     def is_complete(self) -> bool:
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
+    @property
+    def is_spent(self) -> bool:
+        return False
+
 
 class _Vocabulary:
     """What ``llguidance.TokenizerWrapper`` wants of a tokenizer."""
@@ -157,15 +161,7 @@ class _Vocabulary:
         return self._tokenizer.encode_now(text, add_special_tokens=False)
 
 
-def _special_ids(tokenizer: Tokenizer) -> Callable[[str], int | None]:
-    def special_id(text: str) -> int | None:
-        token_id = tokenizer.token_id(text)
-        return token_id if token_id in tokenizer.special_ids else None
-
-    return special_id
-
-
-def _source(grammar: Grammar, special_id: Callable[[str], int | None]) -> str:
+def _source(grammar: Grammar, marks: Marks) -> str:
     """The grammar in the library's own form; ValueError when it can't be read."""
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         options: Any = {"whitespace_pattern": _JSON_WHITESPACE}
@@ -173,7 +169,7 @@ def _source(grammar: Grammar, special_id: Callable[[str], int | None]) -> str:
     form: Any = grammar.kind.value
     text = grammar.text
     if grammar.kind is GrammarKind.LARK:
-        text = resolve_marks(text, special_id)
+        text = marks.resolve(text)
     return str(llguidance.grammar_from(form, text))
 
 

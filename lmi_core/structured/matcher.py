@@ -42,6 +42,11 @@ class Matcher(Protocol):
         """Whether the text matches and nothing can be added to it."""
         ...
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether everything may come from here on, so that it needn't be asked any more."""
+        ...
+
 
 class CompiledGrammar(Protocol):
     """A grammar for one tokenizer; any number of matchers share it."""

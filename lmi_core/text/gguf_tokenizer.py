@@ -17,7 +17,7 @@ from lmi_core.errors import ModelError
 
 
 class GgufFile(Protocol):
-    """A GGUF file that has been read."""
+    """A GGUF file that has been read, or what is told as one."""
 
     @property
     def path(self) -> Path: ...
@@ -106,7 +106,7 @@ def tokenizer_files(file: GgufFile) -> tuple[dict[str, Any], dict[str, Any]]:
         adds_bos = True
     elif kind == "gpt2":
         pre = _pre_tokenizer(file)
-        parts = _byte_level(file, tokens, pre)
+        parts = byte_level(_ids(tokens), _merges(file), pre)
         adds_bos = pre.adds_bos
     else:
         raise ModelError(
@@ -238,7 +238,11 @@ def _pre_tokenizer(file: GgufFile) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _byte_level(file: GgufFile, tokens: Sequence[str], pre: PreTokenizer) -> dict[str, Any]:
+def _ids(tokens: Sequence[str]) -> dict[str, int]:
+    return {token: token_id for token_id, token in enumerate(tokens)}
+
+
+def _merges(file: GgufFile) -> list[list[str]]:
     lines = file.metadata.get("tokenizer.ggml.merges")
     if not isinstance(lines, list):
         raise _fault(file.path, "has no tokenizer.ggml.merges")
@@ -249,6 +253,13 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], pre: PreTokenizer) -> dic
         if middle < 0:
             raise _fault(file.path, f"has a merge {line[:40]!r} of one part")
         merges.append([line[:middle], line[middle + 1 :]])
+    return merges
+
+
+def byte_level(
+    vocab: Mapping[str, int], merges: list[list[str]], pre: PreTokenizer
+) -> dict[str, Any]:
+    """Parts of a tokenizer.json whose tokens are bytes, spelled as characters."""
     splits = [
         {
             "type": "Split",
@@ -258,7 +269,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], pre: PreTokenizer) -> dic
         }
         for expression in pre.expressions
     ]
-    byte_level = {
+    settings = {
         "type": "ByteLevel",
         "add_prefix_space": False,
         "trim_offsets": True,
@@ -266,9 +277,9 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], pre: PreTokenizer) -> dic
     }
     return {
         "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
-        "decoder": byte_level,
-        "model": _bpe(tokens, merges, ignore_merges=pre.ignores_merges),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, settings]},
+        "decoder": settings,
+        "model": _bpe(vocab, merges, ignore_merges=pre.ignores_merges),
     }
 
 
@@ -307,7 +318,7 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) 
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": _bpe(
-            tokens,
+            _ids(tokens),
             merges,
             unk_token=None if unknown is None else tokens[unknown],
             fuse_unk=True,
@@ -316,7 +327,7 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) 
     }
 
 
-def _bpe(tokens: Sequence[str], merges: list[list[str]], **settings: Any) -> dict[str, Any]:
+def _bpe(vocab: Mapping[str, int], merges: list[list[str]], **settings: Any) -> dict[str, Any]:
     return {
         "type": "BPE",
         "dropout": None,
@@ -327,6 +338,6 @@ def _bpe(tokens: Sequence[str], merges: list[list[str]], **settings: Any) -> dic
         "byte_fallback": False,
         "ignore_merges": False,
         **settings,
-        "vocab": {token: token_id for token_id, token in enumerate(tokens)},
+        "vocab": vocab,
         "merges": merges,
     }

@@ -20,6 +20,7 @@ from lmi_core.sandbox.pool import Limits, shared_pool
 from lmi_core.text.added_tokens import AddedTokens
 from lmi_core.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from lmi_core.text.json_file import read_json
+from lmi_core.text.older_tokenizer import has_older_tokenizer, older_tokenizer
 from lmi_core.text.prompt_errors import not_unicode, prompt_too_long
 from lmi_core.text.shortest_encoding import max_token_chars
 from lmi_core.text.token_bytes import TokenBytes, byte_rule
@@ -84,7 +85,8 @@ class Tokenizer:
         self.config = config
         self.directory = directory
         added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_tokens = {token.content: i for i, token in added.items() if token.special}
+        self.special_ids = frozenset(self.special_tokens.values())
         self._added = AddedTokens(config, self.token_id)
         rule = byte_rule(_decoder_of(backend))
         self._token_bytes = rule and TokenBytes(backend.id_to_token, rule)
@@ -104,11 +106,18 @@ class Tokenizer:
 
         Raises ModelError when files are missing or malformed, or ids don't fit the vocabulary.
         """
+        config = read_json(directory / "tokenizer_config.json")
         path = directory / "tokenizer.json"
+        content = None
         if not path.is_file():
-            raise ModelError(_missing_tokenizer(directory), field="tokenizer.json")
+            if not has_older_tokenizer(directory):
+                raise ModelError(_missing_tokenizer(directory), field="tokenizer.json")
+            content, config = older_tokenizer(directory, config)
         try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
+            if content is None:
+                backend = tokenizers.Tokenizer.from_file(str(path))
+            else:
+                backend = tokenizers.Tokenizer.from_str(content)
         except Exception as error:  # the library raises nothing more specific
             raise ModelError(
                 f"{path} is not a tokenizer: {error}", field="tokenizer.json"
@@ -121,7 +130,7 @@ class Tokenizer:
                     f"{vocab_size} entries: the tokenizer belongs to another model",
                     field="tokenizer.json",
                 )
-        return cls(backend, read_json(directory / "tokenizer_config.json"), directory)
+        return cls(backend, config, directory)
 
     @property
     def bos_token_id(self) -> int | None:
@@ -274,6 +283,12 @@ class Tokenizer:
             return self._token_bytes[token_id].decode(errors="replace")
         return self._backend.decode([token_id], skip_special_tokens=False)
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """Of one token; those of its text on its own where it depends on its neighbours."""
+        if self._token_bytes is not None:
+            return self._token_bytes[token_id]
+        return self.token_text(token_id).encode()
+
     @property
     def token_bytes(self) -> Mapping[int, bytes] | None:
         """The bytes of each token, none for an id that there isn't; None if a token's text depends
@@ -384,10 +399,7 @@ def _decoder_of(backend: tokenizers.Tokenizer) -> Mapping[str, Any] | None:
 
 
 def _missing_tokenizer(directory: Path) -> str:
-    if not (directory / "tokenizer.model").is_file():
-        return f"{directory} has no tokenizer.json; fetch it from where the model came from"
     return (
-        f"{directory} has tokenizer.model but no tokenizer.json; convert it once with: "
-        'python -c "from transformers import AutoTokenizer as T; '
-        f"T.from_pretrained('{directory}').save_pretrained('{directory}')\""
+        f"{directory} has no tokenizer.json, and neither tokenizer.model nor qwen.tiktoken; fetch "
+        "it from where the model came from"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,8 +58,8 @@ def call_grammar(
     one = " | ".join(f"call_{number}" for number in range(len(tools)))
     calls = "call"
     if is_parallel and written.between is not None:
-        calls = f"call ({_literal(written.between, form)} call)*"
-    whole = f"{_literal(written.begin, form)} {calls} {_literal(written.end, form)}"
+        calls = f"call ({quote_mark(written.between)} call)*"
+    whole = f"{quote_mark(written.begin)} {calls} {quote_mark(written.end)}"
     head = [f"calls: {whole}", f"call: {one}"]
     start = _thought(reasoning, is_open, "calls")
     return Grammar.lark("\n".join([*start, *head, *rules]), field="tools")
@@ -99,16 +98,16 @@ def free_grammar(tools: Sequence[Tool], form: ToolForm, *, is_parallel: bool) ->
     written = form.written
     rules = _call_rules(loose, form)
     firsts = [
-        f"first_{number}: {_literal((written.begin + head)[len(form.opening) :], form)} {rest}"
+        f"first_{number}: {quote_mark((written.begin + head)[len(form.opening) :])} {rest}"
         for number, (head, rest) in enumerate(_parts(loose, form))
     ]
     first = " | ".join(f"first_{number}" for number in range(len(tools)))
     more = " | ".join(f"call_{number}" for number in range(len(tools)))
     calls = f"({first})"
     if is_parallel and written.between is not None:
-        calls += f" ({_literal(written.between, form)} ({more}))*"
+        calls += f" ({quote_mark(written.between)} ({more}))*"
     head = [
-        f"start: opening {calls} {_literal(written.end, form)} BLANKS? | TEXT?",
+        f"start: opening {calls} {quote_mark(written.end)} BLANKS? | TEXT?",
         f"opening: {text_before_mark(form.opening)}",
         r"TEXT: /(.|\n)*/",
         r"BLANKS: /\s+/",
@@ -145,7 +144,7 @@ def _parts(tools: Sequence[Tool], form: ToolForm) -> list[tuple[str, str]]:
     return [
         (
             written.head.replace("NAME", tool.name),
-            f"{_schema(tool)} {_literal(written.tail, form)}",
+            f"{_schema(tool)} {quote_mark(written.tail)}",
         )
         for tool in tools
     ]
@@ -153,7 +152,7 @@ def _parts(tools: Sequence[Tool], form: ToolForm) -> list[tuple[str, str]]:
 
 def _call_rules(tools: Sequence[Tool], form: ToolForm) -> list[str]:
     return [
-        f"call_{number}: {_literal(head, form)} {rest}"
+        f"call_{number}: {quote_mark(head)} {rest}"
         for number, (head, rest) in enumerate(_parts(tools, form))
     ]
 
@@ -161,15 +160,6 @@ def _call_rules(tools: Sequence[Tool], form: ToolForm) -> list[str]:
 def _schema(tool: Tool) -> str:
     schema = {"x-guidance": {"whitespace_pattern": "[ ]?"}, **tool.parameters}
     return f"%json {json.dumps(schema)}"
-
-
-def _literal(text: str, form: ToolForm) -> str:
-    """A text in a rule; marks in it are special tokens where the model has them as such."""
-    marks = "|".join(re.escape(mark) for mark in sorted(form.marks, key=len, reverse=True))
-    parts = re.split(f"({marks})", text) if marks else [text]
-    return " ".join(
-        quote_mark(part) if part in form.marks else json.dumps(part) for part in parts if part
-    )
 
 
 def _loose(tool: Tool) -> Tool:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 WeightFormat = Literal["fp32", "bf16"]
-Quantization = Literal["int8", "int4", "fp8", "nf4", "fp4", "llm_int8", "eetq"]
+Quantization = Literal["int8", "int4", "fp8", "nf4", "fp4", "llm_int8", "eetq", "smoothquant"]
 """What matrices are made of at load, or kept in."""
 RowRounding = Literal["int8", "outliers", "none", "llm_int8"]
 """Of the rows that a quantised matrix is multiplied with: each to int8 by a scale of its own; so,

@@ -6,25 +6,46 @@ it shares with FasterTransformer, a 128th of an output's largest magnitude.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from lmi_core.weights.float_code_matrix import CODE_BLOCK, FloatCodeFormat, to_float_codes
-from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.formats import FloatArray, RowRounding
 from lmi_core.weights.fp8_matrix import Fp8Matrix, encode_e4m3
 from lmi_core.weights.integer_matrix import INT8_ZERO, Codes, IntegerMatrix
-from lmi_core.weights.matrix import Matrix
+from lmi_core.weights.matrix import Matrix, as_floats
 
 _CHUNK_ROWS = 256
 
 
-def to_llm_int8(floats: FloatArray) -> IntegerMatrix:
-    """As bitsandbytes' LLM.int8 has it: an output's largest magnitude is 127."""
+def to_int8(floats: FloatArray, rounding: RowRounding) -> IntegerMatrix:
+    """As bitsandbytes' LLM.int8 and SmoothQuant have it: an output's largest magnitude is 127."""
 
     def unpack() -> Codes:
         most = np.abs(floats).max(axis=1, keepdims=True)
         return _codes(floats, np.float32(127) / _divisor(most), most / np.float32(127), 127)
 
-    return IntegerMatrix("int8", _shape(floats), 0, unpack, "llm_int8")
+    return IntegerMatrix("int8", _shape(floats), 0, unpack, rounding)
+
+
+def smoothed(
+    parts: Sequence[Matrix], column_factors: FloatArray | None, row_divisors: FloatArray | None
+) -> list[Matrix]:
+    """As SmoothQuant has them, in int8 for rows of int8, where inputs are divided by
+    ``column_factors``; None: in floats, for int8 with rows that keep their outliers.
+    ``row_divisors``: what outputs of all parts are divided by."""
+    made: list[Matrix] = []
+    first = 0
+    for part in as_floats(parts):
+        rows = slice(first, first + len(part))
+        floats = part if row_divisors is None else part / row_divisors[rows, None]
+        first += len(part)
+        if column_factors is None:
+            made.append(floats)
+        else:
+            made.append(to_int8(floats * column_factors, "int8"))
+    return made
 
 
 def to_eetq(floats: FloatArray) -> IntegerMatrix:

@@ -9,8 +9,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from lmi_core import _native
 from lmi_core.weights.block_matrix import SUM_INPUTS, BlockMatrix
+from lmi_core.weights.finite import NotFiniteError
 from lmi_core.weights.float_code_matrix import FloatCodeMatrix
+from lmi_core.weights.float_tensors import to_float32
 from lmi_core.weights.formats import BLOCK_FORMATS, FloatArray, RowRounding
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.integer_matrix import IntegerMatrix
@@ -31,6 +34,14 @@ included."""
 def dense(parts: Sequence[Matrix]) -> list[npt.NDArray[np.generic]]:
     """``parts`` with coded ones as float32."""
     return [part if isinstance(part, np.ndarray) else part.to_float32() for part in parts]
+
+
+def as_floats(parts: Sequence[Matrix]) -> list[FloatArray]:
+    """``parts`` in float32, whatever they are in; NotFiniteError for a NaN or an infinity."""
+    stored = dense(parts)
+    if not all(map(_native.is_finite, stored)):
+        raise NotFiniteError(())
+    return [to_float32(part, "BF16" if part.dtype == np.uint16 else "F32") for part in stored]
 
 
 def rows_of(matrix: Matrix, rows: npt.NDArray[np.int64] | slice) -> Matrix:

@@ -155,8 +155,17 @@ class PackedModel:
 def _formats(config: EngineConfig, settings: QuantizationSettings | None) -> str:
     """What matrices become, and of a checkpoint in integers how its tensors are to be read."""
     if settings is None or is_in_fp8(settings):
-        return f"{config.dtype} {config.quantize}"
+        return f"{config.dtype} {config.quantize}{smoothing_settings(config)}"
     return f"{config.dtype} {json.dumps(settings.values, sort_keys=True)}"
+
+
+def smoothing_settings(config: EngineConfig) -> str:
+    """What a calibration depends on besides the checkpoint; "": there is none. Raises OSError."""
+    if config.quantize != "smoothquant":
+        return ""
+    path = config.calibration_file
+    text = "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
+    return f" {config.smoothquant_alpha} {text}"
 
 
 def open_packed_model(

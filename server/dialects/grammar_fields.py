@@ -7,9 +7,16 @@ from typing import Any
 
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
+from lmi_core.structured.structural_tag import structural_tag
 from lmi_server.dialects.unknown_fields import shape
 
-RESPONSE_FORMAT = shape("type", json_schema=shape("name", "description", "schema", "strict"))
+RESPONSE_FORMAT = shape(
+    "type",
+    "format",
+    "structures",
+    "triggers",
+    json_schema=shape("name", "description", "schema", "strict"),
+)
 """Of OpenAI's ``response_format``."""
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
@@ -56,9 +63,12 @@ def _response_format(response_format: Mapping[str, Any]) -> Grammar | None:
         return None
     if kind == "json_object":
         return Grammar.json_object(field="response_format")
+    if kind == "structural_tag":
+        return structural_tag(response_format, field="response_format")
     if kind != "json_schema":
         raise UserError(
-            f"response_format.type must be text, json_object or json_schema, got {kind!r}",
+            "response_format.type must be text, json_object, json_schema or structural_tag, got "
+            f"{str(kind)[:40]!r}",
             field="response_format",
         )
     form = response_format.get("json_schema")
@@ -103,6 +113,10 @@ def _context_free(value: Any, field: str) -> Grammar:
     return Grammar.context_free(value, field=field)
 
 
+def _tag(value: Any, field: str) -> Grammar:
+    return structural_tag(value, field=field)
+
+
 def _wrong(field: str, allowed: str, value: Any) -> UserError:
     return UserError(f"{field} must be {allowed}, got {str(value)[:40]!r}", field=field)
 
@@ -113,5 +127,6 @@ _MAKERS: Mapping[str, Callable[[Any, str], Grammar]] = {
     "regex": _regex,
     "choice": _choice,
     "grammar": _context_free,
+    "structural_tag": _tag,
 }
 """By the names that open servers give them."""

@@ -78,6 +78,15 @@ class Publisher(Protocol):
 
 
 @runtime_checkable
+class Pins(Protocol):
+    """What keeps the blocks of sessions (``GenerationRequest.session``)."""
+
+    def unpin(self, session: str) -> None:
+        """Keep them no longer than others'. Idempotent."""
+        ...
+
+
+@runtime_checkable
 class Scales(Protocol):
     """What is served by processes, whose number can be changed while it runs."""
 

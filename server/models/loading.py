@@ -28,6 +28,7 @@ from lmi_core.tools.reasoning import REASONING
 from lmi_server.dialects.lmi.formatting import FormattingBackend
 from lmi_server.dialects.lmi.lmi import LmiOptions
 from lmi_server.dialects.lmi.release import Release
+from lmi_server.dialects.lmi.session_store import SessionOptions
 from lmi_server.dialects.tgi.options import TgiOptions
 from lmi_server.http.answer_deadline import AnswerLimits
 from lmi_server.http.options import Listening, ServerOptions
@@ -164,6 +165,7 @@ def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
             release=Release.parse(release) if (release := model.lmi_compat) else None,
             strategy=str(model.get("option.decoding_strategy") or ""),
             stop=stop if isinstance(stop, tuple) else (),
+            sessions=_sessions(model),
             statuses=launch.server.statuses,
             **_watermark(model),
             custom_formatter=launch.formatter is not None
@@ -173,6 +175,16 @@ def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
         chat_template=_chat_template(launch),
         has_lora=engine.lora is not None,
     )
+
+
+def _sessions(model: ModelConfig) -> SessionOptions | None:
+    if model.get("option.enable_stateful_sessions") is not True:
+        return None
+    path, seconds = (
+        model.get(f"option.sessions_{name}") or BY_KEY[f"option.sessions_{name}"].default
+        for name in ("path", "expiration")
+    )
+    return SessionOptions(directory=Path(str(path)), lifetime_s=int(str(seconds)))
 
 
 def _limits(launch: Launch) -> AnswerLimits:

@@ -17,6 +17,7 @@ FROM_THE_GROUND = (
     {"weights"},
     {"ops"},
     {"models"},
+    {"calibration"},
     {"adapters"},
     {"runners"},
     {"engine"},

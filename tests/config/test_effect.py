@@ -34,9 +34,9 @@ def test_a_missing_capability_refuses_what_changes_tokens():
 
 
 def test_a_missing_capability_has_no_effect_where_it_only_tunes():
-    effect = effect_of(BY_KEY["option.sessions_path"], "/tmp", "lmi")
+    effect = effect_of(BY_KEY["option.draft_model_id"], "m", "lmi")
     assert effect.outcome is Outcome.NO_EFFECT
-    assert "stateful sessions" in effect.text
+    assert "draft model" in effect.text
 
 
 def test_values_that_ask_for_nothing_are_not_refused():
@@ -66,11 +66,11 @@ def test_adding_the_capability_turns_the_row_on(with_capability):
             Effect(Outcome.NO_EFFECT, "asks for what happens anyway"),
         ),
         (
-            needs("server.sessions", tuning=True, idle=()),
+            needs("server.sessions_in_s3", tuning=True, idle=()),
             "v",
             Effect(
                 Outcome.NO_EFFECT,
-                "not available in this version: stateful sessions",
+                "not available in this version: sessions in S3",
                 is_missing=True,
             ),
         ),

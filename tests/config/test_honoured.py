@@ -108,7 +108,7 @@ QUANTIZED = [
     ("option.rolling_batch=disable\noption.load_in_8bit=true\n", (), "bitsandbytes"),
     ("option.rolling_batch=scheduler\noption.load_in_4bit=true\n", (), "bitsandbytes-fp4"),
     ("engine=DeepSpeed\noption.quantize=dynamic_int8\n", (), "int8"),
-    ("engine=DeepSpeed\noption.quantize=smoothquant\n", (), "int8"),
+    ("engine=DeepSpeed\noption.quantize=smoothquant\n", (), "smoothquant"),
     (
         "engine=MPI\noption.rolling_batch=lmi-dist\noption.quantize=bitsandbytes\n",
         (),
@@ -116,7 +116,7 @@ QUANTIZED = [
     ),
     ("engine=MPI\noption.rolling_batch=lmi-dist\noption.dtype=int8\n", (), "int8"),
     ("option.rolling_batch=vllm\noption.quantize=bitsandbytes\n", (), "bitsandbytes"),
-    (f"{TRTLLM}option.quantize=smoothquant\n", (), "int8"),
+    (f"{TRTLLM}option.quantize=smoothquant\n", (), "smoothquant"),
     (
         "option.entryPoint=djl_python.transformers_neuronx\noption.quantize=static_int8\n",
         (),

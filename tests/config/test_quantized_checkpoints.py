@@ -156,7 +156,7 @@ def test_the_engine_refuses_another_method(tmp_path):
     [
         ("awq", None, "mapped", "quantize=int4; TensorRT-LLM would quantise at load, too"),
         ("awq", AWQ, "honoured", "quantize=awq; the checkpoint is read as it is quantised"),
-        ("smoothquant", None, "mapped", "quantize=int8"),
+        ("smoothquant", None, "honoured", "quantize=smoothquant; W8A8: a scale per token and one"),
         ("fp8", None, "mapped", "quantize=int8; TensorRT-LLM would quantise at load, too"),
     ],
 )

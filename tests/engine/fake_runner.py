@@ -27,6 +27,7 @@ from lmi_core.errors import ModelError
 from lmi_core.runners.runner import RunnerInfo
 
 VOCAB_SIZE = 256
+NUM_STATE_COLUMNS = 8
 
 
 def next_token(
@@ -51,6 +52,12 @@ def logprob_of(context: Sequence[int], token_id: int) -> float:
     """A stand-in for a log-probability, exact in float32."""
     data = repr((list(context), token_id)).encode()
     return -int.from_bytes(hashlib.blake2b(data, digest_size=2).digest(), "little") / 256
+
+
+def state_of(context: Sequence[int]) -> npt.NDArray[np.float32]:
+    """A stand-in for the last token's hidden state."""
+    data = hashlib.blake2b(repr(list(context)).encode(), digest_size=NUM_STATE_COLUMNS).digest()
+    return np.frombuffer(data, np.uint8).astype(np.float32) - 127.5
 
 
 class SamplingRow:
@@ -194,6 +201,8 @@ class FakeModel:
             num_saturating_tokens=num_saturating_tokens,
             verifies_drafts=True,
             has_adapters=has_adapters,
+            num_state_columns=NUM_STATE_COLUMNS,
+            kv_cache_bytes=1024 * num_blocks * block_size,
         )
         self.adapters = FakeAdapters()
         self.cached = np.full((num_blocks * block_size, 3), -1, dtype=np.int64)
@@ -302,6 +311,12 @@ class FakeRunner(FakeModel):
     def submit(self, step: _native.Step) -> None:
         assert not self.is_closed
         self._queue.put((step, []))
+
+    def submit_with_states(self, step: _native.Step) -> None:
+        self.submit(step)
+
+    def states(self, step: _native.Step) -> npt.NDArray[np.float32]:
+        return np.stack([state_of(self._context(step, row)) for row in range(step.num_tokens)])
 
     def submit_ahead(self, step: _native.Step, logit_rows: list[int]) -> None:
         assert self.info.runs_ahead

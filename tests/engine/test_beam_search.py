@@ -221,7 +221,7 @@ def summary(events: list[TokenEvent]) -> list[tuple[Any, ...]]:
         ({"num_beams": 0}, "num_beams", "between 1 and 128, got 0"),
         ({"num_beams": 2, "n": 3}, "n", "n must be between 1 and 2, got 3"),
         ({"num_beams": 9}, "num_beams", "8 sequences in a step; lower num_beams"),
-        ({"num_beams": 5}, "num_beams", "6 tokens of each beam have .*max_logprobs is 5"),
+        ({"num_beams": 5}, "num_beams", "the 6 likeliest tokens have .*max_logprobs is 5"),
         ({"max_new_tokens": 250}, "num_beams", "take 64 blocks of the cache, which has 60"),
         ({"temperature": 1.0}, "temperature", "beam search has no temperature"),
         ({"stop": ("x",)}, "stop", "beam search has no stop"),

@@ -17,11 +17,18 @@ LIMIT: int = _native.cpu_info()["memory_limit_bytes"]
 BLOCK = 1 << 20
 
 
-def size(*, claimed_bytes: int = 0, max_num_seqs: int = 16384, **settings: Any) -> int:
+def size(
+    *,
+    claimed_bytes: int = 0,
+    max_num_seqs: int = 16384,
+    max_model_len: int = 4096,
+    block_bytes: int = BLOCK,
+    **settings: Any,
+) -> int:
     """Bytes of the pool; so many sequences want all that there is."""
     config = EngineConfig(model=Path("x"), max_num_seqs=max_num_seqs, **settings)
     memory = size_kv_cache(
-        config, block_bytes=BLOCK, max_model_len=4096, claimed_bytes=claimed_bytes
+        config, block_bytes=block_bytes, max_model_len=max_model_len, claimed_bytes=claimed_bytes
     )
     return memory.num_bytes
 
@@ -42,6 +49,14 @@ def test_a_model_that_comes_later_gets_a_part_of_what_is_left() -> None:
     assert size(claimed_bytes=LIMIT // 2, max_num_seqs=1) == 128 * BLOCK
     with pytest.raises(InsufficientMemoryError, match="that no model has taken"):
         size(claimed_bytes=LIMIT)
+
+
+def test_few_sequences_of_a_long_context_have_room_for_one() -> None:
+    small = 4096
+    assert size(max_num_seqs=2, max_model_len=4000, block_bytes=small) == 2 * 125 * small
+    assert size(max_num_seqs=2, max_model_len=16384, block_bytes=small) == 512 * small
+    with pytest.raises(InsufficientMemoryError, match="a quarter of the memory limit"):
+        size(max_num_seqs=2, max_model_len=1 << 40)
 
 
 def test_a_size_that_was_asked_for_must_be_there() -> None:

@@ -92,6 +92,42 @@ def test_openai() -> None:
     run(use, api="openai")
 
 
+def test_structural_tags_and_responses() -> None:
+    tag = {"begin": "<f=a>", "schema": SCHEMA, "end": "</f>"}
+    older = {"type": "structural_tag", "structures": [tag], "triggers": ["<f="]}
+    content = {"type": "json_schema", "json_schema": SCHEMA}
+    newer = {"type": "tag", "begin": "<f=a>", "content": content, "end": "</f>"}
+    newer = {"type": "structural_tag", "format": newer}
+
+    async def use(served: Served) -> None:
+        chat = {"messages": MESSAGES, **HOT, "seed": 4}
+        for asked in (
+            {"response_format": newer},
+            {"structured_outputs": {"structural_tag": json.dumps(newer)}},
+        ):
+            answer = loaded(await served.post({**chat, **asked}, "/openai/v1/chat/completions"))
+            text = answer["choices"][0]["message"]["content"]
+            assert text.startswith("<f=a>")
+            assert text.endswith("</f>")
+            jsonschema.validate(json.loads(text[5:-4]), SCHEMA)
+        answer = await served.post(
+            {**chat, "response_format": older}, "/openai/v1/chat/completions"
+        )
+        assert answer.status == 200
+        body = {"input": "Go", "max_output_tokens": 120, "temperature": 1.5}
+        for asked, pattern in (
+            ({"structured_outputs": {"regex": REGEX}}, REGEX),
+            ({"text": {"format": newer}}, "<f=a>.*</f>"),
+        ):
+            given = loaded(await served.post({**body, **asked}, "/openai/v1/responses"))
+            assert re.fullmatch(pattern, given["output"][-1]["content"][0]["text"])
+        wrong = {**chat, "response_format": {**older, "triggers": ["<g="]}}
+        error = error_of(await served.post(wrong, "/openai/v1/chat/completions"))
+        assert error["param"] == "response_format"
+
+    run(use, api="openai")
+
+
 def test_openai_streams() -> None:
     async def use(served: Served) -> None:
         body = {"messages": MESSAGES, "guided_json": SCHEMA, "stream": True, "seed": 3, **HOT}

@@ -41,7 +41,7 @@ class Rules:
             return Rules.Follower(self.rules, self.is_slow)
 
     class Follower:
-        is_complete = False
+        is_complete = is_spent = False
 
         def __init__(self, rules: Rules, is_slow: bool) -> None:
             self.rules, self.is_slow = rules, is_slow

@@ -137,7 +137,7 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"\x00")
-    with pytest.raises(ModelError, match=r"convert it once with: python -c .*save_pretrained"):
+    with pytest.raises(ModelError, match=r"tokenizer\.model is "):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="is not a tokenizer"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
 from lmi_core.settings.engine_config import EngineConfig  # noqa: E402
 from lmi_core.weights.float_code_matrix import to_float_codes  # noqa: E402
-from lmi_core.weights.made_codes import to_eetq, to_llm_int8  # noqa: E402
+from lmi_core.weights.made_codes import to_eetq, to_int8  # noqa: E402
 from tests.bitsandbytes_checkpoints import FORMS, Floats, make_bitsandbytes_checkpoint  # noqa: E402
 from tests.checkpoints import cached_checkpoint  # noqa: E402
 from tests.models.forward import NativeForward, all_logits  # noqa: E402
@@ -205,7 +206,7 @@ def plain_down() -> Floats:
 @pytest.mark.parametrize(
     ("asked", "make"),
     [
-        ("bitsandbytes", to_llm_int8),
+        ("bitsandbytes", partial(to_int8, rounding="llm_int8")),
         ("eetq", to_eetq),
         ("bitsandbytes-nf4", lambda floats: to_float_codes(floats, "nf4")),
         ("bitsandbytes-fp4", lambda floats: to_float_codes(floats, "fp4")),
@@ -225,7 +226,7 @@ def test_weights_are_quantised_at_load(asked: Any, make: Callable[[Floats], Any]
 
 def test_codes_of_eight_bits_are_the_libraries() -> None:
     weights = np.array([[0.5, -1.0, 0.996, 0.25], [0, 0, 0, 0]], np.float32)
-    bnb, eetq = to_llm_int8(weights).unpack(), to_eetq(weights).unpack()
+    bnb, eetq = to_int8(weights, "llm_int8").unpack(), to_eetq(weights).unpack()
     assert (bnb.codes.astype(int) - 128)[0].tolist() == [64, -127, 126, 32]
     assert (eetq.codes.astype(int) - 128)[0].tolist() == [64, -128, 127, 32]
     assert bnb.scales[:, 0].tolist() == [np.float32(1 / 127), 0]
@@ -257,7 +258,7 @@ def test_a_row_of_llm_int8_is_bitsandbytes_own() -> None:
     )
     x[1, 5], x[2, 7:20] = 40, -9
     codes, scales, _ = functional.int8_vectorwise_quant(torch.from_numpy(weights).half())
-    made = to_llm_int8(weights)
+    made = to_int8(weights, "llm_int8")
     assert np.array_equal(codes.numpy(), made.unpack().codes.astype(np.int16) - 128)
     ours = _native.LinearWeight.pack([made.packable(0)], format="int8", rounding="llm_int8")
     level = _native.instruction_sets()[-1]

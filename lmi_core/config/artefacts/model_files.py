@@ -10,15 +10,13 @@ from pathlib import Path
 from lmi_core.config.paths import is_dir, is_file
 from lmi_core.config.problem import Problems
 from lmi_core.errors import ModelError
-from lmi_core.models.pooling import Task, task_of
+from lmi_core.models.pooling import GENERATES, Task, task_of
 from lmi_core.weights.checkpoint import weight_files
 from lmi_core.weights.hf_config import HfConfig
 from lmi_core.weights.quantized.methods import is_in_fp8
 from lmi_core.weights.quantized.settings import QuantizationSettings, read_settings
 
 MAX_CONFIG_BYTES = 16 << 20
-
-_GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class ModelFiles:
     @property
     def is_generative(self) -> bool:
         """Whether the architecture generates text, as far as its name tells."""
-        return self.architecture is None or self.architecture.endswith(_GENERATIVE)
+        return self.architecture is None or self.architecture.endswith(GENERATES)
 
 
 def read_model_files(directory: Path | None, problems: Problems) -> ModelFiles:

@@ -17,7 +17,6 @@ _NATIVE = {
     "bitsandbytes8": "bitsandbytes",
     "dynamic_int8": "int8",
     "static_int8": "int8",
-    "smoothquant": "int8",
     "bitsandbytes4": "bitsandbytes-fp4",
 }
 _INT8 = needs(
@@ -33,6 +32,7 @@ _OFF = no_effect("asks for what happens anyway")
 
 
 _ROWS = "multiplied as option.activations says"
+_SMOOTHQUANT = "tests/config/test_smoothquant.py"
 _HONOURED = "tests/config/test_honoured.py::test_quantized_weights_are_smaller"
 
 
@@ -70,9 +70,20 @@ QUANTIZE = {
     "int8": honoured("quantize", _ROWS, test=_HONOURED, capability="quant.int8"),
     "bitsandbytes8": _LIBRARY,
     "bitsandbytes": _as_library("LLM.int8: activations below 6 become int8, row by row"),
-    "dynamic_int8": _INT8,
+    "dynamic_int8": mapped(
+        "quantize",
+        "W8A8: a scale per token and one per output, outliers of a row in 16 bits",
+        capability="quant.int8",
+        convert=_NATIVE,
+    ),
     "static_int8": _INT8,
-    "smoothquant": _INT8,
+    "smoothquant": honoured(
+        "quantize",
+        "W8A8: a scale per token and one per output, of inputs that a calibration smoothed; one "
+        "scale for a row is what its scheme says",
+        test=f"{_SMOOTHQUANT}::test_every_spelling_smooths",
+        capability="quant.smoothquant",
+    ),
     "eetq": _as_library("EETQ's int8, activations as they are", "quant.eetq"),
     "int4": honoured("quantize", _ROWS, test=_HONOURED, capability="quant.int4"),
     "bitsandbytes4": _LIBRARY,
@@ -93,7 +104,7 @@ QUANTIZE = {
 }
 """What the lmi engine does with each value of ``option.quantize``."""
 
-NATIVE_QUANTIZE = ("int8", "int4", "fp8")
+NATIVE_QUANTIZE = ("int8", "int4", "fp8", "smoothquant")
 """The lmi engine's own names, which every system's configuration may use."""
 
 TGI_QUANTIZE = (
@@ -159,7 +170,7 @@ OPTIONS = (
                 *NATIVE_QUANTIZE,
             ),
             "neuronx": ("static_int8", "bitsandbytes8", *NATIVE_QUANTIZE),
-            "trtllm": ("smoothquant", "awq", *NATIVE_QUANTIZE),
+            "trtllm": ("awq", *NATIVE_QUANTIZE),
             "tgi": (*TGI_QUANTIZE, *NATIVE_QUANTIZE),
             "common": (
                 *QUANTIZE,

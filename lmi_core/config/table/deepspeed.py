@@ -74,7 +74,11 @@ OPTIONS = (
         systems=("deepspeed", "trtllm"),
         defaults={"trtllm": 0.8},
         actions={
-            "lmi": no_effect("native int8 needs no smoothing factor"),
+            "lmi": honoured(
+                "smoothquant_alpha",
+                "0.8 where nothing is written",
+                test="tests/config/test_smoothquant.py::test_alpha_and_text_change_what_is_rounded",
+            ),
             "trtllm": no_effect("TensorRT-LLM quantises nothing at load"),
         },
     ),

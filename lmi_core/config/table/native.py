@@ -160,6 +160,18 @@ OPTIONS = (
         ),
     ),
     _native(
+        "calibration_file",
+        Text("file"),
+        "Text on which option.quantize=smoothquant measures activations; by default a short one of "
+        "many kinds.",
+        None,
+        honoured(
+            "calibration_file",
+            "its first 8192 tokens",
+            test="tests/config/test_smoothquant.py::test_alpha_and_text_change_what_is_rounded",
+        ),
+    ),
+    _native(
         "num_threads",
         Int(1, 4096),
         "Threads of the CPU engine.",

@@ -18,8 +18,29 @@ OPTIONS = (
                 "of requests on LMI's routes that don't say decoding_strategy or do_sample",
                 test="tests/cli/test_options.py::test_defaults_of_requests_and_the_chat_template",
                 by_value={
-                    "contrastive": needs("request.contrastive", "write greedy or sample", idle=())
+                    "contrastive": honoured(
+                        None,
+                        "of the same requests, on CPUs; unlike LMI, with the top_k and "
+                        "penalty_alpha that they say",
+                        test="tests/server/dialects/lmi/test_strategies.py::test_contrastive_search",
+                        capability="request.contrastive",
+                    )
                 },
+            ),
+        },
+    ),
+    Option(
+        key="option.contrastive_states",
+        type=Choice(("embedding", "last_layer")),
+        doc="Hidden states that contrastive search compares: of tokens alone, as LMI does, or of "
+        "tokens behind their texts, as in the method's paper.",
+        systems=("lmi",),
+        default="embedding",
+        actions={
+            "lmi": honoured(
+                "contrastive_states",
+                test="tests/config/test_honoured_strategies.py"
+                "::test_states_that_contrastive_search_compares",
             ),
         },
     ),

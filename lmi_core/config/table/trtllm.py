@@ -43,6 +43,20 @@ def _trt(
     )
 
 
+def _finer(what: str) -> Action:
+    """Of SmoothQuant's scales, which are never one for a whole matrix."""
+    return no_effect(
+        f"a scale per {what} in any case, which loses less and costs nothing here",
+        by_value={
+            True: honoured(
+                None,
+                f"a scale per {what}",
+                test="tests/config/test_smoothquant.py::test_every_spelling_smooths",
+            )
+        },
+    )
+
+
 OPTIONS = (
     _trt(
         "max_input_len",
@@ -224,16 +238,29 @@ OPTIONS = (
         },
     ),
     _trt(
-        "smoothquant_per_token", Bool(), "A SmoothQuant factor per token.", False, trtllm=_AT_LOAD
+        "smoothquant_per_token",
+        Bool(),
+        "A scale for each token's activations.",
+        False,
+        _finer("token"),
+        _AT_LOAD,
     ),
     _trt(
         "smoothquant_per_channel",
         Bool(),
-        "A SmoothQuant factor per channel.",
+        "A scale for each output's weights.",
         False,
-        trtllm=_AT_LOAD,
+        _finer("output"),
+        _AT_LOAD,
     ),
-    _trt("multi_query_mode", Bool(), "SmoothQuant of a multi-query model.", False, trtllm=_AT_LOAD),
+    _trt(
+        "multi_query_mode",
+        Bool(),
+        "SmoothQuant of a multi-query model.",
+        False,
+        no_effect("the lmi engine reads the number of KV heads from the model's config.json"),
+        _AT_LOAD,
+    ),
     _trt(
         "awq_format", Choice(("int4_awq",)), "AWQ format of the build.", "int4_awq", trtllm=_AT_LOAD
     ),

@@ -112,8 +112,11 @@ def _vllm(
     )
 
 
-_SESSIONS = needs("server.sessions", idle=(False,))
-_SESSION_DETAIL = needs("server.sessions", tuning=True, idle=())
+_SESSIONS = honoured(
+    None,
+    "a session's conversation stays cached until its next request",
+    test="tests/server/dialects/lmi/test_sessions.py::test_the_options_of_a_configuration",
+)
 
 OPTIONS = (
     _lora(
@@ -352,7 +355,7 @@ OPTIONS = (
     Option(
         key="option.enable_stateful_sessions",
         type=Bool(),
-        doc="Sticky sessions with a directory each.",
+        doc="Stateful sessions (X-Amzn-SageMaker-Session-Id), with a directory each.",
         systems=_SYSTEMS,
         default=False,
         actions={"lmi": _SESSIONS},
@@ -363,7 +366,7 @@ OPTIONS = (
         doc="Directory of session files.",
         systems=_SYSTEMS,
         default="/dev/shm/djl_sessions",
-        actions={"lmi": _SESSION_DETAIL},
+        actions={"lmi": _SESSIONS},
     ),
     Option(
         key="option.sessions_expiration",
@@ -371,14 +374,14 @@ OPTIONS = (
         doc="Seconds a session lives.",
         systems=_SYSTEMS,
         default=1200,
-        actions={"lmi": _SESSION_DETAIL},
+        actions={"lmi": _SESSIONS},
     ),
     Option(
         key="option.sessions_s3url",
         type=Text("s3:// prefix"),
         doc="Where sessions are kept across restarts.",
         systems=_SYSTEMS,
-        actions={"lmi": needs("server.sessions", idle=())},
+        actions={"lmi": needs("server.sessions_in_s3", idle=())},
     ),
     Option(
         key="option.lmcache_auto_config",

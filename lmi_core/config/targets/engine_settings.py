@@ -168,9 +168,15 @@ def refuse_other_quantisations(values: Values, files: ModelFiles) -> None:
         values.refused[key] = problem
 
 
-def refuse_for_cpu(values: Values, placement: Placement) -> None:
-    """Note values that only the lmi engine's torch devices can run with."""
+def refuse_for_device(values: Values, placement: Placement) -> None:
+    """Note values that the lmi engine can only run with on other devices."""
     if placement.device != "cpu":
+        key = "option.decoding_strategy"
+        if values.get(key) == "contrastive":
+            values.refused[key] = (
+                "torch devices give no hidden states for contrastive search: write greedy or "
+                "sample, or set option.device=cpu"
+            )
         return
     key = "option.kv_cache_dtype"
     if values.get(key) in GPU_FORMATS:

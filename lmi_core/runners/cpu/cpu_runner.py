@@ -18,7 +18,7 @@ from lmi_core.runners.step_memory import StepMemory, StepSizes, size_kv_cache
 if TYPE_CHECKING:
     from lmi_core.adapters.store import LoraStore
     from lmi_core.models.loader import FoundModel, LoadedModel
-    from lmi_core.ops.graph import LoraTable
+    from lmi_core.ops.graph import Graph, Handle, LoraTable
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.settings.lora_config import LoraConfig
     from lmi_core.weights.formats import FloatArray
@@ -71,9 +71,7 @@ class CpuRunner:
     def __init__(
         self, config: EngineConfig, model: LoadedModel, packed: PackedModel | None = None
     ) -> None:
-        from lmi_core.models.decoder import record
-        from lmi_core.ops.cpu import lower
-        from lmi_core.ops.graph import Graph
+        from lmi_core.models.decoder import Decoder
 
         spec = model.spec
         kv_dtype = cache_dtype(config, model.dtype)
@@ -99,6 +97,7 @@ class CpuRunner:
             max_model_len=sizes.max_model_len,
             claimed_bytes=HOST_MEMORY.total_bytes,
         )
+        self._dtype = model.dtype
         shared = StepMemory.of(config, sizes, self.memory.num_blocks)
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
@@ -111,7 +110,8 @@ class CpuRunner:
             head_dim=attention.head_dim,
             dtype=kv_dtype,
         )
-        self.graph = _native.Graph(
+        self._new_graph = partial(
+            _native.Graph,
             max_tokens=sizes.max_num_tokens,
             max_seqs=config.max_num_seqs,
             max_logit_rows=sizes.max_logit_rows,
@@ -124,10 +124,11 @@ class CpuRunner:
         if config.lora is not None:
             self.adapters = _lora_store(config, config.lora, model)
         table = None if self.adapters is None else self.adapters.table
-        recorded = Graph(model.dtype)
-        result = record(model, recorded, self.cache, sizes.max_model_len, table)
-        self._result = lower(recorded, self.graph)[result]
-        self.graph.finish()
+        self._decoder = Decoder(spec, model.weights, self.cache, sizes.max_model_len, table)
+        self.graph, self._result = self._recorded(self._decoder.record)
+        self._states_of = config.contrastive_states
+        self._with_states: tuple[_native.Graph, _native.Handle] | None = None
+        """The graph that gives hidden states, once they were wanted, and these."""
         if model.head is not None:
             self.head = model.head
 
@@ -157,9 +158,11 @@ class CpuRunner:
             kv_dtype=kv_dtype,
             runs_ahead=model.pooling is None,
             verifies_drafts=model.pooling is None,
+            num_state_columns=spec.hidden_size if model.pooling is None else 0,
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
+        self.cache.lay_pages_ahead(0)
         self._packed = packed
         if packed is not None:
             packed.save()
@@ -181,10 +184,36 @@ class CpuRunner:
             self._worker.num_threads,
         )
 
+    def _recorded(self, record: Callable[[Graph], Handle]) -> tuple[_native.Graph, _native.Handle]:
+        from lmi_core.ops.cpu import lower
+        from lmi_core.ops.graph import Graph
+
+        target = self._new_graph()
+        graph = Graph(self._dtype)
+        result = record(graph)
+        handle = lower(graph, target)[result]
+        target.finish()
+        return target, handle
+
     def submit(self, step: _native.Step) -> None:
+        self._submit(self.graph, step)
+
+    def _submit(self, graph: _native.Graph, step: _native.Step) -> None:
         assert self._worker is not None, "submit after close"
-        self._worker.submit(self.graph, step, self.completion_fd)
+        self.cache.lay_pages_ahead(self.pool.num_ever_used)
+        self._worker.submit(graph, step, self.completion_fd)
         self._last_step = step
+
+    def submit_with_states(self, step: _native.Step) -> None:
+        if self._with_states is None:
+            record = partial(self._decoder.record_with_states, states=self._states_of)
+            self._with_states = self._recorded(record)
+        self._submit(self._with_states[0], step)
+
+    def states(self, step: _native.Step) -> FloatArray:
+        assert self._with_states is not None
+        graph, states = self._with_states
+        return graph.read(states, step.num_tokens)
 
     def pooled_rows(self, step: _native.Step) -> FloatArray:
         return self.graph.read(self._result, step.num_logit_rows)
@@ -212,6 +241,7 @@ def load_cpu_runner(
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
+    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.loader import load_weights
     from lmi_core.ops.cpu import NativeWeights
     from lmi_core.runners.cpu.memory_needs import memory_errors
@@ -223,13 +253,15 @@ def load_cpu_runner(
         packed = open_packed_model(config, found.checkpoint, num_threads)
         weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
         on_weights = None if progress is None else partial(progress, "weights")
-        model = load_weights(config, found, weights, on_weights)
+        smoothing = smoothing_for(config, found, progress)
+        model = load_weights(config, found, weights, on_weights, smoothing)
         return CpuRunner(config, model, packed), model
 
 
 def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
     """Put a model's packed weights into the repack cache, unless they are there or have no place:
     processes that load the model afterwards share their memory. Raises as ``load_cpu_runner``."""
+    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.loader import load_weights
     from lmi_core.ops.cpu import NativeWeights
     from lmi_core.runners.cpu.memory_needs import memory_errors
@@ -243,7 +275,8 @@ def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
             return
         weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
         on_weights = None if progress is None else partial(progress, "weights")
-        load_weights(config, found, weights, on_weights)
+        smoothing = smoothing_for(config, found, progress)
+        load_weights(config, found, weights, on_weights, smoothing)
         packed.save()
         packed.wait()
 

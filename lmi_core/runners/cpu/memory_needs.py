@@ -22,7 +22,7 @@ from lmi_core.weights.quantized.methods import MXFP4
 from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 4.25 / 8}
-_BYTES |= {"bitsandbytes": 1.0, "eetq": 1.0}
+_BYTES |= {"bitsandbytes": 1.0, "eetq": 1.0, "smoothquant": 1.0}
 _BYTES |= dict.fromkeys(["bitsandbytes-nf4", "bitsandbytes-fp4"], 4.5 / 8)
 """Of a weight; int4 with the scale and zero point of 128, nf4 and fp4 with the scale of 64."""
 

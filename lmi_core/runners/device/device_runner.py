@@ -35,6 +35,7 @@ def load_device_runner(
     Raises ModelError for files that can't be served, UserError for a device that isn't there, for
     ``LMI_OPS`` that can't be had and for sizes that don't fit.
     """
+    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.loader import find_model, load_weights
 
     device = find_device(config)
@@ -48,6 +49,7 @@ def load_device_runner(
             found,
             DeviceWeights(device, config.activations),
             None if progress is None else partial(progress, "weights"),
+            smoothing_for(config, found, progress),
         )
     except torch.OutOfMemoryError as error:
         raise _no_room_for_weights(config, found.checkpoint, device) from error

@@ -11,13 +11,16 @@ if TYPE_CHECKING:
 
 CheckpointMethod = Literal["awq", "gptq", "compressed-tensors"]
 """A value of ``quantize`` that says what the checkpoint is."""
-LibraryMethod = Literal["bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "eetq"]
+LibraryMethod = Literal[
+    "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "eetq", "smoothquant"
+]
 """One that says as which library weights are quantised at load."""
 AT_LOAD: dict[str, Quantization] = {
     "bitsandbytes": "llm_int8",
     "bitsandbytes-nf4": "nf4",
     "bitsandbytes-fp4": "fp4",
     "eetq": "eetq",
+    "smoothquant": "smoothquant",
 }
 """What is made of weights then."""
 BITSANDBYTES = "bitsandbytes"

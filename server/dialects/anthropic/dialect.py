@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aiohttp import web
 
 from lmi_server.dialects.anthropic.errors import anthropic_error
@@ -75,6 +77,8 @@ class MessagesProtocol:
         assert self._template is not None
         form = form_of(chat, self._template, tools, prompt)
         params = chat_sampling_params(chat, form)
+        if params.grammar is not None and params.grammar.field == "response_format":
+            params = replace(params, grammar=replace(params.grammar, field="output_config.format"))
         message = Message(f"msg_{call.request_id}", body.model or self._model_name, form)
         kind = MessageEventsRenderer if body.stream else MessageRenderer
         renderer: Renderer = kind(message)

@@ -2,7 +2,7 @@
 
 Field names are those of the Messages API (version 2023-06-01). What changes nothing here is taken
 and ignored: metadata, service_tier, cache_control (prefixes are cached anyway), the signatures of
-thinking, and its budget_tokens, which is a hint.
+thinking. Its budget_tokens are enforced where the model is known to think.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from lmi_core.errors import UserError
 from lmi_server.dialects.decode import Messages, decode_json
-from lmi_server.dialects.openai.chat_schema import ChatBody
+from lmi_server.dialects.openai.chat_schema import ChatBody, thinking_variables
 from lmi_server.dialects.openai.schema import check_range
 from lmi_server.dialects.unknown_fields import Kinds, shape
 
@@ -23,6 +23,7 @@ _TEXT_ONLY = "only text is available"
 
 
 _TEXT = shape("type", "text", "cache_control", "citations")
+_FORMAT = shape("type", "schema")
 _BLOCKS = Kinds(
     {
         "text": _TEXT,
@@ -36,6 +37,8 @@ WITHIN = shape(
     messages=shape("role", content=_BLOCKS),
     system=_TEXT,
     thinking=shape("type", "budget_tokens", "display"),
+    output_config=shape("effort", format=_FORMAT),
+    output_format=_FORMAT,
     tool_choice=shape("type", "name", "disable_parallel_tool_use"),
     tools=shape("type", "name", "description", "input_schema", "strict", "cache_control"),
     metadata=shape("user_id"),
@@ -52,6 +55,9 @@ class CountBody(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    """As betas of the API had it, beside ``output_config``."""
 
 
 class MessagesBody(CountBody, frozen=True, kw_only=True):
@@ -76,6 +82,13 @@ def decode_messages(body: bytes) -> MessagesBody:
     check_range("temperature", message.temperature, 0.0, 1.0)
     check_range("top_p", message.top_p, 0.0, 1.0)
     check_range("top_k", message.top_k, 0, None)
+    budget = (message.thinking or {}).get("budget_tokens")
+    if isinstance(budget, int) and budget >= message.max_tokens:
+        raise UserError(
+            f"max_tokens must be more than thinking.budget_tokens ({budget}), got "
+            f"{message.max_tokens}",
+            field="max_tokens",
+        )
     if any(not text for text in message.stop_sequences or ()):
         raise UserError("stop_sequences must not hold an empty text", field="stop_sequences")
     return message
@@ -112,7 +125,8 @@ def chat_of(body: CountBody) -> ChatBody:
         parallel_tool_calls=is_parallel,
         continue_final_message=goes_on,
         add_generation_prompt=not goes_on,
-        chat_template_kwargs=_thinking(body.thinking),
+        response_format=_response_format(body),
+        chat_template_kwargs={**_effort(body.output_config), **_thinking(body.thinking)},
         **fields,
     )
 
@@ -124,10 +138,36 @@ def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     return [{"role": "system", "content": text}]
 
 
-def _thinking(thinking: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Templates know a switch by one of these names."""
-    if thinking is None:
+def _response_format(body: CountBody) -> dict[str, Any] | None:
+    """The JSON schema of the answer, as chats have it."""
+    field, form = "output_format", body.output_format
+    if body.output_config is not None and body.output_config.get("format") is not None:
+        field, form = "output_config.format", body.output_config["format"]
+    if form is None:
         return None
+    schema = form.get("schema") if isinstance(form, Mapping) else None
+    if not isinstance(schema, Mapping) or form.get("type") != "json_schema":
+        raise UserError(
+            f'{field} must be {{"type": "json_schema", "schema": {{...}}}}', field=field
+        )
+    if body.tools and (body.tool_choice or {}).get("type") != "none":
+        raise UserError(
+            f"{field} excludes tools here; leave one of them out, or send tool_choice none",
+            field=field,
+        )
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
+
+
+def _effort(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``max``, which no template knows, is the most that they do."""
+    effort = (config or {}).get("effort")
+    return thinking_variables("high" if effort == "max" else effort, "output_config.effort")
+
+
+def _thinking(thinking: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Templates know a switch by one of these names, and some the budget."""
+    if thinking is None:
+        return {}
     kind = thinking.get("type")
     if kind not in ("enabled", "disabled", "adaptive"):
         raise UserError(
@@ -135,7 +175,16 @@ def _thinking(thinking: Mapping[str, Any] | None) -> dict[str, Any] | None:
             field="thinking.type",
         )
     is_on = kind != "disabled"
-    return {"enable_thinking": is_on, "thinking": is_on}
+    switches: dict[str, Any] = {"enable_thinking": is_on, "thinking": is_on}
+    budget = thinking.get("budget_tokens")
+    if kind != "enabled" or budget is None:
+        return switches
+    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
+        raise UserError(
+            f"thinking.budget_tokens must be at least 1, got {str(budget)[:40]}",
+            field="thinking.budget_tokens",
+        )
+    return {**switches, "thinking_budget": budget}
 
 
 def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool]:

@@ -15,6 +15,7 @@ from lmi_server.dialects.lmi.lmi import LmiProtocol, pretty_json
 from lmi_server.dialects.lmi.pooling import EmbeddingBody, PairBody, parse_embedding, parse_pairs
 from lmi_server.dialects.lmi.schema import LmiRequest
 from lmi_server.dialects.lmi.server_routes import SERVER_ROUTES
+from lmi_server.dialects.lmi.sessions import answer_in_session
 from lmi_server.dialects.openai.chat_schema import ChatBody
 from lmi_server.dialects.openai.completion_schema import CompletionBody, infill_of
 from lmi_server.dialects.pooling import pooling_of
@@ -92,6 +93,9 @@ async def invoke(request: web.Request, model: LoadedModel) -> web.StreamResponse
     parse = model.of(lmi_protocol).parse
     if (pooling := pooling_of(model)) is not None:
         parse = parse_embedding if pooling.task == "embed" else parse_pairs
+    answer = await answer_in_session(request, model, properties, parse, read)
+    if answer is not None:
+        return answer
     return await generate(request, model, parse, read)
 
 

@@ -64,6 +64,7 @@ from lmi_server.dialects.lmi.schema import (
     decode_body,
     decode_parameters,
 )
+from lmi_server.dialects.lmi.session_store import SessionOptions
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,8 @@ class LmiOptions:
     decide."""
     watermark_gamma: float = 0.5
     watermark_delta: float = 2.0
+    sessions: SessionOptions | None = None
+    """Where stateful sessions are kept, and how long; None: they are off."""
     stop: tuple[str, ...] = ()
     """Texts that end every answer (stop_sequence)."""
     statuses: Mapping[str, int] = field(default_factory=dict)

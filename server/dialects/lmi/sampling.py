@@ -14,7 +14,10 @@ from lmi_server.dialects.logit_bias import logit_bias
 
 _NUM_CHOICES_MAX = 128
 _STRATEGY_TOP_K = 4
-"""Of decoding_strategy=sample, where a request has none."""
+"""Of decoding_strategy=sample and contrastive, where a request has none."""
+_PENALTY_ALPHA = 0.6
+_OF_SAMPLING = ("temperature", "top_p", "min_p", "typical_p")
+"""What contrastive search makes nothing of."""
 
 
 def num_beams(parameters: LmiParameters) -> int:
@@ -62,9 +65,11 @@ def num_candidates(parameters: LmiParameters) -> int:
 def with_strategy(parameters: LmiParameters, default: str) -> tuple[LmiParameters, tuple[str, ...]]:
     """What a decoding strategy, the request's or the ``default`` one, makes of parameters, and the
     names of those that it ignores; without one they stay as they are (format reference, 5.7)."""
-    strategy = parameters.decoding_strategy or default
+    strategy = _strategy(parameters, default)
     if not strategy:
         return parameters, ()
+    if strategy == "contrastive":
+        return _contrastive(parameters)
     do_sample = parameters.do_sample
     if do_sample is None:
         do_sample = strategy == "sample"
@@ -76,6 +81,45 @@ def with_strategy(parameters: LmiParameters, default: str) -> tuple[LmiParameter
     return msgspec.structs.replace(
         parameters, do_sample=do_sample, top_k=top_k, top_p=top_p
     ), ignored
+
+
+def _strategy(parameters: LmiParameters, default: str) -> str:
+    """As requests say it; penalty_alpha alone says it too, as Transformers has it."""
+    p, own, alpha = parameters, parameters.decoding_strategy, parameters.penalty_alpha
+    wants = own == "contrastive" or bool(alpha)
+    other = ""
+    if p.do_sample:
+        other = "do_sample is true"
+    elif num_beams(p) > 1:
+        other = f"num_beams is {num_beams(p)}"
+    elif own not in (None, "contrastive"):
+        other = f"decoding_strategy is {own}"
+    if wants and other:
+        name = "decoding_strategy" if own == "contrastive" else "penalty_alpha"
+        raise UserError(
+            f"parameters.{name} asks for contrastive search, but {other}: leave one of them out",
+            field=f"parameters.{name}",
+        )
+    if wants:
+        return "contrastive"
+    if own is None and other and default == "contrastive":
+        return "sample" if p.do_sample else "greedy"
+    return own or default
+
+
+def _contrastive(parameters: LmiParameters) -> tuple[LmiParameters, tuple[str, ...]]:
+    """With LMI's defaults, which it has even where a request says otherwise."""
+    alpha = _PENALTY_ALPHA if parameters.penalty_alpha is None else parameters.penalty_alpha
+    top_k = _STRATEGY_TOP_K if parameters.top_k is None else parameters.top_k
+    ignored = [name for name in _OF_SAMPLING if getattr(parameters, name) is not None]
+    return msgspec.structs.replace(
+        parameters,
+        decoding_strategy="contrastive",
+        do_sample=False,
+        penalty_alpha=alpha,
+        top_k=top_k,
+        **dict.fromkeys(ignored),
+    ), tuple(ignored)
 
 
 def min_new_tokens(parameters: LmiParameters) -> int:
@@ -128,11 +172,16 @@ def sampling_params(
         bad_words=(*parameters.bad_words, *parameters.bad_sequences),
         bad_words_ids=tuple(map(tuple, parameters.bad_words_ids)),
         logit_bias=logit_bias(parameters.logit_bias),
+        penalty_alpha=_penalty_alpha(parameters),
         num_beams=num_beams(parameters),
         length_penalty=parameters.length_penalty,
         early_stopping=parameters.early_stopping,  # type: ignore[arg-type]
         grammar=_grammar(parameters),
     )
+
+
+def _penalty_alpha(parameters: LmiParameters) -> float | None:
+    return parameters.penalty_alpha if parameters.decoding_strategy == "contrastive" else None
 
 
 def _grammar(parameters: LmiParameters) -> Grammar | None:

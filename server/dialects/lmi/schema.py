@@ -77,6 +77,8 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     cached_prompt: str | None = None
     use_lru_kv_cache: bool = False
 
+    penalty_alpha: float | None = None
+
     num_beams: int = 1
     use_beam_search: bool = False
     length_penalty: float = 1.0
@@ -105,7 +107,7 @@ _LEAST = {
     "min_length": 0,
     "min_new_tokens": 0,
 }
-STRATEGIES = ("greedy", "sample")
+STRATEGIES = ("greedy", "sample", "contrastive")
 _BODY = msgspec.json.Decoder(LmiBody)
 
 
@@ -138,7 +140,7 @@ def _check_ranges(parameters: LmiParameters) -> None:
     """Of parameters that the engine doesn't check, since it doesn't have them by these names."""
     strategy = parameters.decoding_strategy
     if strategy is not None and strategy not in STRATEGIES:
-        allowed = " or ".join(STRATEGIES)
+        allowed = f"{', '.join(STRATEGIES[:-1])} or {STRATEGIES[-1]}"
         raise UserError(
             f"parameters.decoding_strategy must be {allowed}, got {strategy[:40]!r}",
             field="parameters.decoding_strategy",

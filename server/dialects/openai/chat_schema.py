@@ -12,6 +12,7 @@ import msgspec
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
+from lmi_core.structured.thinking_budget import ThinkingBudget
 from lmi_core.text.chat import ChatTemplate
 from lmi_core.tools.forms import HERMES, ToolForm
 from lmi_server.dialects.decode import Messages, decode_json
@@ -58,6 +59,7 @@ class ChatBody(OpenAIBody, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
     reasoning_effort: str | None = None
 
 
@@ -77,6 +79,7 @@ def decode_chat(body: bytes) -> ChatBody:
             field="best_of",
         )
     check_range("max_completion_tokens", chat.max_completion_tokens, 0, None)
+    check_range("thinking_token_budget", chat.thinking_token_budget, 0, None)
     check_range("top_logprobs", chat.top_logprobs, -1, _TOP_LOGPROBS_MAX)
     if chat.functions:
         raise unavailable("functions")
@@ -215,9 +218,42 @@ def chat_sampling_params(chat: ChatBody, form: AnswerForm | None = None) -> Samp
         max_new_tokens=limit,
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
     )
+    thinking = _thinking_budget(chat, form)
     if form is None:
         return params
-    return replace(params, grammar=form.grammar or params.grammar, kept_special_tokens=form.marks)
+    return replace(
+        params,
+        grammar=form.grammar or params.grammar,
+        kept_special_tokens=form.marks,
+        thinking=thinking,
+    )
+
+
+def _thinking_budget(chat: ChatBody, form: AnswerForm | None) -> ThinkingBudget | None:
+    """The request's own, or what it tells the template, which no model is refused for."""
+    budget = chat.thinking_token_budget
+    hint = (chat.chat_template_kwargs or {}).get("thinking_budget")
+    is_hint = budget is None
+    if is_hint and isinstance(hint, int) and not isinstance(hint, bool) and hint >= 0:
+        budget = hint
+    if budget is None or requested_grammar(chat) is not None:
+        return None
+    reasoning = None if form is None else form.reasoning
+    if form is None or reasoning is None:
+        if is_hint:
+            return None
+        raise UserError(
+            "thinking_token_budget needs a model that is known to think: its chat template shows "
+            "no marks of reasoning; name them by option.reasoning_parser, or leave it out",
+            field="thinking_token_budget",
+        )
+    return ThinkingBudget(
+        num_tokens=budget,
+        begin=reasoning.begin,
+        end=reasoning.end,
+        is_open=form.is_open,
+        is_hint=is_hint,
+    )
 
 
 def _plain_message(index: int, message: dict[str, Any]) -> dict[str, Any]:

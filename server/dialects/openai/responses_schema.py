@@ -60,7 +60,12 @@ WITHIN = shape(
     tools=_TOOLS,
     stream_options=shape("include_obfuscation"),
     reasoning=shape("effort", "summary", "generate_summary"),
-    text=shape("verbosity", format=shape("type", "name", "description", "schema", "strict")),
+    text=shape(
+        "verbosity",
+        format=shape(
+            "type", "name", "description", "schema", "strict", "format", "structures", "triggers"
+        ),
+    ),
 )
 """What the objects in a body may have."""
 
@@ -88,6 +93,10 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     truncation: str | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
+
+    structured_outputs: dict[str, Any] | None = None
+    """As open servers have it: what isn't among ``text``'s formats."""
+    thinking_token_budget: int | None = None
 
     # Parsed so that they can be refused: their mechanism isn't there.
     background: bool | None = None
@@ -133,11 +142,8 @@ def chat_of(
     customs = custom_tools(asked.tools or [])
     tools = [tool_of(f"tools[{index}]", tool) for index, tool in enumerate(asked.tools or ())]
     response_format = _format(asked.text)
-    if tools and response_format not in (None, _PLAIN) and asked.tool_choice != "none":
-        raise UserError(
-            "text.format excludes tools; leave one of them out, or send tool_choice: none",
-            field="text.format",
-        )
+    if tools and asked.tool_choice != "none":
+        _refuse_structure_with_tools(asked, response_format)
     messages = messages_of(asked.input, previous)
     choice, grammar = customs.choice(asked.tool_choice)
     told = [asked.instructions] if asked.instructions else []
@@ -155,12 +161,25 @@ def chat_of(
         top_p=asked.top_p,
         stream=asked.stream,
         response_format=response_format,
+        structured_outputs=asked.structured_outputs,
+        thinking_token_budget=asked.thinking_token_budget,
         guided_grammar=None if grammar is None else customs.grammar_text(grammar),
         chat_template_kwargs=thinking_variables(
             (asked.reasoning or {}).get("effort"), "reasoning.effort"
         ),
     )
     return chat, messages, customs
+
+
+def _refuse_structure_with_tools(
+    asked: ResponsesBody, response_format: Mapping[str, Any] | None
+) -> None:
+    field = "text.format" if response_format not in (None, _PLAIN) else "structured_outputs"
+    if field == "text.format" or asked.structured_outputs:
+        raise UserError(
+            f"{field} excludes tools; leave one of them out, or send tool_choice: none",
+            field=field,
+        )
 
 
 def _with_system(told: list[str], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -181,10 +200,12 @@ def _format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
     kind = given.get("type") if isinstance(given, Mapping) else None
     if kind in ("text", "json_object"):
         return {"type": kind}
+    if kind == "structural_tag":
+        return dict(given)
     if kind != "json_schema" or not isinstance(given.get("schema"), Mapping):
         raise UserError(
-            'text.format must be {"type": "text" or "json_object"} or {"type": "json_schema", '
-            '"name": ..., "schema": {...}}',
+            'text.format must be {"type": "text" or "json_object"}, {"type": "json_schema", '
+            '"name": ..., "schema": {...}} or a structural_tag',
             field="text.format",
         )
     return {"type": kind, "json_schema": {"name": given.get("name"), "schema": given["schema"]}}

@@ -32,6 +32,7 @@ BODY: dict[str, Any] = {
     "max_tokens": 2,
     "messages": [{"role": "user", "content": "Hi there"}],
 }
+SCHEMA_FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
 
 
@@ -195,7 +196,9 @@ def test_the_prompt() -> None:
         ],
         "tools": [TOOL],
         "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "max_tokens": 2048,
         "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "output_config": {"effort": "max"},
     }
     chat = chat_of(decode_messages(json.dumps(body).encode()))
     assert [message["role"] for message in chat.messages] == [
@@ -209,7 +212,12 @@ def test_the_prompt() -> None:
     assert failed["content"] == "Error: no"
     assert last["content"] == "Go on"
     assert (chat.tool_choice, chat.parallel_tool_calls) == ("required", False)
-    assert chat.chat_template_kwargs == {"enable_thinking": True, "thinking": True}
+    assert chat.chat_template_kwargs == {
+        "enable_thinking": True,
+        "thinking": True,
+        "thinking_budget": 1024,
+        "reasoning_effort": "high",
+    }
     assert chat.tools[0]["function"]["parameters"] == {"type": "object"}  # type: ignore[index]
 
 
@@ -218,6 +226,36 @@ def test_an_answer_that_is_begun_is_gone_on_with() -> None:
     chat = chat_of(decode_messages(json.dumps({**BODY, "messages": messages}).encode()))
     assert chat.continue_final_message
     assert not chat.add_generation_prompt
+
+
+def test_a_budget_for_thinking_is_kept() -> None:
+    engine = FakeEngine()
+    thinking = {"type": "enabled", "budget_tokens": 7}
+    assert post({**BODY, "max_tokens": 8, "thinking": thinking}, engine=engine)[0] == 200
+    budget = engine.requests[0].params.thinking
+    assert budget is not None
+    assert (budget.num_tokens, budget.end, budget.is_open) == (7, "</think>", False)
+    for changes, said in (
+        ({}, "max_tokens must be more than thinking.budget_tokens (7), got 2"),
+        ({"thinking": {**thinking, "budget_tokens": 0}}, "thinking.budget_tokens must be at least"),
+        ({"output_config": {"format": {"type": "text"}}}, "output_config.format must be"),
+        ({"output_format": {"type": "json_schema"}}, "output_format must be"),
+        ({"tools": [TOOL], "output_format": SCHEMA_FORMAT}, "output_format excludes tools"),
+    ):
+        body = {**BODY, "thinking": thinking, "max_tokens": 8 if changes else 2, **changes}
+        status, answer = post(body)
+        assert status == 400
+        error = json.loads(answer)["error"]
+        assert (error["type"], error["message"][: len(said)]) == ("invalid_request_error", said)
+
+
+def test_the_format_of_an_answer() -> None:
+    for form in ({"output_config": {"format": SCHEMA_FORMAT}}, {"output_format": SCHEMA_FORMAT}):
+        engine = FakeEngine()
+        assert post({**BODY, **form}, engine=engine)[0] == 200
+        grammar = engine.requests[0].params.grammar
+        assert grammar is not None
+        assert (grammar.text, grammar.field) == ('{"type":"object"}', "output_config.format")
 
 
 def test_tokens_are_counted() -> None:

@@ -122,7 +122,7 @@ def test_fields_at_the_wrong_place_are_ignored_and_named() -> None:
         ({**parameters(n=1, best_of=2), "stream": True}, "best_of is 2, but only one sequence can"),
         ({"inputs": ["a", "b"], "stream": True}, "only one can be streamed"),
         ({"inputs": "a", "adapters": "french"}, "'french'"),
-        (parameters(decoding_strategy="beams"), "must be greedy or sample, got 'beams'"),
+        (parameters(decoding_strategy="beams"), "must be greedy, sample or contrastive, got"),
         (parameters(min_new_tokens=4), "min_new_tokens must be between 0 and max_new_tokens (3)"),
         (parameters(min_new_tokens=-1), "min_new_tokens must be at least 0, got -1"),
         (parameters(min_length=5), "min_length must be between 0 and max_new_tokens (3), got 5"),
@@ -155,33 +155,6 @@ def test_parameters_without_a_mechanism_are_refused(name: str, value: object) ->
 
 def test_neutral_values_of_those_are_accepted() -> None:
     parse(parameters(num_beams=1, watermark=False, spaces_between_special_tokens=True))
-
-
-@pytest.mark.parametrize(
-    ("asked", "default", "expected", "ignored"),
-    [
-        ({}, "", (0.0, 0, 1.0), None),
-        ({"top_p": 0.5}, "", (1.0, 0, 0.5), None),
-        ({}, "greedy", (0.0, 0, 1.0), None),
-        ({"temperature": 0.5}, "greedy", (0.0, 0, 1.0), None),
-        ({"do_sample": True}, "greedy", (1.0, 4, 1.0), None),
-        ({}, "sample", (1.0, 4, 1.0), None),
-        ({"do_sample": False}, "sample", (0.0, 0, 1.0), None),
-        ({"top_p": 0.5}, "sample", (1.0, 4, 1.0), "top_p"),
-        ({"top_p": 0.5, "top_k": 0}, "sample", (1.0, 0, 0.5), None),
-        ({"decoding_strategy": "greedy"}, "sample", (0.0, 0, 1.0), None),
-        ({"decoding_strategy": "greedy", "do_sample": True}, "", (1.0, 4, 1.0), None),
-        ({"decoding_strategy": "sample", "top_k": 9}, "", (1.0, 9, 1.0), None),
-    ],
-)
-def test_decoding_strategies(
-    asked: dict[str, Any], default: str, expected: tuple[float, int, float], ignored: str | None
-) -> None:
-    """By the request, else by the configuration; do_sample beats both, and top-4 is its own."""
-    parsed = parse(parameters(**asked), strategy=default)
-    params = parsed.requests[0].params
-    assert (params.temperature, params.top_k, params.top_p) == expected
-    assert parsed.headers.get(IGNORED_HEADER) == ignored
 
 
 def test_bans_and_biases_by_their_names() -> None:

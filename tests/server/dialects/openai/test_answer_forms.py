@@ -14,7 +14,8 @@ from lmi_core.config.table.vllm import REASONING_FORMS, TOOL_FORMS
 from lmi_core.demo import MODEL_DIR
 from lmi_core.engine.outputs import FinishReason, TokenEvent
 from lmi_core.errors import ConfigError, UserError
-from lmi_core.structured.marks import quote_mark, resolve_marks, text_before_mark
+from lmi_core.structured.marks import Marks, quote_mark, text_before_mark
+from lmi_core.structured.thinking_budget import ThinkingBudget
 from lmi_core.text.chat import ChatTemplate
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.tools.forms import ALIASES, FORMS, form_named
@@ -222,11 +223,27 @@ def test_bad_subsets(choice: Any) -> None:
 
 def test_marks_are_special_tokens_where_there_are_such() -> None:
     grammar = f"start: {quote_mark('<a>')} x\nx: {text_before_mark('</a/>')}"
-    assert resolve_marks(grammar, {"<a>": 7}.get) == (
-        "start: <[7]> x\nx[lazy]: /(.|\\n)*<\\/a\\/>/"
+    assert Marks({"<a>": 7}).resolve(grammar) == ("start: <[7]> x\nx[lazy]: /(.|\\n)*<\\/a\\/>/")
+    assert Marks({"</a/>": 8}).resolve(grammar) == 'start: "<a>" x\nx: /(.|\\n)*/ <[8]>'
+    assert Marks({}).resolve('start: "x"') == 'start: "x"'
+
+
+def test_a_budget_for_reasoning() -> None:
+    [request] = parse(reasoning="deepseek_r1", thinking_token_budget=5).requests
+    assert request.params.thinking == ThinkingBudget(
+        num_tokens=5, begin="<think>", end="</think>", is_open=True
     )
-    assert resolve_marks(grammar, {"</a/>": 8}.get) == 'start: "<a>" x\nx: /(.|\\n)*/ <[8]>'
-    assert resolve_marks('start: "x"', {}.get) == 'start: "x"'
+    hinted = {"chat_template_kwargs": {"thinking_budget": 3}}
+    [request] = parse(reasoning="qwen3", **hinted).requests
+    assert request.params.thinking is not None
+    assert (request.params.thinking.num_tokens, request.params.thinking.is_hint) == (3, True)
+    assert parse(**hinted).requests[0].params.thinking is None
+    for fields in ({"chat_template_kwargs": {"thinking_budget": -1}}, {}):
+        assert parse(reasoning="qwen3", **fields).requests[0].params.thinking is None
+    for fields in ({}, {"reasoning": "qwen3"}):
+        with pytest.raises(UserError, match="thinking_token_budget") as caught:
+            parse(thinking_token_budget=-1 if fields else 1, **fields)
+        assert caught.value.field == "thinking_token_budget"
 
 
 def test_special_tokens_that_parsers_need_are_text() -> None:

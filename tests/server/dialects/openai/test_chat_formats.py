@@ -137,7 +137,7 @@ def test_parameters() -> None:
         ({"logit_bias": {"x": 1}}, "logit_bias has the keys 'x'"),
         ({"logit_bias": {"1": 101}}, "logit_bias value must be between -100 and 100"),
         ({"tools": [{}]}, r"tools\[0\] must be"),
-        ({"response_format": {"type": "jsonl"}}, "must be text, json_object or json_schema"),
+        ({"response_format": {"type": "jsonl"}}, "must be text, json_object, json_schema or"),
     ],
 )
 def test_bad_bodies(body: dict[str, Any], words: str) -> None:

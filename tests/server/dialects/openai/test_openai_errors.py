@@ -34,12 +34,13 @@ def test_parameters_without_a_mechanism_are_refused(body: dict[str, Any], name: 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"response_format": {"type": "xml"}}, "must be text, json_object or json_schema"),
+        ({"response_format": {"type": "xml"}}, "must be text, json_object, json_schema or"),
         ({"response_format": {"type": "json_schema"}}, "needs a name and a schema"),
         ({"guided_json": 3}, "guided_json must be a schema"),
         ({"guided_choice": []}, "guided_choice must be a list of strings, at least one"),
         ({"guided_choice": ["a", 1]}, "guided_choice must be a list of strings"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structural_tag is not available"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs isn't JSON"),
+        ({"structured_outputs": {"what": "x"}}, "structured_outputs.what is not available"),
         ({"guided_regex": "a", "guided_json": {}}, "guided_json and guided_regex exclude"),
         ({"guided_regex": "a" * 300_000}, "guided_regex has 300000 characters"),
     ],

@@ -1,0 +1,68 @@
+"""ChatGLM 2 and 3, and GLM-4 in the files of its first release: neighbouring dimensions rotated,
+half of them; fused projections."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from lmi_core.models.family import Family, attention_spec, decoder_spec, default_head_dim, norm_spec
+from lmi_core.models.rope_config import rope_spec
+from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.weight_names import WeightNames
+from lmi_core.weights.hf_config import HfConfig
+
+NAMES = WeightNames(
+    embedding="transformer.embedding.word_embeddings.weight",
+    final_norm="transformer.encoder.final_layernorm.weight",
+    head="transformer.output_layer",
+    layer="transformer.encoder.layers.{layer}.",
+    qkv="self_attention.query_key_value",
+    attention_output="self_attention.dense",
+    gate_up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+    ignored=("rotary_pos_emb.inv_freq",),
+)
+_ONLY = {"position_encoding_2d": False, "pre_seq_len": None, "quantization_bit": 0}
+_ONLY |= {"rmsnorm": True, "post_layer_norm": True, "multi_query_attention": True}
+_ONLY |= {"apply_residual_connection_post_layernorm": False}
+_POSITIONS = "seq_length"
+
+
+def read_spec(config: HfConfig) -> DecoderSpec:
+    """``rope_ratio`` is of theta; in ChatGLM 2, positions are divided by it."""
+    for key, wanted in _ONLY.items():
+        config.require(key, wanted)
+    bias = config.boolean("add_bias_linear")
+    attention = attention_spec(
+        config,
+        num_kv_heads=config.integer("multi_query_group_num"),
+        head_dim=default_head_dim(config),
+        qkv_bias=bias or config.boolean("add_qkv_bias"),
+        output_bias=bias,
+        interleaved=True,
+    )
+    ratio, positions = config.number("rope_ratio", 1.0), config.integer(_POSITIONS)
+    rope = rope_spec(
+        config,
+        attention.head_dim,
+        positions,
+        partial_default=0.5,
+        theta_default=10000.0 * ratio,
+    )
+    if ratio > 1.0 and "chatglm2" in config.string("_name_or_path", "").lower():
+        rope = replace(rope, kind="linear", factor=ratio, theta=10000.0)
+    changes: dict[str, Any] = {
+        "norm": norm_spec(config, eps=1e-5),
+        "mlp_bias": bias,
+        "names": NAMES,
+    }
+    ropes = (rope,) * config.num_layers
+    spec = decoder_spec(config, "chatglm", attention, max_positions=1, ropes=ropes, **changes)
+    return replace(spec, max_positions=positions)
+
+
+KEYS = {"num_hidden_layers": "num_layers", "intermediate_size": "ffn_hidden_size"}
+KEYS |= {"max_position_embeddings": _POSITIONS, "rms_norm_eps": "layernorm_epsilon"}
+KEYS |= {"vocab_size": "padded_vocab_size", "head_dim": "kv_channels"}
+FAMILY = Family(name="chatglm", read_spec=read_spec, keys=KEYS)

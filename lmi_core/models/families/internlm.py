@@ -1,0 +1,33 @@
+"""InternLM 1: Llama with biases of attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lmi_core.models.family import Family, attention_spec, decoder_spec
+from lmi_core.models.spec import DecoderSpec
+from lmi_core.weights.hf_config import HfConfig
+
+_KINDS = {"origin": "default", "dynamic": "dynamic"}
+
+
+def read_spec(config: HfConfig) -> DecoderSpec:
+    bias = config.boolean("bias", True)
+    attention = attention_spec(config, qkv_bias=bias, output_bias=bias)
+    return decoder_spec(_with_rope(config), "internlm", attention, max_positions=2048)
+
+
+def _with_rope(config: HfConfig) -> HfConfig:
+    """With what the key ``rotary`` says, as others say it."""
+    rotary = config.get("rotary") or {}
+    if config.get("rope_scaling") or config.get("rope_parameters"):
+        return config
+    kind = rotary.get("type", "origin") if isinstance(rotary, dict) else None
+    if kind not in _KINDS:
+        raise config.error("rotary", f"is {rotary!r}; its type must be one of {', '.join(_KINDS)}")
+    rope = {"rope_type": _KINDS[kind], "rope_theta": rotary.get("base", 10000)}
+    rope |= {"factor": rotary.get("scaling_factor", 1.0)}
+    return replace(config, values={**config.values, "rope_parameters": rope})
+
+
+FAMILY = Family(name="internlm", read_spec=read_spec)

@@ -1,0 +1,156 @@
+"""Stateful sessions: which there are, until when, in files that a restart finds again.
+
+A session is a directory of its id, as DJL-Serving has them, with one file that says whose it is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lmi_core.errors import CapacityError, UserError
+
+log = logging.getLogger(__name__)
+
+FIELD = "X-Amzn-SageMaker-Session-Id"
+MAX_SESSIONS = 10_000
+_FILE = "session.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """``option.sessions_path`` and ``option.sessions_expiration``."""
+
+    directory: Path
+    lifetime_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """``expires_s`` is in seconds since the epoch."""
+
+    id: str
+    model: str
+    tenant: str
+    expires_s: float
+
+    @property
+    def key(self) -> str:
+        """By which an engine knows it."""
+        return f"session {self.id}"
+
+    @property
+    def expires(self) -> str:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.expires_s))
+
+
+class SessionStore:
+    """One model's sessions. All calls come from one thread at a time; they read and write files."""
+
+    def __init__(
+        self,
+        options: SessionOptions,
+        model: str,
+        *,
+        clock: Callable[[], float] = time.time,
+        max_sessions: int = MAX_SESSIONS,
+    ) -> None:
+        self._options = options
+        self._model = model
+        self._clock = clock
+        self._max_sessions = max_sessions
+        self._sessions: dict[str, Session] | None = None
+        """In the order in which they expire."""
+
+    def create(self, tenant: str) -> Session:
+        """CapacityError where there are too many, or no room for its file."""
+        sessions = self._known()
+        self.end_expired()
+        if len(sessions) >= self._max_sessions:
+            first = next(iter(sessions.values()))
+            raise CapacityError(
+                f"there are {len(sessions)} sessions, which is the limit; close some",
+                retry_after_s=max(1.0, first.expires_s - self._clock()),
+            )
+        session = Session(
+            id=str(uuid.uuid4()),
+            model=self._model,
+            tenant=tenant,
+            expires_s=self._clock() + self._options.lifetime_s,
+        )
+        try:
+            self._write(session)
+        except OSError as error:
+            raise CapacityError(
+                f"the session's file can't be written in {self._options.directory} "
+                f"(option.sessions_path): {error.strerror}",
+                retry_after_s=60.0,
+            ) from None
+        sessions[session.id] = session
+        return session
+
+    def get(self, session_id: str, tenant: str) -> Session:
+        """UserError for one that there isn't (any more), or that is another tenant's."""
+        session = self._known().get(session_id)
+        if session is None or session.tenant != tenant:
+            raise UserError(f"session not found: {session_id[:80]}", field=FIELD)
+        if session.expires_s <= self._clock():
+            raise UserError(
+                f"session not found: {session_id[:80]} (it expired at {session.expires})",
+                field=FIELD,
+            )
+        return session
+
+    def close(self, session_id: str, tenant: str) -> Session:
+        """End a session; UserError as ``get``."""
+        session = self.get(session_id, tenant)
+        self._remove(session)
+        return session
+
+    def end_expired(self) -> list[Session]:
+        """Those that ended an hour ago or more; until then an error says when they did."""
+        known, now_s = self._known(), self._clock()
+        ended = [session for session in known.values() if session.expires_s + 3600 <= now_s]
+        for session in ended:
+            self._remove(session)
+        return ended
+
+    def _remove(self, session: Session) -> None:
+        self._known().pop(session.id, None)
+        shutil.rmtree(self._options.directory / session.id, ignore_errors=True)
+
+    def _known(self) -> dict[str, Session]:
+        if self._sessions is None:
+            found = [each for each in map(self._read, self._directories()) if each is not None]
+            found = [each for each in found if each.model == self._model]
+            found.sort(key=lambda each: each.expires_s)
+            self._sessions = {each.id: each for each in found[-self._max_sessions :]}
+        return self._sessions
+
+    def _directories(self) -> list[Path]:
+        try:
+            return [path for path in self._options.directory.iterdir() if path.is_dir()]
+        except OSError:
+            return []
+
+    def _read(self, path: Path) -> Session | None:
+        try:
+            session = Session(**json.loads((path / _FILE).read_text()))
+            return session if session.id == path.name and session.expires_s > 0 else None
+        except (OSError, ValueError, TypeError):
+            return None  # somebody else's directory, or one that was never complete
+
+    def _write(self, session: Session) -> None:
+        self._options.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory = self._options.directory / session.id
+        directory.mkdir(mode=0o700)
+        path = directory / f"{_FILE}.new"
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(asdict(session)))
+        path.rename(directory / _FILE)

@@ -1,0 +1,37 @@
+"""Options of decoding strategies change what they say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from lmi_core.config.table.option import Outcome
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.sampling_params import SamplingParams
+from tests.engine.harness import collect, token_ids
+
+
+def test_states_that_contrastive_search_compares(configured: Any) -> None:
+    async def texts(states: str) -> list[list[int]]:
+        config = configured(f"option.contrastive_states={states}\noption.dtype=fp32\n")
+        params = SamplingParams(max_new_tokens=24, penalty_alpha=0.6, top_k=4)
+        async with Engine(config) as engine:
+            return [token_ids(await collect(engine, [i, 50 + i], params)) for i in range(3, 9)]
+
+    both = [asyncio.run(texts(states)) for states in ("embedding", "last_layer")]
+    assert both[0] != both[1]
+
+
+@pytest.mark.parametrize(
+    ("device", "outcome"), [("cpu", Outcome.HONOURED), ("torch-cpu", Outcome.REFUSED)]
+)
+def test_torch_devices_refuse_contrastive_search(
+    model_dir: Any, explained: Any, device: str, outcome: Outcome
+) -> None:
+    written = f"option.decoding_strategy=contrastive\noption.device={device}\n"
+    report = explained(model_dir(written), "--prefer-native")
+    row = next(row for row in report.rows[0] if row.key == "option.decoding_strategy")
+    assert row.outcome is outcome
+    assert ("hidden states" in row.text) is (outcome is Outcome.REFUSED)

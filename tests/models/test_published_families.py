@@ -1,0 +1,75 @@
+"""Settings of families whose repositories have code of their own, which isn't run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_core.models.loader import find_model, load_model
+from lmi_core.models.registry import unsupported_setting
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.weights.hf_config import read_hf_config
+from tests.checkpoints import cached_checkpoint
+
+pytest.importorskip("torch")
+
+
+def with_settings(directory: Path, variant: str, **settings: Any) -> Path:
+    path = shutil.copytree(cached_checkpoint(variant), directory / "model")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | settings))
+    return path
+
+
+def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
+    path = with_settings(tmp_path, "internlm2", auto_map={"AutoModelForCausalLM": "m.InternLM2"})
+    (path / "m.py").write_text("raise SystemExit")
+    [note] = find_model(EngineConfig(model=path)).notes
+    assert note.startswith("the code that comes with the model isn't run")
+
+
+def test_chatglms_first_name_generates(tmp_path: Path) -> None:
+    path = with_settings(tmp_path, "chatglm2", architectures=["ChatGLMModel"])
+    assert load_model(path).pooling is None
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "theta"),
+    [("THUDM/chatglm2-6b-32k", "linear", 1e4), ("THUDM/chatglm3-6b-32k", "default", 5e5)],
+)
+def test_what_rope_ratio_is_of(name: str, kind: str, theta: float, tmp_path: Path) -> None:
+    spec = load_model(with_settings(tmp_path, "chatglm3_32k", _name_or_path=name)).spec
+    assert (spec.ropes[0].kind, spec.ropes[0].theta, spec.max_positions) == (kind, theta, 512)
+
+
+def test_qwens_contexts_end_where_its_scores_would_change(tmp_path: Path) -> None:
+    found = find_model(EngineConfig(model=cached_checkpoint("qwen")))
+    assert found.spec.max_positions == 256
+    assert found.notes == (
+        "use_dynamic_ntk and use_logn_attn: not supported beyond seq_length, contexts end at 256 "
+        "tokens",
+    )
+    path = with_settings(tmp_path, "qwen", use_dynamic_ntk=False, use_logn_attn=False)
+    assert load_model(path).spec.max_positions == 512
+
+
+@pytest.mark.parametrize(
+    ("variant", "setting"),
+    [
+        ("chatglm2", {"position_encoding_2d": True}),
+        ("chatglm2", {"pre_seq_len": 128}),
+        ("chatglm2", {"quantization_bit": 4}),
+        ("qwen", {"visual": {"layers": 48}}),
+        ("minicpm", {"num_experts": 8}),
+    ],
+)
+def test_relatives_that_there_arent_are_told_by_their_setting(
+    variant: str, setting: dict[str, Any], tmp_path: Path
+) -> None:
+    config = read_hf_config(with_settings(tmp_path, variant, **setting))
+    [key] = setting
+    assert str(unsupported_setting(config)).startswith(f"{key} is ")

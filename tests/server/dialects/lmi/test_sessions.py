@@ -1,0 +1,200 @@
+"""Stateful sessions: opened, used, closed, expired; and the blocks that they keep."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_core.demo import MODEL_DIR
+from lmi_core.engine.engine import Engine
+from lmi_core.errors import CapacityError, UserError
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_server.dialects.lmi.lmi import LmiOptions
+from lmi_server.dialects.lmi.session_store import SessionOptions, SessionStore
+from lmi_server.http.metrics import Metrics
+from tests.server.configured import configured
+from tests.server.harness import Answer, Served, serving, serving_backend
+
+HEADER = "X-Amzn-SageMaker-Session-Id"
+INPUTS = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 2}}
+
+
+def options(directory: Path, lifetime_s: int = 60) -> LmiOptions:
+    return LmiOptions(sessions=SessionOptions(directory=directory, lifetime_s=lifetime_s))
+
+
+async def opened(served: Served, **headers: str) -> str:
+    answer = await served.post({"requestType": "NEW_SESSION"}, headers=headers)
+    assert answer.status == 200, answer.body
+    session_id, expires = answer.headers[HEADER].split("; Expires=")
+    assert len(expires) == len("2026-01-01T00:00:00Z")
+    assert json.loads(answer.body) == {"result": f"Session {session_id} created"}
+    return session_id
+
+
+def listed(directory: Path) -> list[Path]:
+    return list(directory.iterdir())
+
+
+def message(answer: Answer) -> Any:
+    assert answer.status == 424, answer.body
+    return json.loads(answer.body)["error"]
+
+
+def test_open_use_and_close(tmp_path: Path) -> None:
+    async def use() -> None:
+        async with serving(lmi=options(tmp_path)) as served:
+            session_id = await opened(served, **{HEADER: "NEW_SESSION"})
+            [directory] = listed(tmp_path)
+            assert directory.name == session_id
+            assert stat.S_IMODE((directory / "session.json").stat().st_mode) == 0o600
+            answer = await served.post(INPUTS, headers={HEADER: session_id})
+            assert answer.status == 200
+            assert served.engine.requests[-1].session == f"session {session_id}"
+            assert HEADER not in answer.headers
+            streamed = await served.post({**INPUTS, "stream": True}, headers={HEADER: session_id})
+            assert streamed.status == 200
+            closed = await served.post({"requestType": "CLOSE"}, headers={HEADER: session_id})
+            assert closed.headers["X-Amzn-SageMaker-Closed-Session-Id"] == session_id
+            assert json.loads(closed.body) == {"result": f"Session {session_id} closed"}
+            assert not listed(tmp_path)
+            for body in (INPUTS, {"requestType": "CLOSE"}):
+                gone = await served.post(body, headers={HEADER: session_id})
+                assert message(gone) == f"session not found: {session_id}"
+            # A request may open its session itself, and need not be in one.
+            answer = await served.post(INPUTS, headers={HEADER: "NEW_SESSION"})
+            assert answer.status == 200
+            session_id = answer.headers[HEADER].partition(";")[0]
+            assert (await served.post(INPUTS, headers={HEADER: session_id})).status == 200
+            assert (await served.post(INPUTS)).status == 200
+            assert served.engine.requests[-1].session == ""
+            wrong = await served.post({"requestType": "PAUSE"}, headers={HEADER: session_id})
+            assert message(wrong) == "requestType must be NEW_SESSION or CLOSE, got 'PAUSE'"
+
+    asyncio.run(use())
+
+
+def test_where_they_are_off() -> None:
+    async def use() -> None:
+        async with serving() as served:
+            for body in (INPUTS, {"requestType": "NEW_SESSION"}):
+                refused = await served.post(body, headers={HEADER: "NEW_SESSION"})
+                assert "option.enable_stateful_sessions" in message(refused)
+
+    asyncio.run(use())
+
+
+def test_the_options_of_a_configuration(tmp_path: Path) -> None:
+    async def use() -> None:
+        settings = configured(
+            "option.enable_stateful_sessions=true",
+            f"option.sessions_path={tmp_path / 'there'}",
+            "option.sessions_expiration=1",
+        )
+        async with serving(**settings) as served:
+            session_id = await opened(served)
+            assert (tmp_path / "there" / session_id).is_dir()
+            assert (await served.post(INPUTS, headers={HEADER: session_id})).status == 200
+            await asyncio.sleep(1.1)
+            expired = await served.post(INPUTS, headers={HEADER: session_id})
+            assert message(expired).startswith(f"session not found: {session_id} (it expired at 2")
+
+    asyncio.run(use())
+
+
+def test_a_restart_finds_them_and_tenants_have_their_own(tmp_path: Path) -> None:
+    async def use() -> None:
+        settings: dict[str, Any] = {"lmi": options(tmp_path), "api_keys": ("a", "b")}
+        mine, theirs = ({"Authorization": f"Bearer {key}"} for key in ("a", "b"))
+        async with serving(**settings) as served:
+            session_id = await opened(served, **mine)
+        async with serving(**settings) as served:
+            kept = {HEADER: session_id}
+            assert (await served.post(INPUTS, headers={**mine, **kept})).status == 200
+            refused = await served.post(INPUTS, headers={**theirs, **kept})
+            assert message(refused) == f"session not found: {session_id}"
+
+    asyncio.run(use())
+
+
+def test_the_store_is_bounded_and_forgets(tmp_path: Path) -> None:
+    now = 1e9
+    given = SessionOptions(directory=tmp_path, lifetime_s=10)
+    store = SessionStore(given, "m", clock=lambda: now, max_sessions=2)
+    first, second = store.create("t"), store.create("t")
+    with pytest.raises(CapacityError, match="2 sessions"):
+        store.create("t")
+    now += 10
+    with pytest.raises(UserError, match="expired at 2001-09-09T01:46:50Z"):
+        store.get(first.id, "t")
+    (tmp_path / "not-one").mkdir()
+    (tmp_path / second.id / "session.json").write_text("{")
+    again = SessionStore(given, "m", clock=lambda: now)
+    assert [session.id for session in again._known().values()] == [first.id]
+    assert not SessionStore(given, "other", clock=lambda: now)._known()
+    now += 3600
+    assert again.end_expired() == [first]
+    assert not (tmp_path / first.id).exists()
+    blocked = SessionOptions(directory=tmp_path / "file" / "in", lifetime_s=1)
+    (tmp_path / "file").touch()
+    with pytest.raises(CapacityError, match=r"option\.sessions_path"):
+        SessionStore(blocked, "m").create("t")
+
+
+@asynccontextmanager
+async def serving_engine(directory: Path) -> Any:
+    config = EngineConfig(model=MODEL_DIR, num_threads=1, kv_cache_bytes=4 << 20, block_size=16)
+    metrics = Metrics()
+    async with (
+        Engine(config, observer=metrics.observer("model"), check_integrity=True) as engine,
+        serving_backend(engine, metrics, lmi=options(directory)) as served,
+    ):
+        yield served, engine
+
+
+def test_a_conversation_stays_cached_until_its_session_ends(tmp_path: Path) -> None:
+    story = "Once upon a time there was a dog. " * 6
+
+    async def use() -> None:
+        async with serving_engine(tmp_path) as (served, engine):
+            body = {"inputs": story, "parameters": {"max_new_tokens": 8}}
+            session_id = await opened(served)
+            await served.post(body, headers={HEADER: session_id})
+            num_kept = engine.stats().num_used_blocks
+            assert num_kept >= 2
+            # What others ask, as much as fills the pool several times, doesn't take its blocks.
+            for i in range(60):
+                other = {"inputs": f"{i} {i * 7} {story}", "parameters": {"max_new_tokens": 1}}
+                assert (await served.post(other)).status == 200
+            assert engine.stats().num_used_blocks == num_kept
+            cached = engine.stats().totals.num_cached_tokens
+            await served.post(body, headers={HEADER: session_id})
+            assert engine.stats().totals.num_cached_tokens - cached >= (num_kept - 1) * 16
+            await served.post({"requestType": "CLOSE"}, headers={HEADER: session_id})
+            assert engine.stats().num_used_blocks == 0
+
+    asyncio.run(use())
+
+
+def test_sequences_come_before_what_is_kept(tmp_path: Path) -> None:
+    async def use() -> None:
+        async with serving_engine(tmp_path) as (served, engine):
+            num_blocks = engine.stats().num_blocks
+            for i in range(12):
+                session_id = await opened(served)
+                body = {"inputs": f"{i} " * 90, "parameters": {"max_new_tokens": 1}}
+                assert (await served.post(body, headers={HEADER: session_id})).status == 200
+                assert engine.stats().num_used_blocks <= num_blocks // 2
+            whole = {
+                "inputs": "a b " * (num_blocks * 16 // 4 - 20),
+                "parameters": {"max_new_tokens": 2},
+            }
+            assert (await served.post(whole)).status == 200
+
+    asyncio.run(use())

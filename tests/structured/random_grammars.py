@@ -1,0 +1,221 @@
+"""Random schemas and other grammars over HTTP: no text that is at its end is invalid.
+
+``python -m tests.structured.random_grammars --requests 10000`` prints what came of them. The loop
+is watched (``tests/server/watchdog.py``): a turn of more than 50 ms is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jsonschema
+
+from tests.server.harness import Served
+from tests.server.test_structured import serving_demo
+from tests.server.watchdog import longest
+
+_CONCURRENCY = 24
+_MAX_TOKENS = 160
+
+
+class Asked(NamedTuple):
+    """What a request says of its text, and whether a text is as it says."""
+
+    fields: dict[str, Any]
+    is_valid: Callable[[str], bool]
+
+
+def random_schema(rng: random.Random, depth: int = 3) -> Any:
+    """A schema of what grammars hold, small enough for short texts."""
+    makers = [_string, _number, _values]
+    if depth:
+        makers += [_object, _object, _array, _any_of, _reference]
+    schema = rng.choice(makers)(rng, depth - 1)
+    if isinstance(schema, dict) and rng.random() < 0.2:
+        schema["description"] = "of no matter"
+    return schema
+
+
+def _string(rng: random.Random, depth: int) -> Any:
+    extra: list[dict[str, Any]] = [
+        {"maxLength": rng.randrange(12)},
+        {"pattern": rng.choice(["^[a-f]{2,4}$", "^(ab|c)+$", "[0-9]", "^é?$"]), "maxLength": 9},
+        {"format": rng.choice(["date", "time", "uuid", "ipv4"])},
+        {"minLength": 2, "maxLength": rng.randrange(2, 9)},
+    ]
+    return {"type": "string", **rng.choice(extra)}
+
+
+def _number(rng: random.Random, depth: int) -> Any:
+    low = rng.randrange(-1000, 1000)
+    bounds: list[dict[str, Any]] = [
+        {"minimum": low, "maximum": low + rng.randrange(500)},
+        {"exclusiveMinimum": low, "exclusiveMaximum": low + rng.randrange(2, 50)},
+        {"minimum": 0, "maximum": 99, "multipleOf": rng.choice([2, 5, 7])},
+    ]
+    return {"type": "integer", **rng.choice(bounds)}
+
+
+def _values(rng: random.Random, depth: int) -> Any:
+    values = [None, True, 3, -2.5, "a", 'b"\n', "ü🎉", [1, "x"], {"k": 0}]
+    chosen = rng.sample(values, rng.randrange(1, 5))
+    choices: list[Any] = [{"const": chosen[0]}, {"enum": chosen}, {"type": ["boolean", "null"]}]
+    return rng.choice(choices)
+
+
+def _object(rng: random.Random, depth: int) -> Any:
+    names = rng.sample(["a", "b", "long name", "é", 'q"', "$x", "/", "0"], rng.randrange(1, 5))
+    schema = {
+        "type": "object",
+        "properties": {name: random_schema(rng, depth) for name in names},
+        "required": [name for name in names if rng.random() < 0.7],
+        "additionalProperties": False,
+    }
+    if rng.random() < 0.1:
+        del schema["properties"], schema["required"]
+        schema["additionalProperties"] = random_schema(rng, 0)
+        schema["maxProperties"] = 1
+    return schema
+
+
+def _array(rng: random.Random, depth: int) -> Any:
+    schema: dict[str, Any] = {
+        "type": "array",
+        "items": random_schema(rng, depth),
+        "maxItems": rng.randrange(1, 4),
+    }
+    if rng.random() < 0.3:
+        schema["prefixItems"] = [random_schema(rng, 0)]
+    if rng.random() < 0.3:
+        schema["minItems"] = 1
+    return schema
+
+
+def _any_of(rng: random.Random, depth: int) -> Any:
+    return {"anyOf": [random_schema(rng, depth) for _ in range(rng.randrange(1, 4))]}
+
+
+def _reference(rng: random.Random, depth: int) -> Any:
+    return {"allOf": [random_schema(rng, depth)]}
+
+
+def _with_definitions(rng: random.Random, schema: Any) -> Any:
+    if rng.random() < 0.3:
+        return {
+            "$defs": {"d": schema},
+            "type": "array",
+            "items": {"$ref": "#/$defs/d"},
+            "maxItems": 2,
+        }
+    return schema
+
+
+def random_request(rng: random.Random) -> Asked:
+    kind = rng.random()
+    if kind < 0.7:
+        return _schema_request(rng)
+    if kind < 0.8:
+        pattern = rng.choice([r"[a-f]{1,9}-\d{2}", "(ab|cd)*e", "[^x\n]{0,20}x", "é+|[0-9]{3}"])
+        return Asked({"guided_regex": pattern}, lambda text: bool(re.fullmatch(pattern, text)))
+    if kind < 0.9:
+        texts = [
+            "".join(rng.choices('ab é"\n🎉', k=rng.randrange(1, 9)))
+            for _ in range(rng.randrange(1, 30))
+        ]
+        return Asked({"guided_choice": texts}, texts.__contains__)
+    if kind < 0.95:
+        text = 'start: "[" one ("," one)* "]"\none: /[0-9]{1,3}/ | "true"'
+        return Asked({"guided_grammar": text}, lambda text: isinstance(json.loads(text), list))
+    schema = random_schema(rng, 1)
+    tag = {"begin": "<f=a>", "schema": schema, "end": "</f>"}
+    form = {"type": "structural_tag", "structures": [tag], "triggers": ["<f="]}
+    return Asked(
+        {"response_format": form},
+        lambda text: all(
+            _is_valid(schema, part) for part in re.findall("<f=(?:a>)?(.*?)</f>", text)
+        ),
+    )
+
+
+def _schema_request(rng: random.Random) -> Asked:
+    schema = _with_definitions(rng, random_schema(rng))
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    fields: list[dict[str, Any]] = [
+        {"guided_json": schema},
+        {"guided_json": json.dumps(schema)},
+        {"structured_outputs": {"json": schema}},
+        {"response_format": form},
+    ]
+    return Asked(rng.choice(fields), lambda text: _is_valid(schema, text))
+
+
+def _is_valid(schema: Any, text: str) -> bool:
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    return bool(
+        jsonschema.Draft202012Validator(schema, format_checker=checker).is_valid(json.loads(text))
+    )
+
+
+async def ask(served: Served, seed: int, outcomes: Counter[str]) -> None:
+    """AssertionError for an answer that isn't what was asked for."""
+    rng = random.Random(seed)
+    asked = random_request(rng)
+    body = {
+        "prompt": "Go",
+        "max_tokens": _MAX_TOKENS,
+        "temperature": 1.5,
+        "seed": seed,
+        **asked.fields,
+    }
+    answer = await served.post(body, "/openai/v1/completions")
+    given = json.loads(answer.body)
+    if answer.status != 200:
+        assert answer.status == 400, (seed, answer.body)
+        outcomes[given["error"]["message"][:90]] += 1
+        return
+    [choice] = given["choices"]
+    outcomes[choice["finish_reason"]] += 1
+    if choice["finish_reason"] == "stop":
+        assert asked.is_valid(choice["text"]), (seed, asked.fields, choice["text"])
+
+
+async def ask_all(served: Served, seeds: range) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+    room = asyncio.Semaphore(_CONCURRENCY)
+
+    async def one(seed: int) -> None:
+        async with room:
+            await ask(served, seed, outcomes)
+
+    async with asyncio.TaskGroup() as group:
+        for seed in seeds:
+            group.create_task(one(seed))
+    return outcomes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0)
+    arguments = parser.parse_args()
+
+    async def use() -> Counter[str]:
+        async with serving_demo(api="openai") as served:
+            first = arguments.first
+            return await ask_all(served, range(first, first + arguments.requests))
+
+    for outcome, count in asyncio.run(use()).most_common():
+        print(f"{count:6} {outcome}")
+    for what, hold in longest.items():
+        print(f"longest {what}: {hold.seconds * 1000:.1f} ms")
+
+
+if __name__ == "__main__":
+    main()
