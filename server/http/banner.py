@@ -58,8 +58,9 @@ def _facts(model: ServedModel) -> list[str]:
     kernels = runner.kernels or (runner.instruction_set and f"{runner.instruction_set} kernels")
     s = "" if runner.num_threads == 1 else "s"
     threads = f"{runner.num_threads} thread{s}" if runner.device == "cpu" else runner.device
-    parts = (model.recipe.engine, formats, kernels, _copies(model), threads)
-    engine = ", ".join(filter(None, parts))
+    engine = ", ".join(
+        filter(None, (model.recipe.engine, formats, kernels, _copies(model), threads))
+    )
     num_tokens = runner.num_blocks * runner.block_size
     lines.append(f"  engine   {engine}")
     cache = f"; the KV cache ({runner.kv_dtype}) holds {num_tokens}" if num_tokens else ""
