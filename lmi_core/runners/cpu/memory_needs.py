@@ -57,7 +57,7 @@ def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) ->
     stored = stored_format(found)
     dtype = stored if config.dtype == "auto" else config.dtype
     settings = found.checkpoint.quantization
-    if settings is not None and settings.method != MXFP4:
+    if settings is not None and (settings.method != MXFP4 or config.quantize is None):
         weight_bytes = stored_bytes
     else:
         shapes = dict(found.shapes)

@@ -42,7 +42,7 @@ _SCALINGS = ("none", "linear", "yarn")
 _CHANGES: dict[str, tuple[object, ...]] = {
     "expert_weights_scale": (0, 1),
     "expert_weights_norm": (False,),
-    "expert_gating_func": (0,),
+    "expert_gating_func": (0, 1),
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
     "attention.scale": (0,),
@@ -181,6 +181,29 @@ def _parallel(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _mixture(metadata: Metadata) -> dict[str, Any]:
+    keys = {
+        "num_experts": "expert_count",
+        "num_local_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+    }
+    found = {ours: metadata.number(key) for ours, key in keys.items()}
+    return {ours: value for ours, value in found.items() if value is not None}
+
+
+def _shared_expert(metadata: Metadata) -> dict[str, Any]:
+    size = metadata.number("expert_shared_feed_forward_length")
+    return {} if size is None else {"shared_expert_intermediate_size": size}
+
+
+def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
+    """Its scores are the softmax of those that were chosen."""
+    metadata.asked.add("expert_gating_func")
+    scaling = _scaling(metadata, {})
+    return {} if scaling is None else {"rope_scaling": {**scaling, "truncate": False}}
+
+
 ARCHITECTURES = {
     "llama": _Architecture("LlamaForCausalLM"),
     "qwen2": _Architecture("Qwen2ForCausalLM"),
@@ -206,7 +229,16 @@ ARCHITECTURES = {
     "smollm3": _Architecture("SmolLM3ForCausalLM"),
 }
 """By what files call them."""
-INTERLEAVED = ("llama", "granite", "smollm3")
+MIXTURES = {
+    "llama": _Architecture("MixtralForCausalLM"),
+    "qwen2moe": _Architecture("Qwen2MoeForCausalLM", _shared_expert),
+    "qwen3moe": _Architecture("Qwen3MoeForCausalLM", lambda metadata: {"norm_topk_prob": True}),
+    "olmoe": _Architecture("OlmoeForCausalLM"),
+    "granitemoe": _Architecture("GraniteMoeForCausalLM", _granite),
+    "gpt-oss": _Architecture("GptOssForCausalLM", _gpt_oss),
+}
+"""The same of mixtures of experts."""
+INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
 """Whose query and key rows the converter puts into the order of interleaved rotation."""
 
 
@@ -216,7 +248,8 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     Raises ModelError for a model that can't be read, naming what it has.
     """
     metadata = _metadata(file)
-    architecture = ARCHITECTURES[metadata.architecture]
+    has_experts = _has_experts(file, metadata.architecture)
+    architecture = (MIXTURES if has_experts else ARCHITECTURES)[metadata.architecture]
     config: dict[str, Any] = {"architectures": [architecture.name], "model_type": "gguf"}
     for ours, keys in _KEYS.items():
         value = next((found for key in keys if (found := metadata.number(key)) is not None), None)
@@ -231,6 +264,7 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         raise fault(file.path, "has no matrix token_embd.weight")
     config["vocab_size"] = embedding.shape[0]
     config["tie_word_embeddings"] = not metadata.has("output.weight")
+    config |= _mixture(metadata) if has_experts else {}
     config |= _rotary(metadata, config) | architecture.settings(metadata)
     if any(tensor.dtype in BLOCK_TYPES for tensor in file.tensors.values()):
         config["quantization_config"] = {"quant_method": "gguf"}
@@ -276,20 +310,23 @@ def _metadata(file: GgufFile) -> Metadata:
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise fault(file.path, "has no general.architecture")
-    metadata = Metadata(file, name)
-    has_experts = metadata.get("expert_count") or any("_exps." in name for name in file.tensors)
-    if name not in ARCHITECTURES or has_experts:
-        what = (
-            f"a mixture of experts ({name[:40]})"
-            if has_experts
-            else f"of architecture {name[:40]!r}"
-        )
+    has_experts = _has_experts(file, name)
+    known = MIXTURES if has_experts else ARCHITECTURES
+    if name not in known:
+        what = f"of architecture {name[:40]!r}"
+        kind = "GGUF files"
+        if has_experts:
+            what, kind = f"a mixture of experts ({name[:40]})", "mixtures in GGUF"
         raise ModelError(
-            f"{file.path} is {what}; of GGUF files {', '.join(ARCHITECTURES)} are supported, "
-            "without experts",
+            f"{file.path} is {what}; of {kind} {', '.join(known)} are supported",
             field="general.architecture",
         )
-    return metadata
+    return Metadata(file, name)
+
+
+def _has_experts(file: GgufFile, architecture: str) -> bool:
+    count = file.metadata.get(f"{architecture}.expert_count")
+    return bool(isinstance(count, int) and count) or any("_exps." in name for name in file.tensors)
 
 
 def _rotary(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
