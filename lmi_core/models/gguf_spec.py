@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from lmi_core.models.spec import DecoderSpec, ExpertSpec
 from lmi_core.models.weight_names import ExpertNames, WeightNames
-from lmi_core.weights.gguf.config import INTERLEAVED
+from lmi_core.weights.gguf.architectures import INTERLEAVED
 from lmi_core.weights.safetensors_file import TensorInfo
 
 _FIRST = "blk.0."
@@ -84,6 +84,7 @@ def _names(names: WeightNames, tensors: Mapping[str, TensorInfo]) -> WeightNames
     return WeightNames(
         embedding="token_embd.weight",
         positions="position_embd.weight" if names.positions else "",
+        embedding_norm="token_embd_norm.weight" if names.embedding_norm else "",
         final_norm="output_norm.weight",
         head="output",
         layer="blk.{layer}.",

@@ -27,6 +27,7 @@ from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.made_codes import smoothed, through_codes, to_eetq, to_fp8, to_int8
 from lmi_core.weights.matrix import Matrix, as_floats, dense, in_order, rows_of, unit_rows
+from lmi_core.weights.quantized.layout import WidenedMatrix
 from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
 
@@ -343,8 +344,12 @@ class TensorReader:
             )
             if isinstance(matrix, IntegerMatrix):
                 return matrix
-            is_kept = self._backend.keeps_blocks and matrix.has_whole_blocks
-            return matrix if is_kept else matrix.to_float32()
+            if isinstance(matrix, FloatCodeMatrix) and matrix.has_whole_blocks:
+                return matrix if self._backend.keeps_blocks else matrix.to_float32()
+            if isinstance(matrix, WidenedMatrix) and matrix.to_blocks is not None:
+                is_kept = self._backend.keeps_blocks and self._quantize is None
+                return matrix.to_blocks() if is_kept else matrix.to_float32()
+            return matrix.to_float32()
         tensor = self._tensors[name]
         if tensor.dtype in BLOCK_TYPES:
             raw = self._file(tensor.path).array(tensor.offset, tensor.num_bytes)

@@ -26,7 +26,6 @@ NAMES = WeightNames(
 _ONLY = {"position_encoding_2d": False, "pre_seq_len": None, "quantization_bit": 0}
 _ONLY |= {"rmsnorm": True, "post_layer_norm": True, "multi_query_attention": True}
 _ONLY |= {"apply_residual_connection_post_layernorm": False}
-_POSITIONS = "seq_length"
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
@@ -42,7 +41,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         output_bias=bias,
         interleaved=True,
     )
-    ratio, positions = config.number("rope_ratio", 1.0), config.integer(_POSITIONS)
+    ratio, positions = config.number("rope_ratio", 1.0), config.integer("max_position_embeddings")
     size, theta = attention.head_dim, 10000.0 * ratio
     rope = rope_spec(config, size, positions, partial_default=0.5, theta_default=theta)
     divides = ratio > 1.0 and "chatglm2" in config.string("_name_or_path", "").lower()
@@ -55,6 +54,6 @@ def read_spec(config: HfConfig) -> DecoderSpec:
 
 
 KEYS = {"num_hidden_layers": "num_layers", "intermediate_size": "ffn_hidden_size"}
-KEYS |= {"max_position_embeddings": _POSITIONS, "rms_norm_eps": "layernorm_epsilon"}
+KEYS |= {"max_position_embeddings": "seq_length", "rms_norm_eps": "layernorm_epsilon"}
 KEYS |= {"vocab_size": "padded_vocab_size", "head_dim": "kv_channels"}
 FAMILY = Family(name="chatglm", read_spec=read_spec, keys=KEYS)
