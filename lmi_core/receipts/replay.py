@@ -100,7 +100,7 @@ def completion_body(receipt: Receipt, model: str) -> dict[str, Any]:
     body = {
         "model": receipt.adapter or model,
         "prompt": receipt.prompt_token_ids,
-        "max_tokens": receipt.num_tokens if is_cut_off else params.max_new_tokens,
+        "max_tokens": (not is_cut_off and params.max_new_tokens) or receipt.num_tokens,
         "min_tokens": 0 if is_cut_off else params.min_new_tokens,
         "temperature": params.temperature,
         "top_k": params.top_k or -1,

@@ -139,10 +139,10 @@ def test_what_was_cut_off_is_compared_as_far_as_it_came() -> None:
             )
             for source in (LocalEngine(engine), server):
                 assert await differences(source, kept) == [None]
-            kept[0].choices[1].logprobs[0] = -9.0
+            kept[0].choices[0].logprobs[0] = -9.0
             (what,) = await differences(LocalEngine(engine), kept)
             assert what is not None
-            assert what.startswith("choice 1, token 0: log-probability -9.0 was recorded")
+            assert what.startswith("choice 0, token 0: log-probability -9.0 was recorded")
 
     asyncio.run(run())
 
