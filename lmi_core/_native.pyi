@@ -497,6 +497,8 @@ class Graph:
         """act(x): fp32 [R, n] -> act dtype [R, n]."""
     def soft_cap(self, x: Handle, cap: float) -> Handle:
         """cap tanh(x / cap), fp32 in place."""
+    def clip(self, x: Handle, cap: float) -> Handle:
+        """x between -cap and cap, fp32 in place."""
     def lora_add(self, x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
         """B A x of the rows' adapters added to ``y`` in place: act [T, k], fp32 [T, n]. A graph has one table."""
     def route(

@@ -1,4 +1,5 @@
-"""The command line: ``lmi serve | chat | generate | bench | top | replay | explain | doctor``.
+"""The command line: ``lmi serve | chat | generate | bench | top | replay | quantize | explain |
+doctor``.
 
 Imports are inside the commands, so that each pays only for what it uses.
 """
@@ -98,6 +99,8 @@ def _run(argv: list[str]) -> int:
         return _top(argv[1:])
     if argv[:1] == ["replay"]:
         return _replay(argv[1:])
+    if argv[:1] == ["quantize"]:
+        return _quantize(argv[1:])
     return _doctor(build_parser().parse_args(argv))
 
 
@@ -119,6 +122,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser("bench", help="measure a model, or a server")
     commands.add_parser("top", help="watch what a running server does")
     commands.add_parser("replay", help="prove that recorded requests are answered as they were")
+    commands.add_parser("quantize", help="write a model in fewer bits, for any server")
     doctor = commands.add_parser("doctor", help="say what this machine offers and what is used")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser("explain", help="say what becomes of every configuration key")
@@ -257,6 +261,20 @@ def _replay(argv: list[str]) -> int:
 
     args, model = parse_arguments(_replay_parser(), argv, num_words=1)
     return replay(args, model, DEMO_MODEL)
+
+
+def _quantize(argv: list[str]) -> int:
+    from lmi_core.local_model import parse_arguments
+    from lmi_core.quantize.command import add_arguments, quantize
+
+    parser = _Parser(
+        prog="lmi quantize",
+        usage="lmi quantize MODEL OUT --format FORMAT [--text FILE] [flags of lmi serve]",
+        description="Writes a model directory in fewer bits.",
+    )
+    add_arguments(parser)
+    args, flags = parse_arguments(parser, argv, num_words=2)
+    return quantize(args, flags, DEMO_MODEL)
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -243,6 +243,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**LATENT, "n_routed_experts": 12, "n_group": 4, "topk_group": 2}
         | {"rope_parameters": {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 0.8}},
     ),
+    "olmo_clip": ("olmo", {"clip_qkv": 0.7, "attention_bias": True}),
+    "olmoe_clip": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "clip_qkv": 0.9}),
+    "mpt_clip": (
+        "mpt",
+        {"d_model": 64, "n_layers": 3, "n_heads": 4, "attn_config": {"clip_qkv": 0.7}},
+    ),
+    "dbrx": (
+        "dbrx",
+        {"d_model": 64, "n_heads": 4, "n_layers": 3, "max_seq_len": 512}
+        | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 0.7, "rope_theta": 500000}}
+        | {"ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 6, "moe_top_k": 3}}
+        | {"rope_parameters": _rope("default", rope_theta=500000)},
+    ),
     "internlm3": ("internlm3", {"head_dim": 32, "qkv_bias": True, "bias": True}),
     # Of tests/published_models.py.
     "baichuan": ("baichuan", {"rms_norm_eps": 1e-6}),

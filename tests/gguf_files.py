@@ -117,7 +117,7 @@ def llama_tensors(directory: Path, kind: str) -> dict[str, Stored]:
         weights = tensor.float().numpy()
         for heads, module in (("num_attention_heads", "q_proj"), ("num_key_value_heads", "k_proj")):
             if module in name:
-                weights = _interleaved(weights, config[heads])
+                weights = interleaved(weights, config[heads])
         for theirs, ours in names.items():
             name = name.replace(theirs, ours)
         tensors[name] = stored(np.ascontiguousarray(weights), kind)
@@ -180,7 +180,7 @@ def bpe_metadata(directory: Path, pre: str) -> dict[str, Any]:
     return metadata
 
 
-def _interleaved(weights: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
+def interleaved(weights: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
     """Rows in the order in which neighbouring dimensions are rotated together."""
     heads = weights.reshape(num_heads, 2, -1, *weights.shape[1:])
     return heads.swapaxes(1, 2).reshape(weights.shape)

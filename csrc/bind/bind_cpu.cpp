@@ -112,15 +112,15 @@ py::array activation(const std::string& instruction_set, const py::array_t<float
   const DType dtype = parse_dtype(out_dtype);
   const int64_t num_columns = x.shape(1) / (gated ? 2 : 1);
   py::array y = make_array(dtype, x.shape(0), num_columns);
-  const cpu::ActivationArgs args{
-      .x = x.data(),
-      .activation = cap > 0.0f ? cpu::Activation::kSoftCap : parse_activation(name),
-      .gated = gated,
-      .cap = cap,
-      .y = y.mutable_data(),
-      .y_dtype = dtype,
-      .num_columns = num_columns,
-      .num_rows = x.shape(0)};
+  const cpu::Activation bound = name == "clip" ? cpu::Activation::kClip : cpu::Activation::kSoftCap;
+  const cpu::ActivationArgs args{.x = x.data(),
+                                 .activation = cap > 0.0f ? bound : parse_activation(name),
+                                 .gated = gated,
+                                 .cap = cap,
+                                 .y = y.mutable_data(),
+                                 .y_dtype = dtype,
+                                 .num_columns = num_columns,
+                                 .num_rows = x.shape(0)};
   run_chunks(find_kernels(instruction_set).activation, args, num_threads, 1);
   return y;
 }

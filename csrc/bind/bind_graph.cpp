@@ -144,6 +144,10 @@ Handle linear(PyGraph& self, const Handle& x, const py::object& weight,
   return {&self, self.graph.linear_add(id_of(self, x), id_of(self, *residual), parts[0])};
 }
 
+Handle bounded(PyGraph& self, const Handle& x, cpu::Activation kind, float cap) {
+  return {&self, self.graph.bounded(id_of(self, x), kind, cap)};
+}
+
 Handle lora_add(PyGraph& self, const Handle& x, const Handle& y, const py::object& table,
                 int32_t linear_id) {
   self.keep(table);
@@ -314,7 +318,13 @@ void bind_graph_class(py::module_& m) {
       .def(
           "soft_cap",
           [](PyGraph& self, const Handle& x, float cap) {
-            return Handle{&self, self.graph.soft_cap(id_of(self, x), cap)};
+            return bounded(self, x, cpu::Activation::kSoftCap, cap);
+          },
+          py::arg("x"), py::arg("cap"), py::keep_alive<0, 1>())
+      .def(
+          "clip",
+          [](PyGraph& self, const Handle& x, float cap) {
+            return bounded(self, x, cpu::Activation::kClip, cap);
           },
           py::arg("x"), py::arg("cap"), py::keep_alive<0, 1>())
       .def("lora_add", &lora_add, py::arg("x"), py::arg("y"), py::arg("table"),

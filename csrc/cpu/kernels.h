@@ -44,7 +44,7 @@ struct QuantizeRowsArgs {
 
 // kGelu: by the error function; kRelu2: the square of relu; kClampedSwiglu, gated only: g / (1 +
 // e^(-1.702 g)) (u + 1), where gate and up are clamped to g <= 7 and -7 <= u <= 7 (gpt-oss);
-// kSoftCap: cap tanh(x / cap).
+// kSoftCap: cap tanh(x / cap); kClip: x between -cap and cap.
 enum class Activation : uint8_t {
   kNone,
   kSilu,
@@ -53,7 +53,8 @@ enum class Activation : uint8_t {
   kRelu,
   kRelu2,
   kClampedSwiglu,
-  kSoftCap
+  kSoftCap,
+  kClip
 };
 
 // Of some rows of the output head only the greatest output's column is wanted.
@@ -140,7 +141,7 @@ struct ActivationArgs {
   const float* x = nullptr;  // [rows, 2 * num_columns]: gate, up; or [rows, num_columns]
   Activation activation = Activation::kSilu;
   bool gated = true;
-  float cap = 0.0f;   // of kSoftCap
+  float cap = 0.0f;   // of kSoftCap and kClip
   void* y = nullptr;  // [rows, num_columns]; may be x if nothing is gated
   DType y_dtype = DType::kF32;
   int64_t num_columns = 0;

@@ -134,15 +134,14 @@ constexpr int64_t kScaleInputs = 128;
 // Panels and bytes of the packed form, and the packing itself of panels [first_panel, end_panel),
 // so that callers can split it over threads. target is 64-byte aligned memory of that many bytes;
 // padding is written too. A gated matrix has two parts, gate and up, of equal num_outputs. int8 and
-// int4 are quantised on the way, unless they are the parts' own format. False: a part of floats
-// holds a NaN or an infinity in these panels.
+// int4 are quantised on the way, unless they are the parts' own format.
 int64_t num_linear_panels(int64_t num_outputs, bool gated);
 int64_t packed_linear_bytes(LinearFormat format, int64_t num_outputs, int64_t num_inputs,
                             bool gated);
 void check_linear_format(LinearFormat format, int64_t num_inputs);  // throws Error
 const char* row_rounding_name(RowRounding rounding);                // "int8", "outliers" ...
 RowRounding parse_row_rounding(const std::string& name);            // throws Error
-bool pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
+void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
                  LinearFormat format, void* target, int64_t first_panel, int64_t end_panel);
 // The row-major float matrix back (tests).
 void unpack_linear(const PackedLinear& weight, float* target);

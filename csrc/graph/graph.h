@@ -79,7 +79,8 @@ class Graph {
   ValueId linear(ValueId x, const std::vector<cpu::LinearArgs>& parts);
   ValueId linear_add(ValueId x, ValueId residual, cpu::LinearArgs args);  // in place
   ValueId activation(ValueId x, cpu::Activation activation, bool gated);
-  ValueId soft_cap(ValueId x, float cap);  // in place
+  // In place, by kSoftCap or kClip.
+  ValueId bounded(ValueId x, cpu::Activation kind, float cap);
   // In place: y is what linear_id gave for x, or what it was added to. The caller keeps the table.
   ValueId lora_add(ValueId x, ValueId y, const LoraTable& table, int32_t linear_id);
   // A mixture's experts of each row of logits; grouped linears take the last one's. Rows of x are

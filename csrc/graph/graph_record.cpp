@@ -183,13 +183,13 @@ ValueId Graph::activation(ValueId x, cpu::Activation activation, bool gated) {
   return y;
 }
 
-ValueId Graph::soft_cap(ValueId x, float cap) {
+ValueId Graph::bounded(ValueId x, cpu::Activation kind, float cap) {
   check_recording();
   const int64_t columns = value(x).columns;
-  check_operand(x, DType::kF32, columns, "soft_cap");
-  LMI_CHECK(cap > 0.0f, "soft cap ", cap);
+  check_operand(x, DType::kF32, columns, "bounded");
+  LMI_CHECK(cap > 0.0f, "cap ", cap);
   const cpu::ActivationArgs args{
-      .activation = cpu::Activation::kSoftCap, .gated = false, .cap = cap, .num_columns = columns};
+      .activation = kind, .gated = false, .cap = cap, .num_columns = columns};
   add_node(ActivationNode{args, x, x}, {x});
   return x;
 }

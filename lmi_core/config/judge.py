@@ -76,6 +76,7 @@ def _checks(
     yield lambda: _check_template(model, directory)
     if directory is None:
         return
+    yield lambda: _check_sampling(model, directory)
     if model.backend == "lmi":
         yield lambda: _check_native(model, directory, server, environ)
     else:
@@ -148,6 +149,12 @@ def _check_template(model: ModelConfig, directory: Path | None) -> None:
         template=None if directory is None else model.file("option.chat_template", files),
         config_path=None if config_path is None else Path(config_path),
     )
+
+
+def _check_sampling(model: ModelConfig, directory: Path) -> Sequence[str]:
+    from lmi_core.config.targets.sampling_defaults import sampling_note
+
+    return sampling_note(model, directory) if model.backend in ("lmi", "transformers") else ()
 
 
 def _check_native(

@@ -25,7 +25,12 @@ log = logging.getLogger(__name__)
 PARTS = ("weights", "build", "instruction set", "formats")
 """What a fingerprint has a digest of each, in this order."""
 _PART_CHARS = 10
-_SETTINGS = ("config.json", "quantize_config.json", "quantization_config.json")
+_SETTINGS = (
+    "config.json",
+    "quantize_config.json",
+    "quantization_config.json",
+    "hf_quant_config.json",
+)
 
 
 def differing_parts(one: str, other: str) -> list[str]:

@@ -152,6 +152,8 @@ class Decoder:
         if spec.qk_norm not in ("", "head"):
             qkv = self._norm_heads(qkv, layer)
             q_norm = k_norm = None
+        if spec.clip:
+            qkv = ops.clip(qkv, spec.clip)
         cos, sin = self.rotations[self.spec.ropes[layer_id]]
         # Keys that no later step reads may be overwritten by the next layer's.
         cache_layer = layer_id if self.spec.is_causal else 0

@@ -6,13 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from lmi_core.models.spec import DecoderSpec, ExpertSpec
+from lmi_core.models.weight_names import ExpertLayout
 from lmi_core.weights.formats import FloatArray
-from lmi_core.weights.matrix import Matrix, dense
-from lmi_core.weights.mxfp4 import MXFP4_BLOCK, decode_mxfp4
+from lmi_core.weights.matrix import Matrix, dense, rows_of
+from lmi_core.weights.mxfp4 import MXFP4_BLOCK, decode_mxfp4, mxfp4_matrix
 from lmi_core.weights.safetensors_file import TensorInfo
+
+STACKED: tuple[ExpertLayout, ...] = ("stacked", "stacked_rows")
+"""Whose tensors ``ExpertNames`` names in whole."""
 
 
 def expert_shapes(experts: ExpertSpec, hidden: int) -> dict[str, tuple[int, ...]]:
@@ -23,7 +26,16 @@ def expert_shapes(experts: ExpertSpec, hidden: int) -> dict[str, tuple[int, ...]
         shapes[f"{names.router}.bias"] = (count,)
     if experts.choice_bias:
         shapes[names.choice_bias] = (count,)
-    if experts.layout != "each":
+    if experts.layout == "stacked":
+        shapes |= dict.fromkeys(gate_up_names(experts), (count, inner, hidden))
+        shapes |= dict.fromkeys(down_names(experts), (count, hidden, inner))
+        if experts.bias:
+            shapes |= {stacked_bias(name): shapes[name][:2] for name in gate_up_names(experts)}
+            shapes |= {stacked_bias(name): shapes[name][:2] for name in down_names(experts)}
+    elif experts.layout == "stacked_rows":
+        all_names = [*gate_up_names(experts), *down_names(experts)]
+        shapes |= dict.fromkeys(all_names, (count * inner, hidden))
+    elif experts.layout != "each":
         shapes |= _merged_shapes(names.merged_gate_up, experts, 2 * inner, hidden)
         shapes |= _merged_shapes(names.merged_down, experts, hidden, inner)
     else:
@@ -58,6 +70,8 @@ def _merged_shapes(
 def gate_up_names(experts: ExpertSpec) -> list[str]:
     """Of the tensors with gates and ups."""
     names = experts.names
+    if experts.layout in STACKED:
+        return [names.gate, names.up]
     if experts.layout != "each":
         return _merged_names(names.merged_gate_up, experts)
     return [
@@ -69,6 +83,8 @@ def gate_up_names(experts: ExpertSpec) -> list[str]:
 
 def down_names(experts: ExpertSpec) -> list[str]:
     names = experts.names
+    if experts.layout in STACKED:
+        return [names.down]
     if experts.layout != "each":
         return _merged_names(names.merged_down, experts)
     return [f"{names.down.format(expert=i)}.weight" for i in range(experts.num_experts)]
@@ -78,20 +94,54 @@ def _merged_names(name: str, experts: ExpertSpec) -> list[str]:
     return [f"{name}_blocks", f"{name}_scales"] if experts.layout == "mxfp4" else [name]
 
 
-def expert_parts(experts: ExpertSpec, matrices: list[Matrix], num_parts: int) -> list[list[Matrix]]:
-    """Each expert's parts of ``gate_up_names``' or ``down_names``' tensors."""
-    if experts.layout != "each":
-        merged = dense(matrices)
-        if experts.layout == "merged":
-            return [[matrix] for matrix in merged[0]]
-        rows: Iterable[npt.NDArray[np.generic]] = (matrix.T for matrix in merged[0])
-        if experts.layout == "mxfp4":
-            rows = (decode_mxfp4(*expert) for expert in zip(*merged, strict=True))
-        return [
-            [np.ascontiguousarray(matrix[first::num_parts]) for first in range(num_parts)]
-            for matrix in rows
+def expert_parts(
+    experts: ExpertSpec, matrices: list[Matrix], num_parts: int, *, as_blocks: bool
+) -> list[list[Matrix]]:
+    """Each expert's parts of ``gate_up_names``' or ``down_names``' tensors. ``as_blocks``: MXFP4
+    stays as it is."""
+    if experts.layout in STACKED:
+        return _stacked_parts(experts, matrices, num_parts)
+    if experts.layout == "each":
+        return [matrices[i : i + num_parts] for i in range(0, len(matrices), num_parts)]
+    merged = dense(matrices)
+    if experts.layout == "merged":
+        return [[matrix] for matrix in merged[0]]
+    whole: Iterable[Matrix] = (matrix.T for matrix in merged[0])
+    if experts.layout == "mxfp4":
+        decode = mxfp4_matrix if as_blocks else decode_mxfp4
+        whole = (decode(*expert) for expert in zip(*merged, strict=True))
+    return [[_every(matrix, i, num_parts) for i in range(num_parts)] for matrix in whole]
+
+
+def _every(matrix: Matrix, first: int, step: int) -> Matrix:
+    rows = rows_of(matrix, slice(first, None, step))
+    return np.ascontiguousarray(rows) if isinstance(rows, np.ndarray) else rows
+
+
+def stacked_bias(name: str) -> str:
+    """Of a stacked tensor, [experts, outputs]."""
+    return f"{name.removesuffix('weight')}bias"
+
+
+def _stacked_parts(
+    experts: ExpertSpec, matrices: list[Matrix], num_parts: int
+) -> list[list[Matrix]]:
+    """``matrices``: with the rows of all experts, one after the other."""
+    parts = []
+    matrices = [
+        matrix.reshape(-1, matrix.shape[-1]) if isinstance(matrix, np.ndarray) else matrix
+        for matrix in matrices
+    ]
+    for expert in range(experts.num_experts):
+        sizes = [len(matrix) // experts.num_experts for matrix in matrices]
+        own = [
+            rows_of(matrix, slice(expert * size, (expert + 1) * size))
+            for matrix, size in zip(matrices, sizes, strict=True)
         ]
-    return [matrices[i : i + num_parts] for i in range(0, len(matrices), num_parts)]
+        if experts.layout == "stacked_rows" and num_parts == 1:
+            own = [np.ascontiguousarray(matrix.T) for matrix in dense(own)]
+        parts.append(own)
+    return parts
 
 
 def with_layout(spec: DecoderSpec, tensors: Mapping[str, TensorInfo]) -> DecoderSpec:
@@ -107,6 +157,14 @@ def with_layout(spec: DecoderSpec, tensors: Mapping[str, TensorInfo]) -> Decoder
     elif f"{merged}_blocks" in tensors:
         layout = "mxfp4"
     return replace(spec, experts=replace(experts, layout=layout))
+
+
+def is_router(spec: DecoderSpec, name: str) -> bool:
+    """Whether a tensor scores experts."""
+    if spec.experts is None:
+        return False
+    names = spec.experts.names
+    return any(part and f".{part}." in name for part in (names.router, names.shared_router))
 
 
 def idle_params(experts: ExpertSpec, hidden: int) -> int:

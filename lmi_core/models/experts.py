@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
+
 from lmi_core import ops
-from lmi_core.models.expert_tensors import bias_order, down_names, expert_parts, gate_up_names
+from lmi_core.models.expert_tensors import (
+    bias_order,
+    down_names,
+    expert_parts,
+    gate_up_names,
+    stacked_bias,
+)
 from lmi_core.models.spec import DecoderSpec, ExpertSpec
 from lmi_core.models.tensor_reader import TensorReader
 from lmi_core.models.weights import Experts, LayerWeights, Linear
@@ -23,10 +31,13 @@ def load_experts(
     names = experts.names
 
     def packed(tensors: list[str], num_parts: int) -> Linear:
-        split = partial(expert_parts, experts, num_parts=num_parts)
+        split = partial(expert_parts, experts, num_parts=num_parts, as_blocks=reader.keeps_blocks)
         weight = reader.experts([prefix + name for name in tensors], split, gated=num_parts == 2)
         if not experts.bias:
             return Linear(weight)
+        if experts.layout == "stacked":
+            biases = [reader.vector(prefix + stacked_bias(name)) for name in tensors]
+            return Linear(weight, np.concatenate(biases, axis=1).ravel())
         merged = names.merged_gate_up if num_parts == 2 else names.merged_down
         bias = reader.vector(f"{prefix}{merged}_bias")
         return Linear(weight, bias_order(experts, bias) if num_parts == 2 else bias.ravel())

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.weight_names import WeightNames
-from lmi_core.weights.gguf.config import INTERLEAVED
+from lmi_core.models.spec import DecoderSpec, ExpertSpec
+from lmi_core.models.weight_names import ExpertNames, WeightNames
+from lmi_core.weights.gguf.architectures import INTERLEAVED
 from lmi_core.weights.safetensors_file import TensorInfo
 
 _FIRST = "blk.0."
@@ -36,6 +36,7 @@ def gguf_spec(
     return replace(
         spec,
         attention=attention,
+        experts=None if spec.experts is None else _experts(spec.experts, tensors),
         norm=replace(spec.norm, offset=0.0, bias="output_norm.bias" in tensors),
         mlp_bias=f"{_FIRST}ffn_up.bias" in tensors,
         head_bias="output.bias" in tensors,
@@ -44,17 +45,50 @@ def gguf_spec(
     )
 
 
+def _experts(experts: ExpertSpec, tensors: Mapping[str, TensorInfo]) -> ExpertSpec:
+    """Of files of before 2024, a tensor for each; else all in one."""
+    in_file = tuple(f"blk.{i}.ffn_gate_inp.weight" in tensors for i in range(len(experts.sparse)))
+    sparse = in_file if any(in_file) else experts.sparse
+    prefix = f"blk.{sparse.index(True)}."
+    is_one_each = f"{prefix}ffn_gate.0.weight" in tensors
+    form = "ffn_{}.{{expert}}" if is_one_each else "ffn_{}_exps.weight"
+    gate, up, down = (form.format(part) for part in ("gate", "up", "down"))
+    shared = "ffn_gate_inp_shexp" if experts.names.shared_router else ""
+    return replace(
+        experts,
+        sparse=sparse,
+        layout="each" if is_one_each else "stacked",
+        router_bias=f"{prefix}ffn_gate_inp.bias" in tensors,
+        bias=f"{prefix}ffn_gate_exps.bias" in tensors,
+        names=ExpertNames(
+            router="ffn_gate_inp",
+            choice_bias="exp_probs_b.bias",
+            gate=gate,
+            up=up,
+            down=down,
+            shared_gate="ffn_gate_shexp",
+            shared_up="ffn_up_shexp",
+            shared_down="ffn_down_shexp",
+            shared_router=shared,
+        ),
+    )
+
+
 def _names(names: WeightNames, tensors: Mapping[str, TensorInfo]) -> WeightNames:
-    has_gate = f"{_FIRST}ffn_gate.weight" in tensors
+    has_gate = any(name.endswith(".ffn_gate.weight") for name in tensors)
     has_qkv = f"{_FIRST}attn_qkv.weight" in tensors
     has_two_norms = f"{_FIRST}attn_norm_2.weight" in tensors
     first, second = ("attn_norm_2", "attn_norm") if has_two_norms else ("attn_norm", "ffn_norm")
+    if not names.attention_post_norm and f"{_FIRST}post_attention_norm.weight" in tensors:
+        second = "post_attention_norm"
     return WeightNames(
         embedding="token_embd.weight",
         positions="position_embd.weight" if names.positions else "",
+        embedding_norm="token_embd_norm.weight" if names.embedding_norm else "",
         final_norm="output_norm.weight",
         head="output",
         layer="blk.{layer}.",
+        sinks="attn_sinks.weight" if names.sinks else "",
         attention_norm=f"{first}.weight" if names.attention_norm else "",
         q="attn_q",
         k="attn_k",

@@ -11,7 +11,7 @@ import numpy as np
 
 from lmi_core.errors import ModelError
 from lmi_core.models.decoder_weights import load_decoder
-from lmi_core.models.expert_tensors import with_layout
+from lmi_core.models.expert_tensors import is_router, with_layout
 from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.gguf_spec import gguf_spec
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
@@ -299,11 +299,12 @@ def _native_backend() -> WeightBackend:
 def stored_format(found: FoundModel) -> WeightFormat:
     """What weights and activations are where nobody says it: as the checkpoint, or bf16."""
     if found.checkpoint.gguf_architecture is not None:
-        # A file may have any type for each matrix; none is rounded.
+        # A file may have any type for each matrix; none is rounded but routers, which converters
+        # widen.
         has_fp32 = any(
             found.tensors[name].dtype == "F32"
             for name, shape in found.shapes.items()
-            if len(shape) > 1
+            if len(shape) > 1 and not is_router(found.spec, name) and not name.endswith(".bias")
         )
         return "fp32" if has_fp32 else "bf16"
     return "fp32" if found.tensors[found.spec.names.embedding].dtype == "F32" else "bf16"

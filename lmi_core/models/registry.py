@@ -20,6 +20,7 @@ MODULES = {
     "CodeGenForCausalLM": "codegen",
     "Cohere2ForCausalLM": "cohere2",
     "CohereForCausalLM": "cohere",
+    "DbrxForCausalLM": "dbrx",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "Exaone4ForCausalLM": "exaone4",

@@ -67,6 +67,8 @@ class AttentionSpec:
     scale: float
     soft_cap: float = 0.0
     """Of scores; 0: none."""
+    clip: float = 0.0
+    """What queries, keys and values are clipped to behind norms; 0: nothing."""
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: QkNorm = ""

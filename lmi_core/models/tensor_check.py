@@ -90,7 +90,7 @@ def _problems(
     if tensor.dtype in FP8_DTYPES and len(shape) == 2 and name != names.embedding:
         problem = scale_problem(tensor, tensors)
         return [problem] if problem else []
-    if tensor.dtype in BLOCK_TYPES and len(shape) == 2:
+    if tensor.dtype in BLOCK_TYPES and len(shape) > 1:
         return []
     if tensor.dtype == "U8" and name.endswith(MXFP4_ENDINGS):
         return []

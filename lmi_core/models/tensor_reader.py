@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,8 @@ from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
 from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.made_codes import smoothed, through_codes, to_eetq, to_fp8, to_int8
-from lmi_core.weights.matrix import Matrix, as_floats, dense, rows_of
+from lmi_core.weights.matrix import Matrix, as_floats, dense, in_order, rows_of, unit_rows
+from lmi_core.weights.quantized.layout import WidenedMatrix
 from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
 
@@ -73,6 +75,11 @@ class TensorReader:
         self._num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
 
     @property
+    def keeps_blocks(self) -> bool:
+        """Whether matrices that are in blocks stay so."""
+        return self._backend.keeps_blocks and self._quantize is None
+
+    @property
     def kept_format(self) -> str | None:
         """Of the smallest of the matrices that were kept; of blocks, all there are, those of most
         weights first."""
@@ -102,12 +109,12 @@ class TensorReader:
         if transposed:
             parts = [np.ascontiguousarray(part.T) for part in dense(parts)]
         if rows is not None:
-            parts = _in_order(parts, rows)
+            parts = in_order(parts, rows)
         if self._quantize == "smoothquant" and format is None:
             with self._naming_damage(weight_names):
                 parts = smoothed(parts, column_factors, row_divisors)
         if normed:
-            parts = [_unit_rows(part) for part in as_floats(parts)]
+            parts = [unit_rows(part) for part in as_floats(parts)]
         if gated and len(parts) == 1:
             half = len(parts[0]) // 2
             parts = [rows_of(parts[0], slice(half)), rows_of(parts[0], slice(half, None))]
@@ -206,8 +213,11 @@ class TensorReader:
         parts = [part for expert in experts for part in expert]
         own = {self._own_format(part) for part in parts}
         kept = own.pop() if len(own) == 1 else None
+        if kept is not None:
+            self.own_formats[kept] += sum(len(part) * part.shape[1] for part in parts)
         chosen = kept or self._kept_format(parts) or self._layer_format(parts)
-        if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
+        coded = (part for part in parts if isinstance(part, IntegerMatrix | BlockMatrix))
+        if any(part.format != chosen for part in coded):
             experts = [[*dense(expert)] for expert in experts]
         with self._naming_damage(names):
             made = [self._made(expert, chosen) for expert in experts]
@@ -334,12 +344,16 @@ class TensorReader:
             )
             if isinstance(matrix, IntegerMatrix):
                 return matrix
-            is_kept = self._backend.keeps_blocks and matrix.has_whole_blocks
-            return matrix if is_kept else matrix.to_float32()
+            if isinstance(matrix, FloatCodeMatrix) and matrix.has_whole_blocks:
+                return matrix if self._backend.keeps_blocks else matrix.to_float32()
+            if isinstance(matrix, WidenedMatrix) and matrix.to_blocks is not None:
+                is_kept = self._backend.keeps_blocks and self._quantize is None
+                return matrix.to_blocks() if is_kept else matrix.to_float32()
+            return matrix.to_float32()
         tensor = self._tensors[name]
         if tensor.dtype in BLOCK_TYPES:
             raw = self._file(tensor.path).array(tensor.offset, tensor.num_bytes)
-            num_outputs, num_inputs = tensor.shape
+            num_outputs, num_inputs = math.prod(tensor.shape[:-1]), tensor.shape[-1]
             blocks = raw.reshape(num_outputs, -1)
             stored = BlockMatrix(BLOCK_TYPES[tensor.dtype], (num_outputs, num_inputs), blocks)
             return stored if self._backend.keeps_blocks else stored.to_float32()
@@ -402,18 +416,3 @@ class TensorReader:
         self._num_bytes_done += num_bytes
         if self._progress is not None:
             self._progress(self._num_bytes_done, self._num_bytes)
-
-
-def _unit_rows(part: FloatArray) -> FloatArray:
-    lengths = np.sqrt(np.einsum("ij,ij->i", part, part, dtype=np.float64))
-    part /= np.maximum(lengths, 1e-12)[:, None].astype(np.float32)
-    return part
-
-
-def _in_order(parts: Sequence[Matrix], rows: RowIds) -> list[Matrix]:
-    ordered, first = [], 0
-    for part in parts:
-        own = rows[first : first + len(part)] - first
-        ordered.append(rows_of(part, own))
-        first += len(part)
-    return ordered

@@ -9,6 +9,7 @@ from lmi_core.ops.experts import grouped_linear, route
 from lmi_core.ops.graph import Graph, Handle, KvCache, LinearWeight, LoraTable
 from lmi_core.ops.linear import (
     activation,
+    clip,
     gated_activation,
     head_linear,
     linear,
@@ -43,4 +44,5 @@ __all__ = [
     "route",
     "sample",
     "soft_cap",
+    "clip",
 ]

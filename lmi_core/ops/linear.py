@@ -77,6 +77,12 @@ def soft_cap(x: Handle, cap: float) -> Handle:
     return x
 
 
+def clip(x: Handle, cap: float) -> Handle:
+    """x between -cap and cap, fp32 in place."""
+    x.graph.add("clip", x, {"x": x}, cap=cap)
+    return x
+
+
 def lora_add(x: Handle, y: Handle, table: LoraTable, linear_id: int) -> Handle:
     """y + B A x for the token rows that have an adapter, with that adapter's A and B: act [T, k],
     fp32 [T, n], added to in place and returned. A x is rounded to the act dtype."""

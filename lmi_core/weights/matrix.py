@@ -51,6 +51,23 @@ def rows_of(matrix: Matrix, rows: npt.NDArray[np.int64] | slice) -> Matrix:
     return matrix[rows] if isinstance(matrix, np.ndarray) else matrix.rows(rows)
 
 
+def in_order(parts: Sequence[Matrix], rows: npt.NDArray[np.int64]) -> list[Matrix]:
+    """``parts``, one after the other, with their outputs in this order; none leaves its part."""
+    ordered, first = [], 0
+    for part in parts:
+        own = rows[first : first + len(part)] - first
+        ordered.append(rows_of(part, own))
+        first += len(part)
+    return ordered
+
+
+def unit_rows(matrix: FloatArray) -> FloatArray:
+    """``matrix``, changed in place, with rows of length 1."""
+    lengths = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64))
+    matrix /= np.maximum(lengths, 1e-12)[:, None].astype(np.float32)
+    return matrix
+
+
 def packed_group_size(parts: Sequence[Matrix], format: str) -> int:
     """Inputs per scale of ``parts`` packed as one, or of blocks per sum; 0: a scale per output, or
     none."""

@@ -15,7 +15,7 @@ from lmi_core import _native
 from lmi_core.weights.content_digest import FileState, Interrupted
 from lmi_core.weights.formats import PackFormat, RowRounding
 from lmi_core.weights.packed_file import PackedFile
-from lmi_core.weights.quantized.methods import is_in_fp8
+from lmi_core.weights.quantized.methods import fp4_format, is_in_fp8
 from lmi_core.weights.repack_cache import (
     MIN_CHECKPOINT_BYTES,
     RepackCache,
@@ -154,7 +154,7 @@ class PackedModel:
 
 def _formats(config: EngineConfig, settings: QuantizationSettings | None) -> str:
     """What matrices become, and of a checkpoint in integers how its tensors are to be read."""
-    if settings is None or is_in_fp8(settings):
+    if settings is None or is_in_fp8(settings) or fp4_format(settings):
         return f"{config.dtype} {config.quantize}{smoothing_settings(config)}"
     return f"{config.dtype} {json.dumps(settings.values, sort_keys=True)}"
 

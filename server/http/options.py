@@ -92,6 +92,8 @@ class ServerOptions:
     """Print every route once the server listens."""
     lmi: LmiOptions = field(default_factory=LmiOptions)
     tgi: TgiOptions = field(default_factory=TgiOptions)
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """What requests on OpenAI's routes that leave these fields open get."""
     chat_template: ChatTemplate | None = None
     """The model's; None: chat bodies are refused."""
     has_lora: bool = False

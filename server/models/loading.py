@@ -15,6 +15,7 @@ from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.table import BY_KEY
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.launch import CustomCodeLaunch, Launch, prepare_model
+from lmi_core.config.targets.sampling_defaults import sampling_defaults
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.config.targets.tls import tls_context
 from lmi_core.copies.copies import Copies
@@ -172,6 +173,7 @@ def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
             and launch.formatter.output_formatter is not None,
         ),
         tgi=_tgi_options(launch),
+        sampling_defaults=_sampling_defaults(launch),
         chat_template=_chat_template(launch),
         has_lora=engine.lora is not None,
     )
@@ -195,6 +197,13 @@ def _limits(launch: Launch) -> AnswerLimits:
         first_s=float(read_s) if isinstance(read_s, int) else None,
         next_s=float(min(given)) if given else None,
     )
+
+
+def _sampling_defaults(launch: Launch) -> dict[str, float]:
+    """None where the library has them itself."""
+    if isinstance(launch.engine, LibraryConfig):
+        return {}
+    return sampling_defaults(launch.model, launch.engine.model)
 
 
 def _chat_template(launch: Launch) -> ChatTemplate | None:

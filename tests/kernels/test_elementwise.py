@@ -99,6 +99,12 @@ def test_soft_caps(level):
     assert np.allclose(y, 30 * np.tanh(x.astype(np.float64) / 30), atol=1e-5)
 
 
+def test_clips(level):
+    x = np.linspace(-9, 9, 4099, dtype=np.float32).reshape(1, -1)
+    y = kernels.activation(level, x, "clip", gated=False, cap=8.0)
+    assert np.array_equal(y, np.clip(x, -8, 8))
+
+
 @pytest.mark.parametrize("num_columns", COLUMNS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_embed(level, num_columns, dtype):

@@ -12,11 +12,13 @@ from safetensors.numpy import load_file, save_file
 
 from lmi_core.adapters.adapter import check_adapter_fits
 from lmi_core.errors import ModelError
-from lmi_core.models.loader import load_model
+from lmi_core.models.loader import LoadedModel, load_model
+from lmi_core.ops.cpu import NativeWeights
 from lmi_core.weights.mxfp4 import decode_mxfp4
 from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.lora_adapters import write_adapter
-from tests.models.forward import NativeForward, all_logits
+from tests.models.forward import NativeForward, TorchForward, all_logits
+from tests.ops.torch_store import TorchWeights
 
 pytest.importorskip("torch")
 
@@ -24,8 +26,9 @@ Tensors = dict[str, npt.NDArray[np.generic]]
 INPUTS = [list(range(4, 60)), [7, 300, 200]]
 
 
-def logits_of(path: Path) -> npt.NDArray[np.float32]:
-    forward = NativeForward(load_model(path), 128, "fp32")
+def logits_of(model: Path | LoadedModel) -> npt.NDArray[np.float32]:
+    model = load_model(model) if isinstance(model, Path) else model
+    forward = NativeForward(model, 128, "fp32")
     return np.concatenate(all_logits(forward, INPUTS, max_chunk=9))
 
 
@@ -69,8 +72,44 @@ def test_mxfp4_is_what_it_stands_for(tmp_path: Path) -> None:
         blocks[f"{name}_blocks"], blocks[f"{name}_scales"] = codes, scales
     plain = write(tmp_path / "floats", source, floats)
     coded = write(tmp_path / "mxfp4", source, blocks, quantization_config={"quant_method": "mxfp4"})
-    np.testing.assert_array_equal(logits_of(coded), logits_of(plain))
+    exact = logits_of(plain)
+    as_rows_are = load_model(coded, backend=NativeWeights(activations="bf16"))
+    np.testing.assert_allclose(logits_of(as_rows_are), exact, atol=1e-4 * exact.std())
+    rounded = logits_of(load_model(coded)) - exact
+    assert 0 < np.sqrt(np.mean(rounded**2)) < 0.05 * exact.std()
+    # Devices without such products widen them, and quantising anew does so first.
+    widened = all_logits(
+        TorchForward(load_model(coded, backend=TorchWeights()), 128, "fp32"), INPUTS, 9
+    )
+    np.testing.assert_allclose(np.concatenate(widened), exact, atol=1e-4 * exact.std())
     assert load_model(coded, quantize="int8").quantize == "int8"
+
+
+def test_mxfp4_takes_no_more_memory_than_the_file(tmp_path: Path) -> None:
+    source = cached_checkpoint("gpt_oss")
+    tensors = load_file(source / "model.safetensors")
+    num_coded = 0
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        num_experts, num_inputs, num_outputs = tensors.pop(name).shape
+        shape = num_experts, num_outputs, num_inputs // 32
+        tensors[f"{name}_blocks"] = np.zeros((*shape, 16), np.uint8)
+        tensors[f"{name}_scales"] = np.full(shape, 122, np.uint8)
+        num_coded += tensors[f"{name}_blocks"].nbytes + tensors[f"{name}_scales"].nbytes
+    path = write(tmp_path / "coded", source, tensors, quantization_config={"quant_method": "mxfp4"})
+    model = load_model(path)
+    held = sum(
+        linear.weight.num_bytes
+        for layer in model.weights.layers
+        if layer.experts is not None
+        for linear in (layer.experts.gate_up, layer.experts.down)
+    )
+    assert model.quantize == "mxfp4"
+    assert held <= 1.1 * num_coded
+    damaged = next(name for name in tensors if name.endswith("_scales"))
+    tensors[damaged] = np.full_like(tensors[damaged], 255)
+    settings = {"quantization_config": {"quant_method": "mxfp4"}}
+    with pytest.raises(ModelError, match="a scale of MXFP4 weights is 255"):
+        load_model(write(tmp_path / "damaged", source, tensors, **settings))
 
 
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:

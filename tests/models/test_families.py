@@ -149,7 +149,8 @@ def layer_modules(path: Path) -> set[str]:
     names = {
         name.split(".")[-2]
         for name, tensor in load_file(path / "model.safetensors").items()
-        if ".0." in name and name.endswith(".weight") and tensor.ndim == 2 and "norm" not in name
+        if ".0." in name and name.endswith(".weight") and tensor.ndim == 2
+        if "norm" not in name.split(".")[-2]
         if not any(part in name for part in ("expert", "gate.weight", "router"))
     }
     latent = {"q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"}

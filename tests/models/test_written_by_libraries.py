@@ -3,7 +3,8 @@
 ``data/written_by_libraries.safetensors`` was made by autoawq 0.2.9, auto-gptq 0.7.1 (``gptq_v2``:
 then converted by gptqmodel 7.7.0) and compressed-tensors 0.20.0 from random matrices: each layer's
 tensors under its name, its quantization_config in the metadata, and under ``expected`` every
-seventh input column of what the library itself reads from them.
+seventh input column of what the library itself reads from them. ``modelopt`` is ``nvfp4`` in the
+Model Optimizer's names, with the inverse of its scale for the whole matrix.
 """
 
 import json
@@ -25,6 +26,7 @@ from lmi_core.weights.safetensors_file import TensorInfo, read_header
 FILE = Path(__file__).parent / "data" / "written_by_libraries.safetensors"
 TENSORS = read_header(FILE)
 DTYPES = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "I64": "<i8", "I8": "i1", "F8_E4M3": "u1"}
+DTYPES["U8"] = "u1"
 MOST_ROUNDING = 2**-11
 """Of an fp32 scale that is kept in fp16."""
 

@@ -168,6 +168,9 @@ class TorchGraph:
     def _soft_cap(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
         return lambda run: cap * torch.tanh(run.values[x] / cap)
 
+    def _clip(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
+        return lambda run: run.values[x].clamp(-cap, cap)
+
     def _route(self, y: Handle, x: Handle, **settings: Any) -> _Compute:
         settings["bias"] = self._optional(settings["bias"])
         return lambda run: routes(run.values[x].to(self._wide), **settings)

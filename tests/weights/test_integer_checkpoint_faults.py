@@ -104,7 +104,8 @@ def test_faults_name_the_tensor(
         ("gptq", {**GPTQ, "checkpoint_format": "marlin"}, "is 'marlin'; gptq and gptq_v2 can be"),
         ("gptq", {**GPTQ, "desc_act": 1}, "desc_act is 1, but must be true or false"),
         ("gptq", {**GPTQ, "group_size": 64}, r"scales is \[2, 64\], expected \[1, 64\]"),
-        ("packed", compressed("nvfp4-pack-quantized", 4), "is 'nvfp4-pack-quantized'; in integers"),
+        ("packed", compressed("marlin-24", 4), "is 'marlin-24'; in integers"),
+        ("packed", {"quant_method": "modelopt", "quant_algo": "W4A8"}, "is 'W4A8'; FP8 and NVFP4"),
         ("packed", compressed("pack-quantized", 3), "weights.num_bits is 3; 4 and 8 can be read"),
         (
             "packed",

@@ -57,6 +57,7 @@ CAPABILITIES = {
     "weights.fp8": "fp8 checkpoints",
     "weights.gguf": "GGUF files",
     "weights.gptq": "GPTQ checkpoints",
+    "weights.modelopt": "checkpoints of NVIDIA's Model Optimizer",
     "weights.mxfp4": "checkpoints with MXFP4 experts",
 }
 """Every capability that the option table names, in words."""
@@ -134,6 +135,7 @@ BACKENDS = {
                 "weights.fp8",
                 "weights.gguf",
                 "weights.gptq",
+                "weights.modelopt",
                 "weights.mxfp4",
             },
         ),

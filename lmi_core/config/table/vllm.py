@@ -247,6 +247,23 @@ OPTIONS = (
         20,
     ),
     Option(
+        key="option.generation_config",
+        type=Text("auto, vllm or a directory"),
+        doc="What requests on OpenAI's routes that leave sampling open get: what the model's "
+        "generation_config.json says (auto), or that of a directory; vllm: the protocol's own.",
+        systems=_SYSTEMS,
+        default="vllm",
+        defaults={"vllm": "auto"},
+        actions={
+            "lmi": honoured(
+                None,
+                "defaults of temperature, top_p, top_k, min_p, repetition_penalty, max_tokens",
+                test="tests/server/models/test_sampling_defaults.py::test_requests_that_leave_sampling_open",
+            ),
+            "vllm": mapped("generation_config"),
+        },
+    ),
+    Option(
         key="option.cpu_offload_gb_per_gpu",
         type=Float(0),
         doc="GiB of weights kept in host memory per device.",

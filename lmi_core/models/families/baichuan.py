@@ -15,7 +15,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     """Files of models that rotate say ``max_position_embeddings``, others only
     ``model_max_length``; ``z_loss_weight`` is in those of Baichuan 2."""
     heads = config.integer("num_attention_heads")
-    rotates = "max_position_embeddings" in config.values
+    rotates = config.values.get("max_position_embeddings") is not None
     attention = attention_spec(
         config, num_kv_heads=heads, slopes=() if rotates else alibi_slopes(heads)
     )

@@ -26,7 +26,6 @@ NAMES = WeightNames(
 _ONLY = {"position_encoding_2d": False, "pre_seq_len": None, "quantization_bit": 0}
 _ONLY |= {"rmsnorm": True, "post_layer_norm": True, "multi_query_attention": True}
 _ONLY |= {"apply_residual_connection_post_layernorm": False}
-_POSITIONS = "seq_length"
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
@@ -42,27 +41,19 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         output_bias=bias,
         interleaved=True,
     )
-    ratio, positions = config.number("rope_ratio", 1.0), config.integer(_POSITIONS)
-    rope = rope_spec(
-        config,
-        attention.head_dim,
-        positions,
-        partial_default=0.5,
-        theta_default=10000.0 * ratio,
-    )
-    if ratio > 1.0 and "chatglm2" in config.string("_name_or_path", "").lower():
+    ratio, positions = config.number("rope_ratio", 1.0), config.integer("max_position_embeddings")
+    size, theta = attention.head_dim, 10000.0 * ratio
+    rope = rope_spec(config, size, positions, partial_default=0.5, theta_default=theta)
+    divides = ratio > 1.0 and "chatglm2" in config.string("_name_or_path", "").lower()
+    if divides:
         rope = replace(rope, kind="linear", factor=ratio, theta=10000.0)
-    changes: dict[str, Any] = {
-        "norm": norm_spec(config, eps=1e-5),
-        "mlp_bias": bias,
-        "names": NAMES,
-    }
-    ropes = (rope,) * config.num_layers
-    spec = decoder_spec(config, "chatglm", attention, max_positions=1, ropes=ropes, **changes)
-    return replace(spec, max_positions=positions)
+    ropes, norm = (rope,) * config.num_layers, norm_spec(config, eps=1e-5)
+    changes: dict[str, Any] = {"ropes": ropes, "norm": norm, "mlp_bias": bias, "names": NAMES}
+    spec = decoder_spec(config, "chatglm", attention, max_positions=1, **changes)
+    return replace(spec, max_positions=positions) if divides else spec
 
 
 KEYS = {"num_hidden_layers": "num_layers", "intermediate_size": "ffn_hidden_size"}
-KEYS |= {"max_position_embeddings": _POSITIONS, "rms_norm_eps": "layernorm_epsilon"}
+KEYS |= {"max_position_embeddings": "seq_length", "rms_norm_eps": "layernorm_epsilon"}
 KEYS |= {"vocab_size": "padded_vocab_size", "head_dim": "kv_channels"}
 FAMILY = Family(name="chatglm", read_spec=read_spec, keys=KEYS)

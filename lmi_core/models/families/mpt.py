@@ -30,13 +30,13 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         ("alibi", True),
         ("qk_ln", False),
         ("prefix_lm", False),
-        ("clip_qkv", None),
     ):
         settings.require(key, wanted)
     attention = attention_spec(
         config,
         num_kv_heads=heads,
         scale=settings.get("softmax_scale") or (hidden // heads) ** -0.5,
+        clip=settings.optional_number("clip_qkv", 0.0),
         slopes=alibi_slopes(heads, settings.number("alibi_bias_max", 8)),
     )
     return decoder_spec(

@@ -8,9 +8,9 @@ from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    config.require("clip_qkv", None)
     bias = config.boolean("attention_bias")
-    attention = attention_spec(config, qkv_bias=bias, output_bias=bias)
+    clip = config.optional_number("clip_qkv", 0.0)
+    attention = attention_spec(config, qkv_bias=bias, output_bias=bias, clip=clip)
     norm = NormSpec(kind="layer", eps=1e-5, has_weight=False)
     return decoder_spec(config, "olmo", attention, max_positions=2048, norm=norm)
 

@@ -8,13 +8,19 @@ from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    config.require("clip_qkv", None)
     bias = config.boolean("attention_bias")
     normalizes = config.boolean("norm_topk_prob")
+    attention = attention_spec(
+        config,
+        clip=config.optional_number("clip_qkv", 0.0),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm="row",
+    )
     return decoder_spec(
         config,
         "olmoe",
-        attention_spec(config, qkv_bias=bias, output_bias=bias, qk_norm="row"),
+        attention,
         max_positions=4096,
         norm=norm_spec(config, eps=1e-5),
         experts=expert_spec(config, num_experts=64, top_k=8, normalizes=normalizes),

@@ -254,6 +254,10 @@ class EagerGraph:
         run = self._only_in_torch("soft_cap")
         return lambda replay: cast(Tensor, run(replay[x], cap))
 
+    def _clip(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
+        run = self._only_in_torch("clip")
+        return lambda replay: cast(Tensor, run(replay[x], cap))
+
     def _route(self, y: Handle, x: Handle, **settings: object) -> _Compute:
         run = self._only_in_torch("route")
         return lambda replay: cast(Tensor, run(replay[x], **settings))

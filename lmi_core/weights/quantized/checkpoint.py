@@ -13,6 +13,7 @@ from lmi_core.weights.fp8_checkpoint import check_blocks
 from lmi_core.weights.quantized.awq import Awq
 from lmi_core.weights.quantized.bitsandbytes import BitsAndBytes
 from lmi_core.weights.quantized.compressed_tensors import CompressedTensors
+from lmi_core.weights.quantized.fp4 import Fp4
 from lmi_core.weights.quantized.gptq import Gptq
 from lmi_core.weights.quantized.layout import Layout
 from lmi_core.weights.quantized.methods import (
@@ -21,9 +22,11 @@ from lmi_core.weights.quantized.methods import (
     GGUF,
     INTEGER_METHODS,
     METHODS,
+    MODELOPT,
     MXFP4,
     CheckpointMethod,
     LibraryMethod,
+    fp4_format,
     is_in_fp8,
     objection,
 )
@@ -49,9 +52,14 @@ def layout_of(settings: QuantizationSettings | None) -> Layout | None:
     if is_in_fp8(settings):
         check_blocks(settings)
         return None
+    if (floats := fp4_format(settings)) is not None:
+        return Fp4(settings, has_mx_scales=floats == "MXFP4")
     method = settings.method
     if method == MXFP4:
         return None
+    if method == MODELOPT:
+        algorithm = str(settings.values.get("quant_algo"))[:40]
+        raise settings.error("quant_algo", f"is {algorithm!r}; FP8 and NVFP4 can be read")
     if method not in _LAYOUTS:
         raise settings.error(
             "quant_method",
@@ -84,10 +92,17 @@ def quantization_at_load(
 def notes_on_rows(
     checkpoint: Checkpoint, asked: EngineConfig, made: Quantization | None
 ) -> tuple[str, ...]:
-    """What is said where int8 rows are asked for, and matrices meet rows as they are."""
+    """What is said where floats of 4 bits are widened, or where int8 rows are asked for and
+    matrices meet rows as they are."""
+    settings = checkpoint.quantization
+    if made is None and settings is not None and fp4_format(settings) == "NVFP4":
+        return (
+            "the checkpoint's NVFP4 weights are widened when they are loaded, to four times as "
+            "much memory, and activations stay as they are; quantize=int4 keeps them small, with "
+            "codes of its own",
+        )
     if asked.device != "cpu" or asked.activations != "int8":
         return ()
-    settings = checkpoint.quantization
     has_codes = settings is not None and (
         is_in_fp8(settings) or settings.values.get("load_in_4bit") is True
     )

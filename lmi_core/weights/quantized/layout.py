@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core.errors import ModelError
+from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.float_code_matrix import FloatCodeMatrix
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.integer_matrix import IntegerMatrix
@@ -70,6 +71,17 @@ class LayerTensors:
         return ModelError(f"{where}{name} {problem}", field="model")
 
 
+@dataclass(frozen=True, slots=True)
+class WidenedMatrix:
+    """Codes that no product takes as they are: they are read as floats."""
+
+    shape: Shape
+    to_float32: Callable[[], FloatArray]
+    """The weights [outputs, inputs]."""
+    to_blocks: Callable[[], BlockMatrix] | None = None
+    """The same numbers in blocks that some devices' products take; None: there are no such."""
+
+
 class Layout(Protocol):
     """How a checkpoint stores the linear layers that it quantises."""
 
@@ -87,7 +99,7 @@ class Layout(Protocol):
         """The tensors of the layer ``name``."""
         ...
 
-    def matrix(self, layer: LayerTensors) -> IntegerMatrix | FloatCodeMatrix:
+    def matrix(self, layer: LayerTensors) -> IntegerMatrix | FloatCodeMatrix | WidenedMatrix:
         """What the tensors, which are as ``parts`` says, stand for.
 
         Raises ModelError where it can't be kept exactly.

@@ -28,12 +28,15 @@ INTEGER_METHODS = ("awq", "gptq", "compressed-tensors")
 FP8_METHODS = ("fp8",)
 GGUF = "gguf"
 MXFP4 = "mxfp4"
+MODELOPT = "modelopt"
+"""NVIDIA's Model Optimizer: fp8 and NVFP4."""
 """Experts in floats of 4 bits, which are held as bf16, or quantised anew."""
-METHODS = (*INTEGER_METHODS, BITSANDBYTES, *FP8_METHODS, MXFP4, GGUF)
+METHODS = (*INTEGER_METHODS, BITSANDBYTES, *FP8_METHODS, MODELOPT, MXFP4, GGUF)
 """Of checkpoints that can be read."""
 
 _FP8_FORMATS = ("float-quantized", "naive-quantized")
 """Those of compressed-tensors."""
+_FP4_FORMATS = {"nvfp4-pack-quantized": "NVFP4", "mxfp4-pack-quantized": "MXFP4"}
 _ALSO = {"gptq": ("awq",)}
 """Methods that go by another's name too, as in TGI, which reads AWQ as GPTQ."""
 
@@ -42,7 +45,19 @@ def is_in_fp8(settings: QuantizationSettings) -> bool:
     """Whether the quantised matrices are floats of 8 bits."""
     if settings.method == "compressed-tensors":
         return settings.values.get("format") in _FP8_FORMATS
+    if settings.method == MODELOPT:
+        return settings.values.get("quant_algo") == "FP8"
     return settings.method in FP8_METHODS
+
+
+def fp4_format(settings: QuantizationSettings) -> str | None:
+    """Which floats of 4 bits the quantised matrices are, as their tools store them; None: others,
+    or in experts alone."""
+    if settings.method == MODELOPT:
+        return "NVFP4" if settings.values.get("quant_algo") == "NVFP4" else None
+    if settings.method != "compressed-tensors":
+        return None
+    return _FP4_FORMATS.get(str(settings.values.get("format")))
 
 
 def objection(asked: str, settings: QuantizationSettings | None) -> str | None:
@@ -60,7 +75,7 @@ def objection(asked: str, settings: QuantizationSettings | None) -> str | None:
                 "at load"
             )
         return f"the checkpoint is quantised by {method[:40]}: write that, or leave it out"
-    if settings is None or method == MXFP4 or is_in_fp8(settings):
+    if settings is None or method == MXFP4 or is_in_fp8(settings) or fp4_format(settings):
         return None
     if method == BITSANDBYTES and asked.startswith(BITSANDBYTES):
         return None

@@ -13,6 +13,7 @@ KEY = "quantization_config"
 _FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Older tools' files, read where config.json says nothing, and the method where they don't name
 it."""
+_MODELOPT_FILE = "hf_quant_config.json"
 _OLD_KEYS = {"w_bit": "bits", "q_group_size": "group_size"}
 
 
@@ -48,6 +49,14 @@ def read_settings(config: HfConfig) -> QuantizationSettings | None:
         return QuantizationSettings(config.path, values, prefix=f"{KEY}.")
     if values is not None:
         raise config.error(KEY, f"is {str(values)[:80]}, but must be an object")
+    path = config.path.parent / _MODELOPT_FILE
+    if path.exists():
+        values = read_json_object(path).get("quantization")
+        if not isinstance(values, dict):
+            raise ModelError(f"{path} has no object quantization", field=_MODELOPT_FILE)
+        return QuantizationSettings(
+            path, {"quant_method": "modelopt", **values}, prefix="quantization."
+        )
     for name, method in _FILES.items():
         path = config.path.parent / name
         if path.exists():

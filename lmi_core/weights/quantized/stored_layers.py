@@ -12,7 +12,7 @@ from lmi_core.weights.float_code_matrix import FloatCodeMatrix
 from lmi_core.weights.float_tensors import read_array, to_float32
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.integer_matrix import IntegerMatrix
-from lmi_core.weights.quantized.layout import LayerTensors, Layout, Part, Shape
+from lmi_core.weights.quantized.layout import LayerTensors, Layout, Part, Shape, WidenedMatrix
 from lmi_core.weights.safetensors_file import TensorInfo
 
 _WEIGHT = ".weight"
@@ -97,7 +97,7 @@ class StoredLayers:
         integers: Callable[[TensorInfo], npt.NDArray[np.generic]],
         floats: Callable[[TensorInfo], FloatArray],
         note_rounding: Callable[[float], None],
-    ) -> IntegerMatrix | FloatCodeMatrix:
+    ) -> IntegerMatrix | FloatCodeMatrix | WidenedMatrix:
         """``weight``, whose tensors have no problems. Raises ModelError if it can't be kept."""
         layer = self._layers[weight]
         tensors = LayerTensors(

@@ -6,7 +6,7 @@ a warning; those whose mechanism isn't there are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from lmi_core.engine.request import GenerationRequest
@@ -50,7 +50,7 @@ from lmi_server.dialects.openai.completion_schema import (
 )
 from lmi_server.dialects.openai.errors import ModelNotFound, error_body, openai_error
 from lmi_server.dialects.openai.output import Answer
-from lmi_server.dialects.openai.schema import WITHIN, OpenAIBody
+from lmi_server.dialects.openai.schema import WITHIN, OpenAIBody, with_defaults
 from lmi_server.dialects.pooling import pooling_of
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 from lmi_server.models.loaded_model import LoadedModel
@@ -75,10 +75,12 @@ class OpenAIProtocol(Protocol):
         adapters: AdapterNames = no_adapters,
         pooling: Callable[[], PoolingSpec | None] = lambda: None,
         fingerprint: Callable[[], str | None] = lambda: None,
+        defaults: Mapping[str, float] | None = None,
     ) -> None:
         """``decode``: the text of token ids, for prompts that come as ids and are echoed;
         ``infill``: the model's form of prompts with a suffix; ``pooling``: None for models that
-        generate."""
+        generate; ``defaults``: of sampling, by the fields of bodies."""
+        self.defaults = defaults or {}
         self._model_name = model_name
         self._chat_template = chat_template
         self.decode = decode
@@ -94,7 +96,7 @@ class OpenAIProtocol(Protocol):
 
     def parse_completion(self, call: Call) -> ParsedCall:
         check_content_type(call.content_type)
-        body = decode_completion(call.body)
+        body = with_defaults(decode_completion(call.body), self.defaults)
         adapter = self.adapter_named(body.model)
         prompts = prompts_of(body)
         params = completion_sampling_params(body)
@@ -114,7 +116,7 @@ class OpenAIProtocol(Protocol):
 
     def parse_chat(self, call: Call) -> ParsedCall:
         check_content_type(call.content_type)
-        body = decode_chat(call.body)
+        body = with_defaults(decode_chat(call.body), self.defaults)
         adapter = self.adapter_named(body.model)
         if body.top_logprobs is not None and not body.logprobs:
             raise UserError("top_logprobs needs logprobs: true", field="top_logprobs")
@@ -180,6 +182,7 @@ def openai_protocol(model: LoadedModel) -> OpenAIProtocol:
         adapters=model.adapter_names,
         pooling=partial(pooling_of, model),
         fingerprint=model.fingerprint,
+        defaults=model.options.sampling_defaults,
     )
 
 

@@ -51,6 +51,7 @@ from lmi_server.dialects.openai.responses_schema import (
     decode_responses,
 )
 from lmi_server.dialects.openai.responses_store import ResponseStore, Stored
+from lmi_server.dialects.openai.schema import with_defaults
 from lmi_server.dialects.routes import ModelRoute, ServerRoute
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 from lmi_server.http.tenants import TENANT
@@ -118,7 +119,8 @@ class ResponsesProtocol:
         prompt = self._chats.render_chat(chat)
         assert self._template is not None
         form = form_of(chat, self._template, tools, prompt)
-        params = _named(chat_sampling_params(chat, form))
+        sampled = with_defaults(chat, self._chats.defaults)
+        params = _named(chat_sampling_params(sampled, form))
         head = _head(asked, asked.model or self._model_name, stores)
         response = Response(head, form, frozenset(customs.formats), customs.sole)
         response.messages = json.dumps(messages).encode() if stores else None

@@ -7,7 +7,7 @@ whose mechanism isn't there are parsed, so that they can be refused; the rest is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -181,6 +181,27 @@ def check_common(body: OpenAIBody) -> None:
     check_range("seed", body.seed, -(2**63), 2**_SEED_BITS - 1)
     for bias in (body.logit_bias or {}).values():
         check_range("logit_bias value", bias, -100.0, 100.0, field="logit_bias")
+
+
+Body = TypeVar("Body", bound=OpenAIBody)
+
+
+def with_defaults(body: Body, defaults: Mapping[str, float]) -> Body:
+    """``body`` with what it leaves open of sampling; a beam search doesn't sample."""
+    if not defaults:
+        return body
+    has_limit = getattr(body, "max_completion_tokens", None) is not None
+    own = [
+        name
+        for name, is_own in (("temperature", body.beams > 1), ("max_tokens", has_limit))
+        if is_own
+    ]
+    missing = {
+        name: value
+        for name, value in defaults.items()
+        if getattr(body, name) is None and name not in own
+    }
+    return msgspec.structs.replace(body, **missing)
 
 
 def common_sampling_params(

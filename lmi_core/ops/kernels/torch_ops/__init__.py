@@ -3,7 +3,7 @@
 Each has the signature of its counterpart in ``ops.triton``; arithmetic is float32.
 """
 
-from lmi_core.ops.kernels.torch_ops.activation import activation, gated_activation, soft_cap
+from lmi_core.ops.kernels.torch_ops.activation import activation, clip, gated_activation, soft_cap
 from lmi_core.ops.kernels.torch_ops.attention import attention
 from lmi_core.ops.kernels.torch_ops.experts import group_rows, route
 from lmi_core.ops.kernels.torch_ops.linear import linear, linear_packed
@@ -26,4 +26,5 @@ __all__ = [
     "route",
     "sample",
     "soft_cap",
+    "clip",
 ]

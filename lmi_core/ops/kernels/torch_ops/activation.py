@@ -37,6 +37,11 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return x.div_(cap).tanh_().mul_(cap)
 
 
+def clip(x: Tensor, cap: float) -> Tensor:
+    """x between -cap and cap, in place."""
+    return x.clamp_(-cap, cap)
+
+
 def _activated(x: Tensor, activation: str) -> Tensor:
     if activation == "silu":
         return torch.nn.functional.silu(x)

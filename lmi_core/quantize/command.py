@@ -1,0 +1,217 @@
+"""``lmi quantize``: reads a model directory and writes another one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from lmi_core.calibration.layer_runs import LayerRuns
+from lmi_core.errors import UserError
+from lmi_core.local_model import open_local_model
+from lmi_core.models.linears import layer_linears
+from lmi_core.models.loader import FoundModel, find_model
+from lmi_core.progress import TerminalProgress
+from lmi_core.quantize.formats import FORMATS, NEEDING_TEXT, format_of, has_groups
+from lmi_core.quantize.quantizer import Quantizer
+from lmi_core.quantize.stored import Shards, Stored
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.text.calibration_text import read_text, sequences_of
+from lmi_core.text.tokenizer import Tokenizer
+from lmi_core.units import megabytes
+from lmi_core.weights.float_tensors import FLOAT_DTYPES, read_array
+from lmi_core.weights.hf_config import read_json_object
+from lmi_core.weights.quantized.settings import KEY
+
+_GROUP_SIZES = (128, 64, 32)
+_PER_WORD = 8
+_COPIED = (".json", ".txt", ".model", ".jinja")
+_NOT_COPIED = ("config.json", "quantize_config.json", "quant_config.json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a model's directory, or its name on the hub")
+    parser.add_argument("out", type=Path, help="the directory to write; it must not exist")
+    parser.add_argument("--format", required=True, choices=FORMATS)
+    parser.add_argument(
+        "--text",
+        type=Path,
+        help="a file of text like what the model will read; gptq and awq need it, and the formats "
+        "of compressed-tensors in integers get GPTQ's codes with it",
+    )
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        choices=_GROUP_SIZES,
+        help="inputs that share a scale; default: 128, or the most that divides all layers' inputs",
+    )
+    parser.add_argument(
+        "--num-sequences",
+        type=int,
+        default=64,
+        help="of 512 tokens, from the text's beginning (default: 64)",
+    )
+
+
+def quantize(args: argparse.Namespace, flags: Sequence[str], default_model: Path) -> int:
+    """Quantise ``args.model``, given with ``flags`` of lmi serve. Raises UserError, ModelError."""
+    _check_arguments(args)
+    config = open_local_model([args.model, *flags], default_model).config
+    config = replace(config, quantize=None, lora=None)
+    found = find_model(config)
+    _check_model(found)
+    group_size = _group_size(args.format, args.group_size, found)
+    partial = args.out.with_name(args.out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        num_bytes = _write(args, config, found, group_size, partial)
+        partial.rename(args.out)
+    except OSError as error:
+        raise UserError(f"{args.out} can't be written: {error.strerror}", field="out") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    stored = found.checkpoint.stored_bytes
+    print(f"{args.out}: {megabytes(num_bytes)} of {megabytes(stored)}, in {args.format}")
+    return 0
+
+
+def _check_arguments(args: argparse.Namespace) -> None:
+    if args.out.exists():
+        raise UserError(f"{args.out} exists already: name another directory", field="out")
+    if args.text is None and args.format in NEEDING_TEXT:
+        raise UserError(
+            f"--format {args.format} needs --text FILE, on which it measures what layers read: a "
+            "few hundred kilobytes like what the model will be asked",
+            field="text",
+        )
+    if args.num_sequences < 1:
+        raise UserError(
+            f"--num-sequences is {args.num_sequences}, but must be at least 1",
+            field="num_sequences",
+        )
+
+
+def _check_model(found: FoundModel) -> None:
+    spec, checkpoint = found.spec, found.checkpoint
+    reason = None
+    if checkpoint.gguf_architecture is not None or checkpoint.quantization is not None:
+        reason = "it is quantised already: give the checkpoint that it was made of"
+    elif spec.experts is not None:
+        reason = "mixtures of experts aren't quantised in this version"
+    elif spec.attention.latent is not None:
+        reason = "latent attention isn't quantised in this version"
+    elif spec.names.transposed:
+        reason = f"{spec.architecture} has no linears as these formats know them"
+    elif "text_config" in checkpoint.config.values:
+        reason = "it has other parts than its language model, which would be lost"
+    if reason is not None:
+        raise UserError(
+            f"{checkpoint.path} can't be written in fewer bits: {reason}", field="model"
+        )
+
+
+def _group_size(name: str, asked: int | None, found: FoundModel) -> int:
+    """The groups of a format that has some; UserError for what doesn't fit the layers."""
+    sources = layer_linears(found.spec, 0).values()
+    for source in sources:
+        for module, size in source.modules:
+            if size % _PER_WORD:
+                raise UserError(
+                    f"{module} has {size} outputs; formats in words need multiples of {_PER_WORD}",
+                    field="model",
+                )
+    sizes = {source.num_inputs for source in sources}
+    fitting = [size for size in _GROUP_SIZES if all(inputs % size == 0 for inputs in sizes)]
+    if not has_groups(name):
+        return 0
+    if asked is not None and asked not in fitting:
+        fitting = []
+    if not fitting:
+        counts = ", ".join(map(str, sorted(sizes)))
+        tried = asked or _GROUP_SIZES[-1]
+        raise UserError(
+            f"groups of {tried} don't divide the layers' inputs ({counts}): write another "
+            "--group-size, or a format with a scale per output, such as compressed-tensors-w8a16",
+            field="group_size",
+        )
+    return asked or fitting[0]
+
+
+def _write(
+    args: argparse.Namespace,
+    config: EngineConfig,
+    found: FoundModel,
+    group_size: int,
+    directory: Path,
+) -> int:
+    """Everything that belongs into ``directory``; returns the bytes of the tensors."""
+    spec = found.spec
+    embedding = found.tensors[spec.names.embedding]
+    format = format_of(
+        args.format,
+        group_size=group_size,
+        dtype=embedding.dtype if embedding.dtype in FLOAT_DTYPES else "F32",
+        has_text=args.text is not None,
+    )
+    tokenizer = Tokenizer.load(config.model, vocab_size=spec.vocab_size)
+    runs = LayerRuns(
+        found, instruction_set=config.instruction_set, num_threads=config.num_threads or 0
+    )
+    shards = Shards(directory)
+    progress = TerminalProgress(verb="Quantising")
+    try:
+        pieces = sequences_of(
+            read_text(args.text),
+            tokenizer,
+            num_tokens=runs.max_tokens,
+            max_sequences=args.num_sequences,
+        )
+        quantizer = Quantizer(runs, found.tensors, format, runs.embedded(pieces))
+        written: set[str] = set()
+        total = sum(tensor.num_bytes for tensor in found.tensors.values())
+        done = 0
+        for layer_id, made in enumerate(quantizer.layers()):
+            names = _of_layer(found, layer_id)
+            done += sum(found.tensors[name].num_bytes for name in names)
+            kept = [name for name in names if name not in made.replaced]
+            shards.add(made.tensors | {name: _copied(found, name) for name in kept})
+            written |= names
+            progress.finish()
+            progress.say(f"layer {layer_id}: {made.loss:.2e} of what it adds is changed")
+            progress("layers", done, total)
+        progress.finish()
+    finally:
+        runs.close()
+        tokenizer.close()
+    for name in sorted(found.tensors.keys() - written):
+        shards.add({name: _copied(found, name)})
+    shards.finish()
+    _write_config(found, format.settings(), directory)
+    return shards.num_bytes
+
+
+def _of_layer(found: FoundModel, layer_id: int) -> set[str]:
+    prefix = found.spec.names.layer.format(layer=layer_id)
+    return {name for name in found.tensors if name.startswith(prefix)}
+
+
+def _copied(found: FoundModel, name: str) -> Stored:
+    tensor = found.tensors[name]
+    return Stored(tensor.dtype, np.asarray(read_array(tensor)))
+
+
+def _write_config(found: FoundModel, settings: dict[str, object], directory: Path) -> None:
+    """config.json with the quantisation, and what stands beside it."""
+    source = found.checkpoint.path
+    values = read_json_object(source / "config.json") | {KEY: settings}
+    (directory / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+    for path in source.iterdir():
+        is_ours = path.name in _NOT_COPIED or path.name.endswith(".index.json")
+        if path.suffix in _COPIED and path.is_file() and not is_ours:
+            shutil.copyfile(path, directory / path.name)

@@ -1,0 +1,247 @@
+"""The formats that ``lmi quantize`` writes: what a linear's tensors are, and what config.json says.
+
+Format: TGI format reference, GPTQ, AWQ, fp8 and compressed-tensors; ``lmi_core/weights/quantized``
+reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from lmi_core.quantize.gptq import DAMPING, gptq
+from lmi_core.quantize.grids import Coded, Grid, round_to_nearest
+from lmi_core.quantize.stored import Stored, rounded_to, to_stored
+from lmi_core.quantize.words import pack_awq, pack_columns, pack_rows
+from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.fp8_matrix import Fp8Matrix
+from lmi_core.weights.made_codes import to_fp8
+
+Method = Literal["nearest", "gptq", "awq"]
+"""How codes are found: each for itself; or with a text, by GPTQ, or by AWQ's factors."""
+
+
+class Format(Protocol):
+    """How linears are written."""
+
+    @property
+    def method(self) -> Method: ...
+    @property
+    def grid(self) -> Grid | None:
+        """None: what is written isn't on one."""
+        ...
+
+    def make(
+        self, weights: FloatArray, factor: FloatArray | None
+    ) -> tuple[Mapping[str, Stored], FloatArray]:
+        """The tensors of a linear [outputs, inputs], by what follows its name, and the weights that
+        they stand for. ``factor``: of its ``Hessian``, where the method is GPTQ."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """config.json's ``quantization_config``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerFormat:
+    """Whole numbers in groups."""
+
+    method: Method
+    grid: Grid
+    scale_dtype: str
+    pack: Callable[[Coded, str], Mapping[str, Stored]]
+    describe: Callable[[Grid, Method], dict[str, Any]]
+
+    def make(
+        self, weights: FloatArray, factor: FloatArray | None
+    ) -> tuple[Mapping[str, Stored], FloatArray]:
+        if factor is None:
+            coded = round_to_nearest(weights, self.grid)
+        else:
+            coded = gptq(weights, self.grid, factor)
+        return self.pack(coded, self.scale_dtype), coded.floats()
+
+    def settings(self) -> dict[str, Any]:
+        return self.describe(self.grid, self.method)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Format:
+    """e4m3 with a scale per output; activations get one per token while they are multiplied."""
+
+    scale_dtype: str
+    method: Method = "nearest"
+    grid: Grid | None = None
+
+    def make(
+        self, weights: FloatArray, factor: FloatArray | None
+    ) -> tuple[Mapping[str, Stored], FloatArray]:
+        made = to_fp8(weights)
+        scales = to_stored(made.scales, self.scale_dtype)
+        kept = Fp8Matrix(made.codes, rounded_to(made.scales, self.scale_dtype))
+        return {"weight": Stored("F8_E4M3", made.codes), "weight_scale": scales}, kept.to_float32()
+
+    def settings(self) -> dict[str, Any]:
+        weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+        inputs = weights | {"strategy": "token", "dynamic": True}
+        return _compressed("float-quantized", weights | {"dynamic": False}, inputs)
+
+
+def _gptq_tensors(coded: Coded, scale_dtype: str) -> dict[str, Stored]:
+    bits, num_inputs = coded.grid.num_bits, coded.codes.shape[1]
+    group_size = coded.grid.group_size or num_inputs
+    # This layout stores what zero points are more than 1.
+    zeros = (coded.zeros.astype(np.uint8) - np.uint8(1)) & np.uint8(coded.grid.most)
+    groups = (np.arange(num_inputs) // group_size).astype(np.int32)
+    return {
+        "qweight": Stored("I32", pack_columns(coded.codes.T, bits)),
+        "qzeros": Stored("I32", pack_rows(np.ascontiguousarray(zeros.T), bits)),
+        "scales": _transposed(to_stored(coded.scales, scale_dtype)),
+        "g_idx": Stored("I32", groups),
+    }
+
+
+def _gptq_settings(grid: Grid, method: Method) -> dict[str, Any]:
+    return {
+        "quant_method": "gptq",
+        "bits": grid.num_bits,
+        "group_size": grid.group_size or -1,
+        "desc_act": False,
+        "sym": grid.is_symmetric,
+        "damp_percent": DAMPING,
+        "true_sequential": False,
+        "checkpoint_format": "gptq",
+    }
+
+
+def _awq_tensors(coded: Coded, scale_dtype: str) -> dict[str, Stored]:
+    zeros = coded.zeros.astype(np.uint8)
+    return {
+        "qweight": Stored("I32", pack_awq(np.ascontiguousarray(coded.codes.T))),
+        "qzeros": Stored("I32", pack_awq(np.ascontiguousarray(zeros.T))),
+        "scales": _transposed(to_stored(coded.scales, scale_dtype)),
+    }
+
+
+def _awq_settings(grid: Grid, method: Method) -> dict[str, Any]:
+    return {
+        "quant_method": "awq",
+        "bits": grid.num_bits,
+        "group_size": grid.group_size or -1,
+        "zero_point": not grid.is_symmetric,
+        "version": "gemm",
+        "modules_to_not_convert": None,
+    }
+
+
+def _compressed_tensors(coded: Coded, scale_dtype: str) -> dict[str, Stored]:
+    shape = np.array(coded.codes.shape, np.int64)
+    return {
+        "weight_packed": Stored("I32", pack_rows(coded.codes, coded.grid.num_bits)),
+        "weight_scale": to_stored(coded.scales, scale_dtype),
+        "weight_shape": Stored("I64", shape),
+    }
+
+
+def _compressed_settings(grid: Grid, method: Method) -> dict[str, Any]:
+    weights = {
+        "num_bits": grid.num_bits,
+        "type": "int",
+        "symmetric": grid.is_symmetric,
+        "strategy": "group" if grid.group_size else "channel",
+        "group_size": grid.group_size or None,
+        "dynamic": False,
+    }
+    return _compressed("pack-quantized", weights, None)
+
+
+def _plain_int8_tensors(coded: Coded, scale_dtype: str) -> dict[str, Stored]:
+    signed = (coded.codes.astype(np.int16) - 128).astype(np.int8)
+    return {"weight": Stored("I8", signed), "weight_scale": to_stored(coded.scales, scale_dtype)}
+
+
+def _w8a8_settings(grid: Grid, method: Method) -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    inputs = weights | {"strategy": "token", "dynamic": True}
+    return _compressed("int-quantized", weights | {"dynamic": False}, inputs)
+
+
+def _compressed(
+    format: str, weights: dict[str, Any], inputs: dict[str, Any] | None
+) -> dict[str, Any]:
+    group = {
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": inputs,
+        "output_activations": None,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+
+
+def _transposed(stored: Stored) -> Stored:
+    return replace(stored, values=np.ascontiguousarray(stored.values.T))
+
+
+@dataclass(frozen=True, slots=True)
+class _Integers:
+    """What a format of whole numbers is but for its groups and the type of its scales."""
+
+    num_bits: int
+    has_groups: bool
+    is_symmetric: bool
+    pack: Callable[[Coded, str], Mapping[str, Stored]]
+    describe: Callable[[Grid, Method], dict[str, Any]]
+    method: Method | None = None
+    """None: GPTQ with a text, else to the nearest."""
+    is_in_fp16: bool = False
+    """Scales are, whatever the checkpoint is in."""
+
+
+_W4A16 = _Integers(4, True, True, _compressed_tensors, _compressed_settings)
+_INTEGERS = {
+    "gptq": _Integers(4, True, True, _gptq_tensors, _gptq_settings, "gptq", is_in_fp16=True),
+    "awq": _Integers(4, True, False, _awq_tensors, _awq_settings, "awq", is_in_fp16=True),
+    "compressed-tensors": _W4A16,
+    "compressed-tensors-w4a16": _W4A16,
+    "compressed-tensors-w8a16": _Integers(
+        8, False, True, _compressed_tensors, _compressed_settings
+    ),
+    "compressed-tensors-w8a8": _Integers(8, False, True, _plain_int8_tensors, _w8a8_settings),
+}
+_FP8 = "compressed-tensors-fp8"
+FORMATS = (*_INTEGERS, _FP8)
+NEEDING_TEXT = tuple(name for name, kind in _INTEGERS.items() if kind.method is not None)
+
+
+def has_groups(name: str) -> bool:
+    """Whether a format has several scales for an output."""
+    return name in _INTEGERS and _INTEGERS[name].has_groups
+
+
+def format_of(name: str, *, group_size: int, dtype: str, has_text: bool) -> Format:
+    """The format of this name. ``dtype``: of the checkpoint's floats."""
+    if name == _FP8:
+        return Fp8Format(dtype)
+    kind = _INTEGERS[name]
+    scale_dtype = "F16" if kind.is_in_fp16 else dtype
+    grid = Grid(
+        num_bits=kind.num_bits,
+        group_size=group_size if kind.has_groups else 0,
+        is_symmetric=kind.is_symmetric,
+        store=partial(rounded_to, dtype=scale_dtype),
+    )
+    method = kind.method or ("gptq" if has_text else "nearest")
+    return IntegerFormat(method, grid, scale_dtype, kind.pack, kind.describe)

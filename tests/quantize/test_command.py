@@ -1,0 +1,114 @@
+"""``lmi quantize``: what it writes is read back, and what it can't write it says before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lmi_core.cli import main
+from lmi_core.models.loader import load_model
+from lmi_core.quantize.formats import FORMATS
+from lmi_core.weights.checkpoint import read_checkpoint
+from tests.checkpoints import cached_checkpoint
+from tests.models.forward import NativeForward, all_logits
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    random = np.random.default_rng(1)
+    path.write_text("".join(chr(code) for code in random.integers(32, 127, 4000)))
+    return path
+
+
+def logits_of(path: Path) -> np.ndarray:
+    random = np.random.default_rng(2)
+    sequences = [random.integers(4, 380, length).tolist() for length in (40, 17)]
+    forward = NativeForward(load_model(path), 64, load_model(path).dtype)
+    return np.concatenate(all_logits(forward, sequences, max_chunk=64))
+
+
+@pytest.mark.parametrize("variant", ["llama3", "qwen2"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_written_is_read_back(
+    name: str, variant: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = cached_checkpoint(variant, dtype="bfloat16"), tmp_path / "out"
+    assert main(["quantize", str(path), str(out), "--format", name, "--text", str(text)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{out}: ")
+    assert said.err.count("of what it adds is changed") == 3
+    is_4_bits = name in ("gptq", "awq", "compressed-tensors", "compressed-tensors-w4a16")
+    model = load_model(out)
+    # These layers' inputs aren't multiples of 128, so that fp8 is widened.
+    assert model.quantize == ("int4" if is_4_bits else None if "fp8" in name else "int8")
+    exact = logits_of(path)
+    change = np.sqrt(np.mean((logits_of(out) - exact) ** 2)) / exact.std()
+    assert 0 < change < (0.4 if is_4_bits else 0.15 if "fp8" in name else 0.05)
+    assert {file.name for file in out.iterdir()} >= {"config.json", "tokenizer.json"}
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_layer_is_the_codes_of_its_own_weights(tmp_path: Path) -> None:
+    """Rounded to the nearest: on average weights move by a quarter of a step."""
+    path, out = cached_checkpoint("llama3"), tmp_path / "out"
+    main(["quantize", str(path), str(out), "--format", "compressed-tensors", "--group-size", "32"])
+    exact, found = (load_model(each).weights.layers[1].down for each in (path, out))
+    assert exact is not None
+    assert found is not None
+    weights, read = exact.weight.unpack(), found.weight.unpack()  # type: ignore[union-attr]
+    most = np.abs(weights.reshape(len(weights), -1, 32)).max(axis=2).repeat(32, axis=1)
+    assert 0.15 < np.mean(np.abs(read - weights) / (most / 7.5)) < 0.27
+    names = {name.rpartition(".")[2] for name in read_checkpoint(out)}
+    assert names == {"weight", "weight_packed", "weight_scale", "weight_shape"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--format", "gptq"], "--format gptq needs --text FILE"),
+        (["--format", "awq", "--text", "absent"], "calibration_file absent can't be read"),
+        (["--format", "gguf"], "invalid choice: 'gguf'"),
+        (["--format", "gptq", "--num-sequences", "0"], "needs --text FILE"),
+    ],
+)
+def test_arguments_that_do_not_go(
+    arguments: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["quantize", str(cached_checkpoint("llama3")), str(out), *arguments]) == 2
+    assert problem in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("variant", "problem"),
+    [
+        ("qwen2_moe", "mixtures of experts aren't quantised"),
+        ("gpt2", "has no linears as these formats know them"),
+        ("deepseek_v2", "quantised in this version"),
+    ],
+)
+def test_models_that_are_not_written(
+    variant: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(cached_checkpoint(variant)), str(tmp_path / "out")]
+    assert main(["quantize", *arguments, "--format", "compressed-tensors"]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_what_is_quantised_or_there_already_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    asked = ["--format", "compressed-tensors-w8a16"]
+    assert main(["quantize", str(cached_checkpoint("llama3")), first, *asked]) == 0
+    config = json.loads(Path(first, "config.json").read_text())
+    assert config["quantization_config"]["format"] == "pack-quantized"
+    assert main(["quantize", first, second, *asked]) == 2
+    assert "it is quantised already" in capsys.readouterr().err
+    assert main(["quantize", str(cached_checkpoint("llama3")), first, *asked]) == 2
+    assert "exists already" in capsys.readouterr().err
