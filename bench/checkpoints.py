@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,28 @@ def make_checkpoint(
     )
     partial.rename(directory / "model.safetensors")
     return directory
+
+
+def make_draft_pair(name: str, num_layers: int, loudness: float) -> tuple[Path, Path]:
+    """A named shape whose layers from ``num_layers`` on add only ``loudness`` of what they would,
+    and what is left of it without them, which so guesses it well; under build/models."""
+    shape = SHAPES[name]
+    rng = np.random.default_rng(0)
+
+    def make(tensor: str, dims: tuple[int, ...]) -> Iterable[bytes]:
+        data = random_bf16(rng, dims, "norm" in tensor)
+        parts = tensor.split(".")
+        is_late = parts[1] == "layers" and int(parts[2]) >= num_layers
+        if not is_late or not tensor.endswith(("o_proj.weight", "down_proj.weight")):
+            return [data]
+        values = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+        scaled = (values * np.float32(loudness)).view(np.uint32) >> 16
+        return [scaled.astype(np.uint16).tobytes()]
+
+    root = Path("build/models")
+    target = make_checkpoint(shape, root / f"{name}-late-{num_layers}-{loudness:g}", make=make)
+    first = replace(shape, num_layers=num_layers)
+    return target, make_checkpoint(first, root / f"{name}-first-{num_layers}")
 
 
 def checkpoint(name: str) -> Path:

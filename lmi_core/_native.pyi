@@ -186,6 +186,7 @@ class Step:
         logits: Literal["none", "first", "last", "all", "drafts"],
         adapter: int = -1,
         num_first: int = -1,
+        num_drafts: int = 0,
     ) -> int:
         """Append a sequence's tokens at positions start, start+1, ...; returns the index of its first
         logit row, or -1. Positions, slots and kv length follow from ``start`` and the block table.
@@ -194,7 +195,8 @@ class Step:
         this call's ``token_ids``, see ``set_target``; only the last is sampled, and only if
         ``sampling_row`` >= 0. "drafts": every row is sampled, as if the sequence had generated all
         tokens up to it but the first, which it has (``num_drafts`` of them). ``adapter``: the slot of a LoRA adapter, or -1.
-        ``num_first``: the tokens up to the second text of a pair, or -1."""
+        ``num_first``: the tokens up to the second text of a pair, or -1. ``num_drafts``: of "last", tokens at the end
+        that the row samples behind as if the sequence had generated them."""
     def set_target(self, logit_row: int, token_id: int) -> None:
         """Report the log-probability (and top-n) of ``token_id`` for this row (prompt logprobs)."""
     def add_copy(self, src_block: int, dst_block: int) -> None:
@@ -203,6 +205,9 @@ class Step:
         """The token ids are what these logit rows sample of ``previous``, a step executed before this
         one, a row per token; 0 for a row that samples none, -1 for a token that is known. ``previous`` must live on, uncleared, until
         this step runs."""
+    def take_token(self, token_row: int, source: Step, logit_row: int) -> None:
+        """A token's id is what a logit row samples of ``source``, a step executed before this one; 0 for
+        a row that samples none or an id beyond the vocabulary. Both steps run on the CPU."""
     def add_mask(self, logit_row: int) -> npt.NDArray[np.uint32]:
         """Restrict what a logit row samples: a writable mask of one bit per token id, lowest first, all
         clear. It may be written until ``set_mask_ready``, also while the step runs: ``sample`` waits."""

@@ -135,7 +135,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"logits_scaling": 1.3, "attention_bias": True, "mlp_bias": True},
     ),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
-    "olmo": ("olmo", {}),
+    "olmo": ("olmo", {"clip_qkv": 0.7, "attention_bias": True}),
     "olmo2": ("olmo2", {}),
     "olmo3": (
         "olmo3",
@@ -191,7 +191,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bloom": ("bloom", {"n_layer": 3, "n_head": 4, "tie_word_embeddings": True}),
     "bloom_heads": ("bloom", {"n_layer": 2, "n_head": 6, "hidden_size": 96}),
-    "mpt": ("mpt", {"d_model": 64, "n_layers": 3, "n_heads": 4, "tie_word_embeddings": True}),
+    "mpt": (
+        "mpt",
+        {"d_model": 64, "n_layers": 3, "n_heads": 4, "tie_word_embeddings": True}
+        | {"attn_config": {"clip_qkv": 0.7}},
+    ),
     "mpt_heads": ("mpt", {"d_model": 96, "n_layers": 2, "n_heads": 6}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3_moe": (
@@ -204,7 +208,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
         | {"decoder_sparse_step": 2, "shared_expert_intermediate_size": 40},
     ),
-    "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "clip_qkv": 0.9}),
     "granite_moe": (
         "granitemoe",
         {"attention_multiplier": 0.3, "residual_multiplier": 0.4, "embedding_multiplier": 3.0}
@@ -243,12 +247,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**LATENT, "n_routed_experts": 12, "n_group": 4, "topk_group": 2}
         | {"rope_parameters": {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 0.8}},
     ),
-    "olmo_clip": ("olmo", {"clip_qkv": 0.7, "attention_bias": True}),
-    "olmoe_clip": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "clip_qkv": 0.9}),
-    "mpt_clip": (
-        "mpt",
-        {"d_model": 64, "n_layers": 3, "n_heads": 4, "attn_config": {"clip_qkv": 0.7}},
-    ),
     "dbrx": (
         "dbrx",
         {"d_model": 64, "n_heads": 4, "n_layers": 3, "max_seq_len": 512}
@@ -259,8 +257,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "internlm3": ("internlm3", {"head_dim": 32, "qkv_bias": True, "bias": True}),
     # Of tests/published_models.py.
     "baichuan": ("baichuan", {"rms_norm_eps": 1e-6}),
-    "baichuan2": ("baichuan", {"rms_norm_eps": 1e-6, "z_loss_weight": 0}),
-    "baichuan_13b": ("baichuan13b", {"rms_norm_eps": 1e-6}),
     "baichuan2_13b": ("baichuan13b", {"rms_norm_eps": 1e-6, "z_loss_weight": 0}),
     "chatglm2": (
         "chatglm",
@@ -288,10 +284,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "minicpm",
         {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 60, "rms_norm_eps": 1e-5}
         | {"tie_word_embeddings": True},
-    ),
-    "minicpm_head": (
-        "minicpm",
-        {"scale_emb": 2, "scale_depth": 1.4, "dim_model_base": 48, "rms_norm_eps": 1e-5},
     ),
 }
 

@@ -324,20 +324,24 @@ void bind_step(py::module_& m) {
       .def(
           "add",
           [](StepBuffer& step, const py::object& token_ids, int32_t start, int32_t table_row,
-             int32_t sampling_row, const std::string& logits, int32_t adapter, int32_t num_first) {
+             int32_t sampling_row, const std::string& logits, int32_t adapter, int32_t num_first,
+             int32_t num_drafts) {
             const std::vector<int32_t> ids = ids_from_python(token_ids);
             for (const int32_t id : ids) {
               LMI_CHECK(id >= 0 && id < step.view().sampling->vocab_size, "token id ", id, " of ",
                         step.view().sampling->vocab_size);
             }
             return step.add(ids.data(), static_cast<int32_t>(ids.size()), start, table_row,
-                            sampling_row, parse_logit_rows(logits), adapter, num_first);
+                            sampling_row, parse_logit_rows(logits), adapter, num_first, num_drafts);
           },
           py::arg("token_ids"), py::arg("start"), py::arg("table_row"), py::arg("sampling_row"),
-          py::arg("logits"), py::arg("adapter") = -1, py::arg("num_first") = -1)
+          py::arg("logits"), py::arg("adapter") = -1, py::arg("num_first") = -1,
+          py::arg("num_drafts") = 0)
       .def("set_target", &StepBuffer::set_target, py::arg("logit_row"), py::arg("token_id"))
       .def("add_copy", &StepBuffer::add_copy, py::arg("src_block"), py::arg("dst_block"))
       .def("follow", &StepBuffer::follow, py::arg("previous"), py::arg("logit_rows"))
+      .def("take_token", &StepBuffer::take_token, py::arg("token_row"), py::arg("source"),
+           py::arg("logit_row"))
       .def(
           "add_mask",
           [](const py::object& self, int32_t logit_row) {

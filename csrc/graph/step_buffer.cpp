@@ -59,6 +59,7 @@ void StepBuffer::clear() {
   view_.masks = nullptr;
   view_.mask_ready = nullptr;
   previous_ = nullptr;
+  taken_.clear();
   std::fill(masks_.begin(), masks_.end(), nullptr);
   times = {};
   error.clear();
@@ -67,7 +68,7 @@ void StepBuffer::clear() {
 
 int32_t StepBuffer::add(const int32_t* token_ids, int32_t num_tokens, int32_t start,
                         int32_t table_row, int32_t sampling_row, LogitRows logits,
-                        int32_t adapter_slot, int32_t num_first) {
+                        int32_t adapter_slot, int32_t num_first, int32_t num_drafts) {
   const StepCapacity& capacity = view_.capacity;
   LMI_CHECK(num_tokens > 0, "a sequence needs at least one token in a step");
   LMI_CHECK(view_.num_tokens + num_tokens <= capacity.max_tokens, "step has ", view_.num_tokens,
@@ -119,7 +120,9 @@ int32_t StepBuffer::add(const int32_t* token_ids, int32_t num_tokens, int32_t st
     }
   }
   const int32_t sampled = logits == LogitRows::kFirst ? 0 : num_tokens - 1;
-  add_logit_row(first_row + sampled, sampling_row, start + sampled + 1);
+  LMI_CHECK(num_drafts >= 0 && num_drafts <= sampled + 1, num_drafts, " drafts of ", sampled + 1,
+            " tokens");
+  add_logit_row(first_row + sampled, sampling_row, start + sampled + 1, num_drafts);
   return first_logit_row;
 }
 
@@ -179,7 +182,20 @@ void StepBuffer::follow(const StepBuffer& previous, std::vector<int32_t> logit_r
   previous_rows_ = std::move(logit_rows);
 }
 
+void StepBuffer::take_token(int32_t token_row, const StepBuffer& source, int32_t logit_row) {
+  LMI_CHECK(&source != this, "a step can't follow itself");
+  LMI_CHECK(token_row >= 0 && token_row < view_.num_tokens, "token row ", token_row, " of ",
+            view_.num_tokens);
+  LMI_CHECK(logit_row >= 0 && logit_row < source.view_.num_logit_rows, "logit row ", logit_row,
+            " of ", source.view_.num_logit_rows);
+  taken_.push_back({.token_row = token_row, .logit_row = logit_row, .source = &source});
+}
+
 void StepBuffer::take_tokens() {
+  for (const TakenToken& taken : taken_) {
+    const int32_t id = taken.source->view_.sampled_ids[taken.logit_row];
+    view_.token_ids[taken.token_row] = id >= 0 && id < view_.sampling->vocab_size ? id : 0;
+  }
   if (previous_ == nullptr) return;
   for (int32_t i = 0; i < view_.num_tokens; ++i) {
     const int32_t row = previous_rows_[i];

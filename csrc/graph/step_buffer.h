@@ -35,10 +35,11 @@ class StepBuffer {
   // -1. kLast samples after the last token with sampling_row; kAll also reports, for every other
   // row, the log-probability of the token that follows; kFirst is the first token's. kDrafts
   // samples after every token, of which all but the first are drafts. adapter_slot: -1: none.
-  // num_first: tokens up to the second text of a pair; -1: there is none.
+  // num_first: tokens up to the second text of a pair; -1: there is none. num_drafts: of kLast, so
+  // many tokens at the end are drafts.
   int32_t add(const int32_t* token_ids, int32_t num_tokens, int32_t start, int32_t table_row,
               int32_t sampling_row, LogitRows logits, int32_t adapter_slot = -1,
-              int32_t num_first = -1);
+              int32_t num_first = -1, int32_t num_drafts = 0);
   void set_target(int32_t logit_row, int32_t token_id);
   void add_copy(int32_t src_block, int32_t dst_block);
 
@@ -47,6 +48,9 @@ class StepBuffer {
   // take_tokens(), just before this step runs; until then previous must stay as it is. A device's
   // worker takes them on the device instead.
   void follow(const StepBuffer& previous, std::vector<int32_t> logit_rows);
+  // The same of one token row, whatever the others are; also 0 for an id beyond the vocabulary. The
+  // step is executed before this one, and stays as it is until this one runs. On the CPU only.
+  void take_token(int32_t token_row, const StepBuffer& source, int32_t logit_row);
   void take_tokens();
   // The logit rows of the step that it follows, one per token; null if it follows none.
   const int32_t* followed_rows() const {
@@ -78,6 +82,12 @@ class StepBuffer {
   std::unique_ptr<int32_t[]> memory_;
   const StepBuffer* previous_ = nullptr;
   std::vector<int32_t> previous_rows_;
+  struct TakenToken {
+    int32_t token_row;
+    int32_t logit_row;
+    const StepBuffer* source;
+  };
+  std::vector<TakenToken> taken_;
   std::vector<std::vector<uint32_t>> mask_memory_;  // per logit row, allocated when first used
   std::vector<const uint32_t*> masks_;
   std::vector<uint32_t> mask_ready_;

@@ -22,6 +22,7 @@ from lmi_core.config.rows import DEFAULT, Row, refused_rows
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.table.option import SYSTEMS, Outcome
 from lmi_core.config.targets.host import Host, detect_host
+from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.text.printable import printable
 from lmi_core.weights.quantized.methods import BITSANDBYTES
 
@@ -69,10 +70,7 @@ def main(
             problems.items += judge(model, report.server, environ)
         report = replace(report, errors=problems.errors, warnings=problems.warnings)
     report = replace(report, rows=tuple(refused_rows(rows, report.errors) for rows in report.rows))
-    needs = [
-        memory_needs(model, readable_directory(model.source, report.server, environ))
-        for model in report.models
-    ]
+    needs = [_needs(model, report.server, environ) for model in report.models]
     if "--json" in argv:
         json.dump(as_json(report, needs), out, indent=2)
         out.write("\n")
@@ -85,6 +83,14 @@ def main(
     )
     out.write(page.of(report, needs))
     return exit_code(report, strict="--strict" in argv)
+
+
+def _needs(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]) -> Needs:
+    directory = readable_directory(model.source, server, environ)
+    draft = None
+    if model.draft is not None:
+        draft = readable_directory(model.draft.source, server, environ)
+    return memory_needs(model, directory, draft)
 
 
 def exit_code(report: Report, *, strict: bool) -> int:
@@ -181,6 +187,8 @@ def _heading(model: ModelConfig, needs: Needs) -> list[str]:
         f"  written  for {_WRITTEN.get(model.system, SYSTEMS[model.system])}",
         f"  backend  {BACKENDS[model.backend].title}: {model.reason}",
     ]
+    if model.draft is not None:
+        lines.append(f"  drafts   by {model.draft.source.location} ({model.draft.source.kind})")
     if model.files.pickled:
         lines.append(f"  weights  {model.files.pickled}: {_PICKLED.get(model.backend, _LEFT)}")
     if model.backend != "handler":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lmi_core.config.artefacts.cache import readable_directory
 from lmi_core.config.artefacts.fetch import check_source
 from lmi_core.config.artefacts.hub import find_in_cache, hub_cache
 from lmi_core.config.artefacts.local import check_adapter
+from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.problem import Problem, Problems
 from lmi_core.config.targets.placement import COPY_KEYS
@@ -70,6 +72,9 @@ def _checks(
     named = () if model.lora is None else model.lora.named
     for adapter in named:
         yield lambda adapter=adapter: check_source(adapter.source, server, environ, check_adapter)  # type: ignore[misc]
+    if model.draft is not None:
+        draft = model.draft.source
+        yield lambda: check_source(draft, server, environ)
     yield lambda: _check_device(model)
     yield lambda: _check_copies(model)
     directory = _whole_directory(model, server, environ)
@@ -89,7 +94,10 @@ def _whole_directory(
     model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]
 ) -> Path | None:
     """Where the model's files are, if all of them are here."""
-    source = model.source
+    return _whole(model.source, server, environ)
+
+
+def _whole(source: ModelSource, server: ServerConfig, environ: Mapping[str, str]) -> Path | None:
     if source.kind == "hub" and not source.file:
         cache = server.hub_cache or hub_cache(environ)
         return find_in_cache(source.location, source.revision, cache)
@@ -161,13 +169,22 @@ def _check_native(
     model: ModelConfig, directory: Path, server: ServerConfig, environ: Mapping[str, str]
 ) -> Sequence[str]:
     from lmi_core.adapters.adapter import check_adapter_fits
+    from lmi_core.models.draft_model import FIELD as DRAFT_FIELD
     from lmi_core.models.loader import find_model
     from lmi_core.runners.cpu.cpu_runner import find_cpu_model
     from lmi_core.runners.cpu.memory_needs import check_copies
     from lmi_core.text.tokenizer import Tokenizer
 
-    config = model.engine_config(directory, _whole_adapters(model, server, environ))
-    found = find_cpu_model(config) if config.device == "cpu" else find_model(config)
+    draft = None if model.draft is None else _whole(model.draft.source, server, environ)
+    config = model.engine_config(directory, _whole_adapters(model, server, environ), draft)
+    if draft is None and model.speculation is not None:
+        config = replace(config, speculation=model.speculation.engine(None))
+    try:
+        found = find_cpu_model(config) if config.device == "cpu" else find_model(config)
+    except UserError as error:
+        if error.field == DRAFT_FIELD and model.draft is not None:
+            error.field = model.draft.key
+        raise
     if found.pooling is not None:
         _refuse_copies(model, "a model that gives embeddings or scores")
     if model.placement.num_copies > 1 and config.device == "cpu":

@@ -33,27 +33,27 @@ class MemoryNeeds:
 Needs = MemoryNeeds | str | None
 
 
-def memory_needs(model: ModelConfig, directory: Path | None) -> Needs:
-    """The needs of a model of the CPU engine whose files are in ``directory``, or why it can't have
-    them; None where that isn't known before it is loaded."""
+def memory_needs(model: ModelConfig, directory: Path | None, draft: Path | None = None) -> Needs:
+    """The needs of a model of the CPU engine whose files are in ``directory``, and of its draft
+    model in ``draft``, or why it can't have them; None where that shows only when it is loaded."""
     if model.backend != "lmi" or directory is None or not weight_files(directory):
         return None
     if model.engine is None or model.engine.config.device != "cpu":
         return None
     try:
-        return _needs(model, directory)
+        return _needs(model, directory, draft)
     except LmiError as error:
         return str(error)
     except (ImportError, ValueError, TypeError, OSError):
         return None  # other checks say what is wrong
 
 
-def _needs(model: ModelConfig, directory: Path) -> MemoryNeeds:
+def _needs(model: ModelConfig, directory: Path, draft: Path | None) -> MemoryNeeds:
     from lmi_core import _native
     from lmi_core.models.loader import find_model
     from lmi_core.runners.cpu.memory_needs import estimate_copies
 
-    config = model.engine_config(directory)
+    config = model.engine_config(directory, draft=draft)
     needs = estimate_copies(config, find_model(config), model.placement.num_copies)
     limit = int(_native.cpu_info()["memory_limit_bytes"])
     return MemoryNeeds(needs.weights, needs.kv_cache, limit, min(limit, free_bytes()))

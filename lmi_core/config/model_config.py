@@ -13,6 +13,7 @@ from lmi_core.config.paths import first_file
 from lmi_core.config.sources.merge import Value
 from lmi_core.config.targets.engine_settings import EngineSettings
 from lmi_core.config.targets.lora_settings import LoraSettings
+from lmi_core.config.targets.speculation_settings import DraftSource, SpeculationSettings
 from lmi_core.settings.custom_code_config import CustomCodeConfig
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.library_config import LibraryConfig
@@ -57,14 +58,19 @@ class ModelConfig:
     lora: LoraSettings | None
     passed_on: Mapping[str, str]
     values: Mapping[str, Value]
+    speculation: SpeculationSettings | None = None
+    """What is drafted; None: nothing."""
     again: Callable[[], ModelConfig] | None = field(default=None, compare=False, repr=False)
     """Resolves the model once more, with what has been fetched since; raises ConfigError."""
 
     def engine_config(
-        self, model: Path | None = None, adapters: Sequence[tuple[str, Path]] = ()
+        self,
+        model: Path | None = None,
+        adapters: Sequence[tuple[str, Path]] = (),
+        draft: Path | None = None,
     ) -> EngineConfig:
         """Return our engine's configuration; ``model`` is where the files are by now, ``adapters``
-        those that ``lora`` names.
+        those that ``lora`` names, ``draft`` the draft model that ``speculation`` names.
 
         Raises ValueError if the model isn't local and ``model`` is not given.
         """
@@ -74,7 +80,18 @@ class ModelConfig:
             model = model_directory(Path(self.source.location))
         assert self.engine is not None, "our engine drives it"
         lora = None if self.lora is None else self.lora.config(model, adapters)
-        return replace(self.engine.config, model=model, lora=lora)
+        config = replace(self.engine.config, model=model, lora=lora)
+        if self.speculation is None:
+            return config
+        named = self.speculation.draft
+        if draft is None and named is not None and named.source.kind == "local":
+            draft = model_directory(Path(named.source.location))
+        return replace(config, speculation=self.speculation.engine(draft))
+
+    @property
+    def draft(self) -> DraftSource | None:
+        """The draft model that is named, or None."""
+        return None if self.speculation is None else self.speculation.draft
 
     @property
     def num_processes(self) -> int | None:

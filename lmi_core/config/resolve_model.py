@@ -124,14 +124,15 @@ def resolve_model(
     )
     speculation = None
     if decision.backend == "lmi":
-        speculation = speculation_settings(values, problems)
+        speculation = speculation_settings(values, listed.directory, placement, problems)
     rows = model_rows(values, decision.backend, written.system, problems)
     rows += () if lora is None else lora.rows(found.directory)
     _warn_of_requirements(found, decision, problems)
-    engine = _engine(listed, found, decision, placement, speculation, problems)
+    drafts = None if speculation is None else speculation.config
+    engine = _engine(listed, found, decision, placement, drafts, problems)
     code = _custom_code(listed, found, around, problems)
     model = _config(listed, found, decision, placement, engine, code, lora)
-    model = replace(model, again=partial(_again, listed, around))
+    model = replace(model, speculation=speculation, again=partial(_again, listed, around))
     return model, rows + withheld_rows(() if code is None else code.withheld)
 
 

@@ -94,7 +94,7 @@ class EngineCore:
             shares=shares,
         )
         self._totals = EngineTotals()
-        speculation = speculation_of(config.speculation, runner.info, self._memory, self._totals)
+        speculation = speculation_of(config.speculation, runner, self._memory, self._totals)
         self._scheduler = Scheduler(queues, self._memory, policy, speculation, shares)
         self._requests = OpenRequests()
         self._pools = runner.info.pooling is not None

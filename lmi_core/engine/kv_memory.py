@@ -232,7 +232,7 @@ class KvMemory:
         sequence.row = -1
         sequence.copy = None
         sequence.block_ids = []
-        sequence.num_computed = sequence.num_published = 0
+        sequence.num_computed = sequence.num_published = sequence.num_drafted = 0
 
     def observe(self, sequence: Sequence, token_id: int) -> None:
         """Count an output token, for penalties and the minimum length."""
@@ -277,6 +277,7 @@ class KvMemory:
             return True
         num_spare = self._num_promised if self._guaranteed_no_evict else num_spare_blocks
         num_needed = search.num_state_blocks + num_spare
+        self.pinned.make_room(num_needed)
         if num_needed <= self.pool.num_available:
             request.state_blocks = self.pool.allocate(search.num_state_blocks) or []
         return bool(request.state_blocks)

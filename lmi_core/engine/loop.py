@@ -18,7 +18,14 @@ from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
 from lmi_core.engine.step_costs import StepCosts
 from lmi_core.errors import EngineError, UserError
-from lmi_core.runners.runner import AheadRunner, PoolingRunner, Runner, StatesRunner
+from lmi_core.runners.runner import (
+    AheadRunner,
+    DraftingRunner,
+    HeadsRunner,
+    PoolingRunner,
+    Runner,
+    StatesRunner,
+)
 from lmi_core.structured.mask_threads import MaskThreads
 
 if TYPE_CHECKING:
@@ -169,6 +176,7 @@ class StepLoop:
         try:
             self._scheduler.fill(plan, step)
             submitted_s = time.monotonic()
+            self._submit_chain(plan)
             if plan.wants_states:
                 cast(StatesRunner, self._runner).submit_with_states(step)
             else:
@@ -193,6 +201,7 @@ class StepLoop:
         try:
             logit_rows = self._scheduler.fill_ahead(plan, step)
             submitted_s = time.monotonic()
+            self._submit_chain(plan)
             cast(AheadRunner, self._runner).submit_ahead(step, logit_rows)
             self._in_flight.append(done)
         except Exception:
@@ -201,6 +210,10 @@ class StepLoop:
             return None
         self._masks.fill(self._scheduler.missing_masks())
         return Submitted(plan, step, submitted_s, done)
+
+    def _submit_chain(self, plan: Plan) -> None:
+        if plan.chain is not None:
+            cast(DraftingRunner, self._runner).drafter.submit(plan.chain.steps)
 
     def _next_step(self) -> Step:
         steps = self._runner.steps
@@ -221,7 +234,8 @@ class StepLoop:
         # A step that was submitted ahead began when the one before it had ended.
         seconds = completed_s - max(submitted_s, self._completed_s)
         if self._costs is not None and submitted_s < self._completed_s:
-            self._costs.note_gap(seconds - step.native_ns * 1e-9, ahead=True)
+            gap_s = seconds - plan.chain_s - step.native_ns * 1e-9
+            self._costs.note_gap(gap_s, ahead=True)
         self._count(plan, step, seconds)
         self._completed_s = completed_s
         if step.error:
@@ -235,6 +249,8 @@ class StepLoop:
         elif plan.wants_states:
             rows = cast(StatesRunner, self._runner).states(step)
         commit = self._scheduler.commit(plan, step, rows)
+        if self._runner.info.has_draft_heads and not self._in_flight and not plan.wants_states:
+            self._scheduler.keep_states(commit, cast(HeadsRunner, self._runner).head_rows(step))
         self._fail_requests(commit.failures, "taking over the request's step failed")
         if self._check_integrity:
             self._scheduler.check_integrity()
@@ -250,7 +266,7 @@ class StepLoop:
             self._costs.note(plan.num_tokens, native_seconds)
         totals.num_steps += 1
         totals.step_seconds += seconds
-        totals.native_seconds += native_seconds
+        totals.native_seconds += native_seconds + plan.chain_s
         self._observer.on_step(
             StepRecord(plan.num_tokens, len(plan.sequences), seconds, native_seconds)
         )

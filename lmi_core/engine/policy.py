@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from lmi_core.engine.kv_memory import KvMemory
+from lmi_core.engine.model_drafts import DraftChain
 from lmi_core.engine.sequence import Sequence, SequenceState
 
 _BY_KEY: Callable[[Sequence], tuple[int, int, int]] = lambda sequence: sequence.key  # noqa: E731
@@ -26,8 +27,15 @@ class Plan:
     num_prompt_tokens: int = 0
     """Those of ``num_tokens`` that aren't of decoding sequences."""
     num_preempted: int = 0
+    chain: DraftChain | None = None
+    """Draft steps that run before it, and give some of its tokens."""
     failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
     """Sequences that planning itself failed for; they are in none of the lists above."""
+
+    @property
+    def chain_s(self) -> float:
+        """Seconds that the worker spent on the chain, once it is done."""
+        return 0.0 if self.chain is None else self.chain.seconds
 
     @property
     def wants_states(self) -> bool:

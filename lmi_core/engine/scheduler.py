@@ -148,6 +148,8 @@ class Scheduler:
             self._speculation.add_drafts(ahead, known, self.num_running)
         for sequence in known:
             self._fill_one(sequence, step)
+        if ahead.chain is not None:
+            ahead.chain.lead_to(step)
         for sequence in following:
             sequence.num_ahead = 1
         rows = [sequence.logit_row for sequence in following]
@@ -168,6 +170,8 @@ class Scheduler:
             step.add_copy(source, target)
         for sequence in plan.sequences:
             self._fill_one(sequence, step)
+        if plan.chain is not None:
+            plan.chain.lead_to(step)
 
     def _fill_one(self, sequence: Sequence, step: Step) -> None:
         start = sequence.num_computed
@@ -213,6 +217,8 @@ class Scheduler:
         ``plan.wants_states``."""
         commit = Commit()
         sampled = step.sampled()
+        if self._speculation is not None:
+            self._speculation.settle(plan, step)
         states = _states_by_sequence(plan, step, rows) if plan.wants_states else {}
         for sequence in plan.sequences:
             try:
@@ -227,6 +233,11 @@ class Scheduler:
                 commit.failures.append((sequence, error))
                 self.finish_all(sequence.request.sequences)
         return commit
+
+    def keep_states(self, commit: Commit, states: FloatArray) -> None:
+        """The hidden states of a committed step's logit rows, for heads that draft."""
+        if self._speculation is not None:
+            self._speculation.keep_states(commit, states)
 
     def _commit_pooled(self, sequence: Sequence, rows: FloatArray, commit: Commit) -> None:
         logit_row, num_tokens = sequence.logit_row, sequence.num_scheduled
@@ -310,7 +321,7 @@ class Scheduler:
         if sequence.state is SequenceState.RUNNING:
             self.memory.give_back(sequence)
         if self._speculation is not None:
-            self._speculation.count(len(drafts), num_accepted)
+            self._speculation.count(sequence, len(drafts), num_accepted)
 
     def _commit_scores(
         self, sequence: Sequence, logit_row: int, start: int, num_tokens: int, commit: Commit

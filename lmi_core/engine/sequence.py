@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from enum import IntEnum
+from typing import Literal
 
 from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.contrastive_search import ContrastiveSearch
@@ -16,6 +17,8 @@ from lmi_core.models.pooling_head import RowSum
 from lmi_core.structured.matcher import Matcher
 from lmi_core.text.detokenizer import Detokenizer
 from lmi_core.text.stop import StopMatcher
+
+DraftedBy = Literal["text", "grammar", "model"]
 
 
 class SequenceState(IntEnum):
@@ -39,6 +42,7 @@ class Sequence:
         "choice",
         "copy",
         "detokenizer",
+        "drafted_by",
         "drafts",
         "end_ids",
         "error",
@@ -54,6 +58,7 @@ class Sequence:
         "needs_observe",
         "num_ahead",
         "num_computed",
+        "num_drafted",
         "num_first",
         "num_prompt",
         "num_published",
@@ -118,6 +123,8 @@ class Sequence:
         """Leading blocks that the prefix index knows."""
         self.num_computed = 0
         """Leading tokens whose KV is in the cache, by committed steps."""
+        self.num_drafted = 0
+        """Leading tokens whose KV the draft model has, by the chains that were submitted."""
         self.num_scheduled = 0
         """Tokens in the step being planned or in flight; 0 when it has no part in it."""
         self.logit_row = -1
@@ -125,6 +132,8 @@ class Sequence:
         self.drafts: list[int] = []
         """What that step computes behind the last token, to be kept as far as it is what is
         sampled; -1: it can't be."""
+        self.drafted_by: DraftedBy = "text"
+        """What gave the last drafts."""
         self.num_ahead = 0
         """Tokens, 1 or 0, in a step submitted behind that one, before its results are known."""
         self.ahead_row = -1

@@ -39,6 +39,12 @@ class EngineTotals:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     """Of the draft tokens; each spares its sequence a step."""
+    num_grammar_draft_tokens: int = 0
+    num_grammar_accepted_tokens: int = 0
+    """Of the draft tokens, those that a grammar left no choice about."""
+    num_model_draft_tokens: int = 0
+    num_model_accepted_tokens: int = 0
+    """Of the draft tokens, those of a draft model; all others are from texts."""
     step_seconds: float = 0.0
     """From submit to the loop's notice of completion, summed."""
     native_seconds: float = 0.0

@@ -36,6 +36,16 @@ class StepCosts:
         """So long after a step the next one began; ``ahead``: it was submitted before."""
         self._gaps_s[ahead] += _WEIGHT * (max(0.0, seconds) - self._gaps_s[ahead])
 
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._seen)
+
+    def seconds(self, num_rows: Sequence[int], *, ahead: bool) -> list[float]:
+        """From the end of a step to that of the next, of each of these numbers of rows."""
+        points, gap_s = self._points(), self._gaps_s[ahead]
+        return [_seconds(points, num) + gap_s for num in num_rows]
+
     def num_worthwhile(
         self, num_rows: int, num_tokens: int, chances: Sequence[float], *, ahead: bool
     ) -> int:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import NamedTuple, Protocol
 
 from lmi_core import _native
-from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.sequence import DraftedBy, Sequence
 from lmi_core.settings.speculation_config import SpeculationConfig
 
 _MAX_TEXT_TOKENS = 1 << 16
@@ -34,6 +34,7 @@ class Draft(NamedTuple):
 
     token_ids: list[int]
     chances: list[float]
+    source: DraftedBy = "text"
 
 
 class DraftSource(Protocol):
@@ -71,7 +72,7 @@ class ForcedTokens:
             return None
         self._first[sequence] = (len(sequence.token_ids), token_ids[0])
         # Behind the first one a model spells as the tokenizer does.
-        return Draft(token_ids, [self._chance] * len(token_ids))
+        return Draft(token_ids, [self._chance] * len(token_ids), "grammar")
 
     def end(self, sequence: Sequence) -> None:
         self._first.pop(sequence, None)

@@ -62,6 +62,14 @@ class Decoder:
         pooled, fp32 [L, hidden]."""
         return self._record_head(self._record_layers(self._embedded(graph)))
 
+    def record_with_rows(self, graph: Graph) -> Handle:
+        """As ``record``, of a model that doesn't pool; returns what its final norm reads, fp32
+        [L, hidden]."""
+        x = ops.gather_logit_rows(self._record_layers(self._embedded(graph)))
+        ops.output(x)
+        self._record_logits(x)
+        return x
+
     def record_with_states(self, graph: Graph, states: StatesOf) -> Handle:
         """The same, of a model that doesn't pool; returns its tokens' hidden states, fp32
         [T, hidden]: what the first layer reads, or what the last one gives, normed."""
@@ -89,12 +97,17 @@ class Decoder:
         return x
 
     def _record_head(self, x: Handle) -> Handle:
-        spec, weights = self.spec, self.weights
+        weights = self.weights
         x = ops.gather_logit_rows(x)
         if weights.head is None:
             x = x if weights.final_norm is None else self._stream_normed(x, weights.final_norm)
             ops.output(x)
             return x
+        return self._record_logits(x)
+
+    def _record_logits(self, x: Handle) -> Handle:
+        spec, weights = self.spec, self.weights
+        assert weights.head is not None
         x = self._normed(x, weights.final_norm)
         if weights.project_out is not None:
             x = ops.linear(x, weights.project_out.weight, out_dtype="act")

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from lmi_core.errors import ModelError
+from lmi_core.errors import MissingExtraError, ModelError, UserError
 from lmi_core.models.decoder_weights import load_decoder
+from lmi_core.models.draft_model import FIELD as DRAFT_MODEL
+from lmi_core.models.draft_model import check_vocabulary, draft_config
 from lmi_core.models.expert_tensors import is_router, with_layout
 from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.gguf_spec import gguf_spec
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
+from lmi_core.models.medusa_heads import MedusaHeads, find_medusa_heads
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
 from lmi_core.models.registry import family_of
@@ -82,6 +85,10 @@ class FoundModel:
     pooling: PoolingSpec | None
     notes: tuple[str, ...]
     """What is served otherwise than the files say, for explanations and the log."""
+    draft: FoundModel | None = None
+    """What drafts for it."""
+    heads: MedusaHeads | None = None
+    """What drafts for it instead."""
 
 
 def find_model(asked: EngineConfig) -> FoundModel:
@@ -120,7 +127,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
     if pooling is not None and pooling.answers is not None:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     check_max_model_len(asked.max_model_len, spec.max_positions)
-    return FoundModel(
+    found = FoundModel(
         checkpoint=checkpoint,
         config=config,
         spec=spec,
@@ -136,6 +143,28 @@ def find_model(asked: EngineConfig) -> FoundModel:
             *_notes(spec, asked.max_model_len, checkpoint, tensors),
         ),
     )
+    return _with_drafts(asked, found)
+
+
+def _with_drafts(asked: EngineConfig, found: FoundModel) -> FoundModel:
+    """``found``, which is for ``asked``, with what drafts for it. Raises ModelError that says of
+    what it speaks."""
+    path = None if asked.speculation is None else asked.speculation.draft_model
+    if path is None:
+        return found
+    try:
+        if found.pooling is not None or not found.spec.has_head:
+            raise ModelError(f"{asked.model} gives embeddings or scores: nothing is drafted for it")
+        config = draft_config(asked)
+        if config is None:
+            return replace(found, heads=find_medusa_heads(path, found.spec))
+        draft = find_model(replace(config, speculation=None))
+        check_vocabulary(asked.model, path)
+    except MissingExtraError:
+        raise
+    except UserError as error:
+        raise ModelError(f"the draft model: {error}", field=DRAFT_MODEL) from None
+    return replace(found, draft=draft)
 
 
 def _notes(

@@ -29,11 +29,10 @@ def override_rope(config: HfConfig, asked: EngineConfig) -> HfConfig:
         return config
     _, values = _rope_values(config)
     if kind is not None or factor is not None:
-        values = {
-            "rope_type": kind or "linear",
-            "factor": factor or 1.0,
-            "rope_theta": _theta(config, values),
-        }
+        own = values.get("rope_theta", config.get("rope_theta"))
+        values = {"rope_type": kind or "linear", "factor": factor or 1.0}
+        # Without one, it is the family's.
+        values |= {} if own is None else {"rope_theta": own}
     if theta is not None:
         values = {**values, "rope_theta": theta}
     rest = {key: value for key, value in config.values.items() if key not in _KEYS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -52,6 +53,10 @@ class RunnerInfo:
     verifies_drafts: bool = False
     """Whether several rows of a sequence can be sampled in one step, and all but some leading ones
     be forgotten."""
+    draft_model: str = ""
+    """The name of the draft model of a ``DraftingRunner``; empty: it has none."""
+    has_draft_heads: bool = False
+    """Whether that is a ``HeadRunner``, of a ``HeadsRunner``."""
     pooling: PoolingSpec | None = None
     """What prompts are pooled to, by a ``PoolingRunner``; None: the model generates."""
     num_state_columns: int = 0
@@ -113,6 +118,48 @@ class AheadRunner(Runner, Protocol):
         """As ``submit``, of a step whose token ids are what these rows of the last step sampled, or
         any where that step failed or a row sampled none; -1: the id in the step."""
         ...
+
+
+class DraftRunner(Protocol):
+    """Computes steps of a draft model, in chains: a step takes the tokens that those before it
+    sample. It reads and writes KV of its own in the runner's blocks, by the same block tables, and
+    samples by the same rows of the sampling table."""
+
+    vocab_size: int
+    max_model_len: int
+    max_num_tokens: int
+    """Of a step."""
+
+    def next_steps(self) -> tuple[Step, ...]:
+        """Buffers for a chain, none of them of the last one, which may be in flight."""
+        ...
+
+    def submit(self, steps: Sequence[Step]) -> None:
+        """Execute a chain, before any step that is submitted later. Returns at once."""
+        ...
+
+
+class HeadRunner(DraftRunner, Protocol):
+    """Draws drafts from hidden states: heads, whose steps don't follow each other."""
+
+    num_heads: int
+    states: FloatArray
+    """fp32 [max_num_seqs, hidden]: token ids of its steps are rows of it."""
+
+
+class HeadsRunner(Runner, Protocol):
+    """Has heads as its ``drafter``, and gives the states that they go on from."""
+
+    def head_rows(self, step: Step) -> FloatArray:
+        """The last hidden states of a completed step's logit rows, fp32 [L, hidden]; until the next
+        step is submitted."""
+        ...
+
+
+class DraftingRunner(Runner, Protocol):
+    """Has a draft model, whose tokens steps take (``Step.take_token``)."""
+
+    drafter: DraftRunner
 
 
 class BlockMemory(Protocol):

@@ -163,6 +163,13 @@ class EngineConfig:
                 f"prefix_cache_dir needs device=cpu, not {self.device}: leave it out",
                 field="prefix_cache_dir",
             )
+        drafts_by_model = self.speculation is not None and self.speculation.draft_model is not None
+        if drafts_by_model and self.device != "cpu":
+            raise UserError(
+                f"speculation.draft_model needs device=cpu, not {self.device}: leave it out; texts "
+                "and grammars are drafted from there, too",
+                field="speculation",
+            )
         if self.activations == "bf16" and self.device != "cpu":
             raise UserError(
                 f"activations=bf16 needs device=cpu, not {self.device}, where int8 weights have no "

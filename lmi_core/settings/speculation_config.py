@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from lmi_core.errors import UserError
 from lmi_core.settings.field_checks import check_fields
@@ -12,8 +13,9 @@ MAX_DRAFT_TOKENS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:
-    """Drafts come from the request's own text, from texts that ended before, and from what its
-    grammar leaves no choice about. UserError for a field out of range."""
+    """Drafts come from the request's own text, from texts that ended before, from what its
+    grammar leaves no choice about, and from a draft model, if there is one. UserError for a field
+    out of range."""
 
     max_draft_tokens: int = 16
     """Of a sequence in a step; fewer where so many don't pay."""
@@ -22,7 +24,13 @@ class SpeculationConfig:
     max_match: int = 32
     """The last tokens by which several such places are compared."""
 
+    draft_model: Path | None = None
+    """Directory of a model with the same vocabulary, or of Medusa heads for the model, which draft
+    where that pays (CPU engine)."""
+
     def __post_init__(self) -> None:
+        if isinstance(self.draft_model, str):
+            object.__setattr__(self, "draft_model", Path(self.draft_model))
         check_fields(self)
         for name, value, low, high in (
             ("max_draft_tokens", self.max_draft_tokens, 1, MAX_DRAFT_TOKENS),

@@ -26,6 +26,9 @@ _FIRST_BUDGET_S, _TOKEN_BUDGET_S = 0.5, 0.005
 """Processor time of a matcher: at once, and more with every token. Others wait for it in every
 step; of 128,000 tokens, JSON takes 0.02 ms for most masks, and less than 1 ms for nearly all."""
 _MAX_FIRST_S = 1.0
+_MAX_DRAFTED_CHARS = 8192
+"""Of a grammar whose forced tokens are looked for: the library finds all of them at once, which
+takes 0.1 s for a constant of 30,000 characters."""
 _MAX_REASON_CHARS = 300
 
 
@@ -66,7 +69,7 @@ def _compile(
     compiled = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
     if compiled.is_error():
         raise _refused(grammar, compiled.get_error())
-    made = GuidanceGrammar(compiled)
+    made = GuidanceGrammar(compiled, may_draft=len(grammar.text) <= _MAX_DRAFTED_CHARS)
     # The first mask is mostly the one that takes longest; what it finds out is kept.
     first = made.matcher()
     try:
@@ -88,18 +91,26 @@ def try_grammar(grammar: Grammar) -> None:
 class GuidanceGrammar:
     """Implements ``CompiledGrammar``."""
 
-    def __init__(self, compiled: llguidance.LLMatcher) -> None:
+    def __init__(self, compiled: llguidance.LLMatcher, *, may_draft: bool) -> None:
         self._compiled = compiled
+        self._may_draft = may_draft
 
     def matcher(self) -> GuidanceMatcher:
-        return GuidanceMatcher(self._compiled.deep_copy())
+        return GuidanceMatcher(self._compiled.deep_copy(), may_draft=self._may_draft)
 
 
 class GuidanceMatcher:
     """Implements ``Matcher``."""
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, *, may_draft: bool = True) -> None:
         self._matcher = matcher
+        self._may_draft = may_draft
+        self._drafts = False
+        """Whether anybody has asked for forced tokens."""
+        self._num_accepted = 0
+        self._forced: list[int] = []
+        self._forced_from = -1
+        """Where the text was when they were found: what is forced is one list until it ends."""
         self._budget_s = _FIRST_BUDGET_S
         self.spent_s = 0.0
         """Processor time so far."""
@@ -111,6 +122,10 @@ class GuidanceMatcher:
             raise _too_slow("it takes too much processor time")
         started_s = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._drafts and not self.forced_tokens():
+            # Here, in a thread of its own: this may take long, and the loop would wait.
+            self._forced_from = self._num_accepted
+            self._forced = list(self._matcher.compute_ff_tokens())
         spent_s = time.thread_time() - started_s
         self.spent_s += spent_s
         self._budget_s += _TOKEN_BUDGET_S - spent_s
@@ -122,14 +137,21 @@ class GuidanceMatcher:
         if not self._matcher.consume_token(token_id):
             raise _too_slow(_reason(self._matcher.get_error()))
         self._num_behind_end += is_behind_end
+        place = self._num_accepted - self._forced_from
+        if 0 <= place < len(self._forced) and self._forced[place] != token_id:
+            self._forced = []
+        self._num_accepted += 1
 
     def forced_tokens(self) -> list[int]:
-        return list(self._matcher.compute_ff_tokens())
+        self._drafts = self._may_draft
+        place = self._num_accepted - self._forced_from
+        return self._forced[place:] if place >= 0 else []
 
     def num_allowed(self, token_ids: list[int]) -> int:
         return int(self._matcher.validate_tokens(token_ids))
 
     def rollback(self, num_tokens: int) -> None:
+        self._num_accepted -= num_tokens
         num_behind_end = min(num_tokens, self._num_behind_end)
         self._num_behind_end -= num_behind_end
         if not self._matcher.rollback(num_tokens - num_behind_end):

@@ -26,7 +26,8 @@ class Matcher(Protocol):
         ...
 
     def forced_tokens(self) -> list[int]:
-        """Tokens that spell what the grammar leaves no choice about; others may spell it, too."""
+        """Tokens that spell what the grammar leaves no choice about, as far as filling masks has
+        shown it since this was asked for first; others may spell it, too."""
         ...
 
     def num_allowed(self, token_ids: list[int]) -> int:

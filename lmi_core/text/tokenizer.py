@@ -152,6 +152,11 @@ class Tokenizer:
         """Tokens of the vocabulary, added ones included."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    def tokens(self) -> dict[int, str]:
+        """Every token by its id, as the vocabulary spells it."""
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        return {token_id: token for token, token_id in vocabulary.items()}
+
     def token_id(self, token: str) -> int | None:
         """The id of a token given as the vocabulary spells it."""
         return self._backend.token_to_id(token)

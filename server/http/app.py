@@ -15,6 +15,8 @@ from aiohttp.typedefs import Handler, Middleware
 from lmi_core.config.address import is_loopback
 from lmi_core.errors import CapacityError, LmiError
 from lmi_core.sandbox.pool import CLIENT
+from lmi_core.settings.batch_config import BatchConfig
+from lmi_server.batches.runner import BATCHES, BatchRunner
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.dialects import DIALECTS
 from lmi_server.dialects.routes import Route
@@ -78,6 +80,8 @@ def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Appl
     def is_here(route: Route) -> bool:
         return has_management if route.is_management else not is_management
 
+    if options.batch is not None and not is_management:
+        _add_batches(app, models, options.batch, access)
     app[MODELS] = models
     app[TABLE] = table
     app[ROUTES] = [route for route in table.routes() if is_here(route)]
@@ -98,6 +102,22 @@ def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Appl
         for method in methods:
             app.router.add_route(method, route.path, handler, expect_handler=expect)
     return app
+
+
+def _add_batches(
+    app: web.Application, models: ModelRegistry, config: BatchConfig, access: Access
+) -> None:
+    """Work on batches from the first listening to the last."""
+    batches = app[BATCHES] = BatchRunner(models, config, access.owned)
+
+    async def start(_: web.Application) -> None:
+        batches.start()
+
+    async def stop(_: web.Application) -> None:
+        await batches.stop()
+
+    app.on_startup.append(start)
+    app.on_shutdown.append(stop)
 
 
 def _elsewhere(options: ServerOptions) -> Handler:

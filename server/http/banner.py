@@ -63,6 +63,8 @@ def _facts(model: ServedModel) -> list[str]:
     )
     num_tokens = runner.num_blocks * runner.block_size
     lines.append(f"  engine   {engine}")
+    if runner.draft_model:
+        lines.append(f"  drafts   by {runner.draft_model}")
     cache = f"; the KV cache ({runner.kv_dtype}) holds {num_tokens}" if num_tokens else ""
     lines.append(f"  context  {info.max_total_tokens} tokens{cache}")
     parts = {

@@ -182,6 +182,13 @@ class _StatsCollector(Collector):
             for model_name, stats in states.items():
                 family.add_metric([model_name], getattr(stats.totals, field))
             yield family
+        yield _by_source("lmi_source_draft_tokens", "Tokens drafted.", "draft", states)
+        yield _by_source(
+            "lmi_source_accepted_draft_tokens",
+            "Draft tokens that were sampled.",
+            "accepted",
+            states,
+        )
         saved = SummaryMetricFamily(
             "lmi_saved_steps",
             "Steps that a sequence was spared, for each step that it had draft tokens in.",
@@ -197,6 +204,20 @@ def _gauge(name: str, text: str, values: Mapping[str, float]) -> Metric:
     family = GaugeMetricFamily(name, text, labels=_LABELS)
     for model_name, value in values.items():
         family.add_metric([model_name], value)
+    return family
+
+
+def _by_source(name: str, text: str, kind: str, states: Mapping[str, EngineStats]) -> Metric:
+    """By what drafted them; texts have what grammars and models don't."""
+    family = CounterMetricFamily(name, text, labels=[*_LABELS, "source"])
+    for model_name, stats in states.items():
+        count = {
+            source: int(getattr(stats.totals, f"num_{source}_{kind}_tokens"))
+            for source in ("grammar", "model")
+        }
+        count["text"] = getattr(stats.totals, f"num_{kind}_tokens") - sum(count.values())
+        for source, value in count.items():
+            family.add_metric([model_name, source], value)
     return family
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from lmi_core.settings.batch_config import BatchConfig
 from lmi_core.settings.record_config import RecordConfig
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.lmi.lmi import LmiOptions
@@ -71,6 +72,8 @@ class ServerOptions:
     """A connection must deliver its headers, and then its body, within this time."""
     record: RecordConfig | None = None
     """Which requests and answers are kept, and where; None: none."""
+    batch: BatchConfig | None = None
+    """Where the Batch API's files are; None: there is none."""
     otlp_endpoint: str | None = None
     """The collector that spans of calls go to; None: there are none."""
     otlp_service_name: str = "lmi"

@@ -61,7 +61,7 @@ async def respond(
     for index, asked in enumerate(parsed.requests):
         await _take_turns(index)
         asked = owned(request, asked)
-        requests.append(await _truncated(backend, asked, parsed.truncate_prompt_tokens))
+        requests.append(await truncated(backend, asked, parsed.truncate_prompt_tokens))
     meter.submit(backend.info.model, requests, parsed.prompt_field)
     if parsed.renderer.streams:
         if len(requests) == 1:
@@ -107,9 +107,10 @@ def _failed(parsed: ParsedCall, meter: RequestMeter, error: EngineError) -> web.
     return _whole(parsed, parsed.renderer.error(error))
 
 
-async def _truncated(
+async def truncated(
     backend: Generates, request: GenerationRequest, num_tokens: int | None
 ) -> GenerationRequest:
+    """With so many of its prompt's last tokens; -1: as many as fit."""
     if num_tokens is None:
         return request
     token_ids: Sequence[int] = request.prompt_token_ids or ()

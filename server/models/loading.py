@@ -128,6 +128,7 @@ def server_options(server: ServerConfig) -> ServerOptions:
         max_request_bytes=server.max_request_size_bytes,
         response_store_bytes=server.response_store_bytes,
         record=server.record,
+        batch=server.batch,
         otlp_endpoint=server.otlp_endpoint,
         otlp_service_name=server.otlp_service_name,
         receive_timeout_s=server.receive_timeout_s,

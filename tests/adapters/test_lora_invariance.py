@@ -14,6 +14,7 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.lora_config import LoraConfig
 from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+from tests.engine.draft_models import draft_whatever_it_costs
 from tests.engine.random_drafts import SPECULATION, draft_at_random
 from tests.engine.test_invariance import (
     BLOCK_SIZE,
@@ -86,6 +87,7 @@ async def together(config: EngineConfig, requests: list[Request], seed: int) -> 
         await disturbance
         totals = engine.stats().totals
         assert bool(totals.num_accepted_tokens) == (config.speculation is not None)
+        assert bool(totals.num_model_accepted_tokens) == (config.speculation is not None)
         assert bool(totals.num_preemptions) == (config.kv_cache_bytes != 64 << 20)
     return [results[request] for request in requests]
 
@@ -104,11 +106,15 @@ def test_bits_do_not_depend_on_the_adapters_beside(
         for request, outcome in zip(requests, expected, strict=True)
     }
     draft_at_random(monkeypatch, truths, VOCAB_SIZE)
+    draft_whatever_it_costs(monkeypatch)
     for number, (name, changes) in enumerate(CONDITIONS.items()):
         if name == "few blocks":  # a bit more than one longest sequence
             num_blocks = MAX_MODEL_LEN // BLOCK_SIZE + 4
             size = num_blocks * block_bytes(MODELS[variant], dtype)
             changes = {**changes, "kv_cache_bytes": size}
+        if name == "with drafts":  # of the base model for its adapters
+            draft = replace(SPECULATION, draft_model=model)
+            changes = {**changes, "speculation": draft}
         config = config_of(model, dtype, quantize=quantize, lora=lora, **changes)
         got = asyncio.run(together(config, requests, seed=number))
         for i, request in enumerate(requests):

@@ -102,11 +102,6 @@ def test_a_wanted_engine_that_is_missing_is_replaced_or_names_the_way_out(
             "--prefer-native serves it with the lmi engine, without option.of_vllm",
         ),
         (
-            "option.speculative_draft_model=org/small",
-            Host(),
-            "the lmi engine, without option.speculative_draft_model",
-        ),
-        (
             "option.load_format=dummy",
             Host(),
             "the lmi engine could serve it, but for this: model/serving.properties:2: "

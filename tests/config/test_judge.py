@@ -54,6 +54,16 @@ def with_adapter(rank):
     return change
 
 
+def with_draft_of_other_tokens(model):
+    shutil.copytree(cached_checkpoint("llama2", dtype="bfloat16"), model / "draft")
+    path = model / "draft" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    ids = tokenizer["model"]["vocab"]
+    first, second = [token for token, token_id in ids.items() if token_id in (40, 41)]
+    ids[first], ids[second] = ids[second], ids[first]
+    path.write_text(json.dumps(tokenizer))
+
+
 def integers(**form):
     """Another checkpoint, in integers, in place of the model's."""
 
@@ -101,6 +111,16 @@ BROKEN = {
     "no such adapter": (None, ("--lora-adapters", "a=/absent"), "in neither a directory"),
     "an adapter of nothing": (None, ("--lora-adapters", "a=HERE"), "is no LoRA adapter"),
     "an adapter's rank": (with_adapter(32), ("-o", "enable_lora=true"), "max_lora_rank"),
+    "no such draft model": (
+        None,
+        ("-o", "speculative_draft_model=/absent"),
+        "draft model '/absent' is neither",
+    ),
+    "a draft model of another vocabulary": (
+        with_draft_of_other_tokens,
+        ("-o", "speculative_draft_model=HERE/draft"),
+        "the draft model: ",
+    ),
     "gptq in another order": (
         integers(settings={"desc_act": True}, order=shuffled),
         (),
@@ -192,10 +212,12 @@ def test_what_serve_refuses_explain_refuses(case, model, monkeypatch):
         ("--quantize", "int4", "--max-model-len", "128"),
         ("-o", "device=torch-cpu"),
         ("-o", "chat_template={{ messages }}"),
+        ("-o", "speculative_draft_model=HERE"),
     ],
 )
 def test_what_explain_lets_pass_is_served(model, argv):
     with_adapter(8)(model)
+    argv = [argument.replace("HERE", str(model)) for argument in argv]
     code, text = explain(str(model), *argv)
     assert code == 0, text
     serve(str(model), *argv)

@@ -16,6 +16,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.runners.cpu.cpu_runner import CpuRunner
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.settings.speculation_config import SpeculationConfig
 from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
 from tests.engine.random_drafts import SPECULATION, draft_at_random
 
@@ -205,6 +206,9 @@ def assert_same(
     if name == "few blocks":  # a bit more than one longest sequence
         num_blocks = MAX_MODEL_LEN // BLOCK_SIZE + 4
         size = block_bytes(MODELS[variant], dtype if kv_dtype == "auto" else kv_dtype)
+        speculation = changes.get("speculation")
+        if isinstance(speculation, SpeculationConfig) and speculation.draft_model is not None:
+            size *= 2  # of the same shape
         changes = {**changes, "kv_cache_bytes": num_blocks * size}
     config = config_of(
         stored_model(variant, dtype), dtype, quantize=quantize, kv_dtype=kv_dtype, **changes

@@ -61,6 +61,28 @@ def test_all_logits_target_the_next_token_and_sample_the_last(step):
     assert step.view("target_ids").tolist() == [11, 12, 42]
 
 
+def test_the_end_of_a_text_may_be_drafts(step):
+    step.add([10, 11, 12], 4, 0, 3, "last", num_drafts=2)
+    assert step.view("num_drafts").tolist() == [2]
+    assert step.view("sample_positions").tolist() == [7]
+    with pytest.raises(_native.NativeError, match="4 drafts of 3 tokens"):
+        step.add([10, 11, 12], 7, 0, 3, "last", num_drafts=4)
+
+
+def test_tokens_are_taken_from_rows_that_there_are(tables, step):
+    source = make_step(tables)
+    source.add([7], 0, 1, 0, "last")
+    step.add([0, 0], 0, 0, 0, "last")
+    step.take_token(1, source, 0)
+    for arguments, message in [
+        ((2, source, 0), "token row 2 of 2"),
+        ((0, source, 1), "logit row 1 of 1"),
+        ((0, step, 0), "can't follow itself"),
+    ]:
+        with pytest.raises(_native.NativeError, match=message):
+            step.take_token(*arguments)
+
+
 def test_clear_empties_everything(step):
     step.add([1, 2], 0, 0, 0, "all")
     step.add_copy(1, 2)

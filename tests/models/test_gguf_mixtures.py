@@ -134,6 +134,8 @@ def metadata(variant: str) -> dict[str, Any]:
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
         "attention.sliding_window": config.get("sliding_window"),
     }
+    if variant == "olmoe":
+        values["attention.clamp_kqv"] = config["clip_qkv"]
     if variant == "granite_moe":
         values |= {
             "attention.scale": config["attention_multiplier"],

@@ -46,6 +46,16 @@ def test_what_rope_ratio_is_of(name: str, kind: str, theta: float, tmp_path: Pat
     assert (spec.ropes[0].kind, spec.ropes[0].theta, spec.max_positions) == (kind, theta, 512)
 
 
+@pytest.mark.parametrize(
+    ("variant", "theta"),
+    [("chatglm3_32k", 5e5), ("internlm", 9e3), ("qwen", 9e3), ("dbrx", 5e5), ("exaone", 5e5)],
+)
+def test_scaling_that_is_asked_for_keeps_the_models_theta(variant: str, theta: float) -> None:
+    asked = EngineConfig(model=cached_checkpoint(variant), rope_scaling="linear", rope_factor=2.0)
+    rope = find_model(asked).spec.ropes[0]
+    assert (rope.kind, rope.factor, rope.theta) == ("linear", 2.0, theta)
+
+
 def test_qwens_contexts_end_where_its_scores_would_change(tmp_path: Path) -> None:
     found = find_model(EngineConfig(model=cached_checkpoint("qwen")))
     assert found.spec.max_positions == 256

@@ -32,6 +32,8 @@ VARIABLES = {
     "adapter": "a",
     "name": "model",
     "response": "resp_1",
+    "file": "file-1",
+    "batch": "batch_1",
 }
 
 

@@ -260,3 +260,29 @@ def test_every_kind_of_tokenizer(make: Any) -> None:
     assert len(mask) > 20
     for token_id in mask - {eos_id}:
         assert tokenizer.token_text(token_id).replace(" ", "a").isalpha()
+
+
+def test_forced_tokens_are_found_where_masks_are_filled() -> None:
+    matcher = LIBRARY.compile(Grammar.regex("[ab]; once upon a time, (x|y) there")).matcher()
+    assert matcher.forced_tokens() == []
+    first = min(allowed(matcher))
+    matcher.accept(first)
+    assert matcher.forced_tokens() == []  # the loop finds none itself
+    allowed(matcher)
+    run = matcher.forced_tokens()
+    assert DEMO.decode(run).strip() in "; once upon a time,"
+    assert matcher.num_allowed(run) == len(run) > 2
+    matcher.accept(run[0])
+    assert matcher.forced_tokens() == run[1:]
+    for token_id in run[1:]:
+        matcher.accept(token_id)
+    allowed(matcher)
+    matcher.rollback(len(run) - 1)
+    assert matcher.num_allowed(run[1:]) == len(run) - 1
+
+
+def test_a_long_constant_is_not_looked_through() -> None:
+    matcher = LIBRARY.compile(Grammar.json_schema({"const": "x" * 9000})).matcher()
+    for _ in range(2):
+        assert matcher.forced_tokens() == []
+        allowed(matcher)

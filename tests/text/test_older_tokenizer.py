@@ -133,6 +133,21 @@ def test_qwens_tokens_are_tiktokens(tmp_path: Path) -> None:
     assert (ids[0], ids[-1]) == (len(ranks) + 1, len(ranks) + 2)
 
 
+def test_glm_4s_first_files(tmp_path: Path) -> None:
+    ranks = tiktoken_ranks()
+    lines = [base64.b64encode(token) + b" %d" % rank for token, rank in ranks.items()]
+    (tmp_path / "tokenizer.model").write_bytes(b"\n".join(lines))
+    added = {str(len(ranks) + i): {"content": c} for i, c in enumerate(("[gMASK]", "<sop>"))}
+    config = {"tokenizer_class": "ChatGLM4Tokenizer", "added_tokens_decoder": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ids = Tokenizer.load(tmp_path).encode_now("table")
+    assert ids == [len(ranks), len(ranks) + 1, *bytes_merged("table", ranks)]
+    config["added_tokens_decoder"] = {}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"prompts begin with '\[gMASK\]', which"):
+        Tokenizer.load(tmp_path)
+
+
 def bytes_merged(word: str, ranks: dict[bytes, int]) -> list[int]:
     parts = [bytes([byte]) for byte in word.encode()]
     return [ranks[part] for part in merged(parts, ranks.get)]

@@ -6,6 +6,7 @@ server keeps for itself, is for the operator to say: by flags, variables or conf
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,15 +14,19 @@ from pathlib import Path
 from lmi_core.config.sources.merge import Value, Values
 from lmi_core.config.sources.models import Listed
 from lmi_core.config.targets.handler_environment import KEY as _HANDLER_ENVIRONMENT
+from lmi_core.config.targets.speculation_settings import draft_place
 
 _TEMPLATE = "option.chat_template"
 _MODEL_ID = "option.model_id"
+_SPECULATIVE_CONFIG = "option.speculative_config"
 _PATHS = (
     _TEMPLATE,
     _MODEL_ID,
     "option.entryPoint",
     "option.lora_adapters",
+    "option.draft_model_id",
     "option.speculative_draft_model",
+    _SPECULATIVE_CONFIG,
     "option.tokenizer",
     "option.tokenizer_config_path",
 )
@@ -54,6 +59,9 @@ def _paths(value: Value) -> Sequence[str]:
     if isinstance(value.value, tuple):  # name=place@revision
         return [str(item).rpartition("=")[2] for item in value.value]
     text = str(value.value)
+    if value.option.key == _SPECULATIVE_CONFIG:
+        place = draft_place(json.loads(text))
+        return () if place is None else (place,)
     return () if value.option.key == _TEMPLATE and "{" in text else (text,)
 
 

@@ -1,9 +1,10 @@
 """Keys of how answers are written and streamed, which every system reads (LMI format reference)."""
 
-from lmi_core.config.table.option import Action, Option, honoured, mapped, needs, no_effect, refused
+from lmi_core.config.table.option import Action, Option, honoured, mapped, no_effect, refused
 from lmi_core.config.table.value_type import Bool, Choice, Int, Text
 
 _COMMON = ("common",)
+_DRAFT = "speculation.draft_model"
 _PIPELINES = "tests/server/dialects/lmi/test_pipelines.py"
 _PIPELINE = f"{_PIPELINES}::test_answers_without_a_rolling_batch"
 
@@ -71,7 +72,7 @@ OPTIONS = (
         type=Text("model"),
         doc="Reserved by the reference for a draft model.",
         systems=_COMMON,
-        actions={"lmi": needs("speculation.draft_model", tuning=True, idle=())},
+        actions={"lmi": mapped("speculation.draft_model", capability=_DRAFT, tuning=True)},
     ),
     Option(
         key="option.spec_length",
@@ -79,7 +80,7 @@ OPTIONS = (
         doc="Reserved by the reference: tokens drafted per step.",
         systems=_COMMON,
         default=0,
-        actions={"lmi": needs("speculation.draft_model", tuning=True, idle=(0,))},
+        actions={"lmi": mapped("speculation.max_draft_tokens", capability=_DRAFT, tuning=True)},
     ),
     Option(
         key="option.tgi_compat",

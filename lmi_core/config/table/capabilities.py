@@ -127,6 +127,7 @@ BACKENDS = {
                 "quant.smoothquant",
                 "request.contrastive",
                 "request.watermark",
+                "speculation.draft_model",
                 "speculation.ngram",
                 "task.pooling",
                 "weights.awq",

@@ -96,10 +96,15 @@ OPTIONS = (
         key="option.speculative_draft_model",
         type=Text("hub id, s3:// prefix or path"),
         doc="Draft model of speculative decoding.",
+        spellings=("option.speculative_model",),
         systems=_SYSTEMS,
         actions={
-            "lmi": needs(
-                _DRAFT, "option.speculation=ngram drafts without one", tuning=True, idle=()
+            "lmi": honoured(
+                "speculation.draft_model",
+                "and by n-gram; tokens are the same",
+                test="tests/config/test_speculation.py::test_a_draft_model_drafts",
+                capability=_DRAFT,
+                tuning=True,
             ),
             "vllm": mapped("speculative_config.model"),
             "trtllm": _TRT_DRAFT,
@@ -109,10 +114,17 @@ OPTIONS = (
         key="option.speculative_length",
         type=Int(1),
         doc="Tokens drafted per step.",
+        spellings=("option.num_speculative_tokens",),
         systems=_SYSTEMS,
         default=5,
         actions={
-            "lmi": needs(_DRAFT, tuning=True, idle=()),
+            "lmi": honoured(
+                "speculation.max_draft_tokens",
+                "and fewer where so many don't pay",
+                test="tests/config/test_speculation.py::test_how_many_tokens_a_model_drafts",
+                capability=_DRAFT,
+                tuning=True,
+            ),
             "vllm": mapped("speculative_config.num_speculative_tokens"),
             "trtllm": _TRT_DRAFT,
         },
@@ -124,7 +136,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=1,
         actions={
-            "lmi": needs(_DRAFT, tuning=True, idle=(1,)),
+            "lmi": no_effect("both models' steps run on the same threads"),
             "vllm": mapped("speculative_config.draft_tensor_parallel_size"),
             "trtllm": _TRT_DRAFT,
         },

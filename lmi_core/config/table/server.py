@@ -21,6 +21,7 @@ _NAME_AND_LOG = "tests/cli/test_options.py::test_name_log_and_size"
 _JAVA = no_effect("belongs to the Java server; none runs here")
 _KEYSTORE = needs("server.keystore", "write certificate_file and private_key_file", idle=())
 _HEADERS = "tests/cli/test_options.py::test_headers_and_statuses"
+_BATCHES = "tests/server/batches/test_batches.py::test_the_options_of_a_configuration"
 _TENANTS = "tests/server/http/test_tenants.py"
 _TLS = honoured(
     None,
@@ -219,6 +220,27 @@ OPTIONS = (
             test="tests/server/dialects/openai/test_responses_store.py::test_a_response_that_does_not_fit_says_so",
         ),
         67108864,
+    ),
+    _server(
+        "batch_dir",
+        Text("path"),
+        "Directory of the Batch API's files and batches (/v1/files, /v1/batches), which a restart "
+        "goes on with. Without it there is no Batch API.",
+        honoured("batch", test=_BATCHES),
+    ),
+    _server(
+        "batch_dir_size",
+        Bytes(),
+        "Most bytes of one API key's files in batch_dir.",
+        honoured("batch", test=_BATCHES),
+        1 << 30,
+    ),
+    _server(
+        "batch_concurrency",
+        Int(1),
+        "Requests of batches that are answered at once, behind all others.",
+        honoured("batch", test=_BATCHES),
+        8,
     ),
     _server(
         "max_archive_size",

@@ -5,7 +5,6 @@ from lmi_core.config.table.option import (
     Option,
     honoured,
     mapped,
-    needs,
     no_effect,
     refused,
 )
@@ -271,7 +270,7 @@ OPTIONS = (
         Int(0),
         "Tokens drafted per step.",
         None,
-        needs("speculation.draft_model", tuning=True, idle=(0,)),
+        mapped("speculation.max_draft_tokens", capability="speculation.draft_model", tuning=True),
         no_effect("TensorRT-LLM's is option.speculative_config, with a decoding_type"),
     ),
     _trt(

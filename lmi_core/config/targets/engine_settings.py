@@ -51,7 +51,9 @@ class EngineSettings:
         values = {name: getattr(self.config, name) for name in self.given}
         for name, value in values.items():
             if isinstance(value, SpeculationConfig):
-                values[name] = asdict(value)
+                values[name] = {
+                    k: v for k, v in asdict(value).items() if k != "draft_model"
+                }  # whose place is a row of its own
             elif isinstance(value, Path):
                 values[name] = str(value)
         return values

@@ -87,7 +87,13 @@ def prepare_model(
     if is_library(model.backend):
         engine = model.library_config(directory, adapters)
     else:
-        engine = replace(model.engine_config(directory, adapters), num_models=num_models)
+        draft = None
+        if model.draft is not None:
+            draft = fetch(model.draft.source, server, environ=environ)
+            if model.draft.source.kind != "local":
+                _refuse(model, server, environ)
+        engine = model.engine_config(directory, adapters, draft)
+        engine = replace(engine, num_models=num_models)
     return Launch(model=model, engine=engine, server=server, formatter=code)
 
 

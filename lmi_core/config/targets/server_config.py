@@ -14,6 +14,7 @@ from lmi_core.config.address import Address, is_loopback, parse_address
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Values
 from lmi_core.config.table import BY_KEY
+from lmi_core.settings.batch_config import BatchConfig
 from lmi_core.settings.record_config import RecordConfig
 
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]{1,80}", re.ASCII)
@@ -48,6 +49,8 @@ class ServerConfig:
     response_store_bytes: int = 64 << 20
     record: RecordConfig | None = None
     """None: no receipts are kept."""
+    batch: BatchConfig | None = None
+    """None: there is no Batch API."""
     otlp_endpoint: str | None = None
     otlp_service_name: str = "lmi"
     max_archive_bytes: int = 64 << 30
@@ -112,6 +115,7 @@ def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerCon
         max_request_size_bytes=limit if isinstance(limit, int) else 64 << 20,
         response_store_bytes=stored if isinstance(stored, int) else 64 << 20,
         record=_record(server),
+        batch=_batch(server),
         otlp_endpoint=_text(server.get("option.otlp_endpoint")),
         otlp_service_name=_text(server.get("option.otlp_service_name")) or "lmi",
         max_archive_bytes=archive if isinstance(archive, int) else 64 << 30,
@@ -158,6 +162,19 @@ def _record(server: Values) -> RecordConfig | None:
         max_bytes=size if isinstance(size, int) else usual.max_bytes,
         max_files=files if isinstance(files, int) else usual.max_files,
         redact=server.get("record_redact") is True,
+    )
+
+
+def _batch(server: Values) -> BatchConfig | None:
+    directory = _path(server.get("batch_dir"))
+    if directory is None:
+        return None
+    size, concurrency = server.get("batch_dir_size"), server.get("batch_concurrency")
+    usual = BatchConfig(directory=directory)
+    return BatchConfig(
+        directory=directory,
+        max_bytes=size if isinstance(size, int) else usual.max_bytes,
+        concurrency=concurrency if isinstance(concurrency, int) else usual.concurrency,
     )
 
 

@@ -20,14 +20,14 @@ def read_spec(config: HfConfig) -> DecoderSpec:
 def _with_rope(config: HfConfig) -> HfConfig:
     """With what the key ``rotary`` says, as others say it."""
     rotary = config.get("rotary") or {}
-    if config.get("rope_scaling") or config.get("rope_parameters"):
-        return config
     kind = rotary.get("type", "origin") if isinstance(rotary, dict) else None
     if kind not in _KINDS:
         raise config.error("rotary", f"is {rotary!r}; its type must be one of {', '.join(_KINDS)}")
-    rope = {"rope_type": _KINDS[kind], "rope_theta": rotary.get("base", 10000)}
-    rope |= {"factor": rotary.get("scaling_factor", 1.0)}
-    return replace(config, values={**config.values, "rope_parameters": rope})
+    values = {"rope_theta": rotary.get("base", 10000), **config.values}
+    if not config.get("rope_scaling") and not config.get("rope_parameters"):
+        factor = rotary.get("scaling_factor", 1.0)
+        values["rope_parameters"] = {"rope_type": _KINDS[kind], "factor": factor}
+    return replace(config, values=values)
 
 
 FAMILY = Family(name="internlm", read_spec=read_spec)

@@ -5,12 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lmi_core import _native
-from lmi_core.runners.cpu.sizes import DEFAULT_BATCHED_TOKENS, cache_dtype, check_sizes
+from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
+from lmi_core.runners.cpu.medusa_runner import MedusaRunner
+from lmi_core.runners.cpu.sizes import (
+    DEFAULT_BATCHED_TOKENS,
+    block_bytes_of,
+    cache_dtype,
+    check_sizes,
+)
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.runners.step_memory import StepMemory, StepSizes, size_kv_cache
@@ -18,6 +25,7 @@ from lmi_core.runners.step_memory import StepMemory, StepSizes, size_kv_cache
 if TYPE_CHECKING:
     from lmi_core.adapters.store import LoraStore
     from lmi_core.models.loader import FoundModel, LoadedModel
+    from lmi_core.models.medusa_heads import MedusaHeads
     from lmi_core.ops.graph import Graph, Handle, LoraTable
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.settings.lora_config import LoraConfig
@@ -65,12 +73,26 @@ class SharedWorker:
 os.register_at_fork(after_in_child=SharedWorker.forget)
 
 
+class DraftModel(NamedTuple):
+    """A loaded model that drafts for another one, and what it was loaded with."""
+
+    config: EngineConfig
+    model: LoadedModel
+    packed: PackedModel | None
+
+
 class CpuRunner:
     """Implements ``Runner`` on the CPU kernels."""
 
     def __init__(
-        self, config: EngineConfig, model: LoadedModel, packed: PackedModel | None = None
+        self,
+        config: EngineConfig,
+        model: LoadedModel,
+        packed: PackedModel | None = None,
+        draft: DraftModel | None = None,
+        heads: MedusaHeads | None = None,
     ) -> None:
+        """``draft``, ``heads``: what drafts for ``model``."""
         from lmi_core.models.decoder import Decoder
 
         spec = model.spec
@@ -84,13 +106,9 @@ class CpuRunner:
             takes_whole=not spec.is_causal,
         )
         attention = spec.attention
-        block_bytes = _native.KvCache.block_bytes(
-            num_layers=spec.num_cache_layers,
-            block_size=config.block_size,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
-            dtype=kv_dtype,
-        )
+        block_bytes = block_bytes_of(config, spec, model.dtype)
+        if draft is not None:
+            block_bytes += block_bytes_of(draft.config, draft.model.spec, draft.model.dtype)
         self.memory = size_kv_cache(
             config,
             block_bytes=block_bytes,
@@ -125,18 +143,28 @@ class CpuRunner:
             self.adapters = _lora_store(config, config.lora, model)
         table = None if self.adapters is None else self.adapters.table
         self._decoder = Decoder(spec, model.weights, self.cache, sizes.max_model_len, table)
-        self.graph, self._result = self._recorded(self._decoder.record)
+        record = self._decoder.record if heads is None else self._decoder.record_with_rows
+        self.graph, self._result = self._recorded(record)
         self._states_of = config.contrastive_states
         self._with_states: tuple[_native.Graph, _native.Handle] | None = None
         """The graph that gives hidden states, once they were wanted, and these."""
         if model.head is not None:
             self.head = model.head
 
-        self._worker: _native.Worker | None = SharedWorker.acquire(
-            config.num_threads or _native.num_physical_cores()
-        )
-        self._report(config, model)
-        HOST_MEMORY.claim(self, model.weights.num_bytes + self.memory.num_bytes)
+        self.drafter: CpuDraftRunner | MedusaRunner | None = None
+        weight_bytes, arena_bytes = model.weights.num_bytes, self.graph.arena_bytes
+        if draft is not None:
+            self.drafter = drafter = CpuDraftRunner(draft.config, draft.model, sizes, shared)
+            weight_bytes += draft.model.weights.num_bytes
+            arena_bytes += drafter.graph.arena_bytes
+        elif heads is not None:
+            self.drafter = medusa = MedusaRunner(config, model, heads, sizes, shared)
+            weight_bytes += medusa.num_bytes
+        self._worker: _native.Worker | None = SharedWorker.acquire(_num_threads(config))
+        if self.drafter is not None:
+            self.drafter.worker = self._worker
+        self._report(config, weight_bytes)
+        HOST_MEMORY.claim(self, weight_bytes + self.memory.num_bytes)
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.info = RunnerInfo(
             vocab_size=sizes.vocab_size,
@@ -148,9 +176,9 @@ class CpuRunner:
             max_logprobs=config.max_logprobs,
             num_blocks=self.memory.num_blocks,
             block_size=config.block_size,
-            weight_bytes=model.weights.num_bytes,
+            weight_bytes=weight_bytes,
             kv_cache_bytes=self.memory.num_bytes,
-            arena_bytes=self.graph.arena_bytes,
+            arena_bytes=arena_bytes,
             num_threads=self._worker.num_threads,
             instruction_set=config.instruction_set or _native.default_instruction_set(),
             dtype=model.dtype,
@@ -158,16 +186,18 @@ class CpuRunner:
             kv_dtype=kv_dtype,
             runs_ahead=model.pooling is None,
             verifies_drafts=model.pooling is None,
+            draft_model=_drafted_by(draft, heads),
+            has_draft_heads=heads is not None,
             num_state_columns=spec.hidden_size if model.pooling is None else 0,
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
         self.cache.lay_pages_ahead(0)
-        self._packed = packed
-        if packed is not None:
-            packed.save()
+        self._packed = [each for each in (packed, draft and draft.packed) if each is not None]
+        for each in self._packed:
+            each.save()
 
-    def _report(self, config: EngineConfig, model: LoadedModel) -> None:
+    def _report(self, config: EngineConfig, weight_bytes: int) -> None:
         """Say how several models divide the machine."""
         claimed_bytes = HOST_MEMORY.total_bytes
         if config.num_models == 1 and not claimed_bytes:
@@ -177,7 +207,7 @@ class CpuRunner:
             "model %s: weights %.0f MiB, KV cache up to %.0f MiB (%s); other models have %.0f MiB; "
             "all models' steps run on the same %d threads",
             config.served_model_name,
-            model.weights.num_bytes / 2**20,
+            weight_bytes / 2**20,
             self.memory.num_bytes / 2**20,
             self.memory.reason,
             claimed_bytes / 2**20,
@@ -218,6 +248,9 @@ class CpuRunner:
     def pooled_rows(self, step: _native.Step) -> FloatArray:
         return self.graph.read(self._result, step.num_logit_rows)
 
+    def head_rows(self, step: _native.Step) -> FloatArray:
+        return self.graph.read(self._result, step.num_logit_rows)
+
     def submit_ahead(self, step: _native.Step, logit_rows: list[int]) -> None:
         step.follow(self._last_step, logit_rows)
         self.submit(step)
@@ -227,8 +260,8 @@ class CpuRunner:
             return
         self._worker.drain()
         self._worker = None
-        if self._packed is not None:
-            self._packed.close()
+        for packed in self._packed:
+            packed.close()
         SharedWorker.release()
         HOST_MEMORY.release(self)
         os.close(self.completion_fd)
@@ -241,44 +274,78 @@ def load_cpu_runner(
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
-    from lmi_core.calibration.peaks import smoothing_for
-    from lmi_core.models.loader import load_weights
-    from lmi_core.ops.cpu import NativeWeights
     from lmi_core.runners.cpu.memory_needs import memory_errors
-    from lmi_core.weights.packed_model import open_packed_model
 
     found = find_cpu_model(config, HOST_MEMORY.total_bytes)
     with memory_errors():
-        num_threads = config.num_threads or _native.num_physical_cores()
-        packed = open_packed_model(config, found.checkpoint, num_threads)
-        weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
-        on_weights = None if progress is None else partial(progress, "weights")
-        smoothing = smoothing_for(config, found, progress)
-        model = load_weights(config, found, weights, on_weights, smoothing)
-        return CpuRunner(config, model, packed), model
+        loaded = []
+        for asked, each in _with_draft(config, found):
+            packed = _open_packed(asked, each)
+            loaded.append(DraftModel(asked, _load(asked, each, packed, progress), packed))
+        (_, model, packed), *drafts = loaded
+        draft = drafts[0] if drafts else None
+        return CpuRunner(config, model, packed, draft, found.heads), model
+
+
+def _with_draft(
+    config: EngineConfig, found: FoundModel
+) -> Iterator[tuple[EngineConfig, FoundModel]]:
+    """A model, and what drafts for it."""
+    from lmi_core.models.draft_model import draft_config
+
+    yield config, found
+    asked = draft_config(config)
+    if asked is not None and found.draft is not None:
+        yield asked, found.draft
+
+
+def _open_packed(config: EngineConfig, found: FoundModel) -> PackedModel | None:
+    from lmi_core.weights.packed_model import open_packed_model
+
+    return open_packed_model(config, found.checkpoint, _num_threads(config))
+
+
+def _load(
+    config: EngineConfig,
+    found: FoundModel,
+    packed: PackedModel | None,
+    progress: Progress | None,
+) -> LoadedModel:
+    from lmi_core.calibration.peaks import smoothing_for
+    from lmi_core.models.loader import load_weights
+    from lmi_core.ops.cpu import NativeWeights
+
+    weights = NativeWeights(
+        config.instruction_set, _num_threads(config), packed, config.activations
+    )
+    on_weights = None if progress is None else partial(progress, "weights")
+    smoothing = smoothing_for(config, found, progress)
+    return load_weights(config, found, weights, on_weights, smoothing)
+
+
+def _drafted_by(draft: DraftModel | None, heads: MedusaHeads | None) -> str:
+    if draft is not None:
+        return str(draft.config.model)
+    return "" if heads is None else f"{heads.num_heads} Medusa heads of {heads.path}"
+
+
+def _num_threads(config: EngineConfig) -> int:
+    return config.num_threads or _native.num_physical_cores()
 
 
 def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
     """Put a model's packed weights into the repack cache, unless they are there or have no place:
     processes that load the model afterwards share their memory. Raises as ``load_cpu_runner``."""
-    from lmi_core.calibration.peaks import smoothing_for
-    from lmi_core.models.loader import load_weights
-    from lmi_core.ops.cpu import NativeWeights
     from lmi_core.runners.cpu.memory_needs import memory_errors
-    from lmi_core.weights.packed_model import open_packed_model
 
     found = find_cpu_model(config, HOST_MEMORY.total_bytes)
-    num_threads = _native.num_physical_cores()
     with memory_errors():
-        packed = open_packed_model(config, found.checkpoint, num_threads)
-        if packed is None or packed.is_stored:
-            return
-        weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
-        on_weights = None if progress is None else partial(progress, "weights")
-        smoothing = smoothing_for(config, found, progress)
-        load_weights(config, found, weights, on_weights, smoothing)
-        packed.save()
-        packed.wait()
+        for asked, each in _with_draft(config, found):
+            packed = _open_packed(asked, each)
+            if packed is not None and not packed.is_stored:
+                _load(asked, each, packed, progress)
+                packed.save()
+                packed.wait()
 
 
 def find_cpu_model(config: EngineConfig, claimed_bytes: int = 0) -> FoundModel:

@@ -11,12 +11,15 @@ from pathlib import Path
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
+from lmi_core.models.draft_model import draft_config
 from lmi_core.models.loader import FoundModel, stored_format
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.runners.cpu.sizes import DEFAULT_BATCHED_TOKENS, cache_dtype
+from lmi_core.runners.cpu.draft_runner import draft_rows
+from lmi_core.runners.cpu.sizes import DEFAULT_BATCHED_TOKENS, block_bytes_of
 from lmi_core.runners.step_memory import StepSizes, size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
+from lmi_core.weights.formats import WeightFormat
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
 from lmi_core.weights.quantized.methods import MXFP4, fp4_format
 from lmi_core.weights.quantized.settings import QuantizationSettings
@@ -51,46 +54,51 @@ class Estimate:
 
 
 def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) -> Estimate:
-    """What the CPU engine takes for a model whose files are here; ``claimed_bytes``: what other
-    engines have. Raises InsufficientMemoryError for a KV cache that can't be had."""
-    spec, names = found.spec, found.spec.names
-    stored_bytes = found.checkpoint.stored_bytes
-    stored = stored_format(found)
-    dtype = stored if config.dtype == "auto" else config.dtype
-    settings = found.checkpoint.quantization
-    if settings is not None and not _is_made_anew(settings, config):
-        weight_bytes = stored_bytes
-    else:
-        shapes = dict(found.shapes)
-        embedding = math.prod(shapes.pop(names.embedding))
-        head_name = f"{names.head}.weight"
-        head = embedding if spec.tied_head else math.prod(shapes.pop(head_name, (0,)))
-        head = head if spec.has_head else 0
-        matrices = sum(_num_weights(name, shape) for name, shape in shapes.items())
-        vectors = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 1)
-        copied = 0 if dtype == stored else embedding * _BYTES[dtype]
-        head_bytes = 1.0 if config.quantize else _BYTES[dtype]
-        weight_bytes = int(
-            matrices * _BYTES[config.quantize or dtype] + head * head_bytes + 4 * vectors + copied
-        )
-    attention = spec.attention
+    """What the CPU engine takes for a model whose files are here, and for what drafts for it;
+    ``claimed_bytes``: what other engines have. Raises InsufficientMemoryError for a KV cache that
+    can't be had."""
+    models = [(config, found)]
+    draft = draft_config(config)
+    if draft is not None and found.draft is not None:
+        models.append((draft, found.draft))
     cache = size_kv_cache(
         config,
-        block_bytes=_native.KvCache.block_bytes(
-            num_layers=spec.num_cache_layers,
-            block_size=config.block_size,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
-            dtype=cache_dtype(config, dtype),
+        block_bytes=sum(
+            block_bytes_of(asked, each.spec, _dtype(asked, each)) for asked, each in models
         ),
-        max_model_len=config.max_model_len or spec.max_positions,
+        max_model_len=config.max_model_len or found.spec.max_positions,
         claimed_bytes=claimed_bytes,
     )
     return Estimate(
-        weights=weight_bytes,
+        weights=sum(_weight_bytes(*model) for model in models)
+        + (0 if found.heads is None else found.heads.num_weights),
         kv_cache=cache.num_bytes,
-        workspace=_workspace_bytes(config, spec),
-        stored=stored_bytes,
+        workspace=_workspace_bytes(config, found.spec)
+        + (0 if found.draft is None else _draft_workspace_bytes(config, found.draft.spec)),
+        stored=sum(each.checkpoint.stored_bytes for _, each in models),
+    )
+
+
+def _dtype(config: EngineConfig, found: FoundModel) -> WeightFormat:
+    return stored_format(found) if config.dtype == "auto" else config.dtype
+
+
+def _weight_bytes(config: EngineConfig, found: FoundModel) -> int:
+    settings = found.checkpoint.quantization
+    if settings is not None and not _is_made_anew(settings, config):
+        return found.checkpoint.stored_bytes
+    spec, names, dtype = found.spec, found.spec.names, _dtype(config, found)
+    shapes = dict(found.shapes)
+    embedding = math.prod(shapes.pop(names.embedding))
+    head_name = f"{names.head}.weight"
+    head = embedding if spec.tied_head else math.prod(shapes.pop(head_name, (0,)))
+    head = head if spec.has_head else 0
+    matrices = sum(_num_weights(name, shape) for name, shape in shapes.items())
+    vectors = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 1)
+    copied = 0 if dtype == stored_format(found) else embedding * _BYTES[dtype]
+    head_bytes = 1.0 if config.quantize else _BYTES[dtype]
+    return int(
+        matrices * _BYTES[config.quantize or dtype] + head * head_bytes + 4 * vectors + copied
     )
 
 
@@ -208,8 +216,16 @@ def _workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
         takes_whole=not spec.is_causal,
     )
     result_columns = spec.vocab_size if spec.has_head else spec.hidden_size
+    return sizes.max_num_tokens * _row_bytes(spec) + sizes.max_logit_rows * result_columns * 4
+
+
+def _draft_workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
+    return draft_rows(config) * _row_bytes(spec) + config.max_num_seqs * spec.vocab_size * 4
+
+
+def _row_bytes(spec: DecoderSpec) -> int:
     row_bytes = 4 * (2 * spec.hidden_size + 2 * spec.intermediate_size)
     if spec.experts is not None:
         # Each of a row's experts has an input and an output of its own.
         row_bytes += 8 * spec.experts.top_k * (spec.hidden_size + spec.experts.intermediate_size)
-    return sizes.max_num_tokens * row_bytes + sizes.max_logit_rows * result_columns * 4
+    return row_bytes

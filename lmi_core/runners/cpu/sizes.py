@@ -6,6 +6,7 @@ from typing import Literal
 
 from lmi_core import _native
 from lmi_core.errors import UserError
+from lmi_core.models.spec import DecoderSpec
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.limits import BLOCK_MULTIPLE
 
@@ -49,3 +50,14 @@ def cache_dtype(
             field="kv_dtype",
         )
     return asked
+
+
+def block_bytes_of(config: EngineConfig, spec: DecoderSpec, dtype: Literal["fp32", "bf16"]) -> int:
+    """Of a KV block of all layers of a model; ``dtype``: of its activations."""
+    return _native.KvCache.block_bytes(
+        num_layers=spec.num_cache_layers,
+        block_size=config.block_size,
+        num_kv_heads=spec.attention.num_kv_heads,
+        head_dim=spec.attention.head_dim,
+        dtype=cache_dtype(config, dtype),
+    )

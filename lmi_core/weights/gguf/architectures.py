@@ -186,7 +186,7 @@ MIXTURES = {
     "llama": Architecture("MixtralForCausalLM"),
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", _shared_expert),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", lambda metadata: {"norm_topk_prob": True}),
-    "olmoe": Architecture("OlmoeForCausalLM"),
+    "olmoe": Architecture("OlmoeForCausalLM", _clipped),
     "granitemoe": Architecture("GraniteMoeForCausalLM", _granite),
     "gpt-oss": Architecture("GptOssForCausalLM", _gpt_oss),
 }

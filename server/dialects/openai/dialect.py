@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from lmi_core.version import __version__
+from lmi_server.batches.routes import BATCH_ROUTES
 from lmi_server.dialects.generation import generate
 from lmi_server.dialects.lmi.custom_code_calls import call_custom_code
 from lmi_server.dialects.openai.chat_schema import ChatBody
@@ -147,6 +148,7 @@ OPENAI = Dialect(
         ),
         *POOLING_ROUTES,
         *RESPONSES_ROUTES,
+        *BATCH_ROUTES,
         _get("/v1/models", list_models, "models (OpenAI)"),
         _get("/v1/models/{model:.+}", describe_model, "one model (OpenAI)"),
         *LORA_ROUTES,

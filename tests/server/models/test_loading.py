@@ -17,6 +17,7 @@ import pytest
 from lmi_core.config.resolve import resolve
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.demo import MODEL_DIR
+from lmi_core.settings.batch_config import BatchConfig
 from lmi_core.settings.record_config import RecordConfig
 from lmi_server.dialects.lmi.lmi import LmiOptions
 from lmi_server.http.logging import setup_logging
@@ -50,6 +51,7 @@ CHANGED: dict[str, tuple[Any, str, Any]] = {
         "record",
         RecordConfig(directory=Path("r")),
     ),
+    "batch": (BatchConfig(directory=Path("b")), "batch", BatchConfig(directory=Path("b"))),
     "otlp_endpoint": ("http://c:4317", "otlp_endpoint", "http://c:4317"),
     "otlp_service_name": ("mine", "otlp_service_name", "mine"),
     "receive_timeout_s": (1.5, "receive_timeout_s", 1.5),

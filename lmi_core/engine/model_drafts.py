@@ -1,0 +1,341 @@
+"""Drafts of a model of its own, in a chain of steps before the one that verifies them.
+
+The draft model's KV lies in the blocks of the sequences themselves, in a cache of its own with as
+many: what a sequence shares, gives back or loses it does so for both models. A draft is sampled as
+the target samples at its position: with the same random number, filters, penalties and bans.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
+
+from lmi_core.engine.commit import Output
+from lmi_core.engine.sequence import Sequence, SequenceState
+from lmi_core.engine.step_costs import StepCosts
+from lmi_core.runners.runner import DraftRunner, HeadRunner
+from lmi_core.weights.formats import FloatArray
+
+if TYPE_CHECKING:
+    from lmi_core._native import Step
+
+_log = logging.getLogger(__name__)
+
+_FIRST_CHANCE = 0.7
+"""Of a draft, given those before it, until some were verified."""
+_WEIGHT = 1 / 8
+"""Of the newest verified draft among a sequence's."""
+_WEIGHT_OF_ALL = 1 / 64
+"""Of the newest among all, once there were so many."""
+_LEAST_CHANCE = 0.1
+"""Of a sequence's drafts, that they are worth a row."""
+_NUM_IDLE = 96
+"""Steps without a chain after which one is tried again, of one sequence: texts and load change."""
+_TRIAL_DEPTH = 2
+_NUM_BESIDE_OTHERS = 128
+"""Rows of prompts that a chain computes beside sequences that decode."""
+_NUM_SHORT = 4
+"""So many missing tokens are no prompt."""
+
+
+class DraftChain:
+    """Draft steps that run one after the other, each on what the one before sampled."""
+
+    __slots__ = ("rows", "steps")
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.rows: dict[Sequence, list[int]] = {}
+        """Of a sequence the logit row in each step that samples a draft of it."""
+
+    def lead_to(self, step: Step) -> None:
+        """Let a filled step, which is submitted behind the chain, compute what that samples."""
+        for sequence, first in self._places(step):
+            for i in range(len(sequence.drafts)):
+                step.take_token(first + i, self.steps[i], self.rows[sequence][i])
+
+    def read(self, step: Step) -> None:
+        """Note in the sequences what ``step``, which is completed, has computed for them."""
+        token_ids = step.view("token_ids")
+        for sequence, first in self._places(step):
+            drafts = sequence.drafts
+            drafts[:] = token_ids[first : first + len(drafts)].tolist()
+
+    def _places(self, step: Step) -> list[tuple[Sequence, int]]:
+        """Of each sequence the first of its drafts' token rows."""
+        token_rows = step.view("logit_token_rows")
+        given = [sequence for sequence in self.rows if sequence.drafts]
+        return [(sequence, int(token_rows[sequence.logit_row]) + 1) for sequence in given]
+
+    @property
+    def seconds(self) -> float:
+        """That the worker spent on it, once it is done."""
+        return sum(step.native_ns for step in self.steps) * 1e-9
+
+
+class ModelDrafts:
+    """Plans chains, and learns from what becomes of their drafts."""
+
+    def __init__(
+        self, runner: DraftRunner, target_costs: StepCosts, *, block_size: int, max_depth: int
+    ) -> None:
+        self._runner = runner
+        self._target_costs = target_costs
+        self._costs = StepCosts()
+        self._block_size = block_size
+        self._max_depth = max_depth
+        self._chance = _FIRST_CHANCE
+        self._num_seen = 0
+        self._chances: dict[Sequence, float] = {}
+        self._contents: dict[int, bytes] = {}
+        """Hashes of what whole blocks hold of the draft model's KV, where that is known."""
+        self._num_idle = 0
+        self._has_failed = False
+
+    def can_go_on(self, sequence: Sequence) -> bool:
+        """Whether a chain can be filled for the sequence now."""
+        return True
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Whether a chain can draft for a sequence that decodes. What a grammar allows behind a
+        draft can't be said before the draft is known."""
+        return (
+            not self._has_failed
+            and sequence.matcher is None
+            and len(sequence.token_ids) < self._runner.max_model_len
+        )
+
+    def chance(self, sequence: Sequence) -> float:
+        """That a draft for the sequence is right, given those before it."""
+        return self._chances.get(sequence, self._chance)
+
+    def depths(
+        self,
+        sequences: Items[Sequence],
+        num_rows: int,
+        num_tokens: int,
+        most: int,
+        *,
+        ahead: bool,
+    ) -> list[tuple[Sequence, int]]:
+        """Of which of ``sequences`` how many drafts bring most tokens a second, in a step that has
+        ``num_rows`` rows and brings ``num_tokens`` tokens without, with at most ``most`` drafts;
+        ``ahead``: which would be submitted before the last one's tokens are known."""
+        chosen = [s for s in sequences if self.chance(s) > _LEAST_CHANCE]
+        if len(chosen) > most:
+            chosen = sorted(chosen, key=self.chance, reverse=True)[:most]
+        depth = self._num_worthwhile(chosen, num_rows, num_tokens, most, ahead=ahead)
+        if not depth and sequences:
+            self._num_idle += 1
+            if not self.is_trying:
+                return []
+            least = min(sequences, key=lambda s: len(s.token_ids) - s.num_drafted)
+            chosen, depth = [least], min(_TRIAL_DEPTH, most)
+        room = self._runner.max_model_len
+        limited = [
+            (s, min(depth, s.max_len - len(s.token_ids) - 1, room - len(s.token_ids)))
+            for s in chosen
+        ]
+        return [(sequence, count) for sequence, count in limited if count > 0]
+
+    def _num_worthwhile(
+        self, sequences: Items[Sequence], num_rows: int, num_tokens: int, most: int, *, ahead: bool
+    ) -> int:
+        if not sequences:
+            return 0
+        deepest = min(self._max_depth, most // len(sequences))
+        if not self._costs.is_known or not self._target_costs.is_known:
+            return deepest
+        (round_s,) = self._costs.seconds([len(sequences)], ahead=True)
+        (plain_s,) = self._target_costs.seconds([num_rows], ahead=ahead)
+        rows = [num_rows + depth * len(sequences) for depth in range(1, deepest + 1)]
+        verifying_s = self._target_costs.seconds(rows, ahead=False)
+        chances = [self.chance(sequence) for sequence in sequences]
+        best, best_rate = 0, num_tokens / plain_s
+        expected, powers = float(num_tokens), chances
+        for depth, step_s in enumerate(verifying_s, start=1):
+            expected += sum(powers)
+            rate = expected / (step_s + depth * round_s)
+            if rate > best_rate:
+                best, best_rate = depth, rate
+            powers = [power * chance for power, chance in zip(powers, chances, strict=True)]
+        return best
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether the next chain is for finding out."""
+        return self._num_idle >= _NUM_IDLE
+
+    def expected(self, sequence: Sequence, depth: int) -> float:
+        """How many of so many drafts will be right."""
+        chance = self.chance(sequence)
+        return sum(chance**i for i in range(1, depth + 1))
+
+    def begin(self, depths: Items[tuple[Sequence, int]], *, beside_others: bool) -> DraftChain:
+        """Fill a chain of so many drafts of each sequence. What the draft model hasn't computed of
+        a text comes first; where that is too much for a step, this is all that is done."""
+        self._num_idle = 0
+        chain, buffers = DraftChain(), self._runner.next_steps()
+        ready = self._catch_up(depths, buffers[0], chain, beside_others=beside_others)
+        for i in range(1, max(ready.values(), default=0)):
+            step = buffers[i]
+            step.clear()
+            for sequence, depth in ready.items():
+                if depth <= i:
+                    continue
+                # Penalties count the drafts so far, which are computed once more for that.
+                fits = step.num_tokens + i + len(ready) <= self._runner.max_num_tokens
+                counts = sequence.needs_observe and fits
+                self._add_drafts(step, chain, sequence, i, i if counts else 1)
+            chain.steps.append(step)
+        return chain
+
+    def _add_drafts(
+        self, step: Step, chain: DraftChain, sequence: Sequence, depth: int, count: int
+    ) -> None:
+        """Let a step compute the last ``count`` of a sequence's ``depth`` drafts so far."""
+        rows, row, first = chain.rows[sequence], sequence.row, depth - count
+        start, token_row = len(sequence.token_ids) + first, step.num_tokens
+        num_seen = count if sequence.needs_observe else 0
+        logit_row = step.add([0] * count, start, row, row, "last", num_drafts=num_seen)
+        for i in range(count):
+            step.take_token(token_row + i, chain.steps[first + i], rows[first + i])
+        rows.append(logit_row)
+
+    def _catch_up(
+        self,
+        depths: Items[tuple[Sequence, int]],
+        step: Step,
+        chain: DraftChain,
+        *,
+        beside_others: bool,
+    ) -> dict[Sequence, int]:
+        """Fill the first step; returns how many drafts of each sequence follow from it."""
+        step.clear()
+        num_left = self._runner.max_num_tokens
+        num_of_prompts = _NUM_BESIDE_OTHERS if beside_others else num_left
+        ready: dict[Sequence, int] = {}
+        pending = [(len(s.token_ids) - self._num_known(s), i) for i, (s, _) in enumerate(depths)]
+        for _, i in sorted(pending):
+            sequence, depth = depths[i]
+            # What those before it compute in this step counts, too: keys are written first.
+            num_missing = len(sequence.token_ids) - self._num_known(sequence)
+            is_short = num_missing <= _NUM_SHORT
+            count = min(num_missing, num_left if is_short else min(num_left, num_of_prompts))
+            if count <= 0:
+                break
+            is_whole = count == num_missing and depth > 0
+            start, row = sequence.num_drafted, sequence.row
+            ids = self._known_ids(sequence.token_ids[start : start + count])
+            logit_row = step.add(ids, start, row, row, "last" if is_whole else "none")
+            num_behind = depth - 1 if is_whole else 0
+            self._note_written(sequence, start, start + count, num_behind)
+            num_left -= count
+            num_of_prompts -= 0 if is_short else count
+            if is_whole:
+                ready[sequence] = depth
+                chain.rows[sequence] = [logit_row]
+        if step.num_tokens:
+            chain.steps.append(step)
+        return ready
+
+    def _num_known(self, sequence: Sequence) -> int:
+        """Find what others have computed of the sequence's text: whole blocks that it shares with
+        them. All but one of its tokens, at most, are known then."""
+        size, known = self._block_size, sequence.num_drafted
+        while known % size == 0 and known // size < sequence.num_published:
+            i = known // size
+            if self._contents.get(sequence.block_ids[i]) != sequence.hashes[i]:
+                break
+            known += size
+        sequence.num_drafted = min(known, len(sequence.token_ids) - 1)
+        return sequence.num_drafted
+
+    def _known_ids(self, token_ids: list[int]) -> list[int]:
+        """Embeddings that only the target has are padding, or tokens of no text."""
+        size = self._runner.vocab_size
+        return [token_id if token_id < size else 0 for token_id in token_ids]
+
+    def _note_written(self, sequence: Sequence, start: int, end: int, num_drafts: int) -> None:
+        """The chain computes tokens from ``start`` to ``end``, and drafts behind them."""
+        size, sequence.num_drafted = self._block_size, end
+        for i in range(start // size, (end + num_drafts - 1) // size + 1):
+            block_id = sequence.block_ids[i]
+            self._contents.pop(block_id, None)
+            if i < sequence.num_published and end >= (i + 1) * size:
+                self._contents[block_id] = sequence.hashes[i]
+
+    def settle(self, chain: DraftChain, step: Step) -> None:
+        """Take over a chain and the step behind it, which are completed."""
+        for draft_step in chain.steps:
+            if draft_step.error:
+                self._fail(draft_step.error)
+            elif draft_step.native_ns > 0:
+                self._costs.note(draft_step.num_tokens, draft_step.native_ns * 1e-9)
+        if not step.error:
+            chain.read(step)
+
+    def _fail(self, error: str) -> None:
+        """Go on without: what the target computes is right whatever was drafted."""
+        if not self._has_failed:
+            _log.error("the draft model failed, and drafts nothing any more: %s", error)
+        self._has_failed = True
+
+    def count(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Learn from a sequence's drafts. The last one's KV was computed by the target alone."""
+        sequence.num_drafted += min(num_accepted, num_drafted - 1)
+        chance = self.chance(sequence)
+        for i in range(min(num_accepted + 1, num_drafted)):
+            is_right = i < num_accepted
+            chance += _WEIGHT * (is_right - chance)
+            self._num_seen += 1
+            weight = max(_WEIGHT_OF_ALL, 1 / (self._num_seen + 3))
+            self._chance += weight * (is_right - self._chance)
+        if sequence.state is not SequenceState.FINISHED:
+            self._chances[sequence] = chance
+
+    def end(self, sequence: Sequence) -> None:
+        self._chances.pop(sequence, None)
+
+
+class HeadDrafts(ModelDrafts):
+    """Drafts of heads, which go on from the last hidden state of a sequence's text. It is kept
+    where no later step is in flight, which takes its place."""
+
+    def __init__(
+        self, runner: HeadRunner, target_costs: StepCosts, *, block_size: int, max_depth: int
+    ) -> None:
+        depth = min(max_depth, runner.num_heads)
+        super().__init__(runner, target_costs, block_size=block_size, max_depth=depth)
+        self._heads = runner
+        self._lengths: dict[Sequence, int] = {}
+        """Of the texts whose states were kept."""
+
+    def can_go_on(self, sequence: Sequence) -> bool:
+        return self._lengths.get(sequence) == len(sequence.token_ids)
+
+    def keep(self, outputs: Items[Output], states: FloatArray) -> None:
+        """Note the hidden states behind a step's outputs, of logit rows."""
+        for sequence, logit_row in {o.sequence: o.logit_row for o in outputs}.items():
+            if sequence.row >= 0:
+                self._heads.states[sequence.row] = states[logit_row]
+                self._lengths[sequence] = len(sequence.token_ids)
+
+    def begin(self, depths: Items[tuple[Sequence, int]], *, beside_others: bool) -> DraftChain:
+        self._num_idle = 0
+        chain, buffers = DraftChain(), self._runner.next_steps()
+        for i in range(max(depth for _, depth in depths)):
+            step = buffers[i]
+            step.clear()
+            for sequence, depth in depths:
+                if depth > i:
+                    row, position = sequence.row, len(sequence.token_ids) + i - 1
+                    rows = chain.rows.setdefault(sequence, [])
+                    rows.append(step.add([row], position, row, row, "last"))
+            chain.steps.append(step)
+        return chain
+
+    def end(self, sequence: Sequence) -> None:
+        super().end(sequence)
+        self._lengths.pop(sequence, None)

@@ -1,0 +1,66 @@
+"""The draft model of another one: what it is loaded with, and whether it can draft for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from lmi_core.errors import ModelError
+from lmi_core.models.medusa_heads import has_medusa_heads
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.text.tokenizer import Tokenizer
+from lmi_core.weights.checkpoint import Checkpoint
+from lmi_core.weights.quantized.methods import objection
+
+FIELD = "draft_model"
+"""What errors about it name."""
+
+
+def draft_config(asked: EngineConfig) -> EngineConfig | None:
+    """What the draft model of ``asked`` is loaded with: the same formats, as far as its checkpoint
+    isn't quantised itself. None where there is none. Raises ModelError."""
+    path = None if asked.speculation is None else asked.speculation.draft_model
+    if path is None or has_medusa_heads(path):
+        return None
+    quantize = asked.quantize
+    if quantize is not None and objection(quantize, Checkpoint(path).quantization):
+        quantize = None
+    return replace(
+        asked,
+        model=path,
+        task="generate",
+        quantize=quantize,
+        lora=None,
+        max_model_len=None,
+        rope_scaling=None,
+        rope_factor=None,
+        rope_theta=None,
+        prefix_cache_dir=None,
+    )
+
+
+def check_vocabulary(target: Path, draft: Path) -> None:
+    """Raise ModelError unless the ids that both tokenizers have stand for the same tokens.
+    Embeddings beyond, by which models of one family differ, are padding."""
+    theirs, ours = _tokens(target), _tokens(draft)
+    different = sorted(i for i in theirs.keys() & ours.keys() if theirs[i] != ours[i])
+    if not different and ours:
+        return
+    first = different[0] if different else 0
+    raise ModelError(
+        f"{draft} has another vocabulary than {target}: {len(different)} ids stand for other "
+        f"tokens, the first is {first}, which is {_shown(ours.get(first))} there and "
+        f"{_shown(theirs.get(first))} here; name a model of the same family"
+    )
+
+
+def _tokens(directory: Path) -> dict[int, str]:
+    tokenizer = Tokenizer.load(directory)
+    try:
+        return tokenizer.tokens()
+    finally:
+        tokenizer.close()
+
+
+def _shown(token: str | None) -> str:
+    return f"{token!r:.60}"

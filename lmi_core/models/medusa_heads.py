@@ -1,0 +1,112 @@
+"""Medusa heads: what a checkpoint of them has, and whether it fits the model that it is for.
+
+Each guesses one token more ahead from a model's last hidden state: blocks of a linear layer, SiLU
+and a residual, and an output matrix of its own (Cai et al., 2024, section 2.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi_core.errors import ModelError
+from lmi_core.models.spec import DecoderSpec
+from lmi_core.weights.float_tensors import FLOAT_DTYPES, read_array, to_float32
+from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.hf_config import read_json_object
+from lmi_core.weights.safetensors_file import TensorInfo, read_header
+
+FILE = "medusa_lm_head.safetensors"
+_NUM_HEADS = "medusa_num_heads"
+_NUM_LAYERS = "medusa_num_layers"
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaHeads:
+    """Of a directory whose headers were checked."""
+
+    path: Path
+    num_heads: int
+    num_layers: int
+    tensors: Mapping[str, TensorInfo]
+
+    @property
+    def num_weights(self) -> int:
+        """Of all matrices."""
+        return sum(t.shape[0] * t.shape[1] for t in self.tensors.values() if len(t.shape) == 2)
+
+    def blocks(self, head: int) -> list[tuple[FloatArray, FloatArray]]:
+        """Weight and bias of a head's blocks."""
+        names = [f"{head}.{layer}.linear" for layer in range(self.num_layers)]
+        return [(self._read(f"{name}.weight"), self._read(f"{name}.bias")) for name in names]
+
+    def output(self, head: int) -> FloatArray:
+        """[vocab, hidden]."""
+        return self._read(f"{head}.{self.num_layers}.weight")
+
+    def _read(self, name: str) -> FloatArray:
+        tensor = self.tensors[name]
+        return to_float32(read_array(tensor), tensor.dtype)
+
+
+def has_medusa_heads(directory: Path) -> bool:
+    """Whether a directory says that it is of such heads."""
+    config = directory / "config.json"
+    return config.is_file() and _NUM_HEADS in read_json_object(config)
+
+
+def find_medusa_heads(directory: Path, spec: DecoderSpec) -> MedusaHeads:
+    """Check all but the weights of the heads in ``directory``. Raises ModelError, naming every
+    tensor that is missing or of another size than the model's."""
+    config = read_json_object(directory / "config.json")
+    num_heads, num_layers = (
+        _count(directory, config, name, default)
+        for name, default in ((_NUM_HEADS, None), (_NUM_LAYERS, 1))
+    )
+    path = directory / FILE
+    if not path.is_file():
+        raise ModelError(f"{directory} has no {FILE}, which holds Medusa heads", field=FILE)
+    found = read_header(path)
+    expected = {
+        name: shape
+        for head in range(num_heads)
+        for name, shape in _shapes(head, num_layers, spec).items()
+    }
+    faults = [
+        f"{name} is {_shown(found.get(name))}, not {list(shape)}"
+        for name, shape in expected.items()
+        if name not in found or found[name].shape != shape or found[name].dtype not in FLOAT_DTYPES
+    ]
+    if faults:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise ModelError(
+            f"{path} doesn't fit a model of {spec.hidden_size} columns and {spec.vocab_size} "
+            f"tokens: {'; '.join(faults[:3])}{more}",
+            field=FILE,
+        )
+    return MedusaHeads(directory, num_heads, num_layers, {name: found[name] for name in expected})
+
+
+def _shapes(head: int, num_layers: int, spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    hidden = spec.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in range(num_layers):
+        shapes[f"{head}.{layer}.linear.weight"] = (hidden, hidden)
+        shapes[f"{head}.{layer}.linear.bias"] = (hidden,)
+    shapes[f"{head}.{num_layers}.weight"] = (spec.vocab_size, hidden)
+    return shapes
+
+
+def _count(directory: Path, config: Mapping[str, object], name: str, default: int | None) -> int:
+    value = config.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 64:
+        raise ModelError(
+            f"{directory / 'config.json'}: {name} is {value!r:.40}; allowed are 1 to 64",
+            field=name,
+        )
+    return value
+
+
+def _shown(tensor: TensorInfo | None) -> str:
+    return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"

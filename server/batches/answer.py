@@ -1,0 +1,109 @@
+"""The answer to one line of a batch: as its route would give it, behind everybody else's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.errors import CapacityError, UserError
+from lmi_server.dialects.base import Call, HttpError, ParsedCall
+from lmi_server.dialects.decode import decode_json
+from lmi_server.dialects.generation import parse_call
+from lmi_server.dialects.large_bodies import rendered
+from lmi_server.dialects.openai.errors import ModelNotFound, openai_error
+from lmi_server.dialects.openai.openai import openai_protocol
+from lmi_server.http.long_body import num_items
+from lmi_server.http.metrics import RequestMeter
+from lmi_server.http.streaming import truncated
+from lmi_server.models.loaded_model import LoadedModel
+from lmi_server.models.model_registry import ModelRegistry
+
+_PRIORITY = 1 << 20
+"""Behind every request that says nothing."""
+_PAUSE_S, _MAX_PAUSE_S = 0.05, 5.0
+_METHODS = {"/v1/chat/completions": "parse_chat", "/v1/completions": "parse_completion"}
+"""Of the protocol, by endpoint."""
+
+
+class _Named(msgspec.Struct):
+    model: str | None = None
+
+
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+class Answered(NamedTuple):
+    status: int
+    body: bytes
+
+
+async def answered(
+    models: ModelRegistry,
+    endpoint: str,
+    request_id: str,
+    body: bytes,
+    own: Callable[[GenerationRequest], GenerationRequest],
+) -> Answered:
+    """Waits while models load, or are full, or others wait; whatever else fails is the answer."""
+    pause_s = _PAUSE_S
+    while True:
+        try:
+            model = _model(models, body)
+            parse = getattr(model.of(openai_protocol), _METHODS[endpoint])
+            call = Call(request_id=request_id, body=body, content_type="application/json")
+            parsed = await parse_call(model, parse, call)
+            if parsed.renderer.streams:
+                raise UserError(
+                    "a batch's answers aren't streamed; leave stream out", field="stream"
+                )
+            await _turn(model)
+            return Answered(200, await _whole(model, parsed, own))
+        except (CapacityError, HttpError) as error:
+            if isinstance(error, HttpError) and error.status not in (429, 503):
+                return _failed(error)
+        except Exception as error:
+            return _failed(error)
+        await asyncio.sleep(pause_s)
+        pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
+
+
+async def _turn(model: LoadedModel) -> None:
+    """Wait until no other request waits."""
+    while model.backend.stats().num_waiting:  # noqa: ASYNC110 (engines have no event for it)
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def _whole(
+    model: LoadedModel, parsed: ParsedCall, own: Callable[[GenerationRequest], GenerationRequest]
+) -> bytes:
+    backend, meter = model.generates, RequestMeter(parsed.requests[0].request_id)
+    for index, asked in enumerate(parsed.requests):
+        behind = replace(own(asked), priority=asked.priority + _PRIORITY)
+        request = await truncated(backend, behind, parsed.truncate_prompt_tokens)
+        async with aclosing(backend.generate_batches(request)) as batches:
+            async for events in batches:
+                meter.observe(events)
+                parsed.renderer.feed(index, events)
+    return await rendered(parsed.renderer.finish, num_items(parsed, meter))
+
+
+def _failed(error: Exception) -> Answered:
+    reply = openai_error(error)
+    return Answered(reply.status, reply.body)
+
+
+def _model(models: ModelRegistry, body: bytes) -> LoadedModel:
+    """The model that a body names, or the only one; HttpError where it isn't ready."""
+    name = decode_json(_NAMED, body).model
+    served = models.default
+    if name is not None:
+        served = models.find(name) or models.with_adapter(name) or models.sole
+    if served is None:
+        raise ModelNotFound(str(name), "send the name of a model that is served here")
+    return served.answering()

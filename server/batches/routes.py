@@ -1,0 +1,222 @@
+"""``/v1/files`` and ``/v1/batches``, as OpenAI's clients speak them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from lmi_core.errors import UserError
+from lmi_server.batches.lines import ENDPOINTS
+from lmi_server.batches.runner import BATCHES, BatchRunner
+from lmi_server.batches.store import ENDED, BatchStore, Record
+from lmi_server.dialects.base import HttpError
+from lmi_server.dialects.decode import decode_json
+from lmi_server.dialects.routes import ServerRoute
+from lmi_server.http.form import form_items
+from lmi_server.http.tenants import TENANT
+from lmi_server.models.model_registry import ModelRegistry
+
+_FILE_NAME = re.compile(rb'filename="([^"\r\n]{1,255})"')
+_HEAD_BYTES = 65_536
+_MAX_BODY_BYTES = 65_536
+_WINDOW_S = 24 * 3600
+_MOST_LISTED, _USUALLY_LISTED = 10_000, 20
+_PRIVATE = ("output_id", "errors_id", "ends_as")
+
+
+class BatchBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch to be made."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+
+
+_BODY = msgspec.json.Decoder(BatchBody)
+
+
+async def _opened(request: web.Request) -> tuple[BatchRunner, BatchStore]:
+    """HttpError where the API is off."""
+    runner, tenant = request.app.get(BATCHES), request.get(TENANT)
+    if runner is None:
+        raise HttpError(
+            404, "NotFound", "The Batch API is off; give the server a directory for it (batch_dir)"
+        )
+    return runner, await runner.store("" if tenant is None else tenant.name)
+
+
+async def upload(request: web.Request, models: ModelRegistry) -> web.Response:
+    _, store = await _opened(request)
+    with models.admission.enter():
+        body = await models.admission.read_body(request)
+        items = await form_items(request.headers.get("Content-Type", ""), body)
+        if items is None:
+            raise HttpError(
+                415, "UnsupportedMediaTypeException", "a file comes as multipart/form-data"
+            )
+        fields = dict(items)
+        purpose = fields.get("purpose", b"").decode("utf-8", "replace")
+        if purpose != "batch":
+            raise UserError(f"purpose must be batch, got {purpose[:40]!r}", field="purpose")
+        if not fields.get("file"):
+            raise UserError("file is missing, or empty", field="file")
+        named = _FILE_NAME.search(body, 0, _HEAD_BYTES)
+        name = named[1].decode("utf-8", "replace") if named else "upload.jsonl"
+        file = await asyncio.to_thread(store.add_file, name, purpose, fields["file"])
+    return web.json_response(file)
+
+
+async def list_files(request: web.Request, models: ModelRegistry) -> web.Response:
+    _, store = await _opened(request)
+    purpose = request.query.get("purpose")
+    files = [file for file in store.listed("files") if purpose in (None, file["purpose"])]
+    if request.query.get("order") == "asc":
+        files.reverse()
+    return web.json_response(_page(files, request.query, _MOST_LISTED))
+
+
+async def describe_file(request: web.Request, models: ModelRegistry) -> web.Response:
+    _, store = await _opened(request)
+    return web.json_response(store.get("files", request.match_info["file"]))
+
+
+async def content(request: web.Request, models: ModelRegistry) -> web.StreamResponse:
+    _, store = await _opened(request)
+    file = store.get("files", request.match_info["file"])
+    headers = {"Content-Type": "application/octet-stream"}
+    return web.FileResponse(store.data_path(file["id"]), headers=headers)
+
+
+async def delete_file(request: web.Request, models: ModelRegistry) -> web.Response:
+    _, store = await _opened(request)
+    name = request.match_info["file"]
+    await asyncio.to_thread(store.delete_file, name)
+    return web.json_response({"id": name, "object": "file", "deleted": True})
+
+
+async def create(request: web.Request, models: ModelRegistry) -> web.Response:
+    with models.admission.enter():
+        data = await models.admission.read_body(request)
+    if len(data) > _MAX_BODY_BYTES:
+        raise UserError(
+            f"the body has {len(data)} bytes; a batch is asked for in {_MAX_BODY_BYTES} at most, "
+            "its requests are in a file",
+            field="body",
+        )
+    asked = decode_json(_BODY, data)
+    runner, store = await _opened(request)
+    if asked.endpoint not in ENDPOINTS:
+        raise UserError(
+            f"endpoint must be {' or '.join(ENDPOINTS)}, got {asked.endpoint[:60]!r}",
+            field="endpoint",
+        )
+    if asked.completion_window != "24h":
+        raise UserError(
+            f"completion_window must be 24h, got {asked.completion_window[:40]!r}",
+            field="completion_window",
+        )
+    if store.get("files", asked.input_file_id)["purpose"] != "batch":
+        raise UserError("input_file_id names a file of answers", field="input_file_id")
+    batch = await asyncio.to_thread(store.add_batch, _new(asked))
+    runner.run(store, batch)
+    return web.json_response(_shown(batch))
+
+
+async def list_batches(request: web.Request, models: ModelRegistry) -> web.Response:
+    _, store = await _opened(request)
+    batches = [_shown(batch) for batch in store.listed("batches")]
+    return web.json_response(_page(batches, request.query, _USUALLY_LISTED))
+
+
+async def describe(request: web.Request, models: ModelRegistry) -> web.Response:
+    _, store = await _opened(request)
+    return web.json_response(_shown(store.get("batches", request.match_info["batch"])))
+
+
+async def cancel(request: web.Request, models: ModelRegistry) -> web.Response:
+    runner, store = await _opened(request)
+    batch = store.get("batches", request.match_info["batch"])
+    if batch["status"] in ENDED:
+        raise HttpError(
+            409, "Conflict", f"the batch is {batch['status']}: it can't be cancelled any more"
+        )
+    if batch["status"] != "cancelling":
+        await runner.cancel(store, batch)
+    return web.json_response(_shown(batch))
+
+
+def _new(asked: BatchBody) -> Record:
+    times = (
+        *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at"),
+        *("cancelling_at", "cancelled_at"),
+    )
+    return {
+        "endpoint": asked.endpoint,
+        "errors": None,
+        "input_file_id": asked.input_file_id,
+        "completion_window": asked.completion_window,
+        "status": "validating",
+        "output_file_id": None,
+        "error_file_id": None,
+        **dict.fromkeys(times),
+        "expires_at": int(time.time()) + _WINDOW_S,
+        "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        "metadata": asked.metadata,
+        "output_id": f"file-{uuid.uuid4().hex}",
+        "errors_id": f"file-{uuid.uuid4().hex}",
+    }
+
+
+def _shown(batch: Record) -> Record:
+    """Without what is only for going on with it."""
+    return {name: value for name, value in batch.items() if name not in _PRIVATE}
+
+
+def _page(records: list[Record], query: Mapping[str, str], usual: int) -> dict[str, Any]:
+    limit, after = query.get("limit", str(usual)), query.get("after")
+    if not limit.isascii() or not limit.isdecimal() or not 0 < int(limit[:9]) <= _MOST_LISTED:
+        raise UserError(
+            f"limit must be between 1 and {_MOST_LISTED}, got {limit[:40]!r}", field="limit"
+        )
+    if after is not None:
+        places = [i for i, record in enumerate(records) if record["id"] == after]
+        if not places:
+            raise UserError(f"after names {after[:80]!r}, which isn't there", field="after")
+        records = records[places[0] + 1 :]
+    shown = records[: int(limit)]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(shown) < len(records),
+    }
+
+
+_JSON = ("application/json",)
+_FILE, _BATCH = "/v1/files/{file}", "/v1/batches/{batch}"
+BATCH_ROUTES = (
+    ServerRoute("POST", "/v1/files", upload, "upload a file", answers=_JSON),
+    ServerRoute("GET", "/v1/files", list_files, "list files", answers=_JSON),
+    ServerRoute("GET", _FILE, describe_file, "describe a file", answers=_JSON),
+    ServerRoute("DELETE", _FILE, delete_file, "delete a file", answers=_JSON),
+    ServerRoute(
+        "GET",
+        f"{_FILE}/content",
+        content,
+        "a file's content",
+        answers=("application/octet-stream",),
+    ),
+    ServerRoute("POST", "/v1/batches", create, "begin a batch", bodies=(BatchBody,), answers=_JSON),
+    ServerRoute("GET", "/v1/batches", list_batches, "list batches", answers=_JSON),
+    ServerRoute("GET", _BATCH, describe, "describe a batch", answers=_JSON),
+    ServerRoute("POST", f"{_BATCH}/cancel", cancel, "cancel a batch", answers=_JSON),
+)
