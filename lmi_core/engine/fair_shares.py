@@ -15,6 +15,9 @@ from lmi_core.engine.sequence import Sequence
 _GENERATED = 2.0
 """A generated token in tokens of a prompt: a row of 32 takes about twice a prompt's."""
 
+_LEAD = 2048.0
+"""By so much a tenant may have been served more than a heavy one and still be light."""
+
 
 class FairShares:
     """Counts while several tenants have something open, and costs nothing while one has."""
@@ -23,6 +26,7 @@ class FairShares:
         self._num_open: Counter[str] = Counter()
         """Sequences, of tenants that have some."""
         self._served: dict[str, float] = {}
+        self._light: frozenset[str] = frozenset()
 
     @property
     def are_contested(self) -> bool:
@@ -61,8 +65,11 @@ class FairShares:
             self._served[sequence.request.request.tenant] += _GENERATED
 
     def order(self, sequence: Sequence) -> tuple[int, float, int, tuple[int, int, int]]:
-        """Who comes first: by priority, by what the tenant was served and has open, by arrival."""
+        """Who comes first: by priority, by what the tenant was served and has open, by arrival;
+        of a priority, light tenants' in the order of arrival before all others."""
         tenant = sequence.request.request.tenant
+        if tenant in self._light:
+            return sequence.key[0], -1.0, 0, sequence.key
         return sequence.key[0], self._served[tenant], self._num_open[tenant], sequence.key
 
     def first(self, waiting: list[Sequence]) -> Sequence:
@@ -84,6 +91,31 @@ class FairShares:
             sequences,
             key=lambda s: (s.key[0], counts[s.request.request.tenant], s.key),
             default=None,
+        )
+
+    def heavy(self, running: list[Sequence], num_rows: int) -> frozenset[Sequence]:
+        """Find who is light: who has no more open than half of a tenant's part of ``num_rows``
+        beside heavy ones, who run more than that, and wasn't served more lately. Returns what runs
+        of the heavy ones while somebody is light, but for searches, whose sequences stay together.
+        """
+        self._light = frozenset()
+        if not self.are_contested:
+            return frozenset()
+        part = max(1, num_rows // len(self._num_open))
+        counts = Counter(sequence.request.request.tenant for sequence in running)
+        heavy = {tenant for tenant, count in counts.items() if count > part}
+        most = min((self._served[tenant] for tenant in heavy), default=0.0) + _LEAD
+        self._light = frozenset(
+            tenant
+            for tenant, num_open in self._num_open.items()
+            if heavy and 2 * num_open <= part and self._served[tenant] <= most
+        )
+        if not self._light:
+            return frozenset()
+        return frozenset(
+            sequence
+            for sequence in running
+            if sequence.request.request.tenant in heavy and sequence.request.search is None
         )
 
     def creditor(

@@ -21,6 +21,8 @@ class PagedPolicy:
 
     Among several tenants, prompts are computed and rows are given in the order of what each was
     served, and a tenant that holds more rows than its part gives them to one that waits with less.
+    Beside light tenants (``FairShares.heavy``) steps are shorter, and a heavy one decodes with what
+    they leave of them.
     """
 
     def __init__(
@@ -44,6 +46,9 @@ class PagedPolicy:
         self._keeps_spare = not guaranteed_no_evict
         self._waiting_steps = waiting_steps
         self._shares = FairShares() if shares is None else shares
+        self._heavy: frozenset[Sequence] = frozenset()
+        self._num_heavy_rows = 0
+        """What runs of heavy tenants beside light ones, and how many decode in the step so far."""
         self._num_held_steps = 0
         """Steps since the last admission, as far as they count for ``waiting_steps``."""
         self._refusal: tuple[Sequence, int, int] | None = None
@@ -52,6 +57,8 @@ class PagedPolicy:
 
     def plan(self) -> Plan:
         plan = Plan()
+        self._heavy = self._shares.heavy(self._queues.running, self._info.max_num_seqs)
+        self._num_heavy_rows = 0
         creditor = self._creditor()
         if creditor is not None:
             preempt(self._queues, self._memory, creditor)
@@ -100,6 +107,8 @@ class PagedPolicy:
             if sequence.num_computed == len(sequence.block_ids) * block_size and not self._grow(
                 sequence, plan
             ):
+                continue
+            if sequence in self._heavy:
                 continue
             sequence.num_scheduled = 1
             sequences.append(sequence)
@@ -215,10 +224,14 @@ class PagedPolicy:
         """For the next prompt of the step."""
         left = self._info.max_num_batched_tokens - plan.num_tokens
         most = self._info.num_saturating_tokens
-        if most is None or plan.num_tokens == 0:
+        if most is None or (plan.num_tokens == 0 and not self._heavy):
             return left
-        num_decoding = min(plan.num_tokens - plan.num_prompt_tokens, most // 2)
-        return max(0, min(left, most - num_decoding - plan.num_prompt_tokens))
+        num_decoding = plan.num_tokens - plan.num_prompt_tokens
+        if self._heavy:
+            # With its keys and logits a decoding row costs two of a prompt's.
+            most, num_decoding = most * 2 // 3, 2 * num_decoding
+        num_spent = min(num_decoding, most // 2) + plan.num_prompt_tokens + self._num_heavy_rows
+        return max(0, min(left, most - num_spent))
 
     def _schedule_chunk(self, sequence: Sequence, plan: Plan, num_logit_rows: int) -> int:
         """Schedule as many pending tokens as budget and logit rows allow, maybe none."""
@@ -239,4 +252,5 @@ class PagedPolicy:
             plan.sequences.append(sequence)
             plan.num_tokens += num_tokens
             plan.num_prompt_tokens += num_tokens
+            self._num_heavy_rows += num_pending == 1 and sequence in self._heavy
         return num_logit_rows - num_rows

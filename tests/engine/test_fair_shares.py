@@ -144,3 +144,58 @@ def test_nobody_saves_up_while_others_are_served() -> None:
     more = generated(history) - before
     assert jain(list(more.values())) > 0.9, more
     history.drain()
+
+
+def test_a_flood_decodes_with_what_light_tenants_leave() -> None:
+    """A light tenant's prompts go before its 60 rows, in shorter steps, and nobody starves."""
+    history = History(
+        max_num_seqs=64,
+        num_blocks=1000,
+        max_num_batched_tokens=256,
+        max_logit_rows=64,
+        num_saturating_tokens=90,
+    )
+    flood = [ask(history, "flood", num_new=100) for _ in range(60)]
+    while any(not request.sequences[0].num_generated for request in flood):
+        history.step()
+    light = [ask(history, "light", num_prompt=80, num_new=30) for _ in range(2)]
+    texts = [light[i].sequences[0] for i in range(2)]
+    before = generated(history)["flood"]
+    history.step()
+    assert [text.num_computed for text in texts] == [60, 0]  # two thirds of 90
+    assert generated(history)["flood"] == before
+    history.step()
+    assert [text.num_computed for text in texts] == [80, 40]
+    history.step()
+    assert [text.num_generated for text in texts] == [2, 1]
+    for _ in range(4):
+        counts, before = generated(history), generated(history)
+        history.step()
+        counts = generated(history)
+        assert counts["light"] == before["light"] + 2
+        assert 20 <= counts["flood"] - before["flood"] <= 28
+    history.drain()
+
+
+def test_a_light_tenant_that_was_served_much_more_is_light_no_more() -> None:
+    history = History(
+        max_num_seqs=16,
+        num_blocks=1000,
+        max_num_batched_tokens=64,
+        max_logit_rows=16,
+        num_saturating_tokens=30,
+    )
+    for _ in range(15):
+        ask(history, "flood", num_new=200)
+    for _ in range(12):
+        history.step()
+    num_steps = num_flood = 0
+    for _ in range(120):
+        greedy = ask(history, "greedy", num_prompt=120, num_new=1)
+        while greedy.sequences[0].state is not SequenceState.FINISHED:
+            before = generated(history)["flood"]
+            history.step()
+            num_steps += 1
+            num_flood += generated(history)["flood"] > before
+    assert num_flood > num_steps / 4
+    history.drain()
