@@ -27,8 +27,8 @@ DOWN = f"{LAYER}mlp.down_proj.weight"
 def load(path: Path, **settings: Any) -> None:
     settings = {"repack_cache_dir": "none", "kv_cache_bytes": 1 << 20, **settings}
     runner, _ = load_cpu_runner(EngineConfig(model=path, num_threads=2, **settings))
-    if runner._packed is not None:
-        runner._packed.wait()
+    for packed in runner._packed:
+        packed.wait()
     runner.close()
 
 
