@@ -226,7 +226,7 @@ class Simulation:
         self.scheduler.add(active)
 
     def _submit(self) -> _Submitted | None:
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self.now_s)
         if not plan.sequences:
             return None
         step = next(self._steps)
@@ -236,7 +236,7 @@ class Simulation:
     def _submit_ahead(self, submitted: _Submitted) -> _Submitted | None:
         if not self._info.runs_ahead or submitted.seconds > MAX_AHEAD_S:
             return None
-        plan = self.scheduler.plan_ahead(submitted.plan)
+        plan = self.scheduler.plan_ahead(submitted.plan, self.now_s)
         if plan is None:
             return None
         works = [Work(len(sequence.token_ids), 1, True) for sequence in plan.sequences]

@@ -147,7 +147,13 @@ class EngineCore:
         self._intake.check(request)
         self._check_id(request.request_id)
         vocab_size = self._runner.info.vocab_size
-        request = replace(request, params=request.params.counted(vocab_size))
+        request = replace(
+            request,
+            params=request.params.counted(vocab_size),
+            max_queue_s=self._config.max_queue_s
+            if request.max_queue_s is None
+            else request.max_queue_s,
+        )
         params = request.params
         if handover is None:
             self._check_queue(params.num_sequences)

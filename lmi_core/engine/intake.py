@@ -52,6 +52,11 @@ class Intake:
         self._check_task(request)
         if not isinstance(request.priority, int):
             raise UserError(f"priority must be an int, got {request.priority!r:.80}")
+        wait_s = request.max_queue_s
+        if wait_s is not None and (type(wait_s) not in (int, float) or not wait_s >= 0):
+            raise UserError(
+                f"max_queue_s must be a number of seconds, got {wait_s!r:.80}", field="max_queue_s"
+            )
         info = self._info.runner
         request.params.validate(vocab_size=info.vocab_size, max_logprobs=info.max_logprobs)
         if request.params.prompt_logprobs is not None and not info.continues_prompts:

@@ -17,7 +17,7 @@ from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
 from lmi_core.engine.step_costs import StepCosts
-from lmi_core.errors import EngineError, UserError
+from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_core.runners.runner import (
     AheadRunner,
     DraftingRunner,
@@ -165,7 +165,9 @@ class StepLoop:
 
     def _submit_next(self) -> Submitted | None:
         """Plan a step and hand it to the worker; None when nothing can run, or it failed."""
-        plan = self._scheduler.plan()
+        now_s = time.monotonic()
+        plan = self._scheduler.plan(now_s)
+        self._fail_expired(plan.expired, now_s)
         self._fail_requests(plan.failures, "planning a step for the request failed")
         if not plan.sequences:
             if self._scheduler.has_work and not plan.failures:
@@ -193,7 +195,7 @@ class StepLoop:
         """Submit what follows a step in flight, if it can be known and is worth it."""
         if not self._runner.info.runs_ahead or self._native_s > MAX_AHEAD_S:
             return None
-        plan = self._scheduler.plan_ahead(submitted.plan)
+        plan = self._scheduler.plan_ahead(submitted.plan, time.monotonic())
         if plan is None:
             return None
         step = self._next_step()
@@ -281,6 +283,15 @@ class StepLoop:
         for request in self._scheduler.fail(plan):
             self._delivery.fail(request, EngineError(f"the step that served the request: {cause}"))
         self._scheduler.check_integrity()
+
+    def _fail_expired(self, requests: list[ActiveRequest], now_s: float) -> None:
+        for request in requests:
+            waited_s, most_s = now_s - request.arrival_s, request.request.max_queue_s
+            message = (
+                f"the request waited {waited_s:.3g} s for its turn, and may wait {most_s:g} "
+                "(max_queue_s); retry later, or allow more"
+            )
+            self._delivery.fail(request, CapacityError(message, retry_after_s=1.0))
 
     def _fail_requests(self, failures: Iterable[tuple[Sequence, Exception]], what: str) -> None:
         """End the requests that our own code failed for, outside of the step itself."""

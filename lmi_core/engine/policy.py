@@ -9,7 +9,7 @@ from typing import Protocol
 
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.model_drafts import DraftChain
-from lmi_core.engine.sequence import Sequence, SequenceState
+from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 
 _BY_KEY: Callable[[Sequence], tuple[int, int, int]] = lambda sequence: sequence.key  # noqa: E731
 
@@ -31,6 +31,9 @@ class Plan:
     """Draft steps that run before it, and give some of its tokens."""
     failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
     """Sequences that planning itself failed for; they are in none of the lists above."""
+
+    expired: list[ActiveRequest] = field(default_factory=list)
+    """Requests that waited for too long and were ended; they are in none of the lists above."""
 
     @property
     def chain_s(self) -> float:

@@ -20,6 +20,8 @@ class GenerationRequest:
     params: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     """Lower runs first; equal priorities run in arrival order, or by their tenants' shares."""
+    max_queue_s: float | None = None
+    """Seconds from its arrival that it may wait for its first step; None: the engine's own."""
     tenant: str = ""
     """Whose it is: where several wait, rows are shared among tenants, not among requests."""
     adapter: str = ""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_core.engine.commit import Commit, Output, PromptChunk
+from lmi_core.engine.deadlines import Deadlines
 from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.outputs import FinishReason
@@ -42,6 +43,7 @@ class Scheduler:
         self._speculation = speculation
         self._shares = FairShares() if shares is None else shares
         self._searches = SearchMoves(queues, memory, self._shares, self._preempt)
+        self._deadlines = Deadlines()
         self.num_preemptions = 0
         self.num_restoring = 0
         """Sequences that are RESTORING."""
@@ -71,6 +73,7 @@ class Scheduler:
         left = [s for s in request.sequences if s.state is not SequenceState.FINISHED]
         has_output = any(sequence.num_generated for sequence in request.sequences)
         self._shares.open(left)
+        self._deadlines.add(request)
         for i, sequence in enumerate(left):
             if request.adapter is not None:
                 request.adapter.acquire()
@@ -89,20 +92,25 @@ class Scheduler:
             self.num_restoring -= 1
             self.queues.wait(first)
 
-    def plan(self) -> Plan:
-        """Decide the next step; empty when nothing can run."""
+    def plan(self, now_s: float) -> Plan:
+        """Decide the next step; empty when nothing can run. ``now_s``: for those that may wait only
+        so long, as ``arrival_s`` counts."""
+        expired = self._deadlines.take_due(now_s)
+        for request in expired:
+            self.finish_all(request.sequences)
         plan = self._policy.plan()
+        plan.expired = expired
         self.num_preemptions += plan.num_preempted
         if self._speculation is not None:
             self._speculation.add_drafts(plan, plan.sequences, self.num_running)
         return plan
 
-    def plan_ahead(self, plan: Plan) -> Plan | None:
+    def plan_ahead(self, plan: Plan, now_s: float) -> Plan | None:
         """The step behind ``plan``, which is in flight: the same sequences decode on, but for those
         that end with it or that speculate, which are in every second step then: they need the
         results of theirs. None where results or another choice of sequences may matter."""
         memory, running = self.memory, self.queues.running
-        if self.queues.waiting and self._policy.can_admit:
+        if self.queues.waiting and (self._policy.can_admit or self._deadlines.is_due(now_s)):
             return None
         known = [sequence for sequence in running if not sequence.num_scheduled]
         if len(plan.sequences) + len(known) != len(running):

@@ -272,6 +272,19 @@ class ActiveRequest:
         """Whether sampling depends on the tokens seen."""
 
     @property
+    def deadline_s(self) -> float | None:
+        """When it must have begun."""
+        most_s = self.request.max_queue_s
+        return None if most_s is None else self.arrival_s + most_s
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is open and nothing of it was ever computed."""
+        first = self.sequences[0]
+        is_open = first.state is not SequenceState.FINISHED
+        return is_open and self.num_cached_tokens is None and not first.num_generated
+
+    @property
     def wants_states(self) -> bool:
         """Whether it needs the hidden states of all its tokens, which no cache has."""
         return isinstance(self.search, ContrastiveSearch)

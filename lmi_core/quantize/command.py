@@ -167,7 +167,7 @@ def _write(
     progress = TerminalProgress(verb="Quantising")
     try:
         pieces = sequences_of(
-            read_text(args.text),
+            read_text(args.text, "--text"),
             tokenizer,
             num_tokens=runs.max_tokens,
             max_sequences=args.num_sequences,

@@ -18,14 +18,15 @@ Task = Literal["auto", "generate", "embed", "rerank"]
 Device = Literal["cpu", "cuda", "torch-cpu"]
 StatesOf = Literal["embedding", "last_layer"]
 Quantization = Literal[
-    "int8", "int4", "fp8", "awq", "gptq", "compressed-tensors", "bitsandbytes", "bitsandbytes-nf4",
-    "bitsandbytes-fp4", "eetq", "smoothquant",
+    "int8", "int4", "fp8", "awq", "gptq", "compressed-tensors", "exl2", "bitsandbytes",
+    "bitsandbytes-nf4", "bitsandbytes-fp4", "eetq", "smoothquant",
 ]  # fmt: skip
 
 _CPU_QUANTIZE = ("bitsandbytes-nf4", "bitsandbytes-fp4")
 _LEAST = {
     "max_model_len": 1,
     "max_queue_size": 0,
+    "max_queue_s": 0,
     "num_models": 1,
     "waiting_steps": 0,
     "max_batch_total_tokens": 1,
@@ -92,6 +93,9 @@ class EngineConfig:
     """Token budget of one step, prefill chunks and decode rows together; None: 2048 on CPU."""
     max_queue_size: int = 1000
     """Requests waiting beyond those running before new ones are refused (job_queue_size)."""
+    max_queue_s: float | None = None
+    """Seconds that a request may wait for its first step before it is refused after all; None:
+    any number."""
     block_size: int = 32
     """Tokens per KV block; a multiple of 16."""
     kv_cache_bytes: int | None = None

@@ -59,22 +59,21 @@ stay awake, and every evening the owl, who stayed awake anyway, promised that it
 _FEWEST_TOKENS = 32
 
 
-def read_text(path: Path | None) -> str:
-    """The text of a calibration file; None: the one of above. UserError for what isn't a text."""
+def read_text(path: Path | None, name: str = "calibration_file") -> str:
+    """The text of a calibration file; None: the one of above. UserError for what isn't a text,
+    which is called ``name``."""
     if path is None:
         return DEFAULT_TEXT
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(
-            f"calibration_file {path} can't be read: {error.strerror}", field="calibration_file"
+            f"{name} {path} can't be read: {error.strerror}", field="calibration_file"
         ) from None
     except UnicodeDecodeError:
-        raise UserError(
-            f"calibration_file {path} isn't a text in UTF-8", field="calibration_file"
-        ) from None
+        raise UserError(f"{name} {path} isn't a text in UTF-8", field="calibration_file") from None
     if not text.strip():
-        raise UserError(f"calibration_file {path} is empty", field="calibration_file")
+        raise UserError(f"{name} {path} is empty", field="calibration_file")
     return text
 
 

@@ -10,7 +10,7 @@ from lmi_core.weights.safetensors_file import TensorInfo
 
 FLOAT_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 """By safetensors' names; bf16 as the bits that it is."""
-_INTEGERS = {"U8": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64}
+_INTEGERS = {"U8": np.uint8, "I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
 DTYPES = {
     **FLOAT_DTYPES,
     "F8_E4M3": np.uint8,

@@ -125,8 +125,8 @@ async def create(request: web.Request, models: ModelRegistry) -> web.Response:
         )
     if store.get("files", asked.input_file_id)["purpose"] != "batch":
         raise UserError("input_file_id names a file of answers", field="input_file_id")
-    batch = await asyncio.to_thread(store.add_batch, _new(asked))
-    runner.run(store, batch)
+    # A client that leaves now leaves a batch that is worked on.
+    batch = await asyncio.shield(runner.create(store, _new(asked)))
     return web.json_response(_shown(batch))
 
 
@@ -149,7 +149,7 @@ async def cancel(request: web.Request, models: ModelRegistry) -> web.Response:
             409, "Conflict", f"the batch is {batch['status']}: it can't be cancelled any more"
         )
     if batch["status"] != "cancelling":
-        await runner.cancel(store, batch)
+        await asyncio.shield(runner.cancel(store, batch))
     return web.json_response(_shown(batch))
 
 

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 
@@ -63,6 +64,12 @@ class BatchRunner:
                     ) from None
                 self._stores[tenant] = opened
             return self._stores[tenant]
+
+    async def create(self, store: BatchStore, fields: Mapping[str, Any]) -> Record:
+        """A new batch, which is worked on from now on."""
+        batch = await asyncio.to_thread(store.add_batch, fields)
+        self.run(store, batch)
+        return batch
 
     def run(self, store: BatchStore, batch: Record) -> None:
         """Work on a batch, from where it is."""

@@ -55,10 +55,15 @@ class BatchStore:
     def add_file(self, name: str, purpose: str, data: bytes) -> Record:
         """UserError for one that doesn't fit beside the others."""
         with self._lock:
-            self.take(len(data))
             self._check_number("files")
-            file_id = f"file-{uuid.uuid4().hex}"
-            _write(self.data_path(file_id), data)
+            self.take(len(data))
+        file_id = f"file-{uuid.uuid4().hex}"
+        try:
+            _write(self.data_path(file_id), data)  # without the lock, which the loop takes, too
+        except OSError as error:
+            self.take(-len(data))
+            raise UserError(f"the file can't be kept: {error.strerror}", field="file") from None
+        with self._lock:
             return self._describe(file_id, name, purpose, len(data))
 
     def take(self, num_bytes: int) -> None:

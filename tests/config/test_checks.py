@@ -102,9 +102,9 @@ def test_chatglm_needs_its_version(model_dir, explained):
 
 
 def test_a_quantised_checkpoint_that_cannot_be_read_is_refused(model_dir, explained):
-    config = {**LLAMA, "quantization_config": {"quant_method": "exl2"}}
+    config = {**LLAMA, "quantization_config": {"quant_method": "hqq"}}
     report = explained(model_dir("", config=config))
-    assert "quantised with exl2" in texts(report.errors)
+    assert "quantised with hqq" in texts(report.errors)
     config = {**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}}
     report = explained(model_dir("", config=config))
     assert "load_in_4bit is false, and so is load_in_8bit" in texts(report.errors)

@@ -243,7 +243,7 @@ def test_other_architectures_and_tasks_need_transformers(model_dir, explained):
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"architectures": ["OlmoForCausalLM"], "clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ({"architectures": ["MiniCPMForCausalLM"], "num_experts": 8}, "num_experts is 8"),
         (
             {"architectures": ["PhiForCausalLM"], "num_attention_heads": 2, "hidden_size": 64}
             | {"num_hidden_layers": 2, "hidden_act": "quick_gelu"},

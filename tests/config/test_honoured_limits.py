@@ -9,6 +9,7 @@ from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.stats import NullObserver
 from lmi_core.errors import CapacityError, UserError
 from tests.config.test_honoured import PROMPT, TRTLLM, generate, params, run, running
+from tests.engine.harness import collect
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -215,3 +216,21 @@ def test_loops(configured, monkeypatch, line):
     assert not steps
     assert run(tokens("false")) == ids
     assert steps
+
+
+def test_how_long_requests_may_wait(configured):
+    """Behind one that runs, the second gives up; its own word beats the configuration's."""
+
+    async def main():
+        written = "option.max_rolling_batch_size=1\noption.max_queue_s=0.001\n"
+        async with running(configured(written)) as engine:
+            runs = asyncio.create_task(generate(engine, num_tokens=64))
+            await asyncio.sleep(0)
+            patient = asyncio.create_task(collect(engine, PROMPT, params(2), max_queue_s=60))
+            with pytest.raises(CapacityError, match=r"may wait 0.001 \(max_queue_s\)") as raised:
+                await generate(engine, num_tokens=2)
+            assert raised.value.retry_after_s == 1.0
+            assert len(await runs) == 64
+            assert len(await patient) == 2
+
+    run(main())

@@ -56,6 +56,19 @@ def test_they_are_served(tmp_path, resolved, form, properties, argv):
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+def test_exl2_is_served(tmp_path, resolved):
+    checkpoints = pytest.importorskip("tests.exl2_checkpoints")
+    path = checkpoints.make_exl2_checkpoint(tmp_path)
+    model = resolved(str(path), "--quantize", "exl2").models[0]
+
+    async def main():
+        params = SamplingParams(max_new_tokens=4, ignore_eos=True)
+        async with Engine(model.engine_config(path)) as engine:
+            assert len([event async for event in engine.generate((10, 11, 12), params)]) == 4
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 @pytest.mark.parametrize(
     ("written", "quantization", "outcome", "text"),
     [
@@ -105,7 +118,7 @@ def test_what_cannot_be_loaded_is_refused_before(model_dir, explained, quantizat
 
 @pytest.mark.parametrize("quantize", ["eetq", "int4", "awq"])
 def test_advice_is_not_what_is_refused_next(model_dir, explained, quantize):
-    quantization = {"quant_method": "exl2"}
+    quantization = {"quant_method": "hqq"}
     config = {**LLAMA, "quantization_config": quantization}
     (error,) = explained(model_dir(f"option.quantize={quantize}", config=config)).errors
     assert str(error).endswith("doesn't read in this version; give the unquantised model")

@@ -119,7 +119,7 @@ def test_requests_of_wrong_types_are_refused(fields: dict[str, Any], message: st
     [
         ({"device": "tpu"}, "device is 'tpu'; allowed are cpu, cuda, torch-cpu"),
         ({"dtype": "fp16"}, "dtype is 'fp16'; allowed are auto, bf16, fp32"),
-        ({"quantize": "exl2"}, "quantize is 'exl2'; allowed are int8, int4, fp8, awq, gptq, "),
+        ({"quantize": "hqq"}, "quantize is 'hqq'; allowed are int8, int4, fp8, awq, gptq, "),
         ({"max_model_len": "100"}, "max_model_len is '100'; allowed are int, None"),
         ({"max_num_seqs": True}, "max_num_seqs is True; allowed are int"),
         ({"overlap": 1}, "overlap is 1; allowed are bool"),

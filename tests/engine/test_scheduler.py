@@ -59,6 +59,9 @@ class History:
         self.aborted: set[ActiveRequest] = set()
         self.failed: set[ActiveRequest] = set()
         self.restoring: list[ActiveRequest] = []
+        self.expired: set[ActiveRequest] = set()
+        self.now_s = 0.0
+        """A step takes a second."""
         self._numbers = itertools.count()
 
     def arrive(
@@ -71,6 +74,7 @@ class History:
         adapter: str = "",
         tenant: str = "",
         is_restoring: bool = False,
+        max_queue_s: float | None = None,
     ) -> ActiveRequest:
         """``adapter``: loaded if it isn't; ``is_restoring``: until ``restored``."""
         if adapter and adapter not in self.adapters.paths:
@@ -83,6 +87,7 @@ class History:
             priority=priority,
             cache_salt=salt,
             tenant=tenant,
+            max_queue_s=max_queue_s,
         )
         slot = self.adapters.find(adapter)
         active = ActiveRequest(
@@ -91,7 +96,7 @@ class History:
             adapter=slot,
             prefix_seed=(b"" if slot is None else slot.prefix_seed) + salt.encode(),
             seed=number,
-            arrival_s=0.0,
+            arrival_s=self.now_s,
             stream=EventStream(lambda: None),
         )
         hashes = self.memory.hash_prompt(prompt, active.prefix_seed)
@@ -133,9 +138,16 @@ class History:
     ) -> bool:
         """Plan, execute, commit; ``abort`` and ``unload`` come while it is in flight. False:
         nothing ran."""
-        plan = self.scheduler.plan()
+        self.now_s += 1.0
+        waiting = {request for request in self.requests if request.is_waiting}
+        plan = self.scheduler.plan(self.now_s)
+        ends = {request: request.deadline_s for request in waiting}
+        late = {r for r, end_s in ends.items() if end_s is not None and end_s <= self.now_s}
+        assert late == set(plan.expired)
+        assert len(plan.expired) == len(late)
+        self.expired |= late
         if not plan.sequences:
-            return False
+            return bool(late)
         info = self.model.info
         assert sum(sequence.num_scheduled for sequence in plan.sequences) == plan.num_tokens
         assert plan.num_tokens <= info.max_num_batched_tokens
@@ -179,7 +191,9 @@ class History:
         for request in self.requests:
             for sequence in request.sequences:
                 assert sequence.state is SequenceState.FINISHED
-                if request not in self.aborted and request not in self.failed:
+                if request in self.expired:
+                    assert not sequence.num_generated
+                elif request not in self.aborted and request not in self.failed:
                     self._check_tokens(sequence)
 
     def _check_tokens(self, sequence: Sequence) -> None:
@@ -214,6 +228,7 @@ ADAPTERS = st.sampled_from(["", "", "x", "y"])
 ARRIVALS = st.tuples(
     st.sampled_from(["arrive", "arrive", "restore"]),
     *(PROMPTS, PARAMS, st.integers(0, 2), st.sampled_from("ab"), ADAPTERS, TENANTS),
+    st.none() | st.floats(0.0, 30.0),
 )
 EVENTS = st.lists(
     st.one_of(
@@ -234,7 +249,7 @@ EVENTS = st.lists(
 def play(history: History, events: list[tuple]) -> None:  # type: ignore[type-arg]
     for kind, *details in events:
         if kind in ("arrive", "restore"):
-            prompt, params, priority, salt, adapter, tenant = details
+            prompt, params, priority, salt, adapter, tenant, max_queue_s = details
             limit = min(history.model.info.max_model_len, history.memory.num_max_tokens) - 1
             history.arrive(
                 prompt[:limit],
@@ -244,6 +259,7 @@ def play(history: History, events: list[tuple]) -> None:  # type: ignore[type-ar
                 adapter=adapter,
                 tenant=tenant,
                 is_restoring=kind == "restore",
+                max_queue_s=max_queue_s,
             )
         elif kind == "restored":
             history.restored()
@@ -325,7 +341,7 @@ def test_adapters_come_and_go_while_requests_run(seed: int) -> None:
 def test_a_slot_is_kept_until_no_step_refers_to_it() -> None:
     history = History()
     request = history.arrive([1, 2, 3], SamplingParams(max_new_tokens=9), adapter="x")
-    plan = history.scheduler.plan()
+    plan = history.scheduler.plan(history.now_s)
     history.scheduler.fill(plan, history.model.steps[0])
     history.unload("x")
     history.abort(request)

@@ -70,7 +70,7 @@ def test_a_layer_is_the_codes_of_its_own_weights(tmp_path: Path) -> None:
     ("arguments", "problem"),
     [
         (["--format", "gptq"], "--format gptq needs --text FILE"),
-        (["--format", "awq", "--text", "absent"], "calibration_file absent can't be read"),
+        (["--format", "awq", "--text", "absent"], "--text absent can't be read"),
         (["--format", "gguf"], "invalid choice: 'gguf'"),
         (["--format", "gptq", "--num-sequences", "0"], "needs --text FILE"),
     ],

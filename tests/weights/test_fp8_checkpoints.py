@@ -214,8 +214,8 @@ def test_faults_name_the_tensor(
     ("quantization", "message"),
     [
         (
-            {"quant_method": "exl2"},
-            "quantization_config.quant_method is 'exl2'; awq, gptq, compressed-tensors, bits",
+            {"quant_method": "hqq"},
+            "quantization_config.quant_method is 'hqq'; awq, gptq, compressed-tensors, exl2",
         ),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"block_size is \[64, 64\]; bl"),
         ([], "quantization_config is .*, but must be an object"),

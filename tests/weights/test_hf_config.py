@@ -251,5 +251,5 @@ def test_a_number_under_two_names_is_one_number(tmp_path: Path) -> None:
 def test_errors_name_the_key_as_the_family_does(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"layer_norm_eps is 0"):
         spec_of_family(tmp_path, architectures=["CohereForCausalLM"], layer_norm_eps=0)
-    with pytest.raises(ModelError, match=r"clip_qkv is 8; only None"):
-        spec_of_family(tmp_path, architectures=["OlmoForCausalLM"], clip_qkv=8)
+    with pytest.raises(ModelError, match=r"num_experts is 8; only None"):
+        spec_of_family(tmp_path, architectures=["MiniCPMForCausalLM"], num_experts=8)

@@ -239,7 +239,7 @@ def test_the_directory_is_where_it_is_written(model, cache, tmp_path, monkeypatc
     start(configured(model))
     assert len(files(tmp_path / "user" / "lmi" / "packed")) == 1
     runner, _ = load_cpu_runner(configured(model, "repack_cache_dir=none"))
-    assert runner._packed is None
+    assert runner._packed == []
     runner.close()
 
 

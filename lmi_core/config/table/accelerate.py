@@ -100,6 +100,12 @@ QUANTIZE = {
     "gptq": _checkpoint("gptq"),
     "gptq_marlin": _kernels("gptq_marlin", "gptq"),
     "compressed-tensors": _checkpoint("compressed-tensors"),
+    "exl2": honoured(
+        "quantize",
+        "the checkpoint is read as it is quantised, and widened",
+        test="tests/config/test_quantized_checkpoints.py::test_exl2_is_served",
+        capability="weights.exl2",
+    ),
     "marlin": refused("checkpoints in Marlin's own order aren't read: give the GPTQ or AWQ one"),
 }
 """What the lmi engine does with each value of ``option.quantize``."""
@@ -174,7 +180,6 @@ OPTIONS = (
             "tgi": (*TGI_QUANTIZE, *NATIVE_QUANTIZE),
             "common": (
                 *QUANTIZE,
-                "exl2",
                 "squeezellm",
                 "deepspeedfp",
             ),

@@ -1,7 +1,7 @@
 """Keys of the lmi engine that no other system has."""
 
 from lmi_core.config.table.option import Action, Flag, Option, honoured, mapped, refused
-from lmi_core.config.table.value_type import Bool, Bytes, Choice, Int, Text, ValueType
+from lmi_core.config.table.value_type import Bool, Bytes, Choice, Float, Int, Text, ValueType
 from lmi_core.settings.placement import MAX_WORKERS
 
 _TESTS = "tests/config/test_honoured.py"
@@ -257,6 +257,14 @@ OPTIONS = (
             idle=(False,),
         ),
         "VLLM_BATCH_INVARIANT",
+    ),
+    _native(
+        "max_queue_s",
+        Float(0),
+        "Seconds that a request may wait for its first step; then it is refused as if the queue "
+        "were full. By default any number.",
+        None,
+        honoured("max_queue_s", test=f"{_LIMITS}::test_how_long_requests_may_wait"),
     ),
     _native(
         "guaranteed_no_evict",

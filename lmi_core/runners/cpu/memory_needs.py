@@ -21,11 +21,12 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
 from lmi_core.weights.formats import WeightFormat
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
-from lmi_core.weights.quantized.methods import MXFP4, fp4_format
+from lmi_core.weights.quantized.methods import MXFP4, fp4_format, widened_format
 from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 4.25 / 8}
+_BYTES["exl2"] = 2.0
 _BYTES |= {"bitsandbytes": 1.0, "eetq": 1.0, "smoothquant": 1.0}
 _BYTES |= dict.fromkeys(["bitsandbytes-nf4", "bitsandbytes-fp4"], 4.5 / 8)
 """Of a weight; int4 with the scale and zero point of 128, nf4 and fp4 with the scale of 64."""
@@ -104,9 +105,9 @@ def _weight_bytes(config: EngineConfig, found: FoundModel) -> int:
 
 def _is_made_anew(settings: QuantizationSettings, config: EngineConfig) -> bool:
     """Whether the checkpoint's matrices take other memory than its files do."""
-    floats = fp4_format(settings)
-    has_choice = settings.method == MXFP4 or floats is not None
-    return floats == "NVFP4" or (has_choice and config.quantize is not None)
+    has_choice = settings.method == MXFP4 or fp4_format(settings) is not None
+    is_widened = widened_format(settings) is not None
+    return is_widened or (has_choice and config.quantize is not None)
 
 
 def _num_weights(name: str, shape: tuple[int, ...]) -> int:

@@ -13,6 +13,7 @@ from lmi_core.weights.fp8_checkpoint import check_blocks
 from lmi_core.weights.quantized.awq import Awq
 from lmi_core.weights.quantized.bitsandbytes import BitsAndBytes
 from lmi_core.weights.quantized.compressed_tensors import CompressedTensors
+from lmi_core.weights.quantized.exl2 import Exl2
 from lmi_core.weights.quantized.fp4 import Fp4
 from lmi_core.weights.quantized.gptq import Gptq
 from lmi_core.weights.quantized.layout import Layout
@@ -29,6 +30,7 @@ from lmi_core.weights.quantized.methods import (
     fp4_format,
     is_in_fp8,
     objection,
+    widened_format,
 )
 from lmi_core.weights.quantized.settings import QuantizationSettings
 
@@ -37,6 +39,7 @@ _UNROUNDED = ("nf4", "fp4", "fp8")
 _LAYOUTS: dict[str, Callable[[QuantizationSettings], Layout]] = {
     "awq": Awq,
     "gptq": Gptq,
+    "exl2": Exl2,
     "compressed-tensors": CompressedTensors,
     BITSANDBYTES: BitsAndBytes,
 }
@@ -95,11 +98,10 @@ def notes_on_rows(
     """What is said where floats of 4 bits are widened, or where int8 rows are asked for and
     matrices meet rows as they are."""
     settings = checkpoint.quantization
-    if made is None and settings is not None and fp4_format(settings) == "NVFP4":
+    if made is None and settings is not None and (coded := widened_format(settings)) is not None:
         return (
-            "the checkpoint's NVFP4 weights are widened when they are loaded, to four times as "
-            "much memory, and activations stay as they are; quantize=int4 keeps them small, with "
-            "codes of its own",
+            f"the checkpoint's {coded} weights are widened when they are loaded, to four times as "
+            "much memory or so, and activations stay as they are",
         )
     if asked.device != "cpu" or asked.activations != "int8":
         return ()

@@ -9,7 +9,7 @@ from lmi_core.weights.quantized.settings import QuantizationSettings
 if TYPE_CHECKING:
     from lmi_core.weights.formats import Quantization
 
-CheckpointMethod = Literal["awq", "gptq", "compressed-tensors"]
+CheckpointMethod = Literal["awq", "gptq", "compressed-tensors", "exl2"]
 """A value of ``quantize`` that says what the checkpoint is."""
 LibraryMethod = Literal[
     "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "eetq", "smoothquant"
@@ -24,13 +24,14 @@ AT_LOAD: dict[str, Quantization] = {
 }
 """What is made of weights then."""
 BITSANDBYTES = "bitsandbytes"
-INTEGER_METHODS = ("awq", "gptq", "compressed-tensors")
+EXL2 = "exl2"
+INTEGER_METHODS = ("awq", "gptq", "compressed-tensors", EXL2)
 FP8_METHODS = ("fp8",)
 GGUF = "gguf"
 MXFP4 = "mxfp4"
+"""Experts in floats of 4 bits."""
 MODELOPT = "modelopt"
 """NVIDIA's Model Optimizer: fp8 and NVFP4."""
-"""Experts in floats of 4 bits, which are held as bf16, or quantised anew."""
 METHODS = (*INTEGER_METHODS, BITSANDBYTES, *FP8_METHODS, MODELOPT, MXFP4, GGUF)
 """Of checkpoints that can be read."""
 
@@ -58,6 +59,12 @@ def fp4_format(settings: QuantizationSettings) -> str | None:
     if settings.method != "compressed-tensors":
         return None
     return _FP4_FORMATS.get(str(settings.values.get("format")))
+
+
+def widened_format(settings: QuantizationSettings) -> str | None:
+    """What codes are in that no product takes, so that weights are widened; None: in others."""
+    floats = fp4_format(settings)
+    return EXL2 if settings.method == EXL2 else floats if floats == "NVFP4" else None
 
 
 def objection(asked: str, settings: QuantizationSettings | None) -> str | None:
