@@ -7,6 +7,7 @@
 # make lint        ruff, mypy, clang-format
 # make test-asan   C++ tests under the address and undefined-behaviour sanitizers
 # make test-tsan   C++ tests under the thread sanitizer
+# make test-arm    the same for aarch64 under qemu (apt install g++-aarch64-linux-gnu qemu-user)
 # make bench       kernels, engine and front end beside the machine's roofs (a quiet machine, 15 minutes)
 # make fuzz        random configurations for FUZZ_SECONDS (600), at least FUZZ_CASES (200000);
 #                  then FUZZ_REQUESTS (100000) mutated requests to every route, and GGUF files
@@ -44,7 +45,7 @@ FUZZ_SECONDS ?= 600
 FUZZ_CASES ?= 200000
 FUZZ_REQUESTS ?= 100000
 
-.PHONY: run test test-triton test-races test-browser text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
+.PHONY: run test test-arm test-triton test-races test-browser text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
 	cuda cuda-all cuda-resources cuda-latency cuda-loops wheels build clean check-tools
 .DELETE_ON_ERROR:
 
@@ -97,6 +98,9 @@ test-tsan: $(VENV)/.installed-test
 	$(CMAKE) -B build/tsan -DLMI_SANITIZE=thread
 	cmake --build build/tsan --target lmi_tests
 	$(NO_ASLR) build/tsan/lmi_tests
+
+test-arm: $(VENV)/.installed-test
+	tests/arm/tests.sh
 
 wheels:
 	server/deploy/wheels.sh $(PYTHONS)

@@ -29,6 +29,7 @@ class Shape:
     intermediate_size: int
     tied: bool
     vocab_size: int = VOCAB_SIZE
+    max_positions: int = 4096
 
     @property
     def head_dim(self) -> int:
@@ -75,7 +76,7 @@ def config_of(shape: Shape) -> dict[str, Any]:
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
         "vocab_size": shape.vocab_size,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": shape.max_positions,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",

@@ -496,6 +496,38 @@ class Graph:
         """act [R, k] -> [R, n]; rows are quantised first if the weight is, by its ``rounding``. ``activation``: of a ``gated`` weight the result is act(gate) * up, [R, n / 2] in act dtype, else act(y).
         A list: the parts of one weight, each in its own format.
         ``residual``: fp32 [R, n], added in place and returned."""
+    def join(self, group: RankGroup) -> None:
+        """Before anything is recorded: this is the graph of one of the group's ranks."""
+    def summed_linear(
+        self,
+        x: Handle,
+        slices: list[LinearWeight],
+        *,
+        bias: npt.NDArray[np.float32] | None = None,
+        residual: Handle | None = None,
+    ) -> Handle:
+        """The inputs' slices one after the other; summed in their order, over all ranks."""
+    def summed_experts(
+        self,
+        x: Handle,
+        routes: Handle,
+        slices: list[LinearWeight],
+        *,
+        bias: npt.NDArray[np.float32] | None = None,
+        residual: Handle,
+    ) -> Handle:
+        """The same of experts' outputs; ``bias`` is added by one rank alone."""
+    def gathered_linear(
+        self,
+        x: Handle,
+        weight: LinearWeight | list[LinearWeight],
+        *,
+        bias: npt.NDArray[np.float32] | None = None,
+        first_column: int,
+    ) -> Handle:
+        """Logits fp32 [L, vocab], of which this rank computes those from first_column on."""
+    def meet(self, x: Handle) -> None:
+        """What follows reads what all ranks have written; rank 0 alone waits."""
     def gated_activation(self, x: Handle, activation: Activation) -> Handle:
         """act(gate) * up: fp32 [R, 2 n] -> act dtype [R, n]."""
     def activation(self, x: Handle, activation: Activation) -> Handle:
@@ -596,6 +628,35 @@ class Graph:
         """Of each node: steps measured, their wall time and their CPU time of all threads, ns."""
 
 @final
+class RankGroup:
+    """Memory in which the ranks of a model find steps, each other's sums, and logits."""
+
+    def __init__(
+        self,
+        *,
+        num_ranks: int,
+        rank: int,
+        descriptor: int = -1,
+        max_tokens: int,
+        max_seqs: int,
+        max_logit_rows: int,
+        max_blocks_per_seq: int,
+        block_size: int,
+        num_columns: int,
+        vocab_size: int,
+    ) -> None:
+        """``descriptor``: of rank 0's, which makes the memory."""
+    @property
+    def descriptor(self) -> int: ...
+    @property
+    def is_lost(self) -> bool: ...
+    def lose(self, why: str) -> None:
+        """All waits end and all steps fail, in every rank."""
+    def close(self) -> None:
+        """``serve`` returns in the other ranks."""
+    def serve(self, graph: Graph, num_threads: int) -> None:
+        """Replay rank 0's steps until the group is closed; NativeError when it is lost."""
+
 class Worker:
     """The thread (and its helpers) that executes steps; one per process and device."""
 

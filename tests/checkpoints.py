@@ -332,6 +332,8 @@ def cached_checkpoint(
 ) -> Path:
     """A checkpoint shared by all tests of the session; it must not be written to."""
     name = f"{variant}-{dtype}-{seed}" + ("-sharded" if sharded else "")
+    if (_root() / name / "tokenizer.json").exists():
+        return _root() / name
     return make_checkpoint(_root() / name, variant, dtype=dtype, sharded=sharded, seed=seed)
 
 
@@ -341,7 +343,9 @@ def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def _root() -> Path:
-    return Path(_temporary_directory().name)
+    """A directory of the session, or one that keeps what was made elsewhere."""
+    kept = os.environ.get("LMI_TEST_CHECKPOINTS")
+    return Path(kept or _temporary_directory().name)
 
 
 def draw_weights(model: Any, seed: int) -> None:

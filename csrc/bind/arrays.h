@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <iterator>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,13 @@
 namespace lmi {
 
 using FloatArray = pybind11::array_t<float, pybind11::array::c_style>;
+
+// The elements of an array of this size, or null.
+inline const float* floats(const std::optional<FloatArray>& array, int64_t size, const char* what) {
+  if (!array) return nullptr;
+  LMI_CHECK(array->size() == size, what, " has ", array->size(), " elements, not ", size);
+  return array->data();
+}
 
 inline DType parse_dtype(const std::string& name) {
   for (int i = 0; i < kNumDTypes; ++i) {

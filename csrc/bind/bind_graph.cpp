@@ -26,12 +26,6 @@ cpu::InstructionSet instruction_set(const std::string& name) {
   return name.empty() ? cpu::default_instruction_set() : cpu::parse_instruction_set(name);
 }
 
-const float* floats(const std::optional<FloatArray>& array, int64_t size, const char* what) {
-  if (!array) return nullptr;
-  LMI_CHECK(array->size() == size, what, " has ", array->size(), " elements, not ", size);
-  return array->data();
-}
-
 void bind_handle(py::module_& m) {
   py::class_<Handle>(m, "Handle")
       .def_property_readonly("name", [](const Handle& h) { return h.value().name; })
@@ -118,15 +112,12 @@ Handle norm_heads(PyGraph& self, const Handle& x, const FloatArray& weight,
 Handle linear(PyGraph& self, const Handle& x, const py::object& weight,
               const std::optional<FloatArray>& bias, const std::string& activation,
               const Handle* residual, const std::string& out_dtype, bool gated) {
-  const bool is_list = py::isinstance<py::list>(weight);
-  const auto owners = is_list ? weight.cast<std::vector<py::object>>() : std::vector{weight};
   if (bias) self.keep(*bias);
   LMI_CHECK(out_dtype == "fp32" || out_dtype == "act", "out_dtype '", out_dtype,
             "'; known are fp32, act");
   std::vector<cpu::LinearArgs> parts;
   int64_t num_outputs = 0;
-  for (const py::object& owner : owners) {
-    self.keep(owner);
+  for (const py::object& owner : weights_of(self, weight)) {
     cpu::LinearArgs args;
     args.weight = owner.cast<const LinearWeight&>().packed();
     args.activation = parse_activation(activation);
@@ -266,7 +257,8 @@ FloatArray read_value(const PyGraph& self, const Handle& x, int64_t num_rows) {
 }
 
 void bind_graph_class(py::module_& m) {
-  py::class_<PyGraph>(m, "Graph")
+  py::class_<PyGraph> graph(m, "Graph");
+  graph
       .def(py::init([](int32_t max_tokens, int32_t max_seqs, int32_t max_logit_rows,
                        int32_t max_blocks_per_seq, int32_t block_size, const std::string& act_dtype,
                        const std::string& level) {
@@ -376,6 +368,7 @@ void bind_graph_class(py::module_& m) {
         }
         return rows;
       });
+  bind_ranks(m, graph);
 }
 
 void bind_worker(py::module_& m) {

@@ -55,4 +55,15 @@ inline ValueId id_of(const PyGraph& graph, const Handle& handle) {
   return handle.id;
 }
 
+// A linear's weights, one or a list of them.
+inline std::vector<py::object> weights_of(PyGraph& self, const py::object& weight) {
+  const bool is_list = py::isinstance<py::list>(weight);
+  auto owners = is_list ? weight.cast<std::vector<py::object>>() : std::vector{weight};
+  for (const py::object& owner : owners) self.keep(owner);
+  return owners;
+}
+
+// What the ranks of a group record beside other ops, and the group.
+void bind_ranks(py::module_& m, py::class_<PyGraph>& graph);
+
 }  // namespace lmi

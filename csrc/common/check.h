@@ -13,10 +13,16 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What a model was read from isn't there any more: nothing computed with it is right again.
-class LostFileError : public Error {
+// Of a model of which nothing that is computed from now on is right.
+class FinalError : public Error {
  public:
   using Error::Error;
+};
+
+// What a model was read from isn't there any more.
+class LostFileError : public FinalError {
+ public:
+  using FinalError::FinalError;
 };
 
 namespace detail {

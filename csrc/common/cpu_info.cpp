@@ -118,19 +118,36 @@ void read_caches(const std::string& root, int cpu, CpuInfo* info) {
   }
 }
 
+// Arm's /proc/cpuinfo has numbers, of which these are the servers' of Arm's own (implementer 0x41).
+std::string arm_model(const std::string& implementer, const std::string& part) {
+  constexpr std::pair<const char*, const char*> kNames[] = {
+      {"0xd08", "Cortex-A72"},  {"0xd0c", "Neoverse N1"}, {"0xd40", "Neoverse V1"},
+      {"0xd49", "Neoverse N2"}, {"0xd4f", "Neoverse V2"},
+  };
+  if (part.empty()) return "";
+  for (const auto& [number, name] : kNames) {
+    if (implementer == "0x41" && part == number) return name;
+  }
+  return "Arm, implementer " + implementer + ", part " + part;
+}
+
 void read_cpuinfo(const std::string& root, CpuInfo* info) {
   std::ifstream file(root + "/proc/cpuinfo");
+  std::string implementer, part;
   for (std::string line; std::getline(file, line);) {
     const size_t colon = line.find(':');
     if (colon == std::string::npos) continue;
     const std::string key = trimmed(line.substr(0, colon));
     const std::string value = trimmed(line.substr(colon + 1));
     if (key == "model name" && info->model.empty()) info->model = value;
+    if (key == "CPU implementer") implementer = value;
+    if (key == "CPU part") part = value;
     if ((key == "flags" || key == "Features") && info->flags.empty()) {
       std::istringstream words(value);
       for (std::string flag; words >> flag;) info->flags.push_back(flag);
     }
   }
+  if (info->model.empty()) info->model = arm_model(implementer, part);
   std::sort(info->flags.begin(), info->flags.end());
 }
 

@@ -6,27 +6,29 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace lmi::cpu {
 
-namespace scalar {
-const Kernels& table();
-}
-namespace avx2 {
-const Kernels& table();
-}
-namespace avx512 {
-const Kernels& table();
-}
-namespace avx512_bf16 {
-const Kernels& table();
-}
+// The levels' tables, each in the namespace of its name.
+#define LMI_LEVEL_TABLE(name) \
+  namespace name {            \
+  const Kernels& table();     \
+  }
+LMI_LEVEL_TABLE(scalar)
+LMI_LEVEL_TABLE(avx2)
+LMI_LEVEL_TABLE(avx2_vnni)
+LMI_LEVEL_TABLE(avx512)
+LMI_LEVEL_TABLE(avx512_vnni)
+LMI_LEVEL_TABLE(avx512_bf16)
+LMI_LEVEL_TABLE(neon)
+LMI_LEVEL_TABLE(neon_dotprod)
+LMI_LEVEL_TABLE(neon_bf16)
+#undef LMI_LEVEL_TABLE
 
 namespace {
-
-constexpr InstructionSet kLevels[] = {InstructionSet::kScalar, InstructionSet::kAvx2,
-                                      InstructionSet::kAvx512, InstructionSet::kAvx512Bf16};
 
 #if defined(__x86_64__)
 
@@ -50,47 +52,78 @@ uint32_t saved_registers() {
 }
 
 // Feature bits as in the vendors' manuals, CPUID leaves 1 and 7.
-InstructionSet best_of_cpu() {
+bool has_avx2() {
   constexpr uint32_t kFma = 1u << 12, kOsxsave = 1u << 27, kAvx = 1u << 28, kF16c = 1u << 29;
-  constexpr uint32_t kAvx2 = 1u << 5;
-  constexpr uint32_t kAvx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
-  constexpr uint32_t kVnni = 1u << 11, kBf16 = 1u << 5;
-  constexpr uint32_t kYmm = 0x06, kZmm = 0xe6;
-  if (!has_bits(cpuid(1, 0).ecx, kFma | kOsxsave | kAvx | kF16c)) return InstructionSet::kScalar;
-  const uint32_t saved = saved_registers();
-  const Registers extended = cpuid(7, 0);
-  if (!has_bits(saved, kYmm) || !has_bits(extended.ebx, kAvx2)) return InstructionSet::kScalar;
-  if (!has_bits(saved, kZmm) || !has_bits(extended.ebx, kAvx512)) return InstructionSet::kAvx2;
-  const bool has_bf16 = has_bits(extended.ecx, kVnni) && has_bits(cpuid(7, 1).eax, kBf16);
-  return has_bf16 ? InstructionSet::kAvx512Bf16 : InstructionSet::kAvx512;
+  constexpr uint32_t kAvx2 = 1u << 5, kYmm = 0x06;
+  return has_bits(cpuid(1, 0).ecx, kFma | kOsxsave | kAvx | kF16c) &&
+         has_bits(saved_registers(), kYmm) && has_bits(cpuid(7, 0).ebx, kAvx2);
 }
 
-#else
+bool has_avx2_vnni() {
+  constexpr uint32_t kAvxVnni = 1u << 4;
+  return has_avx2() && has_bits(cpuid(7, 1).eax, kAvxVnni);
+}
 
-InstructionSet best_of_cpu() { return InstructionSet::kScalar; }
+bool has_avx512() {
+  constexpr uint32_t kAvx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
+  constexpr uint32_t kZmm = 0xe6;
+  return has_avx2() && has_bits(saved_registers(), kZmm) && has_bits(cpuid(7, 0).ebx, kAvx512);
+}
+
+bool has_avx512_vnni() {
+  constexpr uint32_t kVnni = 1u << 11;
+  return has_avx512() && has_bits(cpuid(7, 0).ecx, kVnni);
+}
+
+bool has_avx512_bf16() {
+  constexpr uint32_t kBf16 = 1u << 5;
+  return has_avx512_vnni() && has_bits(cpuid(7, 1).eax, kBf16);
+}
+
+#elif defined(__aarch64__)
+
+// Bits of AT_HWCAP and AT_HWCAP2 as in Linux' asm/hwcap.h, which old systems' headers lack.
+bool has_neon() { return (getauxval(AT_HWCAP) & 1ul << 1) != 0; }
+
+bool has_neon_dotprod() { return has_neon() && (getauxval(AT_HWCAP) & 1ul << 20) != 0; }
+
+bool has_neon_bf16() {
+  constexpr unsigned long kI8mm = 1ul << 13, kBf16 = 1ul << 14;
+  return has_neon_dotprod() && (getauxval(AT_HWCAP2) & (kI8mm | kBf16)) == (kI8mm | kBf16);
+}
 
 #endif
 
-// The table, or null where the build leaves the level out.
-const Kernels* find_table(InstructionSet level) {
-  switch (level) {
-    case InstructionSet::kScalar:
-      return &scalar::table();
-#if defined(LMI_HAVE_AVX2)
-    case InstructionSet::kAvx2:
-      return &avx2::table();
+bool has_anything() { return true; }
+
+struct Level {
+  InstructionSet id;
+  const char* name;
+  const Kernels& (*table)();
+  bool (*runs_here)();
+};
+
+// Those of this build, worst first.
+constexpr Level kLevels[] = {
+    {InstructionSet::kScalar, "scalar", scalar::table, has_anything},
+#if LMI_VECTOR_LEVELS && defined(__x86_64__)
+    {InstructionSet::kAvx2, "avx2", avx2::table, has_avx2},
+    {InstructionSet::kAvx2Vnni, "avx2_vnni", avx2_vnni::table, has_avx2_vnni},
+    {InstructionSet::kAvx512, "avx512", avx512::table, has_avx512},
+    {InstructionSet::kAvx512Vnni, "avx512_vnni", avx512_vnni::table, has_avx512_vnni},
+    {InstructionSet::kAvx512Bf16, "avx512_bf16", avx512_bf16::table, has_avx512_bf16},
+#elif LMI_VECTOR_LEVELS && defined(__aarch64__)
+    {InstructionSet::kNeon, "neon", neon::table, has_neon},
+    {InstructionSet::kNeonDotprod, "neon_dotprod", neon_dotprod::table, has_neon_dotprod},
+    {InstructionSet::kNeonBf16, "neon_bf16", neon_bf16::table, has_neon_bf16},
 #endif
-#if defined(LMI_HAVE_AVX512)
-    case InstructionSet::kAvx512:
-      return &avx512::table();
-#endif
-#if defined(LMI_HAVE_AVX512_BF16)
-    case InstructionSet::kAvx512Bf16:
-      return &avx512_bf16::table();
-#endif
-    default:
-      return nullptr;
+};
+
+const Level* find_level(InstructionSet id) {
+  for (const Level& level : kLevels) {
+    if (level.id == id) return &level;
   }
+  return nullptr;
 }
 
 std::string available_names() {
@@ -105,26 +138,19 @@ std::string available_names() {
 }  // namespace
 
 std::vector<InstructionSet> available_instruction_sets() {
-  static const InstructionSet best = best_of_cpu();
-  std::vector<InstructionSet> levels;
-  for (const InstructionSet level : kLevels) {
-    if (level <= best && find_table(level) != nullptr) levels.push_back(level);
-  }
-  return levels;
+  static const std::vector<InstructionSet> available = [] {
+    std::vector<InstructionSet> levels;
+    for (const Level& level : kLevels) {
+      if (level.runs_here()) levels.push_back(level.id);
+    }
+    return levels;
+  }();
+  return available;
 }
 
-const char* instruction_set_name(InstructionSet level) {
-  switch (level) {
-    case InstructionSet::kScalar:
-      return "scalar";
-    case InstructionSet::kAvx2:
-      return "avx2";
-    case InstructionSet::kAvx512:
-      return "avx512";
-    case InstructionSet::kAvx512Bf16:
-      return "avx512_bf16";
-  }
-  return "?";
+const char* instruction_set_name(InstructionSet id) {
+  const Level* level = find_level(id);
+  return level == nullptr ? "?" : level->name;
 }
 
 InstructionSet parse_instruction_set(const std::string& name) {
@@ -145,10 +171,10 @@ InstructionSet default_instruction_set() {
   }
 }
 
-const Kernels& kernels(InstructionSet level) {
-  const Kernels* table = find_table(level);
-  LMI_CHECK(table != nullptr, "instruction set ", instruction_set_name(level), " is not built");
-  return *table;
+const Kernels& kernels(InstructionSet id) {
+  const Level* level = find_level(id);
+  LMI_CHECK(level != nullptr, "instruction set ", static_cast<int>(id), " is not built");
+  return level->table();
 }
 
 }  // namespace lmi::cpu

@@ -22,7 +22,18 @@
 
 namespace lmi::cpu {
 
-enum class InstructionSet : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
+// Levels, of each processor worst first. Vnni: dot products of bytes; Bf16: of bf16, too.
+enum class InstructionSet : uint8_t {
+  kScalar,
+  kAvx2,
+  kAvx2Vnni,
+  kAvx512,
+  kAvx512Vnni,
+  kAvx512Bf16,
+  kNeon,
+  kNeonDotprod,  // sdot
+  kNeonBf16      // bfdot, usdot
+};
 
 // Per-thread memory for packing and partial results.
 struct Scratch {
@@ -218,6 +229,20 @@ struct GatherRowsArgs {
   int64_t num_rows = 0;
 };
 
+// y = the sum of parts, + bias, + y if add_to_y. Neighbours are added first, then neighbouring
+// sums, and so on, so that whoever adds up 2^n parts from a multiple of 2^n on finds a sum of this
+// tree.
+constexpr int32_t kMaxSumParts = 64;
+struct SumArgs {
+  const float* parts[kMaxSumParts] = {};  // [rows, num_columns] each
+  int32_t num_parts = 0;                  // 0: zeros
+  const float* bias = nullptr;            // [num_columns] or null
+  bool add_to_y = false;
+  float* y = nullptr;
+  int64_t num_columns = 0;
+  int64_t num_rows = 0;
+};
+
 // Each head's columns times its own matrix of weight.num_experts: y, of all heads, has no bias,
 // activation or residual.
 struct HeadLinearArgs : LinearArgs {};
@@ -334,6 +359,7 @@ struct Kernels {
   Kernel<RopeCacheArgs> rope_cache_write;
   Kernel<AttentionArgs> attention;
   Kernel<GatherRowsArgs> gather_rows;
+  Kernel<SumArgs> sum;
   Kernel<SampleArgs> sample;
   Kernel<BlockCopyArgs> block_copy;
   WeightQuantizer weight_quantizer;
@@ -347,7 +373,7 @@ int64_t attention_workspace_bytes(const StepCapacity& capacity, int32_t num_q_he
 
 // Levels compiled into this build that this CPU can run, worst first.
 std::vector<InstructionSet> available_instruction_sets();
-// "scalar", "avx2", "avx512" or "avx512_bf16".
+// "scalar", "avx2_vnni", "neon_bf16" and so on: the enumerators in snake case.
 const char* instruction_set_name(InstructionSet level);
 // The best level, or the one the environment variable LMI_INSTRUCTION_SET names.
 InstructionSet default_instruction_set();

@@ -93,6 +93,7 @@ int64_t Graph::row_capacity(const Value& value) const {
 }
 
 int64_t Graph::value_bytes(const Value& value) const {
+  if (value.memory != ValueMemory::kArena) return 0;
   return align_up(row_capacity(value) * value.columns * dtype_size(value.dtype));
 }
 
@@ -114,7 +115,11 @@ const uint8_t* Graph::data(ValueId id) const {
   return pointer(id);
 }
 
-uint8_t* Graph::pointer(ValueId id) const { return arena_.data() + values_[id].offset; }
+uint8_t* Graph::pointer(ValueId id) const {
+  const Value& value = values_[id];
+  if (value.memory != ValueMemory::kArena) return shared_pointer(value);
+  return arena_.data() + value.offset;
+}
 
 int64_t Graph::num_rows(ValueId id, const StepView& step) const {
   const Value& value = values_[id];
@@ -131,6 +136,10 @@ void Graph::link(Node& node) const {
         auto& args = n.args;
         if constexpr (requires { n.x, args.x; }) set(args.x, n.x);
         if constexpr (requires { n.x, args.x_stride; }) args.x_stride = values_[n.x].columns;
+        if constexpr (requires { n.first_input; }) {
+          const int64_t offset = n.first_input * dtype_size(values_[n.x].dtype);
+          args.x = static_cast<const uint8_t*>(args.x) + offset;
+        }
         if constexpr (requires { n.y, args.y; }) set(args.y, n.y);
         if constexpr (requires { n.y, args.y_stride; }) args.y_stride = values_[n.y].columns;
         if constexpr (requires { n.qkv; }) set(args.qkv, n.qkv);
@@ -143,6 +152,7 @@ void Graph::link(Node& node) const {
         if constexpr (requires { args.workspace; }) args.workspace = attention_workspace_.data();
       },
       node);
+  link_sum(node);
   if (auto* linear = std::get_if<LinearNode>(&node)) {
     const int64_t offset = linear->first_column * dtype_size(linear->args.y_dtype);
     linear->args.y = static_cast<uint8_t*>(linear->args.y) + offset;
@@ -179,6 +189,7 @@ void Graph::bind(Node& node, const StepView& step) const {
 
 // The node's chunks for this step.
 int64_t Graph::start_node(int32_t node_id, const StepView& step, int32_t num_threads) {
+  wait_for_ranks(nodes_[node_id]);
   bind(nodes_[node_id], step);
   return std::visit(
       [&](const auto& n) { return (kernels_.*n.kKernel).num_chunks(n.args, num_threads); },
@@ -218,7 +229,9 @@ void Graph::run(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch
   LMI_CHECK(finished_, "the graph isn't finished");
   check_files();
   check_adapters(step);
+  begin_step(step);
   run_nodes(step, pool, scratch);
+  check_ranks();
   check_files();
 }
 

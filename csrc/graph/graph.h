@@ -24,10 +24,15 @@
 
 namespace lmi {
 
+class RankGroup;
+
 // kExperts: for each token, a row for each of its experts.
 enum class RowSymbol : uint8_t { kTokens, kLogits, kExperts };
 
 using ValueId = int32_t;
+
+// kPartial, of a turn: where the other ranks read what this one's products gave.
+enum class ValueMemory : uint8_t { kArena, kPartial, kLogits };
 
 struct Value {
   std::string name;
@@ -38,6 +43,8 @@ struct Value {
   int32_t first_node = 0;      // the node that defines it
   int32_t last_node = 0;       // the last node that reads it
   int64_t offset = 0;          // in the arena, after finish()
+  ValueMemory memory = ValueMemory::kArena;
+  int32_t turn = 0;  // of kPartial
 };
 
 struct GraphConfig {
@@ -61,6 +68,10 @@ class Graph {
 
   // The nodes read this file; from when it has lost what they read, every step fails.
   void watch(std::shared_ptr<const MappedFile> file);
+
+  // Before anything is recorded: the model is computed by these ranks, of which this graph is one,
+  // and replayed by all of them or none. The caller keeps the group.
+  void join(RankGroup& group);
 
   // Recording. A linear with a quantised weight quantises its input, in a node of its own unless
   // the input comes quantised: a norm whose result nothing reads but linears with weights like
@@ -94,6 +105,19 @@ class Graph {
   ValueId rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args, ValueId latent = -1);
   ValueId attention(ValueId q, cpu::AttentionArgs args);
   ValueId gather_logit_rows(ValueId x);
+  // Sums over slices of the inputs, of which this graph has some: of x's columns, each slice's
+  // times its own matrix, and then over the slices and ranks in their order, to which bias and, in
+  // place, the residual are added. A product rounds a slice's inputs by that slice alone.
+  ValueId summed_linear(ValueId x, const std::vector<cpu::LinearArgs>& slices, const float* bias,
+                        ValueId residual = -1);
+  // The same of experts' outputs, weighted by routes; slices have their own biases.
+  ValueId summed_experts(ValueId x, ValueId routes, const std::vector<cpu::LinearArgs>& slices,
+                         ValueId residual);
+  // Some columns of the logits, of which other ranks have the others; rank 0 has all of them when
+  // it comes back from meet().
+  ValueId gathered_linear(ValueId x, const std::vector<cpu::LinearArgs>& parts,
+                          int64_t first_column);
+  void meet(ValueId x);  // last, but for what rank 0 does with x
   void sample(ValueId logits);
   void output(ValueId x);  // keeps x readable after the step
   void finish();
@@ -132,6 +156,7 @@ class Graph {
     static constexpr auto kKernel = &cpu::Kernels::quantize_rows;
     cpu::QuantizeRowsArgs args;
     ValueId x, y;
+    int64_t first_input = 0;
   };
   struct LinearNode {
     static constexpr const char* kName = "linear";
@@ -140,6 +165,7 @@ class Graph {
     ValueId x, y;
     int64_t first_column = 0;  // of y, that are its outputs
     bool feeds_sample = false;
+    int64_t first_input = 0;  // of x, from which on its inputs are
   };
   struct ActivationNode {
     static constexpr const char* kName = "activation";
@@ -170,6 +196,7 @@ class Graph {
     static constexpr auto kKernel = &cpu::Kernels::grouped_linear;
     cpu::GroupedLinearArgs args;
     ValueId x, y;
+    int64_t first_input = 0;
   };
   struct HeadLinearNode {
     static constexpr const char* kName = "head_linear";
@@ -196,6 +223,26 @@ class Graph {
     cpu::GatherRowsArgs args;
     ValueId x, y;
   };
+  struct SumNode {
+    static constexpr const char* kName = "sum";
+    static constexpr auto kKernel = &cpu::Kernels::sum;
+    cpu::SumArgs args;
+    ValueId y;
+    std::vector<ValueId> parts;
+  };
+  // Of what all ranks have in the memory of a turn, once they have met.
+  struct AllReduceNode {
+    static constexpr const char* kName = "all_reduce";
+    static constexpr auto kKernel = &cpu::Kernels::sum;
+    cpu::SumArgs args;
+    ValueId y;
+    int32_t turn;
+  };
+  struct MeetNode {
+    static constexpr const char* kName = "meet";
+    static constexpr auto kKernel = &cpu::Kernels::sum;
+    cpu::SumArgs args;  // of no rows
+  };
   struct SampleNode {
     static constexpr const char* kName = "sample";
     static constexpr auto kKernel = &cpu::Kernels::sample;
@@ -208,10 +255,10 @@ class Graph {
     static constexpr auto kKernel = &cpu::Kernels::block_copy;
     cpu::BlockCopyArgs args;
   };
-  using Node =
-      std::variant<EmbedNode, NormNode, QuantizeNode, LinearNode, RopeCacheNode, AttentionNode,
-                   GatherNode, SampleNode, BlockCopyNode, ActivationNode, LoraAddNode, RouteNode,
-                   GroupRowsNode, GroupedLinearNode, HeadLinearNode>;
+  using Node = std::variant<EmbedNode, NormNode, QuantizeNode, LinearNode, RopeCacheNode,
+                            AttentionNode, GatherNode, SampleNode, BlockCopyNode, ActivationNode,
+                            LoraAddNode, RouteNode, GroupRowsNode, GroupedLinearNode,
+                            HeadLinearNode, SumNode, AllReduceNode, MeetNode>;
 
   ValueId add_rows(ValueId x, cpu::EmbedArgs args, int32_t* StepView::* ids);
   ValueId add_value(std::string name, DType dtype, int64_t columns, RowSymbol rows);
@@ -219,6 +266,9 @@ class Graph {
   void check_recording() const;
   void check_operand(ValueId id, DType dtype, int64_t columns, const char* what) const;
   ValueId linear_input(ValueId x, const cpu::PackedLinear& weight);
+  ValueId slice_input(ValueId x, int64_t first_input, const cpu::PackedLinear& weight);
+  ValueId partial_value(RowSymbol rows, int64_t columns, bool is_first);
+  ValueId add_sum(const std::vector<ValueId>& parts, const float* bias, ValueId residual);
   ValueId expert_input(ValueId x, ValueId routes, const cpu::PackedLinear& weight);
   void check_adapters(const StepView& step) const;
   void fuse_argmax();
@@ -229,6 +279,12 @@ class Graph {
   void run_measured(const StepView& step, ThreadPool& pool, std::vector<cpu::Scratch>& scratch);
   int64_t value_bytes(const Value& value) const;
   void assign_offsets();
+
+  void begin_step(const StepView& step);
+  void check_ranks() const;
+  void wait_for_ranks(const Node& node);
+  void link_sum(Node& node) const;
+  uint8_t* shared_pointer(const Value& value) const;
 
   int64_t start_node(int32_t node_id, const StepView& step, int32_t num_threads);
   void run_chunk(int32_t node_id, int64_t chunk, int32_t num_threads, cpu::Scratch& scratch) const;
@@ -248,6 +304,8 @@ class Graph {
   std::vector<Value> values_;
   std::vector<ValueId> outputs_;
   const LoraTable* adapters_ = nullptr;
+  RankGroup* group_ = nullptr;
+  int32_t num_turns_ = 0;
   ValueId routes_ = -1;  // of the last route
   cpu::ExpertRows expert_rows_;
   AlignedMemory expert_memory_;

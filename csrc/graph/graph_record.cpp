@@ -111,16 +111,7 @@ ValueId Graph::linear_input(ValueId x, const cpu::PackedLinear& weight) {
     return x;
   }
   check_operand(x, dtype, weight.num_inputs, "linear");
-  if (!weight.takes_quantized_rows()) return x;
-  const ValueId y = add_value("quantized", DType::kI8, row_bytes, value(x).rows);
-  values_[y].rows_per_token = value(x).rows_per_token;
-  const cpu::QuantizeRowsArgs args{.x_dtype = dtype,
-                                   .x_stride = weight.num_inputs,
-                                   .num_columns = weight.num_inputs,
-                                   .group_size = weight.group_size,
-                                   .rounding = weight.rounding};
-  add_node(QuantizeNode{args, x, y}, {x, y});
-  return y;
+  return slice_input(x, 0, weight);
 }
 
 ValueId Graph::linear(ValueId x, cpu::LinearArgs args) {

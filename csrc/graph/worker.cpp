@@ -103,7 +103,7 @@ void Worker::execute(const Job& job, ThreadPool& pool, std::vector<cpu::Scratch>
   try {
     job.step->take_tokens();
     job.graph->run(job.step->view(), pool, scratch);
-  } catch (const LostFileError& error) {
+  } catch (const FinalError& error) {
     job.step->error = error.what();
     job.step->is_final = true;
   } catch (const std::exception& error) {

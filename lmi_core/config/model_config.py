@@ -95,11 +95,13 @@ class ModelConfig:
 
     @property
     def num_processes(self) -> int | None:
-        """Copies of our engine in processes of their own; None: it runs within the server."""
+        """Copies of our engine in processes of their own, as one is that several ranks share, so
+        that a lost rank takes no request along; None: it runs within the server."""
         if self.backend != "lmi":
             return None
         asked = "option.num_copies" in self.values or self.placement.num_copies > 1
-        return self.placement.num_copies if asked else None
+        has_ranks = self.placement.device == "cpu" and self.placement.tensor_parallel_degree > 1
+        return self.placement.num_copies if asked or has_ranks else None
 
     def library_config(
         self, model: Path, adapters: Sequence[tuple[str, Path]] = ()

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from lmi_core.copies.connection import Connection
-from lmi_core.copies.outbox import Batch, CopyStream, Outbox, SentObserver, portable
+from lmi_core.copies.outbox import Batch, CopyStream, Outbox, SentObserver
 from lmi_core.copies.process import CopySettings
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.handover import Handover
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.runners.memory_claims import HOST_MEMORY
+from lmi_core.sandbox import message
 from lmi_core.weights.repack_cache import discard_partial_files
 
 _STATS_S = 0.2
@@ -89,7 +90,7 @@ class Child:
             )
             await engine.start()
         except Exception as error:
-            self._connection.send(("failed", portable(error)))
+            self._connection.send(("failed", message.portable(error)))
             self._connection.close()
             return
         self._engine = engine
@@ -129,10 +130,15 @@ class Child:
         try:
             await getattr(self._engine, kind)(name, *path)
         except Exception as caught:
-            error = portable(caught)
+            error = message.portable(caught)
         self._connection.send(("answer", call_id, error))
 
     def _send_batch(self, batch: Batch) -> None:
+        assert self._engine is not None
+        if not self._engine.healthy and not self._has_closed.is_set():
+            # What failed here goes on in another copy.
+            discard_partial_files()
+            os._exit(1)
         for number, _ in batch.ends:
             self._requests.pop(number, None)
         self._connection.send(("batch", *batch))

@@ -277,7 +277,8 @@ class Copies:
                 config,
                 lora=lora,
                 num_models=config.num_models * num,
-                num_threads=config.num_threads or max(1, _native.num_physical_cores() // num),
+                num_threads=config.num_threads
+                or max(1, _native.num_physical_cores() // (num * config.tensor_parallel_degree)),
             ),
             packs=is_first,
             claimed_bytes=HOST_MEMORY.total_bytes - HOST_MEMORY.of(self),

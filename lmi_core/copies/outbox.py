@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from lmi_core.engine.outputs import FinishReason, TokenEvent
 from lmi_core.engine.stats import EngineObserver, RequestRecord, StepRecord
 from lmi_core.engine.stream import EventStream
-from lmi_core.errors import EngineError
 from lmi_core.sandbox import message
 
 _FIELDS = tuple(field.name for field in fields(TokenEvent) if field.name != "request_id")
@@ -57,7 +56,7 @@ class Outbox:
         batch.events.append((number, event.choice, token_id, text, num_generated, event.special))
 
     def end(self, number: int, error: Exception | None) -> None:
-        self._batch.ends.append((number, None if error is None else portable(error)))
+        self._batch.ends.append((number, None if error is None else message.portable(error)))
 
     def observe(self, method: str, *arguments: Any) -> None:
         self._batch.observed.append((method, arguments))
@@ -126,13 +125,3 @@ def observe_again(observer: EngineObserver, batch: Batch) -> None:
 def full_event(request_id: str, values: tuple[Any, ...]) -> TokenEvent:
     """The event that ``FullEvent`` was made of."""
     return TokenEvent(request_id=request_id, **dict(zip(_FIELDS, values, strict=True)))
-
-
-def portable(error: Exception) -> tuple[Any, ...]:
-    """An error's parts for ``sandbox.message.rebuilt``; of one that can't be sent, its text."""
-    parts = message.raised(error)
-    try:
-        message.encode(parts)
-    except Exception:  # whatever it has among its attributes
-        return message.raised(EngineError(f"{type(error).__name__}: {error}"))
-    return parts

@@ -12,10 +12,11 @@ from lmi_core.models.loader import LoadedModel
 from lmi_core.models.lora_linears import linear_id
 from lmi_core.models.relative_bias import relative_buckets
 from lmi_core.models.rope import rope_tables
+from lmi_core.models.slices import WHOLE, Slicing
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear, Norm
 from lmi_core.ops import Graph, Handle, KvCache, LoraTable
-from lmi_core.ops.graph import JoinedWeight
+from lmi_core.ops.graph import JoinedWeight, SlicedWeight
 from lmi_core.settings.engine_config import StatesOf
 
 
@@ -30,7 +31,8 @@ def record(
     last hidden states of a model that pools.
 
     ``adapters``: for a model that was loaded with ``takes_adapters``."""
-    return Decoder(model.spec, model.weights, cache, max_model_len, adapters).record(graph)
+    decoder = Decoder(model.spec, model.weights, cache, max_model_len, adapters, model.slicing)
+    return decoder.record(graph)
 
 
 class Decoder:
@@ -44,8 +46,10 @@ class Decoder:
         cache: KvCache,
         max_model_len: int,
         adapters: LoraTable | None = None,
+        slicing: Slicing = WHOLE,
     ) -> None:
         self.spec = spec
+        self.slicing = slicing
         self.weights = weights
         self.cache = cache
         self.adapters = adapters
@@ -111,11 +115,23 @@ class Decoder:
         x = self._normed(x, weights.final_norm)
         if weights.project_out is not None:
             x = ops.linear(x, weights.project_out.weight, out_dtype="act")
-        logits = ops.linear(x, weights.head.weight, bias=weights.head.bias)
+        logits = self._logits(x, weights.head)
+        if self.slicing.rank > 0:
+            return logits
         if spec.logit_soft_cap:
             logits = ops.soft_cap(logits, spec.logit_soft_cap)
         ops.sample(logits)
         return logits
+
+    def _logits(self, x: Handle, head: Linear) -> Handle:
+        assert not isinstance(head.weight, SlicedWeight)
+        if self.slicing.num_ranks == 1:
+            return ops.linear(x, head.weight, bias=head.bias)
+        num_columns = self.spec.vocab_size
+        first, _ = self.slicing.vocabulary(num_columns)
+        return ops.gathered_linear(
+            x, head.weight, bias=head.bias, first_column=first, num_columns=num_columns
+        )
 
     def _embedded(self, graph: Graph) -> Handle:
         spec, weights = self.spec, self.weights

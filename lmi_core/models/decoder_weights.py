@@ -9,6 +9,7 @@ import numpy as np
 from lmi_core.models.experts import load_experts
 from lmi_core.models.latent_attention import load_latent
 from lmi_core.models.linears import LayerLinear, layer_linears, rotate_half_order
+from lmi_core.models.slices import WHOLE, Slicing
 from lmi_core.models.smoothing import LayerFactors, divided
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.tensor_reader import TensorReader
@@ -30,16 +31,20 @@ def load_decoder(
     factors: Sequence[LayerFactors],
     *,
     fuses_gate: bool,
+    slicing: Slicing = WHOLE,
 ) -> DecoderWeights:
-    """All that ``spec`` has, with as many layers as there are ``factors``."""
+    """All that ``spec`` has, with as many layers as there are ``factors``, or of it what
+    ``slicing`` says."""
     names = spec.names
     head: Linear | None = None
+    tokens = slice(*slicing.vocabulary(spec.vocab_size)) if slicing.num_ranks > 1 else None
     if not spec.has_head:
         pass
     elif spec.tied_head:
-        head = reader.tied_head(names.embedding, names.head, head_format)
+        head = reader.tied_head(names.embedding, names.head, head_format, tokens)
     else:
-        head = reader.linear([names.head], format=head_format, normed=spec.normed_head)
+        rows = None if tokens is None else np.arange(tokens.start, tokens.stop)
+        head = reader.linear([names.head], format=head_format, rows=rows, normed=spec.normed_head)
     projections = [
         reader.linear([name], format=head_format) if name else None
         for name in (names.project_in, names.project_out)
@@ -53,7 +58,7 @@ def load_decoder(
         project_in=projections[0],
         project_out=projections[1],
         layers=tuple(
-            load_layer(reader, spec, i, of_layer, fuses_gate=fuses_gate)
+            load_layer(reader, spec, i, of_layer, fuses_gate=fuses_gate, slicing=slicing)
             for i, of_layer in enumerate(factors)
         ),
         final_norm=_load_norm(reader, spec, "", names.final_norm, spec.logit_scale),
@@ -68,6 +73,7 @@ def load_layer(
     factors: LayerFactors,
     *,
     fuses_gate: bool,
+    slicing: Slicing = WHOLE,
 ) -> LayerWeights:
     """One layer, whose linears' inputs are divided as ``factors`` say."""
     names, attention = spec.names, spec.attention
@@ -77,11 +83,15 @@ def load_layer(
         source = sources.get(linear)
         if source is None:
             return None
+        rows = source.rows
+        if (own := slicing.rows(spec, linear, source, inner)) is not None:
+            rows = own if rows is None else rows[own]
         return reader.linear(
             [prefix + name for name, _ in source.modules],
             gated=gated,
-            rows=source.rows,
+            rows=rows,
             transposed=names.transposed,
+            inputs=slicing.inputs(linear, source, attention.num_q_heads),
             column_factors=factors.columns.get(linear),
             row_divisors=factors.rows.get(linear),
         )
@@ -91,17 +101,20 @@ def load_layer(
         return divided(loaded, factors.columns.get(reader_of_it))
 
     sources = layer_linears(spec, layer_id)
+    inner = sources[LayerLinear.DOWN].num_inputs if LayerLinear.DOWN in sources else 0
+    q_heads = slice(*slicing.q_heads(attention.num_q_heads))
+    kv_heads = slice(*slicing.kv_heads(attention.num_kv_heads))
     output = linear(LayerLinear.ATTENTION_OUTPUT)
     assert output is not None
-    experts, shared = load_experts(reader, spec, layer_id)
+    experts, shared = load_experts(reader, spec, layer_id, slicing)
     has_norm = layer_id > 0 or not spec.first_layer_normed
     return LayerWeights(
         attention_norm=norm(names.attention_norm * has_norm, LayerLinear.QKV),
         qkv=linear(LayerLinear.QKV),
         latent=None if attention.latent is None else load_latent(reader, spec, prefix),
-        q_norm=_load_qk_norm(reader, spec, prefix, names.q_norm, attention.num_q_heads),
-        k_norm=_load_qk_norm(reader, spec, prefix, names.k_norm, attention.num_kv_heads),
-        sinks=reader.vector(prefix + names.sinks) if names.sinks else None,
+        q_norm=_load_qk_norm(reader, spec, prefix, names.q_norm, attention.num_q_heads, q_heads),
+        k_norm=_load_qk_norm(reader, spec, prefix, names.k_norm, attention.num_kv_heads, kv_heads),
+        sinks=reader.vector(prefix + names.sinks)[q_heads] if names.sinks else None,
         attention_output=output,
         attention_post_norm=_load_norm(reader, spec, prefix, names.attention_post_norm),
         mlp_norm=norm(names.mlp_norm, LayerLinear.GATE_UP),
@@ -129,9 +142,10 @@ def _load_norm(
 
 
 def _load_qk_norm(
-    reader: TensorReader, spec: DecoderSpec, prefix: str, name: str, num_heads: int
+    reader: TensorReader, spec: DecoderSpec, prefix: str, name: str, num_heads: int, own: slice
 ) -> Norm | None:
-    """For every head where they aren't all normed by one weight, in our order of dimensions."""
+    """For every one of these heads where they aren't all normed by one weight, in our order of
+    dimensions."""
     qk_norm, head_dim = spec.attention.qk_norm, spec.attention.head_dim
     if not qk_norm:
         return None
@@ -141,7 +155,7 @@ def _load_qk_norm(
         heads = np.concatenate([reader.vector(prefix + tensor).ravel() for tensor in tensors])
         heads = heads.reshape(-1, head_dim)
         if qk_norm != "head":
-            heads = np.broadcast_to(heads, (num_heads, head_dim))
+            heads = np.broadcast_to(heads, (num_heads, head_dim))[own]
         return np.ascontiguousarray(heads if order is None else heads[:, order]).ravel()
 
     weight = read(qk_norm_tensors(name, num_heads)) + np.float32(spec.norm.offset)

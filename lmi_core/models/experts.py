@@ -14,6 +14,7 @@ from lmi_core.models.expert_tensors import (
     gate_up_names,
     stacked_bias,
 )
+from lmi_core.models.slices import Slicing
 from lmi_core.models.spec import DecoderSpec, ExpertSpec
 from lmi_core.models.tensor_reader import TensorReader
 from lmi_core.models.weights import Experts, LayerWeights, Linear
@@ -21,7 +22,7 @@ from lmi_core.ops import Handle
 
 
 def load_experts(
-    reader: TensorReader, spec: DecoderSpec, layer_id: int
+    reader: TensorReader, spec: DecoderSpec, layer_id: int, slicing: Slicing
 ) -> tuple[Experts | None, Experts | None]:
     """The layer's experts, and its shared one if its share is scored. Routers stay as they are."""
     experts = spec.experts
@@ -30,31 +31,55 @@ def load_experts(
     prefix = spec.names.layer.format(layer=layer_id)
     names = experts.names
 
-    def packed(tensors: list[str], num_parts: int) -> Linear:
-        split = partial(expert_parts, experts, num_parts=num_parts, as_blocks=reader.keeps_blocks)
-        weight = reader.experts([prefix + name for name in tensors], split, gated=num_parts == 2)
+    slices = slicing.own(slicing.inner(experts.intermediate_size))
+    own = slice(slices[0][0], slices[-1][1])
+    rows = None if slicing.num_ranks == 1 else own
+
+    def gate_up() -> Linear:
+        split = partial(expert_parts, experts, num_parts=2, as_blocks=reader.keeps_blocks)
+        tensors = [prefix + name for name in gate_up_names(experts)]
+        weight = reader.experts(tensors, split, gated=True, rows=rows)
         if not experts.bias:
             return Linear(weight)
         if experts.layout == "stacked":
-            biases = [reader.vector(prefix + stacked_bias(name)) for name in tensors]
-            return Linear(weight, np.concatenate(biases, axis=1).ravel())
-        merged = names.merged_gate_up if num_parts == 2 else names.merged_down
-        bias = reader.vector(f"{prefix}{merged}_bias")
-        return Linear(weight, bias_order(experts, bias) if num_parts == 2 else bias.ravel())
+            bias = np.concatenate([reader.vector(stacked_bias(name)) for name in tensors], axis=1)
+        else:
+            bias = bias_order(experts, reader.vector(f"{prefix}{names.merged_gate_up}_bias"))
+        bias = bias.reshape(experts.num_experts, 2, -1)[:, :, own]
+        return Linear(weight, np.ascontiguousarray(bias).ravel())
+
+    def down() -> Linear:
+        split = partial(expert_parts, experts, num_parts=1, as_blocks=reader.keeps_blocks)
+        tensors = [prefix + name for name in down_names(experts)]
+        inputs = None if slicing.is_whole else slices
+        weight = reader.experts(tensors, split, gated=False, inputs=inputs)
+        if not experts.bias:
+            return Linear(weight)
+        is_stacked = experts.layout == "stacked"
+        name = stacked_bias(tensors[0]) if is_stacked else f"{prefix}{names.merged_down}_bias"
+        return Linear(weight, reader.vector(name).ravel() if slicing.rank == 0 else None)
 
     routed = Experts(
         router=reader.linear([prefix + names.router], format=reader.weight_format),
         choice_bias=reader.vector(prefix + names.choice_bias) if experts.choice_bias else None,
-        gate_up=packed(gate_up_names(experts), 2),
-        down=packed(down_names(experts), 1),
+        gate_up=gate_up(),
+        down=down(),
     )
     if not experts.gates_shared:
         return routed, None
+    inner = experts.shared_size
     shared = Experts(
         router=reader.linear([prefix + names.shared_router], format=reader.weight_format),
         choice_bias=None,
-        gate_up=reader.linear([prefix + names.shared_gate, prefix + names.shared_up], gated=True),
-        down=reader.linear([prefix + names.shared_down]),
+        gate_up=reader.linear(
+            [prefix + names.shared_gate, prefix + names.shared_up],
+            gated=True,
+            rows=None if slicing.num_ranks == 1 else slicing.inner_rows(inner, 2),
+        ),
+        down=reader.linear(
+            [prefix + names.shared_down],
+            inputs=None if slicing.is_whole else slicing.own(slicing.inner(inner)),
+        ),
     )
     return routed, shared
 

@@ -22,6 +22,7 @@ from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import override_rope
+from lmi_core.models.slices import WHOLE, Slicing
 from lmi_core.models.smoothing import LayerFactors, Smoothing
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.tensor_check import check_quantized, check_tensors, without_heads
@@ -65,6 +66,8 @@ class LoadedModel:
     pooling: PoolingSpec | None = None
     """What its prompts are pooled to; None: it generates."""
     head: PoolingHead | None = None
+    slicing: Slicing = WHOLE
+    """What of the model this is; ``spec`` is that of the slice."""
     kv_scales: tuple[LayerScales, ...] = ()
     """For an fp8 KV cache, of each layer; empty: the checkpoint has none."""
 
@@ -214,8 +217,10 @@ def load_weights(
     backend: WeightBackend,
     progress: Progress | None = None,
     smoothing: Smoothing | None = None,
+    slicing: Slicing = WHOLE,
 ) -> LoadedModel:
-    """Read and pack the weights of the model that ``find_model`` found for ``asked``.
+    """Read and pack the weights of the model that ``find_model`` found for ``asked``, or of them
+    what ``slicing`` says.
 
     What is quantised is the matrices of layers and head; the head stays int8 with int4, whose
     errors would go straight into the logits, and the embedding as it is. Layers that the checkpoint
@@ -244,12 +249,15 @@ def load_weights(
     )
     head_format: PackFormat = weight_format if made is None else "int8"
     factors = _layer_factors(spec, smoothing, keeps_values=bool(scale_names))
-    weights = load_decoder(reader, spec, head_format, factors, fuses_gate=asked.lora is None)
+    fuses_gate = asked.lora is None
+    weights = load_decoder(
+        reader, spec, head_format, factors, fuses_gate=fuses_gate, slicing=slicing
+    )
     head = None if found.pooling is None else _load_head(reader, asked.model, spec, found.pooling)
     _warn(reader, weight_format)
     model = LoadedModel(
         path=asked.model,
-        spec=spec,
+        spec=slicing.spec(spec),
         weights=weights,
         dtype=weight_format,
         quantize=made or reader.kept_format,
@@ -257,6 +265,7 @@ def load_weights(
         bos_token_id=config.bos_token_id,
         pooling=found.pooling,
         head=head,
+        slicing=slicing,
         kv_scales=read_kv_scales(asked.model, spec, names, scale_names, reader.vector),
     )
     reader.check_files()

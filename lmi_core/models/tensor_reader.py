@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from lmi_core.errors import ModelError
 from lmi_core.models.linears import RowIds
+from lmi_core.models.slices import Bounds
 from lmi_core.models.weights import Linear, MappedFile, Table, WeightBackend
-from lmi_core.ops.graph import JoinedWeight, LinearWeight
+from lmi_core.ops.graph import JoinedWeight, LinearWeight, SlicedWeight
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.finite import NotFiniteError, check_finite
 from lmi_core.weights.float_code_matrix import CODE_BLOCK, FloatCodeMatrix
@@ -26,7 +27,15 @@ from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
 from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.made_codes import smoothed, through_codes, to_eetq, to_fp8, to_int8
-from lmi_core.weights.matrix import Matrix, as_floats, dense, in_order, rows_of, unit_rows
+from lmi_core.weights.matrix import (
+    Matrix,
+    as_floats,
+    dense,
+    in_order,
+    inputs_of,
+    rows_of,
+    unit_rows,
+)
 from lmi_core.weights.quantized.layout import WidenedMatrix
 from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
@@ -98,12 +107,14 @@ class TensorReader:
         column_factors: FloatArray | None = None,
         row_divisors: FloatArray | None = None,
         normed: bool = False,
+        inputs: Bounds | None = None,
     ) -> Linear:
         """The linear layers of these names as one; ``format``: None: that of layers. A matrix in
-        integers keeps its own. ``rows``: their outputs in the order wanted, none of which leaves
-        its layer. ``transposed``: matrices are [inputs, outputs]. ``column_factors``: what inputs
+        integers keeps its own. ``rows``: the outputs that are wanted, in this order, layer after
+        layer. ``transposed``: matrices are [inputs, outputs]. ``column_factors``: what inputs
         are divided by, whose rows are rounded to int8 then; ``row_divisors``: what outputs are.
-        ``normed``: their rows are divided by their lengths."""
+        ``normed``: their rows are divided by their lengths. ``inputs``: slices, each packed on its
+        own; None: one of all."""
         weight_names = [f"{prefix}.weight" for prefix in prefixes]
         parts = [self.matrix(name) for name in weight_names]
         if transposed:
@@ -118,7 +129,11 @@ class TensorReader:
         if gated and len(parts) == 1:
             half = len(parts[0]) // 2
             parts = [rows_of(parts[0], slice(half)), rows_of(parts[0], slice(half, None))]
-        weight = self._pack(parts, weight_names, gated=gated, format=format)
+        weight: LinearWeight | JoinedWeight | SlicedWeight
+        if inputs is not None:
+            weight = self._sliced([parts], weight_names, inputs, format=format)
+        else:
+            weight = self._pack(parts, weight_names, gated=gated, format=format)
         for name in weight_names:
             self._release(self._stored_as(name))
         self._check_spare_biases(prefixes)
@@ -147,6 +162,32 @@ class TensorReader:
                 )
             )
         return self._pack_one(parts, names, gated=gated, format=format)
+
+    def _sliced(
+        self,
+        experts: Sequence[Sequence[Matrix]],
+        names: Sequence[str],
+        bounds: Bounds,
+        *,
+        format: PackFormat | None = None,
+    ) -> SlicedWeight:
+        """Of one matrix, or of several experts', slices of inputs."""
+        slices = []
+        for first, end in bounds:
+            try:
+                own = [[inputs_of(part, first, end) for part in parts] for parts in experts]
+            except ValueError as error:
+                raise ModelError(
+                    f"{names[0]} can't be cut for tensor_parallel_degree or tp_invariant: {error}; "
+                    "write another degree, or leave them out",
+                    field="option.tensor_parallel_degree",
+                ) from None
+            labels = [f"{names[0]}[{first}:{end}]"]
+            if len(own) == 1:
+                slices.append(self._pack_one(own[0], labels, format=format))
+            else:
+                slices.append(self._pack_experts(own, labels, gated=False))
+        return SlicedWeight(tuple(slices))
 
     def _pack_one(
         self,
@@ -200,9 +241,11 @@ class TensorReader:
         split: Callable[[list[Matrix]], list[list[Matrix]]],
         *,
         gated: bool,
-    ) -> LinearWeight:
+        rows: slice | None = None,
+        inputs: Bounds | None = None,
+    ) -> LinearWeight | SlicedWeight:
         """The matrices of a mixture's experts, in the format of layers; ``split``: from the tensors
-        of ``names`` to each expert's parts."""
+        of ``names`` to each expert's parts. ``rows``: of each part; ``inputs``: as ``linear``'s."""
         experts = split([self.matrix(name) for name in names])
         if gated and len(experts[0]) == 1:
             half = len(experts[0][0]) // 2
@@ -210,6 +253,23 @@ class TensorReader:
                 [rows_of(part, slice(half)), rows_of(part, slice(half, None))]
                 for (part,) in experts
             ]
+        if rows is not None:
+            experts = [[rows_of(part, rows) for part in parts] for parts in experts]
+        if inputs is not None:
+            sliced = self._sliced(experts, names, inputs)
+            self._release_all(names)
+            return sliced
+        weight = self._pack_experts(experts, names[:1], gated=gated)
+        self._release_all(names)
+        return weight
+
+    def _release_all(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._release(self._stored_as(name))
+
+    def _pack_experts(
+        self, experts: list[list[Matrix]], names: Sequence[str], *, gated: bool
+    ) -> LinearWeight:
         parts = [part for expert in experts for part in expert]
         own = {self._own_format(part) for part in parts}
         kept = own.pop() if len(own) == 1 else None
@@ -221,12 +281,9 @@ class TensorReader:
             experts = [[*dense(expert)] for expert in experts]
         with self._naming_damage(names):
             made = [self._made(expert, chosen) for expert in experts]
-            weight = self._backend.pack_experts(
-                [parts for parts, _ in made], names=names[:1], format=made[0][1], gated=gated
+            return self._backend.pack_experts(
+                [parts for parts, _ in made], names=names, format=made[0][1], gated=gated
             )
-        for name in names:
-            self._release(self._stored_as(name))
-        return weight
 
     def heads(
         self, name: str, split: Callable[[FloatArray], Sequence[Sequence[FloatArray]]]
@@ -253,14 +310,18 @@ class TensorReader:
     def has(self, name: str) -> bool:
         return name in self._tensors
 
-    def tied_head(self, name: str, head: str, format: PackFormat) -> Linear:
-        """The embedding packed as the output head, which may have a bias of its own; its source
-        pages go, the mapping stays."""
-        weight = self._pack([self.matrix(name)], [name], format=format)
-        self._packed_tables.add(name)
+    def tied_head(
+        self, name: str, head: str, format: PackFormat, rows: slice | None = None
+    ) -> Linear:
+        """The embedding, or these of its rows, packed as the output head, which may have a bias of
+        its own; its source pages go, the mapping stays."""
+        rows = rows or slice(None)
+        weight = self._pack([rows_of(self.matrix(name), rows)], [name], format=format)
+        self._packed_tables |= {name} if rows == slice(None) else set()
         tensor = self._tensors[name]
         self._file(tensor.path).drop(tensor.offset, tensor.num_bytes)
-        return Linear(weight, self.vector(f"{head}.bias") if self._has_bias(head) else None)
+        bias = self.vector(f"{head}.bias")[rows] if self._has_bias(head) else None
+        return Linear(weight, bias)
 
     def vector(self, name: str) -> FloatArray:
         """A float32 copy."""

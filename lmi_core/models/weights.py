@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lmi_core.models.expert_tensors import expert_shapes
 from lmi_core.models.linears import layer_linears
 from lmi_core.models.spec import DecoderSpec, LatentSpec
-from lmi_core.ops.graph import JoinedWeight, LinearWeight
+from lmi_core.ops.graph import JoinedWeight, LinearWeight, SlicedWeight
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.formats import FloatArray, PackFormat
 from lmi_core.weights.fp8_matrix import Fp8Matrix
@@ -83,7 +83,7 @@ Table = npt.NDArray[np.generic] | BlockMatrix
 class Linear:
     """A packed matrix [outputs, inputs] and its fp32 bias [outputs]."""
 
-    weight: LinearWeight | JoinedWeight
+    weight: LinearWeight | JoinedWeight | SlicedWeight
     bias: FloatArray | None = None
 
     @property

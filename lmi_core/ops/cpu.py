@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
-from lmi_core.ops.graph import Graph, Handle, JoinedWeight, LinearWeight
+from lmi_core.ops.graph import Graph, Handle, JoinedWeight, LinearWeight, SlicedWeight
 from lmi_core.weights.finite import NotFiniteError
 from lmi_core.weights.formats import PackFormat
 from lmi_core.weights.fp8_matrix import FP8_BLOCK, Fp8Matrix
@@ -118,6 +118,8 @@ def lower(graph: Graph, target: _native.Graph) -> dict[Handle, _native.Handle]:
             arguments["reader"] = reader.parts[0] if isinstance(reader, JoinedWeight) else reader
         if isinstance(arguments.get("weight"), JoinedWeight):
             arguments["weight"] = [*arguments["weight"].parts]
+        if isinstance(slices := arguments.get("slices"), SlicedWeight):
+            arguments["slices"] = [*slices.slices]
         result = getattr(target, node.op)(**arguments)
         if node.result is not None:
             values[node.result] = result

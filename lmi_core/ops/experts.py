@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lmi_core.ops.graph import Activation, Handle, LinearWeight
+from lmi_core.ops.graph import Activation, Handle, LinearWeight, SlicedWeight
 from lmi_core.weights.formats import FloatArray
 
 Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
@@ -59,7 +59,7 @@ def route(
 def grouped_linear(
     x: Handle,
     routes: Handle,
-    weight: LinearWeight,
+    weight: LinearWeight | SlicedWeight,
     *,
     bias: FloatArray | None = None,
     activation: Activation | Literal[""] = "",
@@ -70,10 +70,16 @@ def grouped_linear(
 
     ``weight``: of all experts; ``bias`` [experts n]. ``activation``: ``weight`` holds gate and up.
     ``residual``: fp32 [T, n], to which experts' outputs times their weights are added in place, in
-    ascending order of experts; returned."""
+    ascending order of experts; returned. A sliced weight's sums go over the slices of all ranks,
+    of which one has the bias."""
     if x.columns != weight.num_inputs:
         raise ValueError(f"experts with {weight.num_inputs} inputs got {x.name}, {x.columns} wide")
     operands = {"x": x, "routes": routes}
+    if isinstance(weight, SlicedWeight):
+        assert residual is not None
+        operands["residual"] = residual
+        x.graph.add("summed_experts", residual, operands, slices=weight, bias=bias)
+        return residual
     settings = {"weight": weight, "bias": bias, "activation": activation}
     if residual is not None:
         x.graph.add("grouped_linear", residual, {**operands, "residual": residual}, **settings)

@@ -58,6 +58,30 @@ class JoinedWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class SlicedWeight:
+    """Matrices whose inputs, one after the other, are those of one, or of a rank's part of it."""
+
+    slices: tuple[LinearWeight, ...]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.slices[0].num_outputs
+
+    @property
+    def num_inputs(self) -> int:
+        return sum(part.num_inputs for part in self.slices)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.slices)
+
+    @property
+    def row_format(self) -> None:
+        """Each rounds its own inputs."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertMatrices:
     """Matrices of one shape, for devices that multiply expert by expert."""
 
@@ -162,7 +186,7 @@ class Graph:
         readers: dict[Handle, list[LinearWeight | JoinedWeight | None]] = {}
         for node in self.nodes:
             for name, handle in node.operands.items():
-                is_product = node.op == "linear" and name == "x"
+                is_product = node.op in ("linear", "gathered_linear") and name == "x"
                 reader = node.attributes["weight"] if is_product else None
                 readers.setdefault(handle, []).append(reader)
         result = {}

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lmi_core.ops.graph import Activation, Handle, JoinedWeight, LinearWeight, LoraTable
+from lmi_core.ops.graph import (
+    Activation,
+    Handle,
+    JoinedWeight,
+    LinearWeight,
+    LoraTable,
+    SlicedWeight,
+)
 from lmi_core.weights.formats import FloatArray
 
 
 def linear(
     x: Handle,
-    weight: LinearWeight | JoinedWeight,
+    weight: LinearWeight | JoinedWeight | SlicedWeight,
     *,
     bias: FloatArray | None = None,
     activation: Activation | Literal[""] = "",
@@ -23,11 +30,14 @@ def linear(
     ``activation``: ``weight`` holds gate and up, the result is act(gate) * up, act [R, n / 2]; not
     ``gated``, act(y), act [R, n].
     ``residual``: fp32 [R, n], added to in place and returned.
+    A sliced weight's sums go over the slices of all ranks.
     """
     if x.columns != weight.num_inputs:
         raise ValueError(f"linear over {weight.num_inputs} inputs got {x.name}, {x.columns} wide")
     if bias is not None and bias.shape != (weight.num_outputs,):
         raise ValueError(f"linear to {weight.num_outputs} outputs got a bias of {bias.shape}")
+    if isinstance(weight, SlicedWeight):
+        return _summed(x, weight, bias, residual)
     settings: dict[str, object] = {"weight": weight, "bias": bias, "activation": activation}
     settings["out_dtype"] = out_dtype
     if activation and not gated:
@@ -38,6 +48,33 @@ def linear(
     columns = weight.num_outputs // 2 if activation and gated else weight.num_outputs
     y = x.graph.value("linear", "act" if activation else out_dtype, columns, x.rows)
     x.graph.add("linear", y, {"x": x}, **settings)
+    return y
+
+
+def _summed(
+    x: Handle, weight: SlicedWeight, bias: FloatArray | None, residual: Handle | None
+) -> Handle:
+    operands = {"x": x} if residual is None else {"x": x, "residual": residual}
+    y = residual
+    if y is None:
+        y = x.graph.value("summed_linear", "fp32", weight.num_outputs, x.rows)
+    x.graph.add("summed_linear", y, operands, slices=weight, bias=bias)
+    return y
+
+
+def gathered_linear(
+    x: Handle,
+    weight: LinearWeight | JoinedWeight,
+    *,
+    bias: FloatArray | None,
+    first_column: int,
+    num_columns: int,
+) -> Handle:
+    """Logits fp32 [L, num_columns], of which this rank computes those of ``weight`` from
+    ``first_column`` on; rank 0 has those of all ranks from here on, others nothing to read."""
+    y = x.graph.value("gathered_linear", "fp32", num_columns, x.rows)
+    x.graph.add("gathered_linear", y, {"x": x}, weight=weight, bias=bias, first_column=first_column)
+    x.graph.add("meet", None, {"x": y})
     return y
 
 

@@ -13,6 +13,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lmi_core.errors import EngineError
+
 _COUNT = struct.Struct(">I")
 _MAX_PARTS = 1024
 
@@ -107,6 +109,16 @@ def _exactly(connection: socket.socket, num_bytes: int) -> bytearray:
 def raised(error: Exception) -> tuple[type[Exception], tuple[Any, ...], dict[str, Any]]:
     """An exception as what ``rebuilt`` makes it of again, whatever its constructor takes."""
     return type(error), error.args, error.__dict__
+
+
+def portable(error: Exception) -> tuple[Any, ...]:
+    """An error's parts for ``rebuilt``; of one that can't be sent, its text."""
+    parts = raised(error)
+    try:
+        encode(parts)
+    except Exception:  # whatever it has among its attributes
+        return raised(EngineError(f"{type(error).__name__}: {error}"))
+    return parts
 
 
 def rebuilt(kind: type[Exception], args: tuple[Any, ...], state: dict[str, Any]) -> Exception:

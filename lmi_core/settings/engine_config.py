@@ -34,6 +34,7 @@ _LEAST = {
     "prefix_cache_bytes": 0,
     "seed": 0,
     "max_logprobs": 0,
+    "tensor_parallel_degree": 1,
 }
 """Bounds that hold on every device; others follow from the model and the device."""
 
@@ -129,7 +130,14 @@ class EngineConfig:
     enforce_eager: bool = False
     """Run a GPU's decode steps kernel by kernel instead of replaying captured graphs."""
     num_threads: int | None = None
-    """Worker threads; None: physical cores within affinity mask and cgroup quota."""
+    """Worker threads, of each rank; None: physical cores within affinity mask and cgroup quota,
+    divided among the ranks."""
+    tensor_parallel_degree: int = 1
+    """Ranks: processes that compute the model together, each with a slice of the weights and with
+    the KV cache of its heads (CPU engine)."""
+    tp_invariant: bool = False
+    """Whether sums that ranks share go over a fixed number of slices, so that answers have the same
+    bits at every degree (CPU engine)."""
     repack_cache_dir: str = "auto"
     """Where packed weights are kept for the next start (CPU engine, checkpoints from 64 MiB); auto:
     lmi/packed in $XDG_CACHE_HOME or ~/.cache; none: nowhere."""
@@ -166,6 +174,12 @@ class EngineConfig:
             raise UserError(
                 f"prefix_cache_dir needs device=cpu, not {self.device}: leave it out",
                 field="prefix_cache_dir",
+            )
+        if self.tensor_parallel_degree > 1 and self.device != "cpu":
+            raise UserError(
+                f"tensor_parallel_degree={self.tensor_parallel_degree} needs device=cpu in this "
+                f"version, not {self.device}: write 1",
+                field="tensor_parallel_degree",
             )
         drafts_by_model = self.speculation is not None and self.speculation.draft_model is not None
         if drafts_by_model and self.device != "cpu":

@@ -29,13 +29,14 @@ class Placement:
     num_copies: int = 1
     device_ids: tuple[tuple[str, ...], ...] = ()
     num_cores: int = 0
-    """Physical cores of each copy, or threads where the configuration says how many."""
+    """Physical cores of each copy, or of each of its processes on the CPU; threads where the
+    configuration says how many."""
     memory_bytes: int = 0
     """Of each device; on the CPU of the machine, as far as this process may use it."""
 
     @property
     def num_devices(self) -> int:
-        """Devices of each copy; 1 on the CPU."""
+        """Devices of each copy; on the CPU processes."""
         return self.tensor_parallel_degree * self.pipeline_parallel_degree
 
     def environment(self, copy_id: int) -> dict[str, str]:
@@ -54,6 +55,10 @@ class Placement:
             return f"{_count(self.num_devices, DEVICE_NAMES[self.device])}, which can't be had"
         if not self.device_ids:
             torch = " by torch" if self.device == "torch-cpu" else ""
+            if self.tensor_parallel_degree > 1:
+                cores = f", {_count(self.num_cores, 'core')} each" if self.num_cores else ""
+                ranks = f"{self.tensor_parallel_degree} ranks"
+                return f"{copies}the CPU by {ranks}{' each' * bool(copies)}{cores}{memory}"
             return f"{copies}the CPU{torch}{cores}{memory}"
         name = DEVICE_NAMES[self.device]
         ids = "; ".join(", ".join(one) for one in self.device_ids)

@@ -8,11 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core import _native
-from lmi_core.weights.formats import BlockFormat, FloatArray
+from lmi_core.weights.formats import BLOCK_FORMATS, BlockFormat, FloatArray
+from lmi_core.weights.gguf.types import TYPES
+from lmi_core.weights.integer_matrix import group_range
 
 SUM_INPUTS = 16
 """Inputs of which quantised rows have a sum, for every type of blocks."""
 _CHUNK_ROWS = 4096
+_TYPES = {
+    name: block for block in TYPES.values() for name in BLOCK_FORMATS if name == block.name.lower()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,13 @@ class BlockMatrix:
         """These of its outputs."""
         blocks = self.blocks[rows]
         return BlockMatrix(self.format, (len(blocks), self.shape[1]), blocks)
+
+    def inputs(self, first: int, end: int) -> BlockMatrix:
+        """These of its inputs; ValueError where they end within a block."""
+        block = _TYPES[self.format]
+        own = group_range(first, end, self.shape[1], block.num_weights)
+        blocks = self.blocks[:, own.start * block.num_bytes : own.stop * block.num_bytes]
+        return BlockMatrix(self.format, (len(self), end - first), np.ascontiguousarray(blocks))
 
     def to_float32(self) -> FloatArray:
         """The weights [outputs, inputs]."""

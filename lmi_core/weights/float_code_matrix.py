@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.integer_matrix import group_range
 
 FloatCodeFormat = Literal["nf4", "fp4"]
 CODE_BLOCK = 64
@@ -59,6 +60,20 @@ class FloatCodeMatrix:
         """These of its outputs."""
         chosen = (np.arange(len(self)) if self.chosen is None else self.chosen)[rows]
         return replace(self, shape=(len(chosen), self.shape[1]), chosen=chosen)
+
+    def inputs(self, first: int, end: int) -> FloatCodeMatrix:
+        """These of its inputs; ValueError where they end within a block."""
+        num_inputs = self.shape[1]
+        if not self.has_whole_blocks:
+            raise ValueError(f"blocks of {CODE_BLOCK} go on in the next of {num_inputs} inputs")
+        blocks = group_range(first, end, num_inputs, CODE_BLOCK)
+
+        def unpack() -> tuple[Bytes, FloatArray]:
+            codes, scales = self.unpack()
+            own = codes.reshape(-1, num_inputs // 2)[:, first // 2 : end // 2]
+            return own.ravel(), scales.reshape(-1, num_inputs // CODE_BLOCK)[:, blocks].ravel()
+
+        return replace(self, shape=(self.shape[0], end - first), unpack=unpack)
 
     def packable(self) -> tuple[Bytes, FloatArray]:
         """As ``_native.LinearWeight.pack`` takes it, of rows in whole blocks."""

@@ -6,13 +6,14 @@ of mantissa; 0x7f and 0xff are NaN, and nothing is infinite. e5m2: the upper byt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.integer_matrix import group_range
 
 FP8_BLOCK = 128
 """Outputs and inputs that a scale of a block stands for."""
@@ -39,6 +40,13 @@ class Fp8Matrix:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.codes.shape
+
+    def inputs(self, first: int, end: int) -> Fp8Matrix:
+        """These of its inputs; ValueError where they end within a block."""
+        has_blocks = self.scales.shape[1] > 1
+        blocks = group_range(first, end, self.shape[1], FP8_BLOCK if has_blocks else 0)
+        codes = np.ascontiguousarray(self.codes[:, first:end])
+        return replace(self, codes=codes, scales=self.scales[:, blocks])
 
     def to_float32(self) -> FloatArray:
         """The weights [outputs, inputs]."""

@@ -16,6 +16,16 @@ INT8_ZERO = 128
 """What the codes of int8 are more than the numbers that they stand for."""
 
 
+def group_range(first: int, end: int, num_inputs: int, group_size: int) -> slice:
+    """The groups of inputs from ``first`` up to ``end``; 0: one of all. ValueError for a part of
+    one."""
+    if group_size == 0:
+        return slice(None)
+    if first % group_size or (end % group_size and end != num_inputs):
+        raise ValueError(f"inputs {first} to {end} aren't whole groups of {group_size}")
+    return slice(first // group_size, -(-end // group_size))
+
+
 @dataclass(frozen=True, slots=True)
 class Codes:
     """weight = scale * (code - zero point), of a group of inputs each."""
@@ -53,6 +63,18 @@ class IntegerMatrix:
 
         num_outputs = len(np.arange(len(self))[rows])
         return replace(self, shape=(num_outputs, self.shape[1]), unpack=unpack)
+
+    def inputs(self, first: int, end: int) -> IntegerMatrix:
+        """These of its inputs; ValueError where they end within a group."""
+        groups = group_range(first, end, self.shape[1], self.group_size)
+
+        def unpack() -> Codes:
+            matrix = self.unpack()
+            scales, zeros = (values[:, groups] for values in (matrix.scales, matrix.zeros))
+            codes = np.ascontiguousarray(matrix.codes[:, first:end])
+            return Codes(codes, np.ascontiguousarray(scales), np.ascontiguousarray(zeros))
+
+        return replace(self, shape=(self.shape[0], end - first), unpack=unpack)
 
     def packable(self, group_size: int) -> tuple[npt.NDArray[np.uint8], FloatArray, FloatArray]:
         """As ``_native.LinearWeight.pack`` takes it, in groups of ``group_size``, which divides its

@@ -51,12 +51,21 @@ def rows_of(matrix: Matrix, rows: npt.NDArray[np.int64] | slice) -> Matrix:
     return matrix[rows] if isinstance(matrix, np.ndarray) else matrix.rows(rows)
 
 
+def inputs_of(matrix: Matrix, first: int, end: int) -> Matrix:
+    """Its inputs from ``first`` up to ``end``; ValueError where that parts those of one scale."""
+    if isinstance(matrix, np.ndarray):
+        return np.ascontiguousarray(matrix[:, first:end])
+    return matrix.inputs(first, end)
+
+
 def in_order(parts: Sequence[Matrix], rows: npt.NDArray[np.int64]) -> list[Matrix]:
-    """``parts``, one after the other, with their outputs in this order; none leaves its part."""
+    """``parts``, one after the other, with these of their outputs, in this order; none leaves its
+    part."""
     ordered, first = [], 0
     for part in parts:
-        own = rows[first : first + len(part)] - first
-        ordered.append(rows_of(part, own))
+        own = rows[(rows >= first) & (rows < first + len(part))] - first
+        is_range = len(own) > 0 and bool((np.diff(own) == 1).all())
+        ordered.append(rows_of(part, slice(own[0], own[-1] + 1) if is_range else own))
         first += len(part)
     return ordered
 

@@ -168,10 +168,18 @@ def smoothing_settings(config: EngineConfig) -> str:
     return f" {config.smoothquant_alpha} {text}"
 
 
+def _slices(config: EngineConfig, rank: int) -> str:
+    degree = config.tensor_parallel_degree
+    if degree == 1 and not config.tp_invariant:
+        return ""
+    return f" rank {rank} of {degree}{' invariant' if config.tp_invariant else ''}"
+
+
 def open_packed_model(
-    config: EngineConfig, checkpoint: Checkpoint, num_threads: int
+    config: EngineConfig, checkpoint: Checkpoint, num_threads: int, *, rank: int = 0
 ) -> PackedModel | None:
-    """The model's place in the repack cache; None where there is no cache or no use for one."""
+    """The place of a model, or of one of its ranks, in the repack cache; None where there is no
+    cache or no use for one."""
     directory = cache_directory(config.repack_cache_dir)
     if directory is None:
         return None
@@ -180,7 +188,7 @@ def open_packed_model(
     return PackedModel(
         RepackCache(directory, config.repack_cache_bytes),
         checkpoint.files,
-        formats=_formats(config, checkpoint.quantization),
+        formats=_formats(config, checkpoint.quantization) + _slices(config, rank),
         instruction_set=config.instruction_set or _native.default_instruction_set(),
         num_threads=num_threads,
     )

@@ -3,6 +3,7 @@
 # in dist/:
 #
 #     server/deploy/wheels.sh [python3.12 ...]
+#     ARCH=aarch64 server/deploy/wheels.sh      for another processor than this one
 #
 # The compiler is the clang of the package ziglang, which targets an older glibc than the machine's,
 # so that the wheels are manylinux_2_28; auditwheel checks that they are. The kernels of every
@@ -10,7 +11,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD work=$PWD/build/wheels
-target=$(uname -m)-linux-gnu.2.28
+arch=${ARCH:-$(uname -m)}
+target=$arch-linux-gnu.2.28
 pythons=("$@")
 if [ ${#pythons[@]} = 0 ]; then
   for version in 3.11 3.12 3.13 3.14; do
@@ -33,10 +35,18 @@ for python in "${pythons[@]}"; do
   "$environment/bin/pip" install --quiet 'setuptools>=77' 'pybind11>=2.12' 'cmake>=3.22,<5' ninja build
   # A build directory keeps its interpreter; what doesn't depend on one is compiled once per Python.
   rm -rf build
-  CXX=$work/c++ CMAKE_ARGS=-DCMAKE_MODULE_LINKER_FLAGS=-s \
+  settings=(CXX="$work/c++" CMAKE_ARGS=-DCMAKE_MODULE_LINKER_FLAGS=-s)
+  if [ "$arch" != "$(uname -m)" ]; then
+    # Names of the extension and the wheel; Python's headers are alike on 64-bit Linux.
+    suffix=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
+    suffix=${suffix//$(uname -m)/$arch}
+    settings[1]+=" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$arch -DPYTHON_MODULE_EXTENSION=$suffix"
+    settings+=("SETUPTOOLS_EXT_SUFFIX=$suffix" "_PYTHON_HOST_PLATFORM=linux-$arch")
+  fi
+  env "${settings[@]}" \
     "$environment/bin/pip" wheel --quiet --no-deps --no-build-isolation --wheel-dir "$work/raw" .
 done
 "$environment/bin/python" -m build --quiet --no-isolation --sdist --outdir "$root/dist" .
-PATH=$work/tools/bin:$PATH auditwheel repair --plat "manylinux_2_28_$(uname -m)" --only-plat \
+PATH=$work/tools/bin:$PATH auditwheel repair --plat "manylinux_2_28_$arch" --only-plat \
   --wheel-dir "$root/dist" "$work"/raw/*.whl
 ls -l "$root/dist"

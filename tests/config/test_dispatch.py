@@ -115,7 +115,7 @@ def test_a_wanted_engine_that_is_missing_is_replaced_or_names_the_way_out(
         (
             "option.tensor_parallel_degree=4",
             Host(),
-            "--device cpu serves the model on the CPU, where one process uses all cores",
+            "--device cpu serves the model on the CPU, by 4 processes with a slice",
         ),
     ],
 )

@@ -151,8 +151,15 @@ def test_the_embedded_model_is_served_on_the_cpu_everywhere(num_gpus):
 def test_a_degree_without_devices_names_the_flag_that_makes_it_go():
     report, _ = placed("-tp", "4", on=host())
     assert "option.tensor_parallel_degree=4 asks for 4 devices, and no GPU" in str(report.errors[0])
+    assert "--device cpu serves the model on the CPU, by 4 processes" in str(report.errors[0])
     report, model = placed("-tp", "4", "--device", "cpu", on=host())
     assert not report.problems
+    assert model.placement == Placement(
+        tensor_parallel_degree=4, num_cores=24, memory_bytes=1152 << 30
+    )
+    assert model.placement.describe() == "the CPU by 4 ranks, 24 cores each, 1152 GiB of memory"
+    assert (model.num_processes, model.engine.config.tensor_parallel_degree) == (1, 4)
+    report, model = placed("-tp", "max", "--device", "cpu", on=host())
     row = next(row for row in report.rows[0] if row.key == "option.tensor_parallel_degree")
     assert (row.outcome, row.text) == (
         "no effect",
@@ -171,6 +178,16 @@ def test_models_that_are_added_are_placed_alike():
         resolve_entry(entry, {}, ("-tp", "4"), NO_CACHE, host())
     on_cpu = ModelEntry(str(MODEL_DIR), "m", "POST /models", devices=("cpu",))
     assert resolve_entry(on_cpu, {}, (), NO_CACHE, host(1))[0].placement.device == "cpu"
+
+
+def test_ranks_of_copies_have_a_core_each():
+    written = ("--device", "cpu", "-tp", "48", "-o", "num_copies=2")
+    report, model = placed(*written, on=host())
+    assert not report.problems
+    expected = "2 copies, the CPU by 48 ranks each, 1 core each, 1152 GiB of memory"
+    assert model.placement.describe() == expected
+    report, _ = placed("--device", "cpu", "-tp", "64", "-o", "num_copies=2", on=host())
+    assert "needs 128 cores, one for each process, and there are 96" in str(report.errors[0])
 
 
 def test_copies_on_the_cpu_divide_its_cores():

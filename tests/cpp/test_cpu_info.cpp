@@ -80,6 +80,16 @@ TEST(cpu_info_keeps_within_quota_and_limit) {
   EXPECT_EQ(info.memory_limit_bytes, int64_t{1} << 20);
 }
 
+TEST(cpu_info_names_arm_processors) {
+  const FakeRoot root;
+  const std::string features = "Features\t: fp asimd asimddp\nCPU implementer\t: 0x41\n";
+  root.write("/proc/cpuinfo", features + "CPU part\t: 0xd40\n");
+  EXPECT_EQ(CpuInfo::detect(root.path()).model, std::string("Neoverse V1"));
+  EXPECT(CpuInfo::detect(root.path()).has_flag("asimddp"));
+  root.write("/proc/cpuinfo", features + "CPU part\t: 0xabc\n");
+  EXPECT_EQ(CpuInfo::detect(root.path()).model, std::string("Arm, implementer 0x41, part 0xabc"));
+}
+
 TEST(cpu_info_counts_hyperthreads_once) {
   const FakeRoot root;
   const int32_t num_logical = CpuInfo::detect().num_logical_cores;

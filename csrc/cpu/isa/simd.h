@@ -1,6 +1,8 @@
 // The thin vector layer that every CPU kernel is written over: 16 float lanes, whatever the
-// instruction set. Each isa/<level>.cpp includes it once, after it defined LMI_ISA (the namespace)
-// and LMI_SIMD (0: any machine, 1: AVX2, 2: AVX-512, 3: AVX-512 with BF16).
+// instruction set. Each isa/<level>.cpp includes it once, after it defined LMI_ISA (the namespace),
+// LMI_LEVEL (the enumerator), LMI_SIMD (0: any machine, 1: AVX2, 2: AVX-512, 3: NEON), and 1 for
+// what the level has besides: LMI_BYTE_DOT (dot products of bytes), LMI_BF16_DOT (of bf16; on Arm
+// with those of unsigned by signed bytes).
 //
 // Everything is static and lives in the level's own namespace, so that the linker can never hand a
 // function compiled for one instruction set to another. Kernels call no inline function or
@@ -9,7 +11,19 @@
 // One level always gives the same bits; between levels they differ by fused roundings only.
 #pragma once
 
-#if LMI_SIMD > 0
+#ifndef LMI_BYTE_DOT
+#define LMI_BYTE_DOT 0
+#endif
+#ifndef LMI_BF16_DOT
+#define LMI_BF16_DOT 0
+#endif
+
+// Products of small matrices, see matrix_steps.inc.
+#define LMI_MATRICES (LMI_SIMD == 3 && LMI_BF16_DOT)
+
+#if LMI_SIMD == 3
+#include <arm_neon.h>
+#elif LMI_SIMD > 0
 // GCC 12 takes the headers' undefined vectors for mistakes.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -35,12 +49,20 @@ using Mask = uint32_t;  // bit i: lane i
 
 static inline Mask first_lanes(int count) { return (1u << count) - 1u; }
 
-#if LMI_SIMD == 0
-#include "cpu/isa/simd_scalar.h"
-#elif LMI_SIMD == 1
+// How many F32x16 the registers hold: what tiles are made for.
+constexpr int kVectorRegisters = LMI_SIMD == 0 ? 4 : (LMI_SIMD == 2 ? 32 : 8);
+
+#if LMI_SIMD == 1
 #include "cpu/isa/simd_avx2.h"
-#else
+#elif LMI_SIMD == 2
 #include "cpu/isa/simd_avx512.h"
+#else
+#include "cpu/isa/simd_four.h"
+#if LMI_SIMD == 3
+#include "cpu/isa/simd_neon.h"
+#else
+#include "cpu/isa/simd_scalar.h"
+#endif
 #endif
 
 // The names of the layer, each defined per level above:
@@ -52,6 +74,7 @@ static inline Mask first_lanes(int count) { return (1u << count) - 1u; }
 //   load_bf16, store_bf16, load_f16, round_to_bf16         (nearest, ties to even)
 //   load_pair_low, load_pair_high                          (halves of 16 bf16 pairs)
 //   scale_by_power_of_2
+//   Bf16Pairs, load_pairs, load_byte_pairs, broadcast_pair, dp_bf16    (see below)
 
 static inline F32x16 zero() { return broadcast(0.0f); }
 
@@ -100,36 +123,9 @@ static inline F32x16 exp(F32x16 x) {
   return scale_by_power_of_2(p, n);
 }
 
-// 16 pairs of bf16, the operand of dp_bf16. Levels without the instruction hold them widened.
-#if LMI_SIMD == 3
-struct Bf16Pairs {
-  __m512bh v;
-};
-
-static inline Bf16Pairs load_pairs(const void* source) {
-  return {(__m512bh)_mm512_loadu_si512(source)};
-}
-
-// 16 pairs of signed bytes, exactly.
-static inline Bf16Pairs load_byte_pairs(const int8_t* source) {
-  const __m128i* bytes = reinterpret_cast<const __m128i*>(source);
-  const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128(bytes));
-  const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128(bytes + 1));
-  return {_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low))};
-}
-
-// The same two neighbours for every lane.
-static inline Bf16Pairs broadcast_pair(const bf16_t* source) {
-  int32_t pair;
-  memcpy(&pair, source, sizeof(pair));
-  return {(__m512bh)_mm512_set1_epi32(pair)};
-}
-
-// acc[i] += a[i].low * b[i].low + a[i].high * b[i].high, in the order of the level.
-static inline F32x16 dp_bf16(F32x16 acc, Bf16Pairs a, Bf16Pairs b) {
-  return {_mm512_dpbf16_ps(acc.v, a.v, b.v)};
-}
-#else
+// 16 pairs of bf16, the operand of dp_bf16. Levels without the instruction hold them
+// widened; the others define the same names.
+#if !LMI_BF16_DOT
 struct Bf16Pairs {
   F32x16 low, high;
 };

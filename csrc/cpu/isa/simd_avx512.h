@@ -105,3 +105,35 @@ static inline F32x16 load_pair_high(const void* source) {
 static inline F32x16 round_to_bf16(F32x16 x) {
   return {_mm512_castsi512_ps(round_to_bf16_bits(x))};
 }
+
+#if LMI_BF16_DOT
+
+struct Bf16Pairs {
+  __m512bh v;
+};
+
+static inline Bf16Pairs load_pairs(const void* source) {
+  return {(__m512bh)_mm512_loadu_si512(source)};
+}
+
+// 16 pairs of signed bytes, exactly.
+static inline Bf16Pairs load_byte_pairs(const int8_t* source) {
+  const __m128i* bytes = reinterpret_cast<const __m128i*>(source);
+  const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128(bytes));
+  const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128(bytes + 1));
+  return {_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low))};
+}
+
+// The same two neighbours for every lane.
+static inline Bf16Pairs broadcast_pair(const bf16_t* source) {
+  int32_t pair;
+  memcpy(&pair, source, sizeof(pair));
+  return {(__m512bh)_mm512_set1_epi32(pair)};
+}
+
+// acc[i] += a[i].low * b[i].low + a[i].high * b[i].high, in the order of the level.
+static inline F32x16 dp_bf16(F32x16 acc, Bf16Pairs a, Bf16Pairs b) {
+  return {_mm512_dpbf16_ps(acc.v, a.v, b.v)};
+}
+
+#endif

@@ -1,57 +1,7 @@
-// Vector layer for any machine: four 4-lane vectors of the compiler's own vector extension, which
-// become SSE2 or NEON, without fused multiply-add. Included by simd.h only.
-
-typedef float Lanes4 __attribute__((vector_size(16)));
-typedef int32_t Ints4 __attribute__((vector_size(16)));
-
-struct F32x16 {
-  Lanes4 v[4];
-};
-
-static inline F32x16 broadcast(float value) {
-  const Lanes4 lanes = {value, value, value, value};
-  return {{lanes, lanes, lanes, lanes}};
-}
-
-static inline F32x16 load(const float* source) {
-  F32x16 result;
-  __builtin_memcpy(&result, source, sizeof(result));
-  return result;
-}
-
-static inline void store(float* target, F32x16 x) { __builtin_memcpy(target, &x, sizeof(x)); }
-
-static inline F32x16 operator+(F32x16 a, F32x16 b) {
-  for (int i = 0; i < 4; ++i) a.v[i] += b.v[i];
-  return a;
-}
-
-static inline F32x16 operator-(F32x16 a, F32x16 b) {
-  for (int i = 0; i < 4; ++i) a.v[i] -= b.v[i];
-  return a;
-}
-
-static inline F32x16 operator*(F32x16 a, F32x16 b) {
-  for (int i = 0; i < 4; ++i) a.v[i] *= b.v[i];
-  return a;
-}
-
-static inline F32x16 operator/(F32x16 a, F32x16 b) {
-  for (int i = 0; i < 4; ++i) a.v[i] /= b.v[i];
-  return a;
-}
+// What of the vector layer a machine does that is known for nothing: the four vectors become SSE2
+// or NEON, without fused multiply-add. Included by simd.h only.
 
 static inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return a * b + c; }
-
-static inline F32x16 min(F32x16 a, F32x16 b) {
-  for (int i = 0; i < 4; ++i) a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
-  return a;
-}
-
-static inline F32x16 max(F32x16 a, F32x16 b) {
-  for (int i = 0; i < 4; ++i) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
-  return a;
-}
 
 static inline Mask greater(F32x16 a, F32x16 b) {
   Mask mask = 0;
@@ -78,43 +28,6 @@ static inline F32x16 select(Mask mask, F32x16 a, F32x16 b) {
   return a;
 }
 
-static inline F32x16 load_partial(const float* source, int count) {
-  F32x16 result = broadcast(0.0f);
-  __builtin_memcpy(&result, source, sizeof(float) * count);
-  return result;
-}
-
-static inline void store_partial(float* target, F32x16 x, int count) {
-  __builtin_memcpy(target, &x, sizeof(float) * count);
-}
-
-// x * 2^n for integral n in [-300, 300], in two steps so that every power is a normal number.
-static inline F32x16 scale_by_power_of_2(F32x16 x, F32x16 n) {
-  for (int i = 0; i < 4; ++i) {
-    const Ints4 power = __builtin_convertvector(n.v[i], Ints4);
-    const Ints4 half = power >> 1;
-    const Ints4 first = (half + 127) << 23;
-    const Ints4 second = (power - half + 127) << 23;
-    x.v[i] = x.v[i] * (Lanes4)first;
-    x.v[i] = x.v[i] * (Lanes4)second;
-  }
-  return x;
-}
-
-static inline float reduce_add(F32x16 x) {
-  const Lanes4 four = (x.v[0] + x.v[2]) + (x.v[1] + x.v[3]);
-  return (four[0] + four[2]) + (four[1] + four[3]);
-}
-
-static inline float reduce_max(F32x16 x) {
-  float best = x.v[0][0];
-  for (int lane = 1; lane < kLanes; ++lane) {
-    const float value = x.v[lane / 4][lane % 4];
-    best = value > best ? value : best;
-  }
-  return best;
-}
-
 static inline F32x16 load_bf16(const bf16_t* source) {
   F32x16 result;
   for (int lane = 0; lane < kLanes; ++lane)
@@ -130,29 +43,6 @@ static inline F32x16 load_f16(const uint16_t* source) {
   F32x16 result;
   for (int lane = 0; lane < kLanes; ++lane)
     result.v[lane / 4][lane % 4] = f16_to_float(source[lane]);
-  return result;
-}
-
-// The lower and the upper halves of 16 bf16 pairs, widened.
-static inline F32x16 load_pair_low(const void* source) {
-  F32x16 result;
-  for (int i = 0; i < 4; ++i) {
-    Ints4 bits;
-    __builtin_memcpy(&bits, static_cast<const uint8_t*>(source) + 16 * i, sizeof(bits));
-    bits <<= 16;
-    __builtin_memcpy(&result.v[i], &bits, sizeof(bits));
-  }
-  return result;
-}
-
-static inline F32x16 load_pair_high(const void* source) {
-  F32x16 result;
-  for (int i = 0; i < 4; ++i) {
-    Ints4 bits;
-    __builtin_memcpy(&bits, static_cast<const uint8_t*>(source) + 16 * i, sizeof(bits));
-    bits &= static_cast<int32_t>(0xffff0000u);
-    __builtin_memcpy(&result.v[i], &bits, sizeof(bits));
-  }
   return result;
 }
 

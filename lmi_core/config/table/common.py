@@ -176,7 +176,11 @@ OPTIONS = (
         env=("TENSOR_PARALLEL_DEGREE", "SM_NUM_GPUS"),
         flag=Flag("--num-shard", "NUM_SHARD"),
         actions={
-            "lmi": mapped(None, "how many GPUs share a copy; on the CPU there is nothing to share"),
+            "lmi": honoured(
+                None,
+                "processes, or GPUs, that share a copy",
+                test="tests/config/test_ranks.py::test_a_degree_on_the_cpu_is_a_number_of_ranks",
+            ),
             "vllm": mapped("tensor_parallel_size"),
             "trtllm": mapped("tensor_parallel_size"),
         },

@@ -9,6 +9,11 @@ _LIMITS = "tests/config/test_honoured_limits.py"
 _DISK = "tests/engine/test_disk_cache.py"
 _CACHE = "tests/weights/test_repack_cache.py"
 _DEVICES = f"{_TESTS}::test_devices_give_the_same_greedy_tokens"
+# The kernels' levels on every processor, each processor's in rising order.
+INSTRUCTION_SETS = (
+    *("auto", "scalar", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"),
+    *("neon", "neon_dotprod", "neon_bf16"),
+)
 _ACTIVATIONS = f"{_TESTS}::test_what_quantized_weights_are_multiplied_with"
 _FP8_CACHE = honoured(
     "kv_dtype",
@@ -189,6 +194,18 @@ OPTIONS = (
         ),
     ),
     _native(
+        "tp_invariant",
+        Bool(),
+        "Answers with the same bits at every option.tensor_parallel_degree: sums over slices of "
+        "weights go over a fixed number of them.",
+        False,
+        honoured(
+            "tp_invariant",
+            "on the CPU engine, at degrees 1, 2 and 4",
+            test="tests/config/test_ranks.py::test_invariant_sums_are_asked_for",
+        ),
+    ),
+    _native(
         "repack_cache_dir",
         Text("directory, auto or none"),
         "Where packed weights are kept for the next start; auto: lmi/packed in the user's cache.",
@@ -239,8 +256,8 @@ OPTIONS = (
     ),
     _native(
         "instruction_set",
-        Choice(("auto", "scalar", "avx2", "avx512", "avx512_bf16")),
-        "Instruction set of the kernels.",
+        Choice(INSTRUCTION_SETS),
+        "Instruction set of the kernels; `lmi doctor` names those of this machine.",
         "auto",
         honoured("instruction_set", test=f"{_TESTS}::test_data_types"),
     ),

@@ -25,7 +25,9 @@ from lmi_core.settings.transformers_config import TransformersConfig
 from lmi_core.weights.quantized.methods import objection
 from lmi_core.weights.quantized.settings import QuantizationSettings
 
-_NOT_SET = frozenset({"model", "served_model_name", "num_models", "speculation"})
+_NOT_SET = frozenset(
+    {"model", "served_model_name", "num_models", "speculation", "tensor_parallel_degree"}
+)
 _CONFIGS: dict[str, type[EngineConfig]] = {
     "lmi": EngineConfig,
     "transformers": TransformersConfig,
@@ -120,7 +122,10 @@ def _devices(
 ) -> dict[str, object]:
     """Transformers spreads a copy's layers over its devices, as in LMI."""
     if backend != "transformers":
-        return {"device": placement.device}
+        devices: dict[str, object] = {"device": placement.device}
+        if placement.device == "cpu" and placement.tensor_parallel_degree > 1:
+            devices["tensor_parallel_degree"] = placement.tensor_parallel_degree
+        return devices
     device = "cuda" if placement.device == "cuda" else "cpu"
     if placement.num_devices == 1 or "device_map" in settings:
         return {"device": device}
@@ -140,7 +145,7 @@ def ignore_for_device(values: Values, placement: Placement, problems: Problems) 
     if placement.device == "cpu":
         values.ignored |= _ON_CPU
         return
-    for key in ("option.num_threads", "option.instruction_set"):
+    for key in ("option.num_threads", "option.instruction_set", "option.tp_invariant"):
         if key in values.known:
             why = f"{key} belongs to option.device=cpu, not to {placement.device}"
             problems.warn(values.where(key), why, key)

@@ -45,8 +45,8 @@ def place(
     """Decide where the configuration ``values``, written for ``system``, runs on ``backend``.
 
     What would leave a visible device unused, or give another degree than asked for, is an error
-    that says what to write. ``option.device=cpu`` means the CPU, where a degree has no meaning: one
-    process uses all cores.
+    that says what to write. ``option.device=cpu`` means the CPU, where a degree is a number of
+    processes of the lmi engine.
     """
     subject = Subject(values, host, backend, system, mpi_mode, is_demo, problems)
     kind, named = _kind(subject)
@@ -152,25 +152,50 @@ def _check_degree_on_cpu(subject: Subject) -> None:
             subject.refuse(
                 key,
                 f"{key}={degree} asks for {degree} devices, and no GPU is visible here: --device "
-                "cpu serves the model on the CPU, where one process uses all cores",
+                f"cpu serves the model on the CPU{_by_processes(subject, key, degree)}",
             )
+
+
+def _by_processes(subject: Subject, key: str, degree: int) -> str:
+    if key == DEGREE and subject.backend == "lmi":
+        return f", by {degree} processes with a slice of the weights each"
+    return ", where one process uses all cores"
 
 
 def _on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
     values, host = subject.values, subject.host
+    degree = _degree_on_cpu(subject, kind)
     if subject.backend in OWN:
         for key in (DEGREE, STAGES, _COPIES):
-            if key in values.known:
+            if key in values.known and (key != DEGREE or degree == 1):
                 values.ignored[key] = "on the CPU one process uses all cores, whatever the degree"
     threads = values.get("option.num_threads")
     num_copies = _copies_on_cpu(subject, kind)
-    num_cores = max(1, host.num_cores // num_copies) if host.num_cores else 0
+    num_ranks = num_copies * degree
+    if degree > 1 and 0 < host.num_cores < num_ranks:
+        copies = f" in {num_copies} copies" if num_copies > 1 else ""
+        subject.refuse(
+            DEGREE,
+            f"{DEGREE}={degree}{copies} needs {num_ranks} cores, one for each process, and there "
+            f"are {host.num_cores} here: write {DEGREE}=1, with which one process uses all cores"
+            f"{', or fewer copies' if num_copies > 1 else ''}",
+        )
+    num_cores = max(1, host.num_cores // num_ranks) if host.num_cores else 0
     return Placement(
         device=kind,
+        tensor_parallel_degree=degree,
         num_copies=num_copies,
         num_cores=threads if isinstance(threads, int) else num_cores,
         memory_bytes=host.memory_bytes,
     )
+
+
+def _degree_on_cpu(subject: Subject, kind: DeviceKind) -> int:
+    """Processes of the lmi engine that share a copy; max: one, which uses all cores."""
+    degree = subject.values.get(DEGREE)
+    if subject.backend != "lmi" or kind != "cpu" or not isinstance(degree, int):
+        return 1
+    return max(1, degree)
 
 
 def _copies_on_cpu(subject: Subject, kind: DeviceKind) -> int:

@@ -6,27 +6,31 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lmi_core import _native
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.medusa_runner import MedusaRunner
+from lmi_core.runners.cpu.recorded_model import RecordedModel
 from lmi_core.runners.cpu.sizes import (
-    DEFAULT_BATCHED_TOKENS,
     block_bytes_of,
     cache_dtype,
     check_sizes,
+    num_rank_threads,
+    step_sizes,
 )
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
-from lmi_core.runners.step_memory import StepMemory, StepSizes, size_kv_cache
+from lmi_core.runners.step_memory import StepMemory, size_kv_cache
 
 if TYPE_CHECKING:
     from lmi_core.adapters.store import LoraStore
     from lmi_core.models.loader import FoundModel, LoadedModel
     from lmi_core.models.medusa_heads import MedusaHeads
-    from lmi_core.ops.graph import Graph, Handle, LoraTable
+    from lmi_core.ops.graph import LoraTable
+    from lmi_core.runners.cpu.ranks import Ranks
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.settings.lora_config import LoraConfig
     from lmi_core.weights.formats import FloatArray
@@ -91,22 +95,15 @@ class CpuRunner:
         packed: PackedModel | None = None,
         draft: DraftModel | None = None,
         heads: MedusaHeads | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """``draft``, ``heads``: what drafts for ``model``."""
-        from lmi_core.models.decoder import Decoder
-
+        """``draft``, ``heads``: what drafts for ``model``. ``ranks``: the others of those that
+        compute it, of which this is rank 0: its worker computes a slice of a step, and samples."""
         spec = model.spec
         kv_dtype = cache_dtype(config, model.dtype)
-        sizes = StepSizes.of(
-            config,
-            vocab_size=spec.vocab_size,
-            max_positions=spec.max_positions,
-            max_num_tokens=DEFAULT_BATCHED_TOKENS,
-            pools=model.pooling is not None,
-            takes_whole=not spec.is_causal,
-        )
-        attention = spec.attention
-        block_bytes = block_bytes_of(config, spec, model.dtype)
+        sizes = step_sizes(config, spec)
+        num_ranks = model.slicing.num_ranks
+        block_bytes = num_ranks * block_bytes_of(config, spec, model.dtype)
         if draft is not None:
             block_bytes += block_bytes_of(draft.config, draft.model.spec, draft.model.dtype)
         self.memory = size_kv_cache(
@@ -115,36 +112,25 @@ class CpuRunner:
             max_model_len=sizes.max_model_len,
             claimed_bytes=HOST_MEMORY.total_bytes,
         )
-        self._dtype = model.dtype
         shared = StepMemory.of(config, sizes, self.memory.num_blocks)
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
         self._last_step = self.steps[0]
-        self.cache = _native.KvCache(
-            num_layers=spec.num_cache_layers,
-            num_blocks=self.memory.num_blocks,
-            block_size=config.block_size,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
-            dtype=kv_dtype,
-        )
-        self._new_graph = partial(
-            _native.Graph,
-            max_tokens=sizes.max_num_tokens,
-            max_seqs=config.max_num_seqs,
-            max_logit_rows=sizes.max_logit_rows,
-            max_blocks_per_seq=sizes.max_blocks_per_seq,
-            block_size=config.block_size,
-            act_dtype=model.dtype,
-            instruction_set=config.instruction_set,
-        )
         self.adapters = None
         if config.lora is not None:
             self.adapters = _lora_store(config, config.lora, model)
-        table = None if self.adapters is None else self.adapters.table
-        self._decoder = Decoder(spec, model.weights, self.cache, sizes.max_model_len, table)
-        record = self._decoder.record if heads is None else self._decoder.record_with_rows
-        self.graph, self._result = self._recorded(record)
+        self._ranks = ranks
+        self._recorded = recorded = RecordedModel(
+            config,
+            model,
+            sizes,
+            num_blocks=self.memory.num_blocks,
+            kv_dtype=kv_dtype,
+            adapters=None if self.adapters is None else self.adapters.table,
+            gives_rows=heads is not None,
+            group=None if ranks is None else ranks.join(spec, sizes, self.memory.num_blocks),
+        )
+        self.cache, self.graph, self._result = recorded.cache, recorded.graph, recorded.result
         self._states_of = config.contrastive_states
         self._with_states: tuple[_native.Graph, _native.Handle] | None = None
         """The graph that gives hidden states, once they were wanted, and these."""
@@ -152,7 +138,7 @@ class CpuRunner:
             self.head = model.head
 
         self.drafter: CpuDraftRunner | MedusaRunner | None = None
-        weight_bytes, arena_bytes = model.weights.num_bytes, self.graph.arena_bytes
+        weight_bytes, arena_bytes = num_ranks * model.weights.num_bytes, self.graph.arena_bytes
         if draft is not None:
             self.drafter = drafter = CpuDraftRunner(draft.config, draft.model, sizes, shared)
             weight_bytes += draft.model.weights.num_bytes
@@ -160,7 +146,7 @@ class CpuRunner:
         elif heads is not None:
             self.drafter = medusa = MedusaRunner(config, model, heads, sizes, shared)
             weight_bytes += medusa.num_bytes
-        self._worker: _native.Worker | None = SharedWorker.acquire(_num_threads(config))
+        self._worker: _native.Worker | None = SharedWorker.acquire(num_rank_threads(config))
         if self.drafter is not None:
             self.drafter.worker = self._worker
         self._report(config, weight_bytes)
@@ -188,7 +174,7 @@ class CpuRunner:
             verifies_drafts=model.pooling is None,
             draft_model=_drafted_by(draft, heads),
             has_draft_heads=heads is not None,
-            num_state_columns=spec.hidden_size if model.pooling is None else 0,
+            num_state_columns=spec.hidden_size if model.pooling is None and num_ranks == 1 else 0,
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
@@ -214,17 +200,6 @@ class CpuRunner:
             self._worker.num_threads,
         )
 
-    def _recorded(self, record: Callable[[Graph], Handle]) -> tuple[_native.Graph, _native.Handle]:
-        from lmi_core.ops.cpu import lower
-        from lmi_core.ops.graph import Graph
-
-        target = self._new_graph()
-        graph = Graph(self._dtype)
-        result = record(graph)
-        handle = lower(graph, target)[result]
-        target.finish()
-        return target, handle
-
     def submit(self, step: _native.Step) -> None:
         self._submit(self.graph, step)
 
@@ -236,8 +211,9 @@ class CpuRunner:
 
     def submit_with_states(self, step: _native.Step) -> None:
         if self._with_states is None:
-            record = partial(self._decoder.record_with_states, states=self._states_of)
-            self._with_states = self._recorded(record)
+            decoder = self._recorded.decoder
+            record = partial(decoder.record_with_states, states=self._states_of)
+            self._with_states = self._recorded.record(record)
         self._submit(self._with_states[0], step)
 
     def states(self, step: _native.Step) -> FloatArray:
@@ -260,6 +236,8 @@ class CpuRunner:
             return
         self._worker.drain()
         self._worker = None
+        if self._ranks is not None:
+            self._ranks.close()
         for packed in self._packed:
             packed.close()
         SharedWorker.release()
@@ -274,17 +252,25 @@ def load_cpu_runner(
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
+    from lmi_core.models.slices import slicing_of
     from lmi_core.runners.cpu.memory_needs import memory_errors
+    from lmi_core.runners.cpu.ranks import Ranks
 
     found = find_cpu_model(config, HOST_MEMORY.total_bytes)
-    with memory_errors():
+    ranks = None
+    with memory_errors(), ExitStack() as failed:
+        if slicing_of(config, found.spec).num_ranks > 1:
+            ranks = Ranks(config)
+            failed.callback(ranks.close)
         loaded = []
         for asked, each in _with_draft(config, found):
             packed = _open_packed(asked, each)
             loaded.append(DraftModel(asked, _load(asked, each, packed, progress), packed))
         (_, model, packed), *drafts = loaded
         draft = drafts[0] if drafts else None
-        return CpuRunner(config, model, packed, draft, found.heads), model
+        runner = CpuRunner(config, model, packed, draft, found.heads, ranks)
+        failed.pop_all()
+    return runner, model
 
 
 def _with_draft(
@@ -302,7 +288,7 @@ def _with_draft(
 def _open_packed(config: EngineConfig, found: FoundModel) -> PackedModel | None:
     from lmi_core.weights.packed_model import open_packed_model
 
-    return open_packed_model(config, found.checkpoint, _num_threads(config))
+    return open_packed_model(config, found.checkpoint, num_rank_threads(config))
 
 
 def _load(
@@ -313,14 +299,16 @@ def _load(
 ) -> LoadedModel:
     from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.loader import load_weights
+    from lmi_core.models.slices import slicing_of
     from lmi_core.ops.cpu import NativeWeights
 
     weights = NativeWeights(
-        config.instruction_set, _num_threads(config), packed, config.activations
+        config.instruction_set, num_rank_threads(config), packed, config.activations
     )
     on_weights = None if progress is None else partial(progress, "weights")
     smoothing = smoothing_for(config, found, progress)
-    return load_weights(config, found, weights, on_weights, smoothing)
+    slicing = slicing_of(config, found.spec)
+    return load_weights(config, found, weights, on_weights, smoothing, slicing)
 
 
 def _drafted_by(draft: DraftModel | None, heads: MedusaHeads | None) -> str:
@@ -329,16 +317,14 @@ def _drafted_by(draft: DraftModel | None, heads: MedusaHeads | None) -> str:
     return "" if heads is None else f"{heads.num_heads} Medusa heads of {heads.path}"
 
 
-def _num_threads(config: EngineConfig) -> int:
-    return config.num_threads or _native.num_physical_cores()
-
-
 def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
     """Put a model's packed weights into the repack cache, unless they are there or have no place:
     processes that load the model afterwards share their memory. Raises as ``load_cpu_runner``."""
     from lmi_core.runners.cpu.memory_needs import memory_errors
 
     found = find_cpu_model(config, HOST_MEMORY.total_bytes)
+    if config.tensor_parallel_degree > 1:
+        return  # each rank packs its own slice
     with memory_errors():
         for asked, each in _with_draft(config, found):
             packed = _open_packed(asked, each)
@@ -353,11 +339,13 @@ def find_cpu_model(config: EngineConfig, claimed_bytes: int = 0) -> FoundModel:
     serves and manages models asks here. ``claimed_bytes``: what other engines have of the memory.
     Raises as ``load_cpu_runner``."""
     from lmi_core.models.loader import find_model
+    from lmi_core.models.slices import slicing_of
     from lmi_core.runners.cpu.memory_needs import check_memory
 
     check_sizes(config)
     cache_dtype(config, "fp32")
     found = find_model(config)
+    slicing_of(config, found.spec)
     check_memory(config, found, claimed_bytes)
     return found
 

@@ -13,10 +13,11 @@ from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
 from lmi_core.models.draft_model import draft_config
 from lmi_core.models.loader import FoundModel, stored_format
+from lmi_core.models.slices import slicing_of
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.draft_runner import draft_rows
-from lmi_core.runners.cpu.sizes import DEFAULT_BATCHED_TOKENS, block_bytes_of
-from lmi_core.runners.step_memory import StepSizes, size_kv_cache
+from lmi_core.runners.cpu.sizes import block_bytes_of, step_sizes
+from lmi_core.runners.step_memory import size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
 from lmi_core.weights.formats import WeightFormat
@@ -62,10 +63,13 @@ def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) ->
     draft = draft_config(config)
     if draft is not None and found.draft is not None:
         models.append((draft, found.draft))
+    slicing = slicing_of(config, found.spec)
     cache = size_kv_cache(
         config,
-        block_bytes=sum(
-            block_bytes_of(asked, each.spec, _dtype(asked, each)) for asked, each in models
+        block_bytes=slicing.num_ranks
+        * sum(
+            block_bytes_of(asked, slicing.spec(each.spec), _dtype(asked, each))
+            for asked, each in models
         ),
         max_model_len=config.max_model_len or found.spec.max_positions,
         claimed_bytes=claimed_bytes,
@@ -74,7 +78,7 @@ def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) ->
         weights=sum(_weight_bytes(*model) for model in models)
         + (0 if found.heads is None else found.heads.num_weights),
         kv_cache=cache.num_bytes,
-        workspace=_workspace_bytes(config, found.spec)
+        workspace=slicing.num_ranks * _workspace_bytes(config, found.spec, slicing.num_ranks)
         + (0 if found.draft is None else _draft_workspace_bytes(config, found.draft.spec)),
         stored=sum(each.checkpoint.stored_bytes for _, each in models),
     )
@@ -205,19 +209,13 @@ def free_address_bytes() -> int | None:
     return limit - num_pages * resource.getpagesize()
 
 
-def _workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
-    """A row has its residual, its widest linear's input and output, and q, k and v; logits are
-    fp32 of the whole vocabulary, what is pooled of the hidden size."""
-    sizes = StepSizes.of(
-        config,
-        vocab_size=spec.vocab_size,
-        max_positions=spec.max_positions,
-        max_num_tokens=DEFAULT_BATCHED_TOKENS,
-        pools=not spec.has_head,
-        takes_whole=not spec.is_causal,
-    )
+def _workspace_bytes(config: EngineConfig, spec: DecoderSpec, num_ranks: int) -> int:
+    """Of each rank. A row has its residual, its widest linear's input and output, and q, k and v;
+    logits are fp32 of the whole vocabulary, what is pooled of the hidden size."""
+    sizes = step_sizes(config, spec)
     result_columns = spec.vocab_size if spec.has_head else spec.hidden_size
-    return sizes.max_num_tokens * _row_bytes(spec) + sizes.max_logit_rows * result_columns * 4
+    row_bytes = _row_bytes(spec) + (8 * spec.hidden_size if num_ranks > 1 else 0)  # others read it
+    return sizes.max_num_tokens * row_bytes + sizes.max_logit_rows * result_columns * 4
 
 
 def _draft_workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:

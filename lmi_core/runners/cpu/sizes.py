@@ -7,10 +7,30 @@ from typing import Literal
 from lmi_core import _native
 from lmi_core.errors import UserError
 from lmi_core.models.spec import DecoderSpec
+from lmi_core.runners.step_memory import StepSizes
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.limits import BLOCK_MULTIPLE
 
 DEFAULT_BATCHED_TOKENS = 2048
+CacheDType = Literal["fp32", "bf16", "int8"]
+
+
+def num_rank_threads(config: EngineConfig) -> int:
+    """Worker threads of each of a model's ranks."""
+    cores = _native.num_physical_cores()
+    return config.num_threads or max(1, cores // config.tensor_parallel_degree)
+
+
+def step_sizes(config: EngineConfig, spec: DecoderSpec) -> StepSizes:
+    """Of the steps of a model."""
+    return StepSizes.of(
+        config,
+        vocab_size=spec.vocab_size,
+        max_positions=spec.max_positions,
+        max_num_tokens=DEFAULT_BATCHED_TOKENS,
+        pools=not spec.has_head,
+        takes_whole=not spec.is_causal,
+    )
 
 
 def check_sizes(config: EngineConfig) -> None:
@@ -37,9 +57,7 @@ def check_sizes(config: EngineConfig) -> None:
         )
 
 
-def cache_dtype(
-    config: EngineConfig, model_dtype: Literal["fp32", "bf16"]
-) -> Literal["fp32", "bf16", "int8"]:
+def cache_dtype(config: EngineConfig, model_dtype: Literal["fp32", "bf16"]) -> CacheDType:
     """The KV cache's. Raises UserError for one that the native kernels don't have."""
     asked = config.kv_dtype
     if asked == "auto":

@@ -1,0 +1,1 @@
+"""How cost grows with context, batch, prompt, shared prefix, adapters, vocabulary and threads."""

@@ -1,0 +1,201 @@
+// Recording of sums over slices of inputs, and of what ranks have in common.
+#include <utility>
+
+#include "common/check.h"
+#include "graph/graph.h"
+#include "graph/rank_group.h"
+
+namespace lmi {
+
+void Graph::join(RankGroup& group) {
+  check_recording();
+  LMI_CHECK(nodes_.empty() && group_ == nullptr, "a graph joins one group, before it is recorded");
+  LMI_CHECK(group.sizes().num_ranks > 1, "a group of one rank");
+  const StepCapacity &own = config_.capacity, &common = group.sizes().capacity;
+  LMI_CHECK(own.max_tokens == common.max_tokens && own.max_logit_rows == common.max_logit_rows,
+            "steps of ", own.max_tokens, " tokens and ", own.max_logit_rows,
+            " rows of logits, the group's have ", common.max_tokens, " and ",
+            common.max_logit_rows);
+  group_ = &group;
+}
+
+// Of x's columns from first_input on, what a product with the weight reads: x itself, or those
+// columns' quantised rows.
+ValueId Graph::slice_input(ValueId x, int64_t first_input, const cpu::PackedLinear& weight) {
+  const DType dtype = weight.is_quantized() ? config_.act_dtype : weight.dtype;
+  check_operand(x, dtype, value(x).columns, "linear");
+  LMI_CHECK(first_input + weight.num_inputs <= value(x).columns, "inputs ", first_input, " to ",
+            first_input + weight.num_inputs, " of ", value(x).columns);
+  if (!weight.takes_quantized_rows()) return x;
+  const int64_t row_bytes =
+      cpu::quantized_row_bytes(weight.num_inputs, weight.group_size, weight.rounding);
+  const ValueId y = add_value("quantized", DType::kI8, row_bytes, value(x).rows);
+  values_[y].rows_per_token = value(x).rows_per_token;
+  const cpu::QuantizeRowsArgs args{.x_dtype = dtype,
+                                   .x_stride = value(x).columns,
+                                   .num_columns = weight.num_inputs,
+                                   .group_size = weight.group_size,
+                                   .rounding = weight.rounding};
+  add_node(QuantizeNode{args, x, y, first_input}, {x, y});
+  return y;
+}
+
+// The first of a rank's goes where the other ranks find it.
+ValueId Graph::partial_value(RowSymbol rows, int64_t columns, bool is_first) {
+  LMI_CHECK(rows == RowSymbol::kTokens, "sums are over token rows");
+  const ValueId y = add_value("partial", DType::kF32, columns, rows);
+  if (group_ == nullptr || !is_first) return y;
+  LMI_CHECK(columns == group_->sizes().num_columns, "sums of ", columns, " columns in a group of ",
+            group_->sizes().num_columns);
+  values_[y].memory = ValueMemory::kPartial;
+  values_[y].turn = num_turns_;
+  return y;
+}
+
+ValueId Graph::add_sum(const std::vector<ValueId>& parts, const float* bias, ValueId residual) {
+  const int64_t columns = value(parts[0]).columns;
+  cpu::SumArgs args;
+  args.num_parts = static_cast<int32_t>(parts.size());
+  args.num_columns = columns;
+  LMI_CHECK(args.num_parts <= cpu::kMaxSumParts, args.num_parts, " parts of a sum");
+  if (group_ != nullptr && parts.size() > 1) add_node(SumNode{args, parts[0], parts}, {parts[0]});
+  args.bias = bias;
+  args.add_to_y = residual >= 0;
+  const bool has_residual = residual >= 0;
+  if (has_residual) {
+    check_operand(residual, DType::kF32, columns, "a sum's residual");
+    LMI_CHECK(value(residual).rows == value(parts[0]).rows, "the residual has other rows");
+  }
+  const ValueId y =
+      has_residual ? residual : add_value("sum", DType::kF32, columns, value(parts[0]).rows);
+  if (group_ != nullptr) {
+    args.num_parts = group_->sizes().num_ranks;
+    add_node(AllReduceNode{args, y, num_turns_++}, {parts[0], y});
+  } else {
+    add_node(SumNode{args, y, parts}, {y});
+  }
+  for (const ValueId part : parts)
+    values_[part].last_node = static_cast<int32_t>(nodes_.size()) - 1;
+  return y;
+}
+
+ValueId Graph::summed_linear(ValueId x, const std::vector<cpu::LinearArgs>& slices,
+                             const float* bias, ValueId residual) {
+  check_recording();
+  LMI_CHECK(!slices.empty(), "a linear has a weight");
+  std::vector<ValueId> sums;
+  int64_t first_input = 0;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    cpu::LinearArgs args = slices[i];
+    LMI_CHECK(args.activation == cpu::Activation::kNone && !args.weight.gated &&
+                  args.weight.num_outputs == slices[0].weight.num_outputs,
+              "slices are of one plain linear");
+    const ValueId input = slice_input(x, first_input, args.weight);
+    // The second of two neighbours is added to the first as it is computed.
+    args.add_to_y = i % 2 == 1;
+    args.x_dtype = config_.act_dtype;
+    args.y_dtype = DType::kF32;
+    if (!args.add_to_y) {
+      sums.push_back(partial_value(value(x).rows, args.weight.num_outputs, sums.empty()));
+    }
+    LinearNode node{args, input, sums.back()};
+    node.first_input = input == x ? first_input : 0;
+    add_node(node, {input, sums.back()});
+    first_input += args.weight.num_inputs;
+  }
+  check_operand(x, value(x).dtype, first_input, "summed_linear");
+  return add_sum(sums, bias, residual);
+}
+
+ValueId Graph::summed_experts(ValueId x, ValueId routes, const std::vector<cpu::LinearArgs>& slices,
+                              ValueId residual) {
+  check_recording();
+  LMI_CHECK(!slices.empty() && routes == routes_, "experts go with the last route");
+  LMI_CHECK(value(x).rows == RowSymbol::kExperts, "experts' sums are of what experts gave");
+  std::vector<ValueId> sums;
+  int64_t first_input = 0;
+  for (cpu::LinearArgs args : slices) {
+    const ValueId input = slice_input(x, first_input, args.weight);
+    const int64_t columns = args.weight.num_outputs;
+    const ValueId y = partial_value(RowSymbol::kTokens, columns, sums.empty());
+    cpu::SumArgs zeros;
+    zeros.num_columns = columns;
+    add_node(SumNode{zeros, y, {}}, {y});
+    args.x_dtype = config_.act_dtype;
+    args.add_to_y = true;
+    args.y_dtype = DType::kF32;
+    GroupedLinearNode node{{args, {}, true}, input, y};
+    node.first_input = input == x ? first_input : 0;
+    add_node(node, {input, y, routes});
+    sums.push_back(y);
+    first_input += args.weight.num_inputs;
+  }
+  check_operand(x, value(x).dtype, first_input, "summed_experts");
+  return add_sum(sums, nullptr, residual);
+}
+
+ValueId Graph::gathered_linear(ValueId x, const std::vector<cpu::LinearArgs>& parts,
+                               int64_t first_column) {
+  check_recording();
+  LMI_CHECK(group_ != nullptr, "logits are gathered from the ranks of a group");
+  LMI_CHECK(value(x).rows == RowSymbol::kLogits, "logits are of logit rows");
+  const int64_t columns = group_->sizes().vocab_size;
+  const ValueId y = add_value("logits", DType::kF32, columns, RowSymbol::kLogits);
+  values_[y].memory = ValueMemory::kLogits;
+  for (cpu::LinearArgs args : parts) {
+    const ValueId input = linear_input(x, args.weight);
+    args.x_dtype = config_.act_dtype;
+    args.y_dtype = DType::kF32;
+    add_node(LinearNode{args, input, y, first_column}, {input, y});
+    first_column += args.weight.num_outputs;
+  }
+  LMI_CHECK(first_column <= columns, "logits up to ", first_column, " of ", columns);
+  return y;
+}
+
+void Graph::meet(ValueId x) {
+  check_recording();
+  LMI_CHECK(group_ != nullptr, "only the ranks of a group meet");
+  add_node(MeetNode{}, {x});
+}
+
+// The other ranks begin with the step when rank 0 does.
+void Graph::begin_step(const StepView& step) {
+  if (group_ == nullptr) return;
+  check_ranks();
+  if (group_->rank() == 0) group_->publish(step);
+}
+
+void Graph::check_ranks() const {
+  if (group_ != nullptr && group_->is_lost()) throw LostRankError(group_->reason());
+}
+
+// A node that reads what other ranks have written begins once all of them have.
+void Graph::wait_for_ranks(const Node& node) {
+  if (std::holds_alternative<AllReduceNode>(node)) {
+    group_->meet(true);
+  } else if (std::holds_alternative<MeetNode>(node)) {
+    group_->meet(group_->rank() == 0);
+  }
+}
+
+uint8_t* Graph::shared_pointer(const Value& value) const {
+  float* memory = value.memory == ValueMemory::kLogits
+                      ? group_->logits()
+                      : group_->partial(value.turn, group_->rank());
+  return reinterpret_cast<uint8_t*>(memory);
+}
+
+void Graph::link_sum(Node& node) const {
+  if (auto* sum = std::get_if<SumNode>(&node)) {
+    for (size_t i = 0; i < sum->parts.size(); ++i) {
+      sum->args.parts[i] = reinterpret_cast<const float*>(pointer(sum->parts[i]));
+    }
+  } else if (auto* reduce = std::get_if<AllReduceNode>(&node)) {
+    for (int32_t rank = 0; rank < reduce->args.num_parts; ++rank) {
+      reduce->args.parts[rank] = group_->partial(reduce->turn, rank);
+    }
+  }
+}
+
+}  // namespace lmi

@@ -1,0 +1,209 @@
+"""What one rank of a model has of its weights, and over which slices sums are taken.
+
+Outputs of qkv, of gate and up, and of the head are cut between ranks, and the inputs of what reads
+them. The sum over inputs that were cut goes over ``num_slices`` slices, as a tree of neighbours:
+with a fixed number its bits don't depend on how many ranks there are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lmi_core.errors import UserError
+from lmi_core.models.linears import LayerLinear, LinearSource, RowIds
+
+if TYPE_CHECKING:
+    from lmi_core.models.spec import DecoderSpec
+    from lmi_core.settings.engine_config import EngineConfig
+
+INVARIANT_SLICES = 4
+"""Of sums that don't depend on the degree, where a model's heads allow it; else 2."""
+_UNITS = (128, 64, 32, 16, 8, 4, 2)
+"""Inputs that stay together, as many as leave nearly equal slices: groups of quantised weights are
+as large at most."""
+_VOCAB_UNIT = 64
+_DEGREE = "tensor_parallel_degree"
+
+Bounds = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slicing:
+    """``num_slices`` is a multiple of ``num_ranks``; neighbouring slices are one rank's."""
+
+    num_ranks: int = 1
+    rank: int = 0
+    num_slices: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is cut."""
+        return self.num_slices == 1
+
+    def own(self, bounds: Bounds) -> Bounds:
+        """This rank's of all slices' bounds."""
+        each = self.num_slices // self.num_ranks
+        return bounds[self.rank * each : (self.rank + 1) * each]
+
+    def inner(self, size: int) -> Bounds:
+        """The slices of an MLP's inner size, of all ranks."""
+        return cut(size, self.num_slices, _unit(size, self.num_slices))
+
+    def vocabulary(self, size: int) -> tuple[int, int]:
+        """The tokens whose logits this rank computes."""
+        return cut(size, self.num_ranks, _VOCAB_UNIT)[self.rank]
+
+    def q_heads(self, num_heads: int) -> tuple[int, int]:
+        each = num_heads // self.num_ranks
+        return self.rank * each, (self.rank + 1) * each
+
+    def kv_heads(self, num_heads: int) -> tuple[int, int]:
+        """One that several ranks have where there are more ranks than heads."""
+        if num_heads < self.num_ranks:
+            first = self.rank * num_heads // self.num_ranks
+            return first, first + 1
+        return self.q_heads(num_heads)
+
+    def spec(self, spec: DecoderSpec) -> DecoderSpec:
+        """What this rank computes of a model."""
+        attention = spec.attention
+        first, end = self.q_heads(attention.num_q_heads)
+        first_kv, end_kv = self.kv_heads(attention.num_kv_heads)
+        return replace(
+            spec,
+            attention=replace(
+                attention,
+                num_q_heads=end - first,
+                num_kv_heads=end_kv - first_kv,
+                slopes=attention.slopes[first:end],
+            ),
+        )
+
+    def qkv_rows(self, spec: DecoderSpec) -> RowIds:
+        """Outputs of the whole model's qkv, in our order, that this rank has."""
+        attention = spec.attention
+        size, kv_size = attention.head_dim, attention.kv_size
+        q = np.arange(*(size * head for head in self.q_heads(attention.num_q_heads)))
+        k = np.arange(*(size * head for head in self.kv_heads(attention.num_kv_heads)))
+        return np.concatenate([q, attention.q_size + k, attention.q_size + kv_size + k])
+
+    def rows(
+        self, spec: DecoderSpec, linear: LayerLinear, source: LinearSource, inner: int
+    ) -> RowIds | None:
+        """Outputs of a layer's linear that this rank has; None: all of them."""
+        if self.num_ranks == 1 or linear in (LayerLinear.ATTENTION_OUTPUT, LayerLinear.DOWN):
+            return None
+        if linear == LayerLinear.QKV:
+            return self.qkv_rows(spec)
+        return self.inner_rows(inner, num_parts=source.num_outputs // inner)
+
+    def inner_rows(self, inner: int, num_parts: int) -> RowIds:
+        """Of so many parts, one after the other, with ``inner`` outputs each."""
+        bounds = self.own(self.inner(inner))
+        own = np.arange(bounds[0][0], bounds[-1][1])
+        return np.concatenate([own + part * inner for part in range(num_parts)])
+
+    def inputs(self, linear: LayerLinear, source: LinearSource, num_heads: int) -> Bounds | None:
+        """Inputs of this rank's slices; None: all of them, as one."""
+        if self.is_whole or linear not in (LayerLinear.ATTENTION_OUTPUT, LayerLinear.DOWN):
+            return None
+        if linear == LayerLinear.DOWN:
+            return self.own(self.inner(source.num_inputs))
+        return self.own(cut(source.num_inputs, self.num_slices, source.num_inputs // num_heads))
+
+
+WHOLE = Slicing()
+
+
+def cut(size: int, num_parts: int, unit: int) -> Bounds:
+    """Nearly equal parts of whole units; the last one ends at ``size``."""
+    num_units = -(-size // unit)
+    ends = [min(size, num_units * i // num_parts * unit) for i in range(num_parts + 1)]
+    return tuple(itertools.pairwise(ends))
+
+
+def _unit(size: int, num_slices: int) -> int:
+    def is_even(unit: int) -> bool:
+        return size % (unit * num_slices) == 0 or size // unit >= 8 * num_slices
+
+    possible = [unit for unit in _UNITS if size // unit >= num_slices] or [1]
+    return next(filter(is_even, possible), possible[-1])
+
+
+def slicing_of(asked: EngineConfig, spec: DecoderSpec, rank: int = 0) -> Slicing:
+    """The slices of a model. Raises UserError for a degree that it can't be cut for, and for what
+    ranks don't have."""
+    degree = asked.tensor_parallel_degree
+    num_slices = _invariant_slices(spec) if asked.tp_invariant else degree
+    if num_slices == 1:
+        return Slicing()
+    field = _DEGREE if degree > 1 else "tp_invariant"
+    for objection in _objections(asked, spec):
+        raise UserError(f"{_said(asked)}: {objection}", field=field)
+    allowed = [n for n in range(1, 65) if _divides(n, spec)]
+    if asked.tp_invariant:
+        allowed = [n for n in allowed if num_slices % n == 0]
+    if degree not in allowed:
+        attention = spec.attention
+        sums = f", and tp_invariant sums over {num_slices} slices" if asked.tp_invariant else ""
+        raise UserError(
+            f"{_DEGREE}={degree} doesn't divide the model: it has {attention.num_q_heads} "
+            f"attention heads and {attention.num_kv_heads} of keys and values{sums}; allowed are "
+            f"{', '.join(map(str, allowed))}",
+            field=_DEGREE,
+        )
+    return Slicing(num_ranks=degree, rank=rank, num_slices=num_slices)
+
+
+def _said(asked: EngineConfig) -> str:
+    degree = asked.tensor_parallel_degree
+    return f"{_DEGREE}={degree}" if degree > 1 else "tp_invariant=true"
+
+
+def _invariant_slices(spec: DecoderSpec) -> int:
+    heads = spec.attention.num_q_heads
+    return next((n for n in (INVARIANT_SLICES, 2) if heads % n == 0), 1)
+
+
+def _divides(degree: int, spec: DecoderSpec) -> bool:
+    attention = spec.attention
+    kv_heads = attention.num_kv_heads
+    shares = kv_heads % degree == 0 or degree % kv_heads == 0
+    return attention.num_q_heads % degree == 0 and shares and _least_inner(spec) >= 2 * degree
+
+
+def _least_inner(spec: DecoderSpec) -> int:
+    sizes = [spec.intermediate_size]
+    if spec.experts is not None:
+        sizes = [spec.experts.intermediate_size, spec.experts.shared_size or spec.hidden_size]
+        sizes += [spec.intermediate_size] * (False in spec.experts.sparse)
+    return min(sizes)
+
+
+def _objections(asked: EngineConfig, spec: DecoderSpec) -> list[str]:
+    """Why this model can't be cut, or what goes without."""
+    attention, degree = spec.attention, asked.tensor_parallel_degree
+    wrong = {
+        "models that give embeddings or scores are served by one process": not spec.has_head,
+        "the model's latent attention isn't cut in this version: write 1, or num_copies for more "
+        "processes": attention.latent is not None and degree > 1,
+        "the model norms all heads of queries and keys together, which ranks can't do in this "
+        "version: write 1, or num_copies for more processes": (
+            attention.qk_norm == "row" and degree > 1
+        ),
+        "LoRA adapters aren't cut in this version: leave enable_lora out": asked.lora is not None,
+        "smoothquant's factors aren't cut in this version: write quantize=int8": (
+            asked.quantize == "smoothquant"
+        ),
+        "a draft model has no ranks in this version: leave speculation's draft_model out": (
+            asked.speculation is not None and asked.speculation.draft_model is not None
+        ),
+        "blocks of one rank alone would be kept in prefix_cache_dir: leave it out": (
+            asked.prefix_cache_dir is not None and degree > 1
+        ),
+    }
+    return [objection for objection, is_so in wrong.items() if is_so]

@@ -1,0 +1,150 @@
+"""The other ranks of a model, as rank 0 sees them: processes that load their slice of the weights
+and replay its steps, over memory that all of them map."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmi_core.errors import EngineError
+from lmi_core.runners.cpu.recorded_model import open_group
+from lmi_core.sandbox import message
+
+if TYPE_CHECKING:
+    from lmi_core import _native
+    from lmi_core.models.spec import DecoderSpec
+    from lmi_core.runners.step_memory import StepSizes
+    from lmi_core.settings.engine_config import EngineConfig
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 1 << 20
+_ROOT = Path(__file__).parents[3]
+_BOOT = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from lmi_core.runners.cpu.rank_process import main; sys.exit(main(int(sys.argv[2])))"
+)
+_END_TIMEOUT_S = 5.0
+
+
+class Ranks:
+    """From their start to their end; they end with this process, whatever ends it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Start the processes, which load their weights at once."""
+        self._config = config
+        self._group: _native.RankGroup | None = None
+        self._is_closing = False
+        self._processes: list[_Rank] = []
+        try:
+            for rank in range(1, config.tensor_parallel_degree):
+                self._processes.append(_Rank(rank))
+            for process in self._processes:
+                process.send(("load", config, process.rank, logging.getLogger().level))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def join(self, spec: DecoderSpec, sizes: StepSizes, num_blocks: int) -> _native.RankGroup:
+        """Return the group when all have their weights, caches and graphs. Raises what kept one of
+        them from it, EngineError where one ended without a word."""
+        self._group = open_group(self._config, spec, sizes)
+        for process in self._processes:
+            process.receive()
+        for process in self._processes:
+            process.send(("join", num_blocks))
+            process.send_descriptor(self._group.descriptor)
+        for process in self._processes:
+            process.receive()
+        for process in self._processes:
+            threading.Thread(
+                target=self._watch, args=(process,), name=f"rank-{process.rank}", daemon=True
+            ).start()
+        return self._group
+
+    def close(self) -> None:
+        """Let them end by themselves, in time. No step may be in flight. Idempotent."""
+        self._is_closing = True
+        if self._group is not None:
+            self._group.close()
+        for process in self._processes:
+            process.end()
+
+    def _watch(self, process: _Rank) -> None:
+        assert self._group is not None
+        words = process.last_words()
+        if not self._is_closing:
+            why = f"rank {process.rank} of {self._config.tensor_parallel_degree} ended ({words})"
+            log.error("%s: the model's steps fail from now on", why)
+            self._group.lose(why)
+
+
+class _Rank:
+    """One process."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _BOOT, str(_ROOT), str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except BaseException:
+                self._connection.close()
+                raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, value: Any) -> None:
+        try:
+            message.send(self._connection, message.encode(value))
+        except OSError:
+            raise self._gone() from None
+
+    def send_descriptor(self, descriptor: int) -> None:
+        socket.send_fds(self._connection, [b"\0"], [descriptor])
+
+    def receive(self) -> None:
+        """Wait until it has done what it was told."""
+        try:
+            parts = message.receive(self._connection, MAX_MESSAGE_BYTES)
+        except (EOFError, OSError):
+            raise self._gone() from None
+        kind, *rest = message.decode(parts)
+        if kind == "failed":
+            raise message.rebuilt(*rest[0])
+
+    def last_words(self) -> str:
+        code = self._process.wait()
+        return f"exit status {code}" if code >= 0 else f"signal {-code}"
+
+    def end(self) -> None:
+        self._connection.close()
+        try:
+            self._process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _gone(self) -> EngineError:
+        words = self.last_words()
+        why = f"rank {self.rank} ended while it loaded the model ({words})"
+        if words == f"signal {signal.SIGKILL:d}":
+            why += ": the kernel does that where memory runs out; dmesg says it"
+        return EngineError(why)

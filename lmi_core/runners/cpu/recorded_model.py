@@ -1,0 +1,95 @@
+"""A model's step graph, and the KV cache that it reads: what each rank of a model has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lmi_core import _native
+
+if TYPE_CHECKING:
+    from lmi_core.models.loader import LoadedModel
+    from lmi_core.models.spec import DecoderSpec
+    from lmi_core.ops.graph import Graph, Handle, LoraTable
+    from lmi_core.runners.cpu.sizes import CacheDType
+    from lmi_core.runners.step_memory import StepSizes
+    from lmi_core.settings.engine_config import EngineConfig
+
+
+class RecordedModel:
+    """``group``: of the ranks that compute the model; None: this is all of it. ``gives_rows``: of
+    ``Decoder.record_with_rows``."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LoadedModel,
+        sizes: StepSizes,
+        *,
+        num_blocks: int,
+        kv_dtype: CacheDType,
+        adapters: LoraTable | None = None,
+        gives_rows: bool = False,
+        group: _native.RankGroup | None = None,
+    ) -> None:
+        from lmi_core.models.decoder import Decoder
+
+        attention = model.spec.attention
+        self.cache = _native.KvCache(
+            num_layers=model.spec.num_cache_layers,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=kv_dtype,
+        )
+        self._new_graph = partial(
+            _native.Graph,
+            max_tokens=sizes.max_num_tokens,
+            max_seqs=config.max_num_seqs,
+            max_logit_rows=sizes.max_logit_rows,
+            max_blocks_per_seq=sizes.max_blocks_per_seq,
+            block_size=config.block_size,
+            act_dtype=model.dtype,
+            instruction_set=config.instruction_set,
+        )
+        self._dtype = model.dtype
+        self._group = group
+        self.decoder = Decoder(
+            model.spec, model.weights, self.cache, sizes.max_model_len, adapters, model.slicing
+        )
+        record = self.decoder.record_with_rows if gives_rows else self.decoder.record
+        self.graph, self.result = self.record(record)
+
+    def record(self, record: Callable[[Graph], Handle]) -> tuple[_native.Graph, _native.Handle]:
+        """Another graph over the same weights and cache, and what ``record`` returns of it."""
+        from lmi_core.ops.cpu import lower
+        from lmi_core.ops.graph import Graph
+
+        target = self._new_graph()
+        if self._group is not None:
+            target.join(self._group)
+        graph = Graph(self._dtype)
+        result = record(graph)
+        handle = lower(graph, target)[result]
+        target.finish()
+        return target, handle
+
+
+def open_group(
+    config: EngineConfig, spec: DecoderSpec, sizes: StepSizes, rank: int = 0, descriptor: int = -1
+) -> _native.RankGroup:
+    """The memory of a model's ranks, as one of them maps it; ``descriptor``: rank 0's."""
+    return _native.RankGroup(
+        num_ranks=config.tensor_parallel_degree,
+        rank=rank,
+        descriptor=descriptor,
+        max_tokens=sizes.max_num_tokens,
+        max_seqs=config.max_num_seqs,
+        max_logit_rows=sizes.max_logit_rows,
+        max_blocks_per_seq=sizes.max_blocks_per_seq,
+        block_size=config.block_size,
+        num_columns=spec.hidden_size,
+        vocab_size=spec.vocab_size,
+    )

@@ -1,0 +1,178 @@
+"""Models that several processes compute together: the same answers, and clear ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from lmi_core.demo import MODEL_DIR
+from lmi_core.engine.engine import Engine
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import EngineError, ModelError, UserError
+from lmi_core.models.loader import find_model
+from lmi_core.models.slices import cut, slicing_of
+from lmi_core.runners.cpu.cpu_runner import CpuRunner
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.settings.lora_config import LoraConfig
+from tests.checkpoints import cached_checkpoint
+from tests.engine.test_invariance import Outcome, Request, make_requests, outcome, together
+from tests.gguf_files import llama_metadata, llama_tensors, write_gguf
+from tests.integer_checkpoints import FORMS, make_integer_checkpoint
+
+GREEDY = SamplingParams(max_new_tokens=16, ignore_eos=True, temperature=0, logprobs=3)
+SAMPLED = SamplingParams(max_new_tokens=16, ignore_eos=True, temperature=1.1, seed=3, logprobs=3)
+REQUESTS = [
+    Request(tuple(range(5, 45)), GREEDY),
+    Request((7, 300, 12), SAMPLED),
+    Request(tuple(range(3, 290)), GREEDY),
+]
+
+
+def config_of(model: Path, degree: int, **changes: object) -> EngineConfig:
+    settings = {
+        "model": model,
+        "max_model_len": 480,
+        "block_size": 16,
+        "kv_cache_bytes": 16 << 20,
+        "num_threads": 1,
+        "tensor_parallel_degree": degree,
+        "repack_cache_dir": "none",
+        **changes,
+    }
+    return EngineConfig(**settings)  # type: ignore[arg-type]
+
+
+async def _answers(config: EngineConfig, requests: list[Request]) -> list[Outcome]:
+    async with Engine(config, check_integrity=True) as engine:
+        return await asyncio.gather(*(outcome(engine, request) for request in requests))
+
+
+def answers(config: EngineConfig, requests: list[Request] = REQUESTS) -> list[Outcome]:
+    return asyncio.run(_answers(config, requests))
+
+
+@pytest.mark.parametrize("family", ["llama3", "gemma2", "falcon_rw", "gpt_oss", "qwen2_moe"])
+def test_every_degree_gives_the_same_tokens(family: str) -> None:
+    model = cached_checkpoint(family)
+    whole = answers(config_of(model, 1, dtype="fp32"))
+    for degree in (2, 4) if family == "llama3" else (2,):
+        sliced = answers(config_of(model, degree, dtype="fp32"))
+        for ours, theirs in zip(sliced, whole, strict=True):
+            assert [token for token, *_ in ours] == [token for token, *_ in theirs]
+            for (_, ours_p, ours_top), (_, theirs_p, theirs_top) in zip(ours, theirs, strict=True):
+                assert ours_p == pytest.approx(theirs_p, abs=1e-4)
+                assert dict(ours_top) == pytest.approx(dict(theirs_top), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "quantize"),
+    [("llama3", None), ("llama_bias", "int8"), ("llama_tied", "int4"), ("gpt_oss", "int8")],
+)
+def test_invariant_sums_have_the_same_bits_at_every_degree(
+    family: str, quantize: str | None
+) -> None:
+    model = cached_checkpoint(family)
+
+    def at(degree: int) -> list[Outcome]:
+        return answers(config_of(model, degree, dtype="bf16", quantize=quantize, tp_invariant=True))
+
+    whole = at(1)
+    assert at(2) == whole
+    assert at(4) == whole
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq"])
+def test_stored_codes_are_cut_at_their_groups(tmp_path: Path, form: str) -> None:
+    path, _ = make_integer_checkpoint(tmp_path / "even", FORMS[form], intermediate_size=256)
+    whole = answers(config_of(path, 1, activations="bf16"))
+    sliced = answers(config_of(path, 2, activations="bf16"))
+    for ours, theirs in zip(sliced, whole, strict=True):
+        assert ours[0][1] == pytest.approx(theirs[0][1], abs=0.1)
+    odd, _ = make_integer_checkpoint(tmp_path / "odd", FORMS[form])
+    with pytest.raises(ModelError, match=r"down_proj.* can't be cut .* whole groups of 32"):
+        answers(config_of(odd, 2))
+
+
+def test_blocks_of_gguf_are_cut_between_them(tmp_path: Path) -> None:
+    metadata = llama_metadata(MODEL_DIR, pre="smollm")
+    path = write_gguf(tmp_path / "demo.gguf", metadata, llama_tensors(MODEL_DIR, "Q8_0"))
+    invariant = {"tp_invariant": True, "max_model_len": 256}
+    requests = REQUESTS[:2]
+    whole = answers(config_of(path, 1, **invariant), requests)
+    assert answers(config_of(path, 2, **invariant), requests) == whole
+
+
+def test_neighbours_change_no_bits() -> None:
+    requests = make_requests(seed=5)[:12]
+    config = config_of(
+        cached_checkpoint("llama3"), 2, dtype="bf16", max_num_batched_tokens=96, max_num_seqs=32
+    )
+
+    async def alone() -> list[Outcome]:
+        async with Engine(config) as engine:
+            return [await outcome(engine, request) for request in requests]
+
+    async def beside() -> list[Outcome]:
+        results, _ = await together(config, requests, seed=1)
+        return results
+
+    assert asyncio.run(beside()) == asyncio.run(alone())
+
+
+def test_a_lost_rank_ends_requests_and_nothing_hangs() -> None:
+    params = SamplingParams(max_new_tokens=400, ignore_eos=True, temperature=0)
+
+    async def main() -> None:
+        async with Engine(config_of(cached_checkpoint("llama3"), 2)) as engine:
+            runner = engine._runner
+            assert isinstance(runner, CpuRunner)
+            assert runner._ranks is not None
+            events = engine.generate((5, 6, 7), params)
+            await anext(events)
+            [pid] = runner._ranks.pids
+            os.kill(pid, signal.SIGKILL)
+            killed_s = time.monotonic()
+            with pytest.raises(EngineError, match=r"rank 1 of 2 ended \(signal 9\)"):
+                async for _ in events:
+                    pass
+            assert time.monotonic() - killed_s < 5
+            assert not engine.healthy
+            with pytest.raises(EngineError):
+                await outcome(engine, REQUESTS[0])
+
+    asyncio.run(main())
+
+
+def test_a_rank_that_fails_to_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmi_core.runners.cpu.ranks._BOOT", "import sys; sys.exit(3)")
+    with pytest.raises(EngineError, match=r"rank 1 ended while it loaded .*exit status 3"):
+        answers(config_of(cached_checkpoint("llama3"), 2))
+
+
+@pytest.mark.parametrize(
+    ("family", "degree", "changes", "words"),
+    [
+        ("llama3", 3, {}, "4 attention heads and 2 of keys and values; allowed are 1, 2, 4"),
+        ("llama3", 8, {"tp_invariant": True}, "sums over 4 slices; allowed are 1, 2, 4"),
+        ("olmo2", 2, {}, "norms all heads of queries and keys together"),
+        ("deepseek_v3", 2, {}, "latent attention isn't cut"),
+        ("llama3", 2, {"lora": LoraConfig()}, "leave enable_lora out"),
+        ("llama3", 2, {"prefix_cache_dir": Path("/tmp/blocks")}, "prefix_cache_dir"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_by_name(
+    family: str, degree: int, changes: dict[str, object], words: str
+) -> None:
+    config = config_of(cached_checkpoint(family), degree, **changes)
+    with pytest.raises(UserError, match=words):
+        slicing_of(config, find_model(config).spec)
+
+
+def test_slices_are_whole_units_and_nearly_equal() -> None:
+    assert cut(11008, 4, 128) == ((0, 2688), (2688, 5504), (5504, 8192), (8192, 11008))
+    assert cut(100, 2, 64) == ((0, 64), (64, 100))
