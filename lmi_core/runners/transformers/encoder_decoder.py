@@ -142,9 +142,15 @@ class EncoderDecoderCaches(PaddedCaches):
         layers = self._splits[row].cache.self_attention_cache.layers
         return sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
 
+    def _groups(self, prompts: dict[int, Chunk], decoding: list[int]) -> list[list[int]]:
+        """Prompts and outputs apart, whose lengths have nothing to do with each other."""
+        order, lengths = list(prompts), [len(chunk.token_ids) for chunk in prompts.values()]
+        new = [[order[i] for i in group] for group in self._partition(lengths)]
+        return [*self._decode_groups(decoding), *new]
+
     def _decode_groups(self, rows: list[int]) -> list[list[int]]:
         if self._model.pads_outputs:
-            return super()._decode_groups(rows)
+            return self._regrouped({row: self._length(row) for row in rows})
         by_length: dict[int, list[int]] = {}
         for row in rows:
             by_length.setdefault(self._length(row), []).append(row)

@@ -64,14 +64,15 @@ class PaddedCaches:
     def run(self, chunks: Sequence[Chunk]) -> dict[int, torch.Tensor]:
         """Compute every chunk; per row the logits [num_logits, vocabulary] that were wanted."""
         logits: dict[int, torch.Tensor] = {}
-        prompts = [chunk for chunk in chunks if chunk.start == 0]
+        prompts = {chunk.row: chunk for chunk in chunks if chunk.start == 0}
         others = [chunk for chunk in chunks if chunk.start and len(chunk.token_ids) > 1]
         decoding = {c.row: c for c in chunks if c.start and len(c.token_ids) == 1}
-        for rows in self._decode_groups(sorted(decoding)):
-            split = self._gather(rows)
-            self._call(split, [decoding[row] for row in split.rows], logits)
-        for indices in self._partition([len(chunk.token_ids) for chunk in prompts]):
-            self._prefill([prompts[i] for i in indices], logits)
+        for rows in self._groups(prompts, sorted(decoding)):
+            if cached := [row for row in rows if row in decoding]:
+                split = self._gather(cached)
+                self._call(split, [decoding[row] for row in split.rows], logits)
+            if new := [prompts[row] for row in rows if row in prompts]:
+                self._prefill(new, logits)
         for chunk in others:
             self._call(self._gather([chunk.row]), [chunk], logits)
         return logits
@@ -83,9 +84,16 @@ class PaddedCaches:
         self._splits |= dict.fromkeys(split.rows, split)
         self._call(split, chunks, logits)
 
-    def _decode_groups(self, rows: list[int]) -> list[list[int]]:
+    def _groups(self, prompts: dict[int, Chunk], decoding: list[int]) -> list[list[int]]:
+        """Rows that share a batch from now on: prompts, which are computed apart once, and those
+        that decode, are grouped together, so that they stay so in the next steps."""
+        lengths_of = {row: len(chunk.token_ids) for row, chunk in prompts.items()}
+        return self._regrouped(lengths_of | {row: self._length(row) for row in decoding})
+
+    def _regrouped(self, lengths_of: dict[int, int]) -> list[list[int]]:
+        rows = sorted(lengths_of)
         if sorted(row for group in self._decoding for row in group) != rows:
-            lengths = [self._length(row) for row in rows]
+            lengths = [lengths_of[row] for row in rows]
             self._decoding = [[rows[i] for i in group] for group in self._partition(lengths)]
         return self._decoding
 

@@ -3,9 +3,11 @@
 import itertools
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmi_core.runners.transformers.padded_caches import Chunk, PaddedCaches
 from lmi_core.runners.transformers.sparsity import partition
 
 
@@ -21,6 +23,7 @@ from lmi_core.runners.transformers.sparsity import partition
         ([512, 500, 60, 58, 40, 8], 0.01, [[0, 1], [2, 3, 4], [5]]),
         ([100, 100, 100], 0.0, [[0, 1, 2]]),
         ([1000, 10, 10, 10, 10], 0.01, [[0], [1, 2, 3, 4]]),
+        ([27, 26, 18, 16, 14, 13, 12, 8, 7, 1], 0.01, [[0, 1], [2, 3, 4, 5, 6], [7, 8, 9]]),
         ([7], 0.0, [[0]]),
         ([], 0.33, []),
     ],
@@ -57,3 +60,31 @@ def test_no_other_partition_is_better(lengths, max_sparsity, max_splits):
     assert padding(lengths, groups) == least[len(groups)]
     fits = [count for count, cost in least.items() if cost <= max_sparsity * (cost + sum(lengths))]
     assert len(groups) == min(fits, default=most)
+
+
+class Batches:
+    """A model without a cache that notes which rows share a call."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        self.rows = []
+
+    def begin(self, rows):
+        self.rows.append(list(rows))
+
+    def __call__(self, ids, cache, num_logits, mask, positions):
+        return torch.zeros(len(ids), num_logits, 4), cache
+
+
+def test_prompts_are_grouped_with_what_decodes():
+    """A prompt is computed with those that it will decode with, and nobody is regrouped then."""
+    model = Batches()
+    caches = PaddedCaches(model, max_sparsity=0.33, max_splits=3)
+    caches.run([Chunk(0, [1] * 10, 0, 1)])
+    long, short, near = Chunk(1, [1] * 90, 0, 1), Chunk(2, [1] * 9, 0, 1), Chunk(3, [1] * 12, 0, 1)
+    caches.run([Chunk(0, [1], 10, 1), long, short, near])
+    assert caches.groups == [[1], [3, 0, 2]]
+    assert model.rows == [[0], [1], [0], [3, 2]]
+    caches.run([Chunk(row, [1], n, 1) for row, n in ((0, 11), (1, 90), (2, 9), (3, 12))])
+    assert model.rows[4:] == caches.groups == [[1], [3, 0, 2]]
