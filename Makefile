@@ -2,7 +2,7 @@
 # make test        build, C++ tests, Python tests
 # make test-triton Triton kernels in Triton's interpreter
 # make text-generation-client   an environment for that client, which its test then uses
-# make test-browser  a headless Chromium reads streams (BROWSER names one; else npm fetches it)
+# make test-browser  a headless Chromium reads streams and uses the pages (BROWSER names one; else npm fetches it)
 # make test-races  CUDA kernels in the emulator, watched for races between their threads
 # make lint        ruff, mypy, clang-format
 # make test-asan   C++ tests under the address and undefined-behaviour sanitizers
@@ -72,7 +72,7 @@ text-generation-client:
 	build/$@/bin/pip install --quiet text-generation==0.7.0 requests
 
 test-browser: build $(BROWSER)
-	LMI_BROWSER=$(abspath $(BROWSER)) $(BIN)/python -m pytest tests/server/http/test_browser.py
+	LMI_BROWSER=$(abspath $(BROWSER)) $(BIN)/python -m pytest tests/server/http/test_browser.py tests/server/http/test_pages.py
 
 build/browser/chromium:
 	mkdir -p build/browser

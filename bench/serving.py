@@ -79,7 +79,8 @@ class Load:
                 tally.fail(str(error))
                 return
             tally.refused += 1
-            await asyncio.sleep(self.rng.random())
+            wait_s = error.retry_after_s if self.args.honours_retry_after else None
+            await asyncio.sleep(self.rng.random() if wait_s is None else wait_s)
             return
         tally.tokens += answer.num_tokens
         tally.interval_s += answer.intervals_s
@@ -151,6 +152,11 @@ def main() -> int:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--prompt-words", type=int, default=32, help="on average")
     parser.add_argument("--timeout", type=float, default=120.0, help="of one request, in seconds")
+    parser.add_argument(
+        "--honours-retry-after",
+        action="store_true",
+        help="who is refused waits as long as the answer says; else less than a second",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     load = Load(parser.parse_args())

@@ -273,6 +273,9 @@ class MappedFile:
     def drop(self, offset: int, num_bytes: int) -> None:
         """Tell the kernel that these pages aren't needed again (MADV_DONTNEED)."""
 
+def is_finite(values: npt.NDArray[np.generic]) -> bool:
+    """Whether a contiguous array of fp32, fp16, or bf16 as uint16 holds neither NaN nor infinities. Releases the GIL."""
+
 @final
 class LinearWeight:
     """A weight matrix [num_outputs, num_inputs] repacked for the kernels of one instruction set."""
@@ -318,6 +321,9 @@ class LinearWeight:
         """How rows are quantised for it, equal for weights that take the same rows; None: not at all."""
     @property
     def num_bytes(self) -> int: ...
+    @property
+    def is_finite(self) -> bool:
+        """Whether no part held a NaN or an infinity; always of what was read."""
     layout_version: int
     """Counted up when packing gives other bytes."""
     @staticmethod

@@ -8,6 +8,7 @@
 #include "bind/arrays.h"
 #include "bind/bind.h"
 #include "common/checksum.h"
+#include "cpu/finite.h"
 #include "graph/linear_weight.h"
 #include "kv/kv_cache.h"
 
@@ -161,9 +162,19 @@ void bind_linear_weight(py::module_& m) {
           [](const LinearWeight& w) { return cpu::row_rounding_name(w.packed().rounding); })
       .def_property_readonly("row_format", &row_format)
       .def_property_readonly("num_bytes", &LinearWeight::num_bytes)
+      .def_property_readonly("is_finite", &LinearWeight::is_finite)
       .def("packed", &packed_bytes)
       .def("checksum", &packed_checksum)
       .def("unpack", &unpack);
+}
+
+bool is_finite(const py::array& values) {
+  LMI_CHECK((values.flags() & py::array::c_style) != 0, "values are not contiguous");
+  const DType dtype = array_dtype(values);
+  const void* data = values.data();
+  const int64_t count = values.size();
+  const py::gil_scoped_release release;
+  return cpu::all_finite(dtype, data, count);
 }
 
 KvCacheView cache_shape(int32_t num_layers, int32_t num_blocks, int32_t block_size,
@@ -265,6 +276,7 @@ void bind_kv_cache(py::module_& m) {
 
 void bind_weight(py::module_& m) {
   bind_linear_weight(m);
+  m.def("is_finite", &is_finite, py::arg("values"));
   bind_kv_cache(m);
 }
 

@@ -5,8 +5,10 @@
 // once per weight and is bound by memory and page faults.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "common/check.h"
+#include "cpu/finite.h"
 #include "cpu/kernels.h"
 #include "cpu/pack_float_codes.h"
 #include "cpu/pack_quantized.h"
@@ -111,6 +113,13 @@ void check_parts(const std::vector<LinearPart>& parts, int64_t num_inputs, bool 
             " outputs, up has ", parts[1].num_outputs);
 }
 
+// Read just before they are packed, so that the memory is read once.
+bool are_finite(const PanelRows& rows, int64_t num_inputs) {
+  return std::all_of(std::begin(rows.at), std::end(rows.at), [num_inputs](const PanelRow& row) {
+    return row.data == nullptr || all_finite(row.dtype, row.data, num_inputs);
+  });
+}
+
 }  // namespace
 
 int64_t num_linear_panels(int64_t num_outputs, bool gated) {
@@ -184,14 +193,16 @@ void check_linear_format(LinearFormat format, int64_t num_inputs) {
   }
 }
 
-void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
-                 LinearFormat format, void* target, int64_t first_panel, int64_t end_panel) {
+bool pack_looked_at(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
+                    LinearFormat format, void* target, int64_t first_panel, int64_t end_panel) {
   check_linear_format(format, num_inputs);
   check_parts(parts, num_inputs, gated, format);
   const int64_t stride = panel_bytes(format, num_inputs);
   PanelQuantizer quantizer(format, num_inputs);
+  bool is_finite = true;
   for (int64_t panel = first_panel; panel < end_panel; ++panel) {
     const PanelRows rows = find_rows(parts, num_inputs, gated, panel);
+    is_finite = is_finite && are_finite(rows, num_inputs);
     uint8_t* bytes = static_cast<uint8_t*>(target) + panel * stride;
     uint32_t* words = reinterpret_cast<uint32_t*>(bytes);
     if (format.dtype == DType::kBF16) {
@@ -208,6 +219,12 @@ void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool 
       quantizer.pack(rows, bytes);
     }
   }
+  return is_finite;
+}
+
+void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
+                 LinearFormat format, void* target, int64_t first_panel, int64_t end_panel) {
+  pack_looked_at(parts, num_inputs, gated, format, target, first_panel, end_panel);
 }
 
 namespace {

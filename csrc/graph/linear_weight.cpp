@@ -6,6 +6,7 @@
 
 #include "common/check.h"
 #include "common/checksum.h"
+#include "cpu/finite.h"
 
 namespace lmi {
 
@@ -52,10 +53,14 @@ LinearWeight::LinearWeight(const std::vector<cpu::LinearPart>& parts, int64_t nu
   const int64_t work = num_outputs * num_inputs / (1 << 18) + 1;
   const int64_t num_workers = std::clamp<int64_t>(work, 1, std::max(1, num_threads));
   const int64_t step = (num_panels / 2 + num_workers) / num_workers * 2;
+  std::atomic<bool> is_finite{true};
   run_in_threads((num_panels + step - 1) / step, [&](int64_t i) {
-    cpu::pack_linear(parts, num_inputs, gated, format, memory_.data(), i * step,
-                     std::min((i + 1) * step, num_panels));
+    if (!cpu::pack_looked_at(parts, num_inputs, gated, format, memory_.data(), i * step,
+                             std::min((i + 1) * step, num_panels))) {
+      is_finite = false;
+    }
   });
+  is_finite_ = is_finite;
 }
 
 void LinearWeight::pack_experts(const std::vector<cpu::LinearPart>& parts, cpu::LinearFormat format,
@@ -63,13 +68,18 @@ void LinearWeight::pack_experts(const std::vector<cpu::LinearPart>& parts, cpu::
   const int64_t num_parts = static_cast<int64_t>(parts.size()) / packed_.num_experts;
   const int64_t num_panels = cpu::num_linear_panels(packed_.num_outputs, packed_.gated);
   std::atomic<int64_t> next{0};
+  std::atomic<bool> is_finite{true};
   run_in_threads(std::clamp<int64_t>(num_threads, 1, packed_.num_experts), [&](int64_t) {
     for (int64_t expert; (expert = next++) < packed_.num_experts;) {
       const auto first = parts.begin() + expert * num_parts;
-      cpu::pack_linear({first, first + num_parts}, packed_.num_inputs, packed_.gated, format,
-                       memory_.data() + expert * packed_.expert_bytes, 0, num_panels);
+      if (!cpu::pack_looked_at({first, first + num_parts}, packed_.num_inputs, packed_.gated,
+                               format, memory_.data() + expert * packed_.expert_bytes, 0,
+                               num_panels)) {
+        is_finite = false;
+      }
     }
   });
+  is_finite_ = is_finite;
 }
 
 LinearWeight::LinearWeight(const LinearShape& shape, const PackedSlice& slice, int32_t num_threads)

@@ -40,6 +40,8 @@ class LinearWeight {
   const cpu::PackedLinear& packed() const { return packed_; }
   const uint8_t* data() const { return static_cast<const uint8_t*>(packed_.data); }
   int64_t num_bytes() const { return num_bytes_; }
+  // Whether no part held a NaN or an infinity; of a weight that was read, it was seen when packed.
+  bool is_finite() const { return is_finite_; }
   // The file that the weight was left in; null: none.
   const std::shared_ptr<const MappedFile>& file() const { return file_; }
 
@@ -50,6 +52,7 @@ class LinearWeight {
 
   cpu::PackedLinear packed_;
   int64_t num_bytes_ = 0;
+  bool is_finite_ = true;
   PackedMemory memory_;                     // of a weight that was packed here
   std::shared_ptr<const MappedFile> file_;  // of one that wasn't
 };

@@ -74,9 +74,11 @@ APIS = {"lmi": LMI, "tgi": TGI, "openai": COMPLETIONS, "chat": CHAT}
 class RefusedError(LmiError):
     """A server answered with another status than 200."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"answered {status}: {text}")
         self.status = status
+        self.retry_after_s = retry_after_s
+        """What it said of when to come again."""
 
 
 @dataclass(slots=True)
@@ -158,6 +160,7 @@ class _TokenReader(asyncio.Protocol):
         self._head: bytes | None = b""
         """What has come of the head; None once it is complete."""
         self._status = 0
+        self._retry_after_s: float | None = None
         self._rest = b""
         """The end of what has come, which may be the beginning of a marker."""
         self._tail = b""
@@ -174,6 +177,8 @@ class _TokenReader(asyncio.Protocol):
             if not separator:
                 return
             self._status = int(self._head.split()[1])
+            if (wait := re.search(rb"(?i)\r\nretry-after: *(\d+)", self._head)) is not None:
+                self._retry_after_s = float(wait[1])
             self._head = None
         num_new = (self._rest + data).count(self._api.marker)
         self._rest = data[-len(self._api.marker) + 1 :]
@@ -207,7 +212,8 @@ class _TokenReader(asyncio.Protocol):
         if error is not None or self._head is not None:
             return error or ConnectionError("closed before it answered")
         if self._status != 200:
-            return RefusedError(self._status, self._tail.decode(errors="replace")[:300])
+            text = self._tail.decode(errors="replace")[:300]
+            return RefusedError(self._status, text, self._retry_after_s)
         if b'"error"' in self._tail:
             return ValueError(f"the stream ended with an error: {self._tail[-300:]!r}")
         if not self._api.counts_usage:

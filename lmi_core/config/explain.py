@@ -18,7 +18,7 @@ from lmi_core.config.memory_needs import Needs, memory_needs
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.problem import Problems
 from lmi_core.config.resolve import Report, examine
-from lmi_core.config.rows import DEFAULT, Row
+from lmi_core.config.rows import DEFAULT, Row, refused_rows
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.table.option import SYSTEMS, Outcome
 from lmi_core.config.targets.host import Host, detect_host
@@ -69,6 +69,7 @@ def main(
         for model in report.models:
             problems.items += judge(model, report.server, environ)
         report = replace(report, errors=problems.errors, warnings=problems.warnings)
+    report = replace(report, rows=tuple(refused_rows(rows, report.errors) for rows in report.rows))
     needs = [_needs(model, report.server, environ) for model in report.models]
     if "--json" in argv:
         json.dump(as_json(report, needs), out, indent=2)

@@ -32,8 +32,8 @@ def judge(
 
     That is its files' settings and headers, packages and the memory that it may use; devices are
     judged where they are chosen (``targets/placement.py``).
-    Damage inside of tensors shows later: of scales while loading, a NaN among plain weights in
-    answers, which fail.
+    Damage inside of tensors shows later, while they are loaded: a NaN or an infinity among weights
+    or scales is refused by its tensor's name.
     """
     problems = Problems()
     for check in _checks(model, server, environ):

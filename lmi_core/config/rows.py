@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from lmi_core.config.problem import Problems
+from lmi_core.config.problem import Problem, Problems
 from lmi_core.config.sources.merge import Value, Values
 from lmi_core.config.sources.origin import Setting
 from lmi_core.config.table import BY_KEY
@@ -66,6 +67,18 @@ def model_rows(values: Values, backend: str, system: str, problems: Problems) ->
         if row is not None:
             rows.append(row)
     return tuple(rows)
+
+
+def refused_rows(rows: Sequence[Row], errors: Sequence[Problem]) -> tuple[Row, ...]:
+    """The rows, where those that an error is about say so: where devices, files and other keys
+    are looked at decides more than a key's own row knew."""
+    said = {(error.where, error.key) for error in errors if error.key is not None}
+    return tuple(
+        replace(row, outcome=Outcome.REFUSED, text="see below")
+        if row.outcome is not Outcome.REFUSED and (row.where, row.key) in said
+        else row
+        for row in rows
+    )
 
 
 def _given(value: Value, backend: str, problems: Problems, refusal: str | None = None) -> Row:

@@ -42,11 +42,11 @@ class DiskBlocks:
     ) -> None:
         """Open or make the directory of a model, of which ``model_key`` says everything that its
         blocks' bits depend on. ``max_bytes``: of all models in ``directory``. Raises OSError."""
-        secret = installation_secret(directory)
+        self._secret = installation_secret(directory)
         self._root = directory
-        self._directory = directory / derived(secret, f"model {model_key}", 16).hex()
+        self._directory = directory / derived(self._secret, f"model {model_key}", 16).hex()
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        self._key = derived(secret, "block digests", _DIGEST_BYTES)
+        self._key = derived(self._secret, "block digests", _DIGEST_BYTES)
         self._block_bytes = block_bytes
         self._file_bytes = block_bytes + _DIGEST_BYTES
         self._max_bytes = max_bytes
@@ -157,13 +157,32 @@ class DiskBlocks:
         while (item := self._queue.get()) is not None:
             name, content = item
             try:
-                self._write(name, content)
+                try:
+                    self._write(name, content)
+                except FileNotFoundError:
+                    self._make_again()
+                    self._write(name, content)
             except OSError as error:
                 self._say(f"blocks aren't written to {self._directory}: {error.strerror or error}")
             with self._lock:
                 self._pending.discard(name)
 
+    def _make_again(self) -> None:
+        """Begin anew in place of a directory that was removed, under the secret that hashes are
+        made with; raises OSError where that isn't to be."""
+        if installation_secret(self._root, self._secret) != self._secret:
+            raise OSError("it was made anew by another process, whose prefixes it has now")
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+        self._lock_file = self._take_lock()
+        with self._lock:
+            self._find()
+        log.warning("%s was removed; it is made again, empty", self._directory)
+
     def _write(self, name: str, content: bytes) -> None:
+        if self._lock_file is None:
+            return
         self._make_room()
         if self._file_bytes + self._other_bytes > self._max_bytes:
             return

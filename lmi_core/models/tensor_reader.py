@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,7 @@ from lmi_core.models.slices import Bounds
 from lmi_core.models.weights import Linear, MappedFile, Table, WeightBackend
 from lmi_core.ops.graph import JoinedWeight, LinearWeight, SlicedWeight
 from lmi_core.weights.block_matrix import BlockMatrix
+from lmi_core.weights.finite import NotFiniteError, check_finite
 from lmi_core.weights.float_code_matrix import CODE_BLOCK, FloatCodeMatrix
 from lmi_core.weights.float_tensors import DTYPES, to_float32
 from lmi_core.weights.formats import BlockFormat, FloatArray, PackFormat, Quantization, WeightFormat
@@ -77,6 +79,7 @@ class TensorReader:
         self._progress = progress
         self._keeps_halves = keeps_halves and backend.keeps_blocks
         self._files: dict[Path, MappedFile] = {}
+        self._packed_tables: set[str] = set()
         self._num_bytes_done = 0
         self._num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
 
@@ -119,7 +122,8 @@ class TensorReader:
         if rows is not None:
             parts = in_order(parts, rows)
         if self._quantize == "smoothquant" and format is None:
-            parts = smoothed(parts, column_factors, row_divisors)
+            with self._naming_damage(weight_names):
+                parts = smoothed(parts, column_factors, row_divisors)
         if normed:
             parts = [unit_rows(part) for part in as_floats(parts)]
         if gated and len(parts) == 1:
@@ -199,8 +203,9 @@ class TensorReader:
         chosen = own or self._kept_format(parts) or format or self._layer_format(parts)
         if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
             parts = [*dense(parts)]
-        parts, packed = self._made(parts, chosen)
-        return self._backend.pack(parts, names=names, format=packed, gated=gated)
+        with self._naming_damage(names):
+            parts, packed = self._made(parts, chosen)
+            return self._backend.pack(parts, names=names, format=packed, gated=gated)
 
     def _made(
         self, parts: Sequence[Matrix], chosen: PackFormat | Quantization
@@ -274,10 +279,11 @@ class TensorReader:
         coded = (part for part in parts if isinstance(part, IntegerMatrix | BlockMatrix))
         if any(part.format != chosen for part in coded):
             experts = [[*dense(expert)] for expert in experts]
-        made = [self._made(expert, chosen) for expert in experts]
-        return self._backend.pack_experts(
-            [parts for parts, _ in made], names=names, format=made[0][1], gated=gated
-        )
+        with self._naming_damage(names):
+            made = [self._made(expert, chosen) for expert in experts]
+            return self._backend.pack_experts(
+                [parts for parts, _ in made], names=names, format=made[0][1], gated=gated
+            )
 
     def heads(
         self, name: str, split: Callable[[FloatArray], Sequence[Sequence[FloatArray]]]
@@ -288,15 +294,16 @@ class TensorReader:
             floats = to_float32(matrix, self._tensors[name].dtype)
         else:
             floats = matrix.to_float32()
-        weights = [
-            self._backend.pack_experts(
-                [[head] for head in heads],
-                names=[f"{name} {i}"],
-                format=self.weight_format,
-                gated=False,
-            )
-            for i, heads in enumerate(split(floats))
-        ]
+        with self._naming_damage([name]):
+            weights = [
+                self._backend.pack_experts(
+                    [[head] for head in heads],
+                    names=[f"{name} {i}"],
+                    format=self.weight_format,
+                    gated=False,
+                )
+                for i, heads in enumerate(split(floats))
+            ]
         self._release(self._stored_as(name))
         return weights
 
@@ -310,6 +317,7 @@ class TensorReader:
         its own; its source pages go, the mapping stays."""
         rows = rows or slice(None)
         weight = self._pack([rows_of(self.matrix(name), rows)], [name], format=format)
+        self._packed_tables |= {name} if rows == slice(None) else set()
         tensor = self._tensors[name]
         self._file(tensor.path).drop(tensor.offset, tensor.num_bytes)
         bias = self.vector(f"{head}.bias")[rows] if self._has_bias(head) else None
@@ -317,6 +325,7 @@ class TensorReader:
 
     def vector(self, name: str) -> FloatArray:
         """A float32 copy."""
+        check_finite(self._tensors[name], self._view(name))
         values = self._floats(self._tensors[name])
         self._release([name])
         return values
@@ -335,12 +344,25 @@ class TensorReader:
             self._advance(self._tensors[name].num_bytes)
             assert isinstance(view, BlockMatrix)
             return view
+        if not self._backend.knows_finite and name not in self._packed_tables:
+            check_finite(self._tensors[name], view)
         if self._tensors[name].dtype == "F16" and not self._keeps_halves:
             view = to_float32(view, "F16")
             self._release([name])
         else:
             self._advance(self._tensors[name].num_bytes)
         return view
+
+    @contextmanager
+    def _naming_damage(self, names: Sequence[str]) -> Iterator[None]:
+        """Say which of the tensors that are packed holds what isn't finite, and where."""
+        try:
+            yield
+        except NotFiniteError:
+            for name in names:
+                if name not in self._quantized:
+                    check_finite(self._tensors[name], self._view(name))
+            raise
 
     def floats(self, name: str) -> npt.NDArray[np.generic]:
         """As ``table``, of a tensor of floats."""

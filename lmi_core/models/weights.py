@@ -49,6 +49,11 @@ class WeightBackend(Protocol):
         """Whether it has products with GGUF's blocks, 4-bit codes of floats, and fp16."""
         ...
 
+    @property
+    def knows_finite(self) -> bool:
+        """Whether the checkpoint was packed before, when its numbers were found finite."""
+        ...
+
     def open(self, path: Path) -> MappedFile: ...
     def pack(
         self,

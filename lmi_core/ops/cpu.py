@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lmi_core import _native
 from lmi_core.ops.graph import Graph, Handle, JoinedWeight, LinearWeight, SlicedWeight
+from lmi_core.weights.finite import NotFiniteError
 from lmi_core.weights.formats import PackFormat
 from lmi_core.weights.fp8_matrix import FP8_BLOCK, Fp8Matrix
 from lmi_core.weights.matrix import Activations, Matrix, packable, packed_group_size, row_rounding
@@ -42,6 +43,10 @@ class NativeWeights:
     @property
     def keeps_blocks(self) -> bool:
         return True
+
+    @property
+    def knows_finite(self) -> bool:
+        return self.packed is not None and self.packed.is_stored
 
     def open(self, path: Path) -> _native.MappedFile:
         return _native.MappedFile(str(path))
@@ -83,6 +88,8 @@ class NativeWeights:
             instruction_set=self.instruction_set,
             num_threads=self.num_threads,
         )
+        if not weight.is_finite:
+            raise NotFiniteError(names)
         if self.packed is not None:
             self.packed.add(label, weight)
         return weight

@@ -52,6 +52,8 @@ def _replayable(path: Path) -> tuple[list[Located], list[str]]:
             notes.append(f"{where}: the line is cut off")
         elif receipt.is_redacted:
             notes.append(f"{where}: redacted")
+        elif not receipt.num_tokens:
+            notes.append(f"{where}: cut off before its first token")
         else:
             receipts.append((where, receipt))
     return receipts, notes

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.outputs import FinishReason, TokenEvent
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 
@@ -31,6 +31,11 @@ class Choice(msgspec.Struct, kw_only=True, omit_defaults=True):
     text: str = ""
     finish_reason: str | None = None
 
+    @property
+    def is_cut_off(self) -> bool:
+        """The caller had left, or the engine failed, before its end."""
+        return self.finish_reason == FinishReason.ABORT
+
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``params`` are those that aren't the defaults, with the seed that was used."""
@@ -49,6 +54,11 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     choices: list[Choice]
     is_redacted: bool = False
     """Nothing of it says what was asked or answered, only how much."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the longest answer."""
+        return max((choice.num_tokens for choice in self.choices), default=0)
 
     def redacted(self) -> Receipt:
         return msgspec.structs.replace(
@@ -116,15 +126,14 @@ class Answers:
         if event.finish_reason is not None:
             choice.finish_reason = str(event.finish_reason)
 
-    def complete(self, num_choices: int) -> list[Choice] | None:
-        """All choices in order; None where one has no end."""
+    def so_far(self, num_choices: int) -> list[Choice]:
+        """All choices in order; those without an end were cut off."""
         choices = [self._choices.get(index, Choice()) for index in range(num_choices)]
-        if any(choice.finish_reason is None for choice in choices):
-            return None
         for index, choice in enumerate(choices):
             choice.num_tokens = len(choice.token_ids)
             choice.logprobs = [finite(logprob) for logprob in choice.logprobs]
-            choice.text = "".join(self._texts[index])
+            choice.text = "".join(self._texts.get(index, ()))
+            choice.finish_reason = choice.finish_reason or FinishReason.ABORT
         return choices
 
 

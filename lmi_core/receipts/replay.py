@@ -55,6 +55,8 @@ class LocalEngine:
 
     async def ask(self, receipt: Receipt, number: int) -> Replayed:
         params = receipt.sampling_params()
+        if all(choice.is_cut_off for choice in receipt.choices):
+            params = replace(params, max_new_tokens=receipt.num_tokens, min_new_tokens=0)
         answers = Answers()
         request = GenerationRequest(
             request_id=f"replay-{number}",
@@ -64,8 +66,7 @@ class LocalEngine:
         )
         async for event in self._engine.generate(request):
             answers.add(event)
-        choices = answers.complete(params.n)
-        assert choices is not None, "a request that isn't aborted has an end"
+        choices = answers.so_far(params.n)
         digest = self._engine.adapter_digest(receipt.adapter)
         return Replayed(choices, self._engine.fingerprint, digest)
 
@@ -95,12 +96,12 @@ def completion_body(receipt: Receipt, model: str) -> dict[str, Any]:
     if params.thinking is not None:
         raise UserError("a thinking budget can't be asked for over HTTP: replay it without --url")
     structured = _structured(params.grammar)
-    longest = max(choice.num_tokens for choice in receipt.choices)
+    is_cut_off = all(choice.is_cut_off for choice in receipt.choices)
     body = {
         "model": receipt.adapter or model,
         "prompt": receipt.prompt_token_ids,
-        "max_tokens": params.max_new_tokens or longest,
-        "min_tokens": params.min_new_tokens,
+        "max_tokens": (not is_cut_off and params.max_new_tokens) or receipt.num_tokens,
+        "min_tokens": 0 if is_cut_off else params.min_new_tokens,
         "temperature": params.temperature,
         "top_k": params.top_k or -1,
         "top_p": params.top_p,
@@ -171,6 +172,8 @@ def _difference_of_choice(then: Choice, now: Choice) -> str | None:
             return (
                 f"token {position}: log-probability {a_logprob} was recorded, {b_logprob} came{far}"
             )
+    if then.is_cut_off and len(now.token_ids) >= len(then.token_ids):
+        return None
     if len(then.token_ids) != len(now.token_ids):
         return f"{len(then.token_ids)} tokens were recorded, {len(now.token_ids)} came"
     if _end(then.finish_reason) != _end(now.finish_reason):

@@ -11,15 +11,16 @@ SECRET_BYTES = 32
 _NAME = "secret"
 
 
-def installation_secret(directory: Path) -> bytes:
-    """The secret in a directory for cached prefixes, made by whoever asks first. Raises OSError."""
+def installation_secret(directory: Path, known: bytes | None = None) -> bytes:
+    """The secret in a directory for cached prefixes, made by whoever asks first: ``known``, if it
+    was there before. Raises OSError."""
     path = directory / _NAME
     if not path.exists():
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = directory / f".{_NAME}-{os.getpid()}"
         descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, os.urandom(SECRET_BYTES))
+            os.write(descriptor, known or os.urandom(SECRET_BYTES))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -88,7 +88,8 @@ class Tokenizer:
         self.special_tokens = {token.content: i for i, token in added.items() if token.special}
         self.special_ids = frozenset(self.special_tokens.values())
         self._added = AddedTokens(config, self.token_id)
-        rule = byte_rule(_decoder_of(backend))
+        decoder = backend.decoder
+        rule = byte_rule(None if decoder is None else json.loads(decoder.__getstate__()))
         self._token_bytes = rule and TokenBytes(backend.id_to_token, rule)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="lmi-encode")
         self._max_token_chars: int | None = None
@@ -393,14 +394,6 @@ def _read_tokenizer(directory: str) -> Tokenizer:
 @lru_cache(maxsize=4)
 def _made_tokenizer(backend: str, config: str) -> Tokenizer:
     return Tokenizer(tokenizers.Tokenizer.from_str(backend), json.loads(config))
-
-
-def _decoder_of(backend: tokenizers.Tokenizer) -> Mapping[str, Any] | None:
-    decoder = backend.decoder
-    if decoder is None:
-        return None
-    state: Mapping[str, Any] = json.loads(decoder.__getstate__())
-    return state
 
 
 def _missing_tokenizer(directory: Path) -> str:

@@ -9,7 +9,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from lmi_core import _native
 from lmi_core.weights.block_matrix import SUM_INPUTS, BlockMatrix
+from lmi_core.weights.finite import NotFiniteError
 from lmi_core.weights.float_code_matrix import FloatCodeMatrix
 from lmi_core.weights.float_tensors import to_float32
 from lmi_core.weights.formats import BLOCK_FORMATS, FloatArray, RowRounding
@@ -35,8 +37,11 @@ def dense(parts: Sequence[Matrix]) -> list[npt.NDArray[np.generic]]:
 
 
 def as_floats(parts: Sequence[Matrix]) -> list[FloatArray]:
-    """``parts`` in float32, whatever they are in."""
-    return [to_float32(part, "BF16" if part.dtype == np.uint16 else "F32") for part in dense(parts)]
+    """``parts`` in float32, whatever they are in; NotFiniteError for a NaN or an infinity."""
+    stored = dense(parts)
+    if not all(map(_native.is_finite, stored)):
+        raise NotFiniteError(())
+    return [to_float32(part, "BF16" if part.dtype == np.uint16 else "F32") for part in stored]
 
 
 def rows_of(matrix: Matrix, rows: npt.NDArray[np.int64] | slice) -> Matrix:

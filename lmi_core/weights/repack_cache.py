@@ -162,6 +162,7 @@ def layout_name(sources: Iterable[FileState], formats: str, instruction_set: str
             formats,
             instruction_set,
             _native.LinearWeight.layout_version,
+            "finite",  # seen when they were packed; older files are not believed
         )
     )
     return hashlib.sha256(text.encode()).hexdigest()[:16]

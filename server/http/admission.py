@@ -80,12 +80,14 @@ class Admission:
 
     def refusal(self) -> CapacityError | None:
         """Why there is no place; None: there is one, or the server stops."""
+        wait_s = self.wait_if_full()
+        return None if wait_s is None else full(self.num_in_flight, wait_s)
+
+    def wait_if_full(self) -> float | None:
+        """Seconds after which there may be a place; None: there is one, or the server stops."""
         if self.num_in_flight < self._max_in_flight or self.draining:
             return None
-        return CapacityError(
-            f"{self.num_in_flight} requests are being served, which is the limit",
-            retry_after_s=self._pace.refuse(),
-        )
+        return self._pace.refuse()
 
     async def idle(self) -> None:
         """Return once no request is inside."""
@@ -131,6 +133,13 @@ class Admission:
             return bytes(last)
         pieces.append(bytes(last))
         return await asyncio.to_thread(b"".join, pieces)
+
+
+def full(num_in_flight: int, wait_s: float) -> CapacityError:
+    """What those are told for whom there is no place."""
+    return CapacityError(
+        f"{num_in_flight} requests are being served, which is the limit", retry_after_s=wait_s
+    )
 
 
 def _too_large(most_bytes: int) -> HttpError:

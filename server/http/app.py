@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import random
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -16,7 +16,6 @@ from lmi_core.config.address import is_loopback
 from lmi_core.errors import CapacityError, LmiError
 from lmi_core.sandbox.pool import CLIENT
 from lmi_core.settings.batch_config import BatchConfig
-from lmi_core.version import __version__
 from lmi_server.batches.runner import BATCHES, BatchRunner
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.dialects import DIALECTS
@@ -30,7 +29,7 @@ from lmi_server.http.logging import RefusalLog, log_access
 from lmi_server.http.metrics import METER, Metrics, RequestMeter
 from lmi_server.http.openapi import TABLE
 from lmi_server.http.options import ServerOptions
-from lmi_server.http.refusals import response_of
+from lmi_server.http.refusals import SERVER, Refused, response_of
 from lmi_server.http.ui import UI_ROUTES, page_at_root
 from lmi_server.management.audit import SAID, audited, log_call
 from lmi_server.models.custom_code_backend import CustomCodeBackend
@@ -49,7 +48,6 @@ _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _SAGEMAKER_ID = "X-Amzn-SageMaker-Inference-Id"
 _CLIENT_CLOSED = 499
 _MAX_LOGGED_ERROR = 300
-_SERVER = f"lmi/{__version__}"
 _HTTP_ERRORS = {
     404: "ResourceNotFoundException",
     405: "MethodNotAllowedException",
@@ -175,8 +173,11 @@ def _front(models: ModelRegistry, table: DialectTable, access: Access) -> Middle
         CLIENT.set(request.remote)
         status = _CLIENT_CLOSED
         try:
-            for_any = _is_for_any_origin(models, table, request)
-            response = access.preflight(request, for_any=for_any) or await handler(request)
+            preflight = None
+            if request.method == "OPTIONS":
+                for_any = _is_for_any_origin(models, table, request)
+                preflight = access.preflight(request, for_any=for_any)
+            response = preflight or await handler(request)
             status = response.status
         except (asyncio.CancelledError, ConnectionError):
             raise
@@ -190,8 +191,10 @@ def _front(models: ModelRegistry, table: DialectTable, access: Access) -> Middle
         finally:
             if isinstance(connection, Connection):
                 connection.request_finished()
-            log_line = refusals.log if meter.is_refused else log_access
-            _finish(models.metrics, request.method, request.path, meter, status, log_line)
+            if meter.is_refused and not refusals.has_line():
+                models.metrics.count_answer(status, meter.seconds)
+            else:
+                _finish(models.metrics, request.method, request.path, meter, status, refusals)
             if models.tracer is not None:
                 trace = request.headers.get("traceparent", "")
                 models.tracer.note(meter, request.path, status, trace)
@@ -211,7 +214,7 @@ def _refuser(models: ModelRegistry, table: DialectTable) -> Refuse:
         meter.error = str(error)
         dialect = table.of(path) if path else table.main
         response = _error_reply(dialect, error, models)
-        response.headers.update({**dialect.headers, "Server": _SERVER})
+        response.headers.update({**dialect.headers, "Server": SERVER})
         response.headers[models.options.request_id_header] = meter.request_id
         response.force_close()
         _finish(models.metrics, "-", path, meter, response.status)
@@ -246,12 +249,16 @@ def _finish(
     path: str,
     meter: RequestMeter,
     status: int,
-    log_line: Callable[..., None] = log_access,
+    refusals: RefusalLog | None = None,
 ) -> None:
     seconds = meter.seconds
     metrics.count_answer(status, seconds)
-    failure = {"error": meter.error[:_MAX_LOGGED_ERROR]} if meter.error else {}
-    log_line(
+    failure: dict[str, object] = {}
+    if meter.error:
+        failure["error"] = meter.error[:_MAX_LOGGED_ERROR]
+    if refusals is not None and meter.is_refused:
+        failure |= refusals.silent()
+    log_access(
         id=meter.request_id,
         method=method,
         path=path,
@@ -273,8 +280,9 @@ def _request_id(request: web.Request, header: str) -> str:
 
 
 def _new_id() -> str:
-    """A random UUID (RFC 9562, version 4), in a quarter of the time that ``uuid`` takes."""
-    digits = os.urandom(16).hex()
+    """A random UUID (RFC 9562, version 4), in a quarter of the time that ``uuid`` takes; nothing
+    relies on nobody guessing it."""
+    digits = f"{random.getrandbits(128):032x}"
     variant = "89ab"[int(digits[16], 16) & 3]
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
@@ -313,9 +321,12 @@ def _common_headers(
     async def add(request: web.Request, response: web.StreamResponse) -> None:
         meter = request.get(METER)
         headers = response.headers
+        if isinstance(response, Refused) and meter is not None and "Origin" not in request.headers:
+            headers[models.options.request_id_header] = meter.request_id
+            return
         for name, value in table.of(request.path).headers.items():
             headers.setdefault(name, value)
-        headers["Server"] = _SERVER
+        headers["Server"] = SERVER
         for_any = _is_for_any_origin(models, table, request)
         headers.update(access.cors_headers(request.headers, for_any=for_any))
         loaded = request[MODEL].loaded if MODEL in request else None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from lmi_core.copies.copies import Copies
 from lmi_core.engine.stats import EngineInfo
 from lmi_core.units import megabytes
 from lmi_server.dialects.routes import Route
@@ -57,7 +58,9 @@ def _facts(model: ServedModel) -> list[str]:
     kernels = runner.kernels or (runner.instruction_set and f"{runner.instruction_set} kernels")
     s = "" if runner.num_threads == 1 else "s"
     threads = f"{runner.num_threads} thread{s}" if runner.device == "cpu" else runner.device
-    engine = ", ".join(filter(None, (model.recipe.engine, formats, kernels, threads)))
+    engine = ", ".join(
+        filter(None, (model.recipe.engine, formats, kernels, _copies(model), threads))
+    )
     num_tokens = runner.num_blocks * runner.block_size
     lines.append(f"  engine   {engine}")
     if runner.draft_model:
@@ -84,14 +87,21 @@ def _info(model: ServedModel) -> EngineInfo | None:
     return backend.info if isinstance(backend, Generates) else None
 
 
+def _copies(model: ServedModel) -> str:
+    """How many processes serve it, where there are some."""
+    backend = None if model.loaded is None else model.loaded.backend
+    return f"{len(backend.copies)} copies" if isinstance(backend, Copies) else ""
+
+
 def _summary(model: ServedModel) -> str:
     line = f"  model    {_title(model)}"
     if (info := _info(model)) is None:
         return line
     runner = info.runner
     num_bytes = runner.weight_bytes + runner.kv_cache_bytes + runner.arena_bytes
+    named = (" ".join(filter(None, (model.recipe.engine, runner.dtype))), _copies(model))
     facts = f"{info.max_total_tokens} tokens, {megabytes(num_bytes)}"
-    return f"{line}; {' '.join(filter(None, (model.recipe.engine, runner.dtype)))}, {facts}"
+    return f"{line}; {', '.join(filter(None, named))}, {facts}"
 
 
 def _title(model: ServedModel) -> str:

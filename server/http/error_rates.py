@@ -36,6 +36,11 @@ class ErrorRates:
             if name in self._limits:
                 self._add(name, now_s)
 
+    def count_full(self) -> None:
+        """As ``count``, of a request that there was no place for."""
+        if self._limits:
+            self.count(CapacityError(""))
+
     def _add(self, name: str, now_s: float) -> None:
         num_failures, window_s = self._limits[name]
         failures = self._failures[name]

@@ -46,15 +46,19 @@ class RefusalLog:
         self._due_s = 0.0
         self._num_silent = 0
 
-    def log(self, **fields: object) -> None:
+    def has_line(self) -> bool:
+        """Whether one more refusal gets a line; else it is counted."""
         now_s = self._clock()
         if now_s < self._due_s:
             self._num_silent += 1
-            return
-        if self._num_silent:
-            fields["refused_before"] = self._num_silent
-        self._due_s, self._num_silent = now_s + 1.0, 0
-        log_access(**fields)
+            return False
+        self._due_s = now_s + 1.0
+        return True
+
+    def silent(self) -> dict[str, object]:
+        """For the line: how many had none since the last one."""
+        count, self._num_silent = self._num_silent, 0
+        return {"refused_before": count} if count else {}
 
 
 class JsonFormatter(logging.Formatter):

@@ -62,11 +62,12 @@ class ModelChoice:
                 model = await self._choose(request, dialect.name, names_in_body)
             elif route.bodies and request.method == "POST" and not request.match_info:
                 # Others find out where they enter; here it is known before anything is looked at.
-                error = admission.refusal()
-                if error is not None and model.loaded is not None:
+                wait_s = admission.wait_if_full()
+                if wait_s is not None and model.loaded is not None:
                     request[MODEL] = model
-                    error_rates.count(error)
-                    return model.loaded.of(Refusals).response(request, dialect, error)
+                    error_rates.count_full()
+                    refusals, number = model.loaded.of(Refusals), admission.num_in_flight
+                    return refusals.response(request, dialect, number, wait_s)
             request[MODEL] = model
             return await route.answer(request, model.answering())
 

@@ -79,10 +79,7 @@ class RecordedEngine:
     def _finish(
         self, request: GenerationRequest, prompt_ids: Sequence[int], answers: Answers
     ) -> None:
-        """Keep what came to its end; what was cut off is no answer."""
-        choices = answers.complete(request.params.n)
-        if choices is None:
-            return
+        """Keep what was answered, also what was cut off before its end."""
         seed = answers.seed if request.params.seed is None else request.params.seed
         self._keep(
             Receipt(
@@ -95,7 +92,7 @@ class RecordedEngine:
                 params=changed_params(request.params, seed),
                 adapter=request.adapter,
                 adapter_digest=self._engine.adapter_digest(request.adapter),
-                choices=choices,
+                choices=answers.so_far(request.params.n),
             )
         )
 
@@ -104,7 +101,7 @@ class RecordedStream(EventStream):
     """Another stream, that remembers what was taken of it. Its reader sees the log-probabilities
     that it asked for only."""
 
-    __slots__ = ("_answers", "_finish", "_request", "_stream")
+    __slots__ = ("_answers", "_finish", "_is_kept", "_request", "_stream")
 
     def __init__(
         self,
@@ -117,8 +114,10 @@ class RecordedStream(EventStream):
         self._request = request
         self._finish = finish
         self._answers = Answers()
+        self._is_kept = False
 
     def close(self) -> None:
+        self._keep()
         self._stream.close()
 
     def take(self) -> tuple[list[TokenEvent], bool]:
@@ -129,5 +128,11 @@ class RecordedStream(EventStream):
             if hides:
                 event.logprob, event.token = None, ""
         if is_finished:
-            self._finish(self._request, self._stream.prompt_ids, self._answers)
+            self._keep()
         return events, is_finished
+
+    def _keep(self) -> None:
+        """Once; a request that was refused has no prompt's tokens yet."""
+        if not self._is_kept and self._stream.prompt_ids:
+            self._is_kept = True
+            self._finish(self._request, self._stream.prompt_ids, self._answers)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -308,6 +309,37 @@ def test_one_process_writes_and_others_read(
     assert third.is_writer
     assert numbers_in(third) == [1]
     third.close()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_directory_that_is_removed_under_its_writer_is_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, whole: bool
+) -> None:
+    disk = opened(tmp_path / "kept")
+    put(disk, 1)
+    while numbers_in(disk) != [1]:
+        time.sleep(0.001)
+    shutil.rmtree(tmp_path / "kept" if whole else next((tmp_path / "kept").glob("*/")))
+    put(disk, 2, 3)
+    disk.close()
+    assert caplog.text.count("was removed; it is made again, empty") == 1
+    again = opened(tmp_path / "kept")
+    assert numbers_in(again) == [2, 3]
+    again.close()
+
+
+def test_a_directory_that_another_process_made_anew_is_left_to_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = opened(tmp_path / "kept")
+    shutil.rmtree(tmp_path / "kept")
+    other = opened(tmp_path / "kept")
+    put(disk, 1, 2)
+    disk.close()
+    assert caplog.text.count("made anew by another process") == 1
+    put(other, 3)
+    other.close()
+    assert numbers_in(other) == [3]
 
 
 def test_what_the_disk_is_too_slow_for_is_not_kept(

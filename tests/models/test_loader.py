@@ -285,11 +285,11 @@ def test_other_formats_name_the_conversion(
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
-def test_answers_of_weights_with_a_nan_fail_by_name(tmp_path: Path, quantize: Any) -> None:
+def test_answers_of_weights_that_overflow_fail_by_name(tmp_path: Path, quantize: Any) -> None:
     path = tmp_path / "model"
     shutil.copytree(cached_checkpoint("llama2"), path)
     tensors = safetensors_torch.load_file(path / "model.safetensors")
-    tensors["model.layers.0.mlp.down_proj.weight"].view(-1)[3] = float("nan")
+    tensors["model.layers.0.mlp.down_proj.weight"].view(-1)[:] = 3e38
     safetensors_torch.save_file(tensors, path / "model.safetensors")
 
     async def run() -> None:

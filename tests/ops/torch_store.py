@@ -58,6 +58,10 @@ class TorchWeights:
     def keeps_fp8(self, parts: Sequence[Matrix]) -> bool:
         return False
 
+    @property
+    def knows_finite(self) -> bool:
+        return False
+
     def open(self, path: Path) -> TorchMappedFile:
         return TorchMappedFile(path)
 

@@ -117,6 +117,36 @@ def test_equal_of_a_server() -> None:
     asyncio.run(run())
 
 
+def test_what_was_cut_off_is_compared_as_far_as_it_came() -> None:
+    async def run() -> None:
+        async with (
+            Engine(config_of(cached_checkpoint("llama2"))) as engine,
+            serving_backend(engine, Metrics(), model_name="m") as served,
+        ):
+            kept: list[Receipt] = []
+            recorded = RecordedEngine(engine, "m", kept.append)
+            params = SamplingParams(max_new_tokens=100, ignore_eos=True, temperature=0.8, n=2)
+            stream = recorded.generate_batches(
+                GenerationRequest(request_id="r", prompt_token_ids=(5, 6), params=params)
+            )
+            async for _ in stream:
+                break
+            await stream.aclose()
+            assert [choice.finish_reason for choice in kept[0].choices] == ["abort"] * 2
+            assert 0 < kept[0].num_tokens < 100
+            server = RemoteServer(
+                RemoteSource(HttpUrl.parse(f"http://127.0.0.1:{served.port}"), "m")
+            )
+            for source in (LocalEngine(engine), server):
+                assert await differences(source, kept) == [None]
+            kept[0].choices[0].logprobs[0] = -9.0
+            (what,) = await differences(LocalEngine(engine), kept)
+            assert what is not None
+            assert what.startswith("choice 0, token 0: log-probability -9.0 was recorded")
+
+    asyncio.run(run())
+
+
 def test_the_first_difference_is_named_with_its_cause() -> None:
     model = cached_checkpoint("llama2")
     asked = [r for r in requests() if r.params.n == 1 and (r.params.max_new_tokens or 0) > 5][:4]

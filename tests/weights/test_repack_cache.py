@@ -53,7 +53,7 @@ def config_of(model, cache, **more):
 def start(config):
     """Load and leave once everything is written; the labels that had to be packed."""
     runner, _ = load_cpu_runner(config)
-    packed = runner._packed
+    [packed] = runner._packed
     packed.wait()
     runner.close()
     return packed._num_packed
@@ -62,7 +62,8 @@ def start(config):
 def outputs(config):
     async def main():
         async with Engine(config) as engine:
-            engine._runner._packed.wait()
+            for packed in engine._runner._packed:
+                packed.wait()
             events = [event async for event in engine.generate(PROMPT, PARAMS)]
             return [(event.token_id, event.logprob) for event in events]
 
@@ -238,7 +239,7 @@ def test_the_directory_is_where_it_is_written(model, cache, tmp_path, monkeypatc
     start(configured(model))
     assert len(files(tmp_path / "user" / "lmi" / "packed")) == 1
     runner, _ = load_cpu_runner(configured(model, "repack_cache_dir=none"))
-    assert runner._packed is None
+    assert runner._packed == []
     runner.close()
 
 

@@ -13,7 +13,9 @@ OPTIONS = (
         "Directory for receipts of requests and their answers, which lmi replay asks again; each "
         "API key's lie in a directory of their own.",
         honoured(
-            "record", "of models on the lmi engine", test=f"{_RECEIPTS}::test_a_tenant_has_its_own"
+            "record",
+            "of models on the lmi engine that generate; embeddings and scores aren't recorded",
+            test=f"{_RECEIPTS}::test_a_tenant_has_its_own",
         ),
     ),
     _server(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Values
 from lmi_core.config.table import BY_KEY
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.host import Host
+from lmi_core.config.targets.placed_subject import OWN, Subject
 from lmi_core.settings.placement import DEVICE_NAMES, VISIBLE, DeviceKind, Placement
 
 DEGREE = "option.tensor_parallel_degree"
@@ -30,34 +30,6 @@ _NAMING = ("load_on_devices", "option.device_id", "option.device_map")
 _SPREAD = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
 """Maps of layers over all devices."""
 _NAME = re.compile(r"(?:gpu|nc|cuda:)?(\d{1,4})", re.ASCII)
-_OWN = frozenset({"lmi", "transformers"})
-"""Backends that run in our engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A model's configuration, what it is for, and the machine."""
-
-    values: Values
-    host: Host
-    backend: str
-    system: str
-    mpi_mode: bool
-    is_demo: bool
-    """The embedded model, which is served on the CPU everywhere."""
-    problems: Problems
-
-    def refuse(self, key: str, message: str) -> None:
-        key_given = key if key in self.values.known else None
-        self.problems.error(self.values.where(key), message, key_given)
-
-    @property
-    def title(self) -> str:
-        title = BACKENDS[self.backend].title
-        return f"the {title}" if self.backend == "lmi" else title
-
-    def can(self, capability: str) -> bool:
-        return capability in BACKENDS[self.backend].capabilities
 
 
 def place(
@@ -97,7 +69,7 @@ def _kind(subject: Subject) -> tuple[DeviceKind, tuple[int, ...] | None]:
         named = None
     if device != "cuda" and subject.is_demo:
         return "cpu", None
-    if host.is_neuron and subject.backend not in _OWN:
+    if host.is_neuron and subject.backend not in OWN:
         return "neuron", named
     if host.num_gpus:
         _check_torch(subject)
@@ -143,10 +115,10 @@ def _named_devices(subject: Subject) -> tuple[str, tuple[int, ...] | None]:
 
 def _check_torch(subject: Subject) -> None:
     objection = subject.host.torch_objection
-    if objection and subject.backend in _OWN:
+    if objection and subject.backend in OWN:
         subject.refuse(
             _DEVICE,
-            f"{_visible(subject, 'cuda')}, but {objection}{_on_cpu_instead(subject)}",
+            f"{subject.visible('cuda')}, but {objection}{subject.on_cpu_instead}",
         )
 
 
@@ -156,14 +128,14 @@ def _check_own_copies(subject: Subject) -> None:
         subject.refuse(
             _OWN_COPIES,
             f"{_OWN_COPIES}={copies}: copies run on the CPU in this version, and "
-            f"{_visible(subject, 'cuda')}: leave it out, or write --device cpu for copies there",
+            f"{subject.visible('cuda')}: leave it out, or write --device cpu for copies there",
         )
 
 
 def _check_hidden(subject: Subject) -> None:
     """Other libraries take what they see."""
     host = subject.host
-    if subject.backend in _OWN or subject.backend == "handler" or not host.num_devices:
+    if subject.backend in OWN or subject.backend == "handler" or not host.num_devices:
         return
     variable = VISIBLE["neuron" if host.is_neuron else "cuda"]
     subject.refuse(
@@ -193,7 +165,7 @@ def _by_processes(subject: Subject, key: str, degree: int) -> str:
 def _on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
     values, host = subject.values, subject.host
     degree = _degree_on_cpu(subject, kind)
-    if subject.backend in _OWN:
+    if subject.backend in OWN:
         for key in (DEGREE, STAGES, _COPIES):
             if key in values.known and (key != DEGREE or degree == 1):
                 values.ignored[key] = "on the CPU one process uses all cores, whatever the degree"
@@ -260,7 +232,7 @@ def _on_devices(subject: Subject, kind: DeviceKind, named: tuple[int, ...] | Non
         subject.refuse(DEGREE, _too_few(subject, degree, num_devices, kind))
     elif subject.backend != "handler" and _check_capabilities(subject, groups, kind):
         _check_unused(subject, groups, kind, is_named=named is not None)
-    names = _names(subject, kind)
+    names = subject.names(kind)
     return Placement(
         device=kind,
         tensor_parallel_degree=degree,
@@ -287,7 +259,7 @@ def _degree(subject: Subject, num_stages: int) -> int:
     """Devices of a stage; -1: one, or with MPI all."""
     degree = _asked_degree(subject)
     if degree is None and not (subject.backend == "lmi" and subject.can("parallel.tensor")):
-        degree = 1 if subject.backend in _OWN else None
+        degree = 1 if subject.backend in OWN else None
     if degree is None:
         degree = BY_KEY[DEGREE].default_for(subject.system)
     if isinstance(degree, int) and (degree > 0 or not subject.mpi_mode):
@@ -325,7 +297,7 @@ def _too_few(subject: Subject, degree: int, num_devices: int, kind: DeviceKind) 
     values, visible, name = subject.values, subject.host.num_devices, DEVICE_NAMES[kind]
     key, named = _named_devices(subject)
     if named and max(named) >= visible:
-        return f"{key}={values.get(key)}, but {_visible(subject, kind)}, counted from 0"
+        return f"{key}={values.get(key)}, but {subject.visible(kind)}, counted from 0"
     copies = values.get(_COPIES)
     if isinstance(copies, int):
         num_devices *= copies
@@ -336,8 +308,8 @@ def _too_few(subject: Subject, degree: int, num_devices: int, kind: DeviceKind) 
     ]
     return (
         f"{' with '.join(asked) or f'a copy on {degree} devices'} needs {num_devices} {name}s, but "
-        f"{_visible(subject, kind)}: write {DEGREE}=max, or name at most {visible}"
-        f"{_on_cpu_instead(subject)}"
+        f"{subject.visible(kind)}: write {DEGREE}=max, or name at most {visible}"
+        f"{subject.on_cpu_instead}"
     )
 
 
@@ -351,7 +323,7 @@ def _check_unused(
         subject.refuse(
             next(key for key in _NAMING if key in values.known),
             f"{subject.title} runs on the first {DEVICE_NAMES[kind]}s that the server sees: start "
-            f"it with {_restricted(subject, used, kind)}",
+            f"it with {subject.restricted(used, kind)}",
         )
     if is_named or len(used) == visible:
         return
@@ -361,12 +333,27 @@ def _check_unused(
     key = next((key for key in (_COPIES, DEGREE, "option.sharded") if key in values.known), DEGREE)
     if visible % num_devices == 0:  # more copies than a launcher starts, or than are asked for
         way = f"write {DEGREE}={visible}, or " if subject.can("parallel.tensor") else ""
+    if subject.system == "tgi" and isinstance(_asked_degree(subject), int):
+        _warn_of_idle(subject, key, used, kind)
+        return
     if key == _COPIES:
         way = f"write {_COPIES}={visible // num_devices}, or "
     subject.refuse(
         key,
-        f"{_visible(subject, kind)}, and {key}={values.get(key)} would use {len(used)} of them: "
-        f"{way}start the server with {_restricted(subject, used, kind)}",
+        f"{subject.visible(kind)}, and {key}={values.get(key)} would use {len(used)} of them: "
+        f"{way}start the server with {subject.restricted(used, kind)}",
+    )
+
+
+def _warn_of_idle(subject: Subject, key: str, used: Sequence[int], kind: DeviceKind) -> None:
+    """A launcher that is told a number of shards starts so many, whatever else there is."""
+    names = subject.names(kind)
+    idle = ", ".join(name for i, name in enumerate(names) if i not in used)
+    subject.problems.warn(
+        subject.values.where(key),
+        f"{subject.visible(kind)}, and {key}={subject.values.get(key)} is {len(used)} of them: "
+        f"{idle} stay idle, as with the launcher; {subject.restricted(used, kind)} hides them",
+        key,
     )
 
 
@@ -383,43 +370,23 @@ def _check_capabilities(
         one = (
             ""
             if can_copy
-            else f" and start the server with {_restricted(subject, groups[0][:1], kind)}"
+            else f" and start the server with {subject.restricted(groups[0][:1], kind)}"
         )
         subject.refuse(
             key,
             f"{key}={values.get(key)}: {num_devices} {name}s would share a copy, which "
             f"{subject.title} can't do in this version: write {DEGREE}=1{one}, or "
             f"option.rolling_batch=vllm ({BACKENDS['vllm'].installation})"
-            f"{_on_cpu_instead(subject)}",
+            f"{subject.on_cpu_instead}",
         )
     elif len(groups) > 1 and not can_copy:
         spread = "option.device_map=auto spreads a copy over all of them; "
         subject.refuse(
             DEGREE,
-            f"{_visible(subject, kind)}, but {subject.title} runs one copy in this version, on "
+            f"{subject.visible(kind)}, but {subject.title} runs one copy in this version, on "
             f"{num_devices} of them: {spread if subject.backend == 'transformers' else ''}start "
-            f"the server with {_restricted(subject, groups[0], kind)}{_on_cpu_instead(subject)}",
+            f"the server with {subject.restricted(groups[0], kind)}{subject.on_cpu_instead}",
         )
     else:
         return True
     return False
-
-
-def _on_cpu_instead(subject: Subject) -> str:
-    return "; --device cpu serves it on the CPU" if subject.backend in _OWN else ""
-
-
-def _restricted(subject: Subject, ids: Sequence[int], kind: DeviceKind) -> str:
-    """The variable that shows a process these devices alone."""
-    return f"{VISIBLE[kind]}={','.join(_names(subject, kind)[i] for i in ids)}"
-
-
-def _names(subject: Subject, kind: DeviceKind) -> tuple[str, ...]:
-    """The devices as the variable calls them."""
-    given = subject.host.gpu_names if kind == "cuda" else ()
-    return given or tuple(map(str, range(subject.host.num_devices)))
-
-
-def _visible(subject: Subject, kind: DeviceKind) -> str:
-    count, name = subject.host.num_devices, DEVICE_NAMES[kind]
-    return f"1 {name} is visible" if count == 1 else f"{count} {name}s are visible"

@@ -16,6 +16,7 @@ from lmi_core.ops.device.fp8_panels import Fp8Rows, pack_fp8, quantize_fp8
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.quantized_rows import RowFormat
 from lmi_core.ops.graph import ExpertMatrices
+from lmi_core.weights.finite import NotFiniteError
 from lmi_core.weights.formats import PackFormat, RowRounding
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.matrix import (
@@ -70,6 +71,10 @@ class DeviceWeights:
     def keeps_blocks(self) -> bool:
         return False
 
+    @property
+    def knows_finite(self) -> bool:
+        return False
+
     def open(self, path: Path) -> _native.MappedFile:
         return _native.MappedFile(str(path))
 
@@ -84,13 +89,15 @@ class DeviceWeights:
         if format == "fp8":
             return pack_fp8([self._in_fp8(part) for part in parts], is_gated=gated)
         if format == "int8" or format == "int4":
-            return self._pack_quantized(parts, format, gated)
+            return self._pack_quantized(parts, names, format, gated)
         shape = (sum(len(part) for part in parts), parts[0].shape[1])
         matrix = torch.empty(shape, dtype=DTYPES[format], device=self.device)
         first = 0
         for part in parts:
             matrix[first : first + len(part)] = as_tensor(*dense([part]))
             first += len(part)
+        if not matrix.isfinite().all():
+            raise NotFiniteError(names)
         return DeviceWeight(matrix)
 
     def pack_experts(
@@ -107,6 +114,7 @@ class DeviceWeights:
     def _pack_quantized(
         self,
         parts: Sequence[Matrix],
+        names: Sequence[str],
         format: Literal["int8", "int4"],
         gated: bool,
     ) -> PackedWeight:
@@ -115,6 +123,8 @@ class DeviceWeights:
         packed = _native.LinearWeight.pack(
             packable(parts, group_size), format=format, gated=gated, group_size=group_size
         )
+        if not packed.is_finite:
+            raise NotFiniteError(names)
         panels = torch.frombuffer(bytearray(packed.packed()), dtype=torch.uint8)
         return PackedWeight(
             panels=panels.to(self.device),

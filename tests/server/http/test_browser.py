@@ -1,13 +1,12 @@
 """Streams read by a browser's ``fetch``, from a page of another origin.
 
-``make test-browser`` fetches a headless Chromium; ``LMI_BROWSER`` names one that is there.
+``make test-browser`` fetches a headless Chromium (``chromium.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,10 +17,9 @@ from aiohttp import web
 
 from tests.server.fake_engine import WORDS, FakeEngine
 from tests.server.harness import eventually, serving
+from tests.server.http.chromium import BROWSER, browser
 
-BROWSER = os.environ.get("LMI_BROWSER")
 PAGE = Path(__file__).parent / "browser_page.html"
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-zygote")
 
 
 class PageServer:
@@ -50,25 +48,6 @@ async def page_server() -> AsyncIterator[tuple[PageServer, str]]:
         yield server, f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
-
-
-@asynccontextmanager
-async def browser(url: str, directory: Path) -> AsyncIterator[None]:
-    assert BROWSER is not None
-    process = await asyncio.create_subprocess_exec(
-        BROWSER,
-        *FLAGS,
-        f"--user-data-dir={directory}",
-        "--remote-debugging-port=0",
-        url,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        yield
-    finally:
-        process.kill()
-        await process.wait()
 
 
 async def visit(directory: Path) -> dict[str, Any]:

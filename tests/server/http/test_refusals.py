@@ -9,6 +9,7 @@ import logging
 import pytest
 
 from lmi_core.errors import CapacityError
+from lmi_server.http import app
 from lmi_server.http.admission import Pace
 from lmi_server.http.logging import RefusalLog
 from tests.server.harness import serving
@@ -73,21 +74,45 @@ def test_a_refused_body_does_not_disturb_the_next_request() -> None:
     asyncio.run(run())
 
 
-def test_one_line_a_second_says_how_many_were_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_line_a_second_says_how_many_were_refused(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
-    refusals = RefusalLog(clock=lambda: now[0])
+    monkeypatch.setattr(app, "RefusalLog", lambda: RefusalLog(clock=lambda: now[0]))
+
+    async def run() -> None:
+        async with serving(max_in_flight=0) as served:
+            for wait_s, count in ((0.0, 5), (1.5, 1), (1.5, 1)):
+                now[0] += wait_s
+                for _ in range(count):
+                    assert (await served.post(PROMPT, "/v1/completions")).status == 429
+
     with caplog.at_level(logging.INFO, "lmi_server.http.access"):
-        for number in range(5):
-            refusals.log(id=number)
-        now[0] += 1.5
-        refusals.log(id=5)
-        now[0] += 1.5
-        refusals.log(id=6)
-    assert [record.fields for record in caplog.records] == [  # type: ignore[attr-defined]
-        {"id": 0},
-        {"id": 5, "refused_before": 4},
-        {"id": 6},
-    ]
+        asyncio.run(run())
+    fields = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
+    assert [each.get("refused_before") for each in fields] == [None, 4, None]
+    assert {(each["status"], each["path"]) for each in fields} == {(429, "/v1/completions")}
+    assert all("which is the limit" in each["error"] for each in fields)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/generate", "/invocations"])
+def test_a_refusal_has_the_headers_of_other_answers(path: str) -> None:
+    """It is put together in advance, where there is no origin to speak of."""
+
+    async def run() -> None:
+        async with serving(max_in_flight=0, cors_origins=("http://a",)) as served:
+            plain = await served.post(PROMPT, path, headers={"x-request-id": "r"})
+            assert plain.headers["x-request-id"] == "r"
+            other = await served.post(
+                PROMPT, path, headers={"x-request-id": "r", "Origin": "http://a"}
+            )
+            assert other.headers["Access-Control-Allow-Origin"] == "http://a"
+            changing = {"Retry-After", "Date", "Vary", "Access-Control-Allow-Origin"}
+            assert {k: v for k, v in plain.headers.items() if k not in changing} == {
+                k: v for k, v in other.headers.items() if k not in changing
+            }
+
+    asyncio.run(run())
 
 
 def test_other_failures_have_a_line_each(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ import pytest
 from lmi_core.receipts.receipt import Receipt, read_receipts
 from lmi_server.http.metrics import Metrics
 from tests.engine.fake_runner import FakeRunner
-from tests.engine.harness import make_engine
+from tests.engine.harness import make_engine, until
 from tests.server.configured import configured
 from tests.server.harness import Served, serving_backend
 
@@ -103,15 +103,21 @@ def test_a_sampled_request_has_the_seed_that_was_used(tmp_path: Path) -> None:
     assert receipt.sampling_params().seed == receipt.params["seed"]
 
 
-def test_what_was_cut_off_is_no_answer(tmp_path: Path) -> None:
+def test_what_was_cut_off_is_kept_as_far_as_it_came(tmp_path: Path) -> None:
     async def run() -> None:
         async with recording(f"record={tmp_path}") as served:
             body = {**ROUTES["/generate"], "parameters": {"max_new_tokens": 200}}
             async with served.client.post("/generate_stream", json=body) as response:
                 await response.content.readline()
+            store = served.models.receipts
+            await until(lambda: store.num_kept == 1)
 
     asyncio.run(run())
-    assert not list(tmp_path.rglob("*.jsonl"))
+    (receipt,) = receipts_in(tmp_path)
+    (choice,) = receipt.choices
+    assert choice.finish_reason == "abort"
+    assert 0 < choice.num_tokens == len(choice.token_ids) < 200
+    assert len(receipt.prompt_token_ids) == receipt.num_prompt_tokens > 0
 
 
 @pytest.mark.parametrize(
