@@ -27,11 +27,12 @@ class Plan:
     num_prompt_tokens: int = 0
     """Those of ``num_tokens`` that aren't of decoding sequences."""
     num_preempted: int = 0
+    wants_states: bool = False
+    """Whether the step's hidden states are of interest; never of a step submitted ahead."""
     chain: DraftChain | None = None
     """Draft steps that run before it, and give some of its tokens."""
     failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
     """Sequences that planning itself failed for; they are in none of the lists above."""
-
     expired: list[ActiveRequest] = field(default_factory=list)
     """Requests that waited for too long and were ended; they are in none of the lists above."""
 
@@ -39,11 +40,6 @@ class Plan:
     def chain_s(self) -> float:
         """Seconds that the worker spent on the chain, once it is done."""
         return 0.0 if self.chain is None else self.chain.seconds
-
-    @property
-    def wants_states(self) -> bool:
-        """Whether the step's hidden states are of interest."""
-        return any(sequence.request.wants_states for sequence in self.sequences)
 
 
 @dataclass(slots=True)

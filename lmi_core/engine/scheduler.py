@@ -100,6 +100,10 @@ class Scheduler:
             self.finish_all(request.sequences)
         plan = self._policy.plan()
         plan.expired = expired
+        plan.wants_states = any(
+            sequence.request.search is not None and sequence.request.wants_states
+            for sequence in plan.sequences
+        )
         self.num_preemptions += plan.num_preempted
         if self._speculation is not None:
             self._speculation.add_drafts(plan, plan.sequences, self.num_running)
@@ -115,7 +119,7 @@ class Scheduler:
         known = [sequence for sequence in running if not sequence.num_scheduled]
         if len(plan.sequences) + len(known) != len(running):
             return None
-        if not all(sequence.num_pending == 1 for sequence in known):
+        if any(s.num_pending != 1 or s.request.search is not None for s in known):
             return None
         following = [sequence for sequence in plan.sequences if not sequence.drafts]
         if not all(sequence.can_run_ahead for sequence in following):

@@ -87,7 +87,7 @@ async def together(config: EngineConfig, requests: list[Request], seed: int) -> 
         await disturbance
         totals = engine.stats().totals
         assert bool(totals.num_accepted_tokens) == (config.speculation is not None)
-        assert bool(totals.num_model_accepted_tokens) == (config.speculation is not None)
+        assert bool(totals.num_model_draft_tokens) == (config.speculation is not None)
         assert bool(totals.num_preemptions) == (config.kv_cache_bytes != 64 << 20)
     return [results[request] for request in requests]
 

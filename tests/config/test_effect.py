@@ -33,7 +33,10 @@ def test_a_missing_capability_refuses_what_changes_tokens():
     assert effect.text == "not available in this version: random weights"
 
 
-def test_a_missing_capability_has_no_effect_where_it_only_tunes():
+def test_a_missing_capability_has_no_effect_where_it_only_tunes(monkeypatch):
+    native = capabilities.BACKENDS["lmi"]
+    less = replace(native, capabilities=native.capabilities - {"speculation.draft_model"})
+    monkeypatch.setitem(capabilities.BACKENDS, "lmi", less)
     effect = effect_of(BY_KEY["option.draft_model_id"], "m", "lmi")
     assert effect.outcome is Outcome.NO_EFFECT
     assert "draft model" in effect.text

@@ -11,7 +11,7 @@ import pytest
 
 from lmi_core.copies.dispatch import MAX_LOSSES, Dispatch
 from lmi_core.copies.open_request import OpenRequest
-from lmi_core.copies.outbox import Batch, CopyStream, Outbox, full_event, portable
+from lmi_core.copies.outbox import Batch, CopyStream, Outbox, full_event
 from lmi_core.copies.router import Entry
 from lmi_core.engine.handover import Handover
 from lmi_core.engine.outputs import FinishReason, TokenEvent
@@ -274,7 +274,7 @@ def test_events_and_errors_arrive_as_they_were() -> None:
 def test_an_error_that_cannot_be_sent_arrives_as_its_text() -> None:
     error = ValueError("odd")
     error.extra = lambda: None  # type: ignore[attr-defined]
-    assert str(message.rebuilt(*portable(error))) == "ValueError: odd"
+    assert str(message.rebuilt(*message.portable(error))) == "ValueError: odd"
 
 
 def _sent(value: Any) -> list[bytearray]:

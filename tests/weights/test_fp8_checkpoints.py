@@ -197,9 +197,13 @@ def test_a_layer_that_is_not_all_fp8_is_widened(edited: Callable[..., Path]) -> 
         (
             "tensor",
             {"weight_scale": torch.tensor(torch.nan)},
-            "a scale that isn't finite; it is dam",
+            r"q_proj.weight_scale holds nan at \[0\]; it is dam",
         ),
-        ("row", {"weight_scale": torch.full((192, 1), torch.inf)}, "a scale that isn't finite"),
+        (
+            "row",
+            {"weight_scale": torch.full((192, 1), torch.inf)},
+            r"weight_scale holds inf at \[0, 0\]",
+        ),
         ("row", {"zero_point": torch.ones(192)}, "unexpected: model.layers.0.self_attn.q_proj.z"),
     ],
 )
