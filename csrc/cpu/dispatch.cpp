@@ -30,7 +30,7 @@ LMI_LEVEL_TABLE(neon_bf16)
 
 namespace {
 
-#if defined(__x86_64__)
+#if LMI_VECTOR_LEVELS && defined(__x86_64__)
 
 struct Registers {
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -80,7 +80,7 @@ bool has_avx512_bf16() {
   return has_avx512_vnni() && has_bits(cpuid(7, 1).eax, kBf16);
 }
 
-#elif defined(__aarch64__)
+#elif LMI_VECTOR_LEVELS && defined(__aarch64__)
 
 // Bits of AT_HWCAP and AT_HWCAP2 as in Linux' asm/hwcap.h, which old systems' headers lack.
 bool has_neon() { return (getauxval(AT_HWCAP) & 1ul << 1) != 0; }
