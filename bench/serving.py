@@ -80,7 +80,10 @@ class Load:
                 return
             tally.refused += 1
             wait_s = error.retry_after_s if self.args.honours_retry_after else None
-            await asyncio.sleep(self.rng.random() if wait_s is None else wait_s)
+            if wait_s is None:
+                wait_s = self.rng.random()
+            # Whoever waits past the end would only lengthen the time that completions count for.
+            await asyncio.sleep(min(wait_s, max(0.0, self.until - time.perf_counter())))
             return
         tally.tokens += answer.num_tokens
         tally.interval_s += answer.intervals_s

@@ -21,11 +21,13 @@ _BODY = web.RequestKey("body", bytes)
 class Pace:
     """After how long there may be room for a caller that is refused now.
 
-    Callers that come back too early cost a refusal each: the time grows until about as many are
-    refused as requests end, which is looked at as often as it has passed.
+    Callers that come back too early cost a refusal each, them and the server: the time grows until
+    a quarter as many are refused as requests end, which is looked at as often as it has passed. It
+    doubles or halves at most in a time of its own length: a burst sends nobody away for long.
     """
 
     _MIN_S, _MAX_S = 1.0, 30.0
+    _REFUSALS_PER_END = 0.25
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -42,9 +44,11 @@ class Pace:
         would come together."""
         self._num_refused += 1
         now_s = self._clock()
-        if now_s - self._since_s >= self._wait_s:
-            ratio = self._num_refused / max(1, self._num_ended)
-            self._wait_s = min(self._MAX_S, max(self._MIN_S, self._wait_s * ratio))
+        num_waits = (now_s - self._since_s) / self._wait_s
+        if num_waits >= 1:
+            wanted = self._REFUSALS_PER_END * max(1, self._num_ended)
+            factor = min(2.0, max(0.5**num_waits, self._num_refused / wanted))
+            self._wait_s = min(self._MAX_S, max(self._MIN_S, self._wait_s * factor))
             self._num_refused = self._num_ended = 0
             self._since_s = now_s
         return float(round(max(self._MIN_S, self._wait_s * random.uniform(0.8, 1.2))))
