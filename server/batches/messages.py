@@ -47,8 +47,8 @@ async def create(request: web.Request, models: ModelRegistry) -> web.Response:
     with models.admission.enter():
         check_content_type(request.headers.get("Content-Type", ""))
         body = await models.admission.read_body(request)
-        runner, store = await opened(request)
         lines = await worked(_lines_of, body)
+        runner, store = await opened(request)
         file = await asyncio.to_thread(store.add_file, "requests.jsonl", "batch", lines)
     _, faults = await asyncio.to_thread(check, store.data_path(file["id"]), MESSAGES)
     if faults:
