@@ -115,7 +115,10 @@ async def compact(request: web.Request, models: ModelRegistry) -> web.Response:
     )
 
 
-_STORED, _JSON = "/v1/responses/{response}", ("application/json",)
+_STORED, _JSON = (
+    r"/v1/responses/{response:(?!(?:input_tokens|compact)$)[^/]+}",
+    ("application/json",),
+)
 RESPONSES_ROUTES = (
     ModelRoute(
         "POST",
