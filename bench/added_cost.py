@@ -4,9 +4,9 @@
     python -m bench.added_cost prefixes --shape 160m --streams 32
 
 ``traces``: spans of every call, sent by OTLP to a collector in this process. ``prefixes``: KV
-blocks written behind (``prefix_cache_dir``). Both servers run all the time and get the same streams of new
-prompts in turn, which one first changing; prints the median of the pairs' ratios. Only processor
-time is counted, all threads', which other load of the machine disturbs less than it does rates.
+blocks written behind (``prefix_cache_dir``). Both servers run all the time and get the same streams
+of new prompts in turn, which one first changing; prints the median of the pairs' ratios. Only
+processor time is counted, all threads', which other load of the machine disturbs less than rates.
 """
 
 from __future__ import annotations
