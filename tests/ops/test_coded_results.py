@@ -24,14 +24,13 @@ from lmi_core.ops.kernels import (  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
     device,
-    one_thread,
     ops,
     packed_weight,
     random,
 )
 from tests.ops.paged_case import PagedCase  # noqa: E402
 
-__all__ = ["device", "one_thread", "ops"]  # fixtures
+__all__ = ["device", "ops"]  # fixtures
 # Of NumPy, in which Triton's interpreter computes, about rows that aren't finite.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

@@ -100,7 +100,6 @@ class Sampler:
             self.step.set_target(row, target_id)
 
     def run(self, logits: Logits) -> SamplingResults:
-        torch.set_num_threads(1)
         inputs = SamplingInputs.of(self.step, self.table, MAX_LOGPROBS)
         module, device = self.implementation
         sample = importlib.import_module(module).sample

@@ -19,13 +19,6 @@ from tests.engine.harness import run
 pytest.importorskip("transformers")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    import torch
-
-    torch.set_num_threads(1)
-
-
 def config(family, **more):
     return TransformersConfig(model=checkpoint(family), num_threads=1, **more)
 
