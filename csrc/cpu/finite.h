@@ -5,8 +5,10 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <vector>
 
 #include "common/dtype.h"
+#include "cpu/packed_linear.h"
 
 namespace lmi::cpu {
 
@@ -43,5 +45,9 @@ inline bool all_finite(DType dtype, const void* data, int64_t count) {
       return true;
   }
 }
+
+// As pack_linear. False: a part holds a NaN or an infinity in these panels.
+bool pack_looked_at(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
+                    LinearFormat format, void* target, int64_t first_panel, int64_t end_panel);
 
 }  // namespace lmi::cpu

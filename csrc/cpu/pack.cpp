@@ -193,8 +193,8 @@ void check_linear_format(LinearFormat format, int64_t num_inputs) {
   }
 }
 
-bool pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
-                 LinearFormat format, void* target, int64_t first_panel, int64_t end_panel) {
+bool pack_looked_at(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
+                    LinearFormat format, void* target, int64_t first_panel, int64_t end_panel) {
   check_linear_format(format, num_inputs);
   check_parts(parts, num_inputs, gated, format);
   const int64_t stride = panel_bytes(format, num_inputs);
@@ -220,6 +220,11 @@ bool pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool 
     }
   }
   return is_finite;
+}
+
+void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
+                 LinearFormat format, void* target, int64_t first_panel, int64_t end_panel) {
+  pack_looked_at(parts, num_inputs, gated, format, target, first_panel, end_panel);
 }
 
 namespace {

@@ -141,8 +141,7 @@ int64_t packed_linear_bytes(LinearFormat format, int64_t num_outputs, int64_t nu
 void check_linear_format(LinearFormat format, int64_t num_inputs);  // throws Error
 const char* row_rounding_name(RowRounding rounding);                // "int8", "outliers" ...
 RowRounding parse_row_rounding(const std::string& name);            // throws Error
-// False: a part holds a NaN or an infinity in these panels.
-bool pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
+void pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, bool gated,
                  LinearFormat format, void* target, int64_t first_panel, int64_t end_panel);
 // The row-major float matrix back (tests).
 void unpack_linear(const PackedLinear& weight, float* target);

@@ -6,6 +6,7 @@
 
 #include "common/check.h"
 #include "common/checksum.h"
+#include "cpu/finite.h"
 
 namespace lmi {
 
@@ -54,8 +55,8 @@ LinearWeight::LinearWeight(const std::vector<cpu::LinearPart>& parts, int64_t nu
   const int64_t step = (num_panels / 2 + num_workers) / num_workers * 2;
   std::atomic<bool> is_finite{true};
   run_in_threads((num_panels + step - 1) / step, [&](int64_t i) {
-    if (!cpu::pack_linear(parts, num_inputs, gated, format, memory_.data(), i * step,
-                          std::min((i + 1) * step, num_panels))) {
+    if (!cpu::pack_looked_at(parts, num_inputs, gated, format, memory_.data(), i * step,
+                             std::min((i + 1) * step, num_panels))) {
       is_finite = false;
     }
   });
@@ -71,8 +72,9 @@ void LinearWeight::pack_experts(const std::vector<cpu::LinearPart>& parts, cpu::
   run_in_threads(std::clamp<int64_t>(num_threads, 1, packed_.num_experts), [&](int64_t) {
     for (int64_t expert; (expert = next++) < packed_.num_experts;) {
       const auto first = parts.begin() + expert * num_parts;
-      if (!cpu::pack_linear({first, first + num_parts}, packed_.num_inputs, packed_.gated, format,
-                            memory_.data() + expert * packed_.expert_bytes, 0, num_panels)) {
+      if (!cpu::pack_looked_at({first, first + num_parts}, packed_.num_inputs, packed_.gated,
+                               format, memory_.data() + expert * packed_.expert_bytes, 0,
+                               num_panels)) {
         is_finite = false;
       }
     }
