@@ -201,10 +201,13 @@ def test_models_with_slopes_take_the_attention_that_has_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     torch_only = select.select("cpu", "")
-    assert select.for_slopes(torch_only) == torch_only
+    assert select.with_torch_attention(torch_only, "ALiBi") == torch_only
     assert not caplog.records
     with_triton = {**torch_only, "attention": "triton", "rms_norm": "triton"}
-    assert select.for_slopes(with_triton) == {**with_triton, "attention": "torch"}
+    assert select.with_torch_attention(with_triton, "ALiBi") == {
+        **with_triton,
+        "attention": "torch",
+    }
     assert "attention runs in torch: triton has no kernel for ALiBi" in caplog.text
     invariant = {**torch_only, "attention": "invariant"}
-    assert set(select.for_slopes(invariant).values()) == {"by row"}
+    assert set(select.with_torch_attention(invariant, "ALiBi").values()) == {"by row"}

@@ -156,13 +156,13 @@ def select_invariant(device_type: str, forced: str | None = None) -> dict[str, s
     return chosen | dict.fromkeys(_INVARIANT, "invariant") | {"sample": "by row"}
 
 
-def for_slopes(chosen: Mapping[str, str]) -> dict[str, str]:
-    """What was chosen, for a model with slopes of scores (ALiBi) or sinks, which no attention has
-    but torch's: what must be invariant then takes every op row by row."""
+def with_torch_attention(chosen: Mapping[str, str], reason: str) -> dict[str, str]:
+    """What was chosen, for a model whose attention has ``reason``, which is torch's alone: what
+    must be invariant then takes every op row by row."""
     name = chosen["attention"]
     if name in ("torch", "by row"):
         return dict(chosen)
-    _log.warning("attention runs in torch: %s has no kernel for ALiBi or attention sinks", name)
+    _log.warning("attention runs in torch: %s has no kernel for %s", name, reason)
     if name == "invariant":
         return dict.fromkeys(IMPLEMENTATIONS, "by row")
     return {**chosen, "attention": "torch"}
