@@ -10,7 +10,6 @@ results in 16 or 8 bits differ by a last bit. The last row says which kernels no
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -36,10 +35,7 @@ _called: set[str] = set()
 
 def sides(op: str, run: Callable[[Callable[..., Any]], Tensor], format: str) -> dict[str, Any]:
     """Run an op in both implementations and compare."""
-    native, plain = (
-        run(getattr(importlib.import_module(select.MODULES[name]), op)).double().cpu()
-        for name in ("native", "torch")
-    )
+    native, plain = (run(select.function(op, name)).double().cpu() for name in ("native", "torch"))
     largest = max(plain.abs().max().item(), 1e-30)
     return _within((native - plain).abs().max().item() / largest, ALLOWED[format])
 
