@@ -218,16 +218,19 @@ def not_called() -> dict[str, Any]:
     return {"num_kernels": len(_called)}
 
 
+def items_of(device: str) -> list[Item]:
+    makers = (row_items, linear_items, attention_items, other_items)
+    items = [item for make in makers for item in make(device)]
+    return [*items, Item("kernels that nothing called", not_called)]
+
+
 def main() -> None:
     hidden = {"action": "store_true", "help": argparse.SUPPRESS}
     arguments = parse(__doc__, is_child=hidden)
     select.select(arguments.device, "native")  # loads the library
     note_calls()
-    makers = (row_items, linear_items, attention_items, other_items)
-    items = [item for make in makers for item in make(arguments.device)]
-    items.append(Item("kernels that nothing called", not_called))
     with torch.inference_mode():
-        attempt_each("bench.gpu.smoke", items, arguments)
+        attempt_each("bench.gpu.smoke", items_of(arguments.device), arguments)
 
 
 if __name__ == "__main__":

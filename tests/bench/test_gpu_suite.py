@@ -30,6 +30,7 @@ from bench.gpu import (  # noqa: E402
     profile,
     random_model,
     ready,
+    smoke,
     summary,
     turnover,
 )
@@ -332,6 +333,22 @@ def test_kernels_are_measured_where_they_run() -> None:
     items = kernels.made_row_items(2, 96, 160, "cpu", {})
     items = [item for item in items if "torch" in item.what]
     assert [item.measure()["us"] > 0 for item in items] == [True] * 4
+
+
+def test_the_smoke_calls_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the emulator, whose results are torch's but for roundings."""
+    from lmi_core.ops.kernels.cuda.library import Library
+    from tests.ops.cuda_kernels import use_cuda_kernels
+
+    use_cuda_kernels(torch.device("cpu"), monkeypatch)
+    monkeypatch.setattr(Library, "call_with", Library.call_with)
+    monkeypatch.setattr(smoke, "_called", set())
+    smoke.note_calls()
+    items = smoke.items_of("cpu")
+    with torch.inference_mode():
+        rows = {item.what: item.measure() for item in items}
+    assert rows["kernels that nothing called"]["num_kernels"] >= 15
+    assert all(row["difference"] <= row["allowed"] for row in list(rows.values())[:-1])
 
 
 def test_a_process_that_ends_costs_one_row(tmp_path: Path) -> None:
