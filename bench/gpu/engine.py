@@ -20,7 +20,8 @@ import torch
 
 from bench.checkpoints import Shape
 from bench.gpu.measure import attempt, parse, read_roofs, write
-from bench.gpu.random_model import GPU_SHAPES, random_model
+from bench.gpu.random_model import random_model
+from bench.gpu.shapes import GPU_SHAPES
 from lmi_core.bench.offline import StepLog
 from lmi_core.bench.rooflines import decode_roof_s, prefill_roof_s
 from lmi_core.bench.roofs import Roofs
