@@ -15,7 +15,13 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from tests.runners.device import test_torch_invariance as invariance  # noqa: E402
 from tests.runners.device.test_decode_graphs import Rerun, capture  # noqa: E402, F401
-from tests.runners.device.torch_harness import assert_alike, config_of, outcomes  # noqa: E402
+from tests.runners.device.torch_harness import (  # noqa: E402
+    DEVICES,
+    assert_alike,
+    config_of,
+    outcomes,
+    skip_without,
+)
 
 ADAPTERS = ("", "a", "b")
 
@@ -31,11 +37,13 @@ def adapters_of(variant: str) -> LoraConfig:
     return LoraConfig(adapters=(("a", first), ("b", second)))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("variant", ["llama3", "qwen3"])
-def test_same_tokens_as_native(variant: str) -> None:
+def test_same_tokens_as_native(variant: str, device: str) -> None:
+    skip_without(device)
     model, lora = cached_checkpoint(variant), adapters_of(variant)
     native = run(outcomes(config_of(model, "cpu", lora=lora), ADAPTERS))
-    torch_events = run(outcomes(config_of(model, "torch-cpu", lora=lora), ADAPTERS))
+    torch_events = run(outcomes(config_of(model, device, lora=lora), ADAPTERS), timeout_s=110)
     for events, others in zip(torch_events, native, strict=True):
         assert_alike(events, others)
 

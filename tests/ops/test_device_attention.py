@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
     DTYPES,
+    NATIVE,
     TOLERANCES,
     assert_close,
     device,
@@ -93,7 +94,7 @@ def test_native_attention(
 ) -> None:
     """Shapes that the kernels take in different ways."""
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
+    ops = NATIVE
     case = NATIVE_CASES[name]
     keys, values = case.cache(device, dtype, is_filled=True)
     q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, dtype)
@@ -108,7 +109,7 @@ def test_native_attention_leaves_what_it_has_not(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
+    ops = NATIVE
     case = PagedCase(((3, 1),), 2, 1, 20)
     keys, values = case.cache(device, torch.bfloat16, is_filled=True)
     q = random(1, 40).to(device, torch.bfloat16)
