@@ -26,11 +26,6 @@ from tests.runners.device.torch_harness import (  # noqa: E402
 ADAPTERS = ("", "a", "b")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def adapters_of(variant: str) -> LoraConfig:
     first = cached_adapter(variant, 1, rank=8)
     second = cached_adapter(variant, 2, rank=5, targets=("q_proj", "v_proj", "up_proj"))
@@ -59,7 +54,7 @@ def test_equal_bits_row_by_row(variant: str, dtype: str) -> None:
     config = invariance.config_of(model, "torch-cpu", dtype, lora=lora)
     requests = [
         replace(request, adapter=ADAPTERS[i % 3])
-        for i, request in enumerate(invariance.make_requests((1, 16, 40, 75, 33, 8), 6))
+        for i, request in enumerate(invariance.make_requests((1, 16, 40, 33, 8), 4))
     ]
     invariance.assert_equal_bits(config, requests, "by row: linear")
 

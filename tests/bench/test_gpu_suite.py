@@ -37,11 +37,6 @@ from bench.gpu import tests as gpu_tests  # noqa: E402
 from lmi_core.models.loader import Quantization  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def stage(script: str, *, name: str = "stage", limit_s: float = 20.0) -> Stage:
     return Stage(
         name=name,
@@ -345,7 +340,7 @@ def test_a_process_that_ends_costs_one_row(tmp_path: Path) -> None:
 
         lost = []
         lost_device.is_lost = lambda: bool(lost)
-        measure.ITEM_LIMIT_S = 3
+        measure.ITEM_LIMIT_S = 1
 
         def lose():
             lost.append(1)

@@ -44,11 +44,6 @@ TRITON = Implementation("triton", "triton")
 NATIVE = Implementation("native", "cuda")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)

@@ -19,14 +19,13 @@ from tests.ops.device_ops import (  # noqa: E402
     NATIVE,
     assert_close,
     device,
-    one_thread,
     ops,
     random,
     triton_ops,
 )
 from tests.ops.paged_case import ATTENTION_CASES, PagedCase  # noqa: E402
 
-__all__ = ["device", "one_thread", "ops", "triton_ops"]  # fixtures
+__all__ = ["device", "ops", "triton_ops"]  # fixtures
 
 
 def rope_write(

@@ -23,14 +23,13 @@ from tests.ops.device_ops import (  # noqa: E402
     NATIVE,
     TORCH,
     device,
-    one_thread,
     ops,
     packed_weight,
     random,
 )
 from tests.ops.paged_case import PagedCase  # noqa: E402
 
-__all__ = ["device", "one_thread", "ops"]  # fixtures
+__all__ = ["device", "ops"]  # fixtures
 # Of NumPy, in which Triton's interpreter computes, about rows that aren't finite.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

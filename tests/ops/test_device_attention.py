@@ -22,14 +22,13 @@ from tests.ops.device_ops import (  # noqa: E402
     TOLERANCES,
     assert_close,
     device,
-    one_thread,
     ops,
     random,
     triton_ops,
 )
 from tests.ops.paged_case import ATTENTION_CASES, NATIVE_CASES, PagedCase  # noqa: E402
 
-__all__ = ["device", "one_thread", "ops", "triton_ops"]  # fixtures
+__all__ = ["device", "ops", "triton_ops"]  # fixtures
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -25,7 +25,6 @@ from tests.ops.device_ops import (  # noqa: E402
     DTYPES,
     assert_close,
     device,
-    one_thread,
     ops,
     packed_weight,
     random,
@@ -34,7 +33,7 @@ from tests.ops.device_ops import (  # noqa: E402
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["device", "one_thread", "ops"]  # fixtures
+__all__ = ["device", "ops"]  # fixtures
 
 
 def operands(

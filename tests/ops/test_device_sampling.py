@@ -98,7 +98,6 @@ class Sampler:
             self.step.set_target(row, target_id)
 
     def run(self, logits: Logits) -> SamplingResults:
-        torch.set_num_threads(1)
         inputs = SamplingInputs.of(self.step, self.table, MAX_LOGPROBS)
         name, device = self.implementation
         sample = select.function("sample", name)

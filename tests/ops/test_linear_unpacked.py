@@ -23,13 +23,10 @@ from lmi_core.ops.kernels.torch_ops.linear import linear as torch_linear  # noqa
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
     DEVICES,
-    one_thread,
     packed_weight,
     random,
     triton_module,
 )
-
-__all__ = ["one_thread"]  # fixture
 
 DTYPES_16 = [torch.bfloat16, torch.float16]
 SHAPES = [(40, 200, False), (66, 256, True), (70, 1416, True), (33, 8, False)]

@@ -30,11 +30,6 @@ from tests.ops.paged_case import PagedCase  # noqa: E402
 from tests.runners.device.torch_harness import assert_alike, config_of, outcomes  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 class Rerun:
     """Captures by keeping the function; counts its replays."""
 
