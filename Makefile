@@ -143,6 +143,7 @@ cuda-all: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda-all -DLMI_CUDA=ON \
 	  '-DCMAKE_CUDA_ARCHITECTURES=80-real;89-real;90a-real;90'
 	cmake --build build/cuda-all --target lmi_cuda
+	$(BIN)/python tests/machine_code/resources.py spills build/cuda-all
 	cp build/cuda-all/liblmi_cuda.so lmi_core/
 
 cuda-wheel: cuda-all
