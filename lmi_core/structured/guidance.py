@@ -204,7 +204,7 @@ def _thought_rules(thought: Thought) -> str:
             f"start: thought{'' if thought.is_open else '?'} {lead} @answer",
             f"thought: {begin} thinking {after} BLANKS?",
             f"thinking: {text_before_mark(thought.end)}",
-            r"BLANKS: /\s+/",
+            r"BLANKS: /\s{1,4}/",  # a model could go on with blanks for ever
         ]
     )
 

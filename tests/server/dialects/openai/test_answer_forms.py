@@ -153,7 +153,11 @@ NUMBER = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type":
     ("fields", "good", "bad"),
     [
         ({"reasoning": "qwen3"}, ["7", "<think>{ 1 }</think>7"], ["Hm.</think>7", "<think>Hm."]),
-        ({"reasoning": "deepseek_r1"}, ["Hm. 8</think>\n\n7", "</think>7"], ["7", "a</think>b"]),
+        (
+            {"reasoning": "deepseek_r1"},
+            ["Hm. 8</think>\n\n7", "</think>7"],
+            ["7", "a</think>b", "a</think>" + 9 * " " + "7"],
+        ),
         (
             {"form": "openai", "reasoning": HARMONY},
             [
