@@ -22,7 +22,7 @@ from lmi_core.weights.formats import RowRounding  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import DEVICES, packed_weight, random, triton_module  # noqa: E402
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 IMPLEMENTATIONS = {
     "torch": "lmi_core.ops.kernels.torch_ops.linear_quantized",
     "triton": "lmi_core.ops.kernels.triton.linear_quantized",

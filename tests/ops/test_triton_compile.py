@@ -47,6 +47,8 @@ PLAIN = {**TILE, "HAS_WINDOW": False, "HAS_SOFT_CAP": False}
 ROPE = {"HEAD_DIM": 128, "BLOCK": 128, "CODE": ""}
 ODD_HEAD = {**HEAD, "GROUP": 3, "HEAD_DIM": 80}
 WIDE_HEAD = {**HEAD, "GROUP": 6}
+ONE_HEAD = {**HEAD, "GROUP": 1}
+WIDEST_HEAD = {**ONE_HEAD, "HEAD_DIM": 256, "BLOCK_DIM": 256}
 PACKED = {
     "HAS_BIAS": True,
     "IS_GATED": True,
@@ -111,12 +113,14 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **E4M3}),
     ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **E5M2}),
     ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **ODD_HEAD, **PLAIN}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **TILE}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **INT8}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **E4M3}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **E5M2}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **ODD_HEAD, **PLAIN}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **TILE}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **INT8}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **E4M3}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **E5M2}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **ODD_HEAD, **PLAIN}),
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 8, "QUERY_TILE": 16, **WIDE_HEAD, **PLAIN}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 1, "QUERY_TILE": 128, **ONE_HEAD, **TILE}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 1, "QUERY_TILE": 64, **WIDEST_HEAD, **TILE}),
     ("linear_packed", "_linear_packed_kernel", PACKED),
     ("linear_packed", "_linear_packed_kernel", {**PACKED, "BLOCK_ROWS": 64}),
     ("linear_unpacked", "_unpack_kernel", {**UNPACKED, "IS_GATED": True}),
@@ -149,7 +153,7 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("invariant.linear", "_linear_kernel", LINEAR),
     ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **E4NV}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **E4NV}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **E4NV}),
     (
         "rope",
         "_rope_cache_write_kernel",
