@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -332,7 +332,7 @@ def made_row_items(
 
 
 def _quantize_rows_of(name: str) -> Callable[..., Any]:
-    module = importlib.import_module(f"{select.MODULES[name]}.linear_quantized")
+    module = sys.modules[select.function("linear_quantized", name).__module__]
     quantize_rows: Callable[..., Any] = module.quantize_rows
     return quantize_rows
 
@@ -360,8 +360,7 @@ def _op(op: str, name: str, device: str) -> Callable[..., Any]:
     chosen = select.select(device, f"{op}:{name}")
     if chosen[op] != name:
         raise RuntimeError(f"{op} would run in {chosen[op]}")
-    function: Callable[..., Any] = getattr(importlib.import_module(select.MODULES[name]), op)
-    return function
+    return select.function(op, name)
 
 
 def _rank(item: Item) -> int:
@@ -371,7 +370,9 @@ def _rank(item: Item) -> int:
 
 
 def main() -> None:
-    arguments = parse(__doc__, is_child={"action": "store_true", "help": argparse.SUPPRESS})
+    others = {"action": "store_true", "help": "what native kernels are compared with"}
+    hidden = {"action": "store_true", "help": argparse.SUPPRESS}
+    arguments = parse(__doc__, others=others, is_child=hidden)
     device, roofs = arguments.device, read_roofs(arguments.json)
     items = []
     for case in TINY_CASES if arguments.tiny else DECODES + PREFILLS:
@@ -382,6 +383,7 @@ def main() -> None:
         items += unpacked_items(*shape, device, roofs)
     for made in TINY_MADE_ROWS if arguments.tiny else MADE_ROWS:
         items += made_row_items(*made, device, roofs)
+    items = [item for item in items if (_rank(item) > 0) == arguments.others]
     items.sort(key=_rank)
     with torch.inference_mode():
         attempt_each("bench.gpu.kernels", items, arguments)
