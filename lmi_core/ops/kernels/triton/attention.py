@@ -73,7 +73,8 @@ def attention(
 def tile_tokens(group: int, head_dim: int) -> int:
     """Tokens of a prefill's tile, for a group of so many query heads."""
     rows = TILE_ROWS if head_dim <= NARROW_HEAD_DIM else TILE_ROWS // 2
-    return max(1, rows // triton.next_power_of_2(group))
+    tokens: int = rows // triton.next_power_of_2(group)
+    return max(1, tokens)
 
 
 def kernel_sizes(
