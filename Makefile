@@ -117,6 +117,7 @@ fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.config.fuzz --seconds $(FUZZ_SECONDS) --at-least $(FUZZ_CASES)
 	$(BIN)/python -m tests.server.fuzz --requests $(FUZZ_REQUESTS)
 	$(BIN)/python -m tests.weights.gguf_fuzz --files 10000
+	$(BIN)/python -m tests.weights.checkpoint_fuzz --files 10000
 
 bench-peers-quick: $(VENV)/.installed
 	$(BIN)/python -m bench.peers install

@@ -158,6 +158,10 @@ class Copies:
         """End a request at any moment; its reader gets a last event."""
         self._dispatch.abort_request(request_id)
 
+    def unpin(self, session: str) -> None:
+        """As ``Engine.unpin``, in every copy."""
+        self._dispatch.unpin(session)
+
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return await self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
