@@ -426,7 +426,7 @@ class Scheduler:
                 self._release(sequence)
             return
         if sequence.state is SequenceState.WAITING:
-            self.queues.waiting.remove(sequence)
+            self.queues.leave(sequence)
         elif sequence.state is SequenceState.RESTORING:
             self.num_restoring -= 1
         else:
