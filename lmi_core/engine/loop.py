@@ -17,6 +17,7 @@ from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
 from lmi_core.engine.step_costs import StepCosts
+from lmi_core.engine.step_filling import fill
 from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_core.runners.runner import (
     AheadRunner,
@@ -176,7 +177,7 @@ class StepLoop:
         step = self._next_step()
         done = asyncio.get_running_loop().create_future()
         try:
-            self._scheduler.fill(plan, step)
+            masks = fill(plan, step)
             submitted_s = time.monotonic()
             self._submit_chain(plan)
             if plan.wants_states:
@@ -188,7 +189,7 @@ class StepLoop:
             _log.exception("a step couldn't be submitted")
             self._fail(plan, str(error))
             return None
-        self._masks.fill(self._scheduler.missing_masks())
+        self._masks.fill(masks)
         return Submitted(plan, step, submitted_s, done)
 
     def _submit_ahead(self, submitted: Submitted) -> Submitted | None:
@@ -201,7 +202,7 @@ class StepLoop:
         step = self._next_step()
         done = asyncio.get_running_loop().create_future()
         try:
-            logit_rows = self._scheduler.fill_ahead(plan, step)
+            logit_rows, masks = self._scheduler.fill_ahead(plan, step)
             submitted_s = time.monotonic()
             self._submit_chain(plan)
             cast(AheadRunner, self._runner).submit_ahead(step, logit_rows)
@@ -210,7 +211,7 @@ class StepLoop:
             _log.exception("a step couldn't be submitted before the last one completed")
             self._scheduler.cancel_ahead(plan)
             return None
-        self._masks.fill(self._scheduler.missing_masks())
+        self._masks.fill(masks)
         return Submitted(plan, step, submitted_s, done)
 
     def _submit_chain(self, plan: Plan) -> None:

@@ -225,6 +225,27 @@ def test_filtered_distribution(filters: dict[str, Any]) -> None:
     assert chi_square(ids, p) < 4
 
 
+def test_filtered_draws_are_those_of_the_cuda_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token by token, whichever the sampler: torch's are compared with those of all others."""
+    rng = np.random.default_rng(5)
+    rows = [
+        {
+            "temperature": float(rng.choice([0.4, 1.0, 2.0])),
+            "top_k": int(rng.choice([0, 1, 7, 150])),
+            "top_p": float(rng.choice([1.0, 0.9, 0.5, 0.01])),
+            "min_p": float(rng.choice([0.0, 0.05])),
+            "typical_p": float(rng.choice([1.0, 0.8])),
+            "seed": int(rng.integers(1 << 62)),
+        }
+        for _ in range(64)
+    ]
+    logits = random_logits(len(rows), 1003, seed=2)
+    logits[::3] = np.round(logits[::3])
+    ids = sample_rows(logits, rows).token_ids
+    monkeypatch.setattr(Sampler, "implementation", ("lmi_core.ops.kernels.torch_ops", "cpu"))
+    np.testing.assert_array_equal(sample_rows(logits, rows).token_ids, ids)
+
+
 @pytest.mark.parametrize("filters", [{}, {"top_k": 60}])
 def test_typical_tokens_need_not_be_the_likeliest(filters: dict[str, Any]) -> None:
     num_draws, vocab = 600, 64
