@@ -50,7 +50,7 @@ def test_drafts_are_those_of_the_definition(
         for token_ids, drafts in seen[::4]
     ]
     firsts = [each[0] for each in equal]
-    assert len(firsts) > 8
+    assert len(firsts) > 5
     assert np.mean(firsts) > 0.9  # its matrices are rounded
     assert np.mean([value for each in equal for value in each]) > 0.75
 
