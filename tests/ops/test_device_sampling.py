@@ -3,7 +3,6 @@ sorting."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from tests.kernels.sampling_case import (
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
+from lmi_core.ops.kernels import select  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 
 Logits = npt.NDArray[np.float32]
@@ -51,27 +51,25 @@ ON_GPU = [
 @pytest.fixture(
     autouse=True,
     params=[
-        pytest.param(("lmi_core.ops.kernels.torch_ops", "cpu"), id="torch-cpu"),
-        pytest.param(("lmi_core.ops.kernels.torch_ops", "cuda"), id="torch-cuda", marks=ON_GPU),
-        pytest.param(("lmi_core.ops.kernels.cuda", "cpu"), id="native-cpu"),
-        pytest.param(("lmi_core.ops.kernels.cuda", "cuda"), id="native-cuda", marks=ON_GPU),
+        pytest.param(("torch", "cpu"), id="torch-cpu"),
+        pytest.param(("torch", "cuda"), id="torch-cuda", marks=ON_GPU),
+        pytest.param(("native", "cpu"), id="native-cpu"),
+        pytest.param(("native", "cuda"), id="native-cuda", marks=ON_GPU),
     ],
 )
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the test with each sampler."""
-    module, device = request.param
-    if module == "lmi_core.ops.kernels.cuda":
+    name, device = request.param
+    if name == "native":
         use_cuda_kernels(torch.device(device), monkeypatch)
-    monkeypatch.setattr(Sampler, "implementation", (module, device))
-    monkeypatch.setattr(
-        Sampler, "is_emulated", module == "lmi_core.ops.kernels.cuda" and device == "cpu"
-    )
+    monkeypatch.setattr(Sampler, "implementation", (name, device))
+    monkeypatch.setattr(Sampler, "is_emulated", name == "native" and device == "cpu")
 
 
 class Sampler:
     """A table, and a step of one-token sequences whose logits are given."""
 
-    implementation = "lmi_core.ops.kernels.torch_ops", "cpu"
+    implementation = "torch", "cpu"
     is_emulated = False
 
     def __init__(self, num_rows: int, vocab_size: int) -> None:
@@ -100,10 +98,9 @@ class Sampler:
             self.step.set_target(row, target_id)
 
     def run(self, logits: Logits) -> SamplingResults:
-        torch.set_num_threads(1)
         inputs = SamplingInputs.of(self.step, self.table, MAX_LOGPROBS)
-        module, device = self.implementation
-        sample = importlib.import_module(module).sample
+        name, device = self.implementation
+        sample = select.function("sample", name)
         result: SamplingResults = sample(torch.from_numpy(logits).to(device), inputs).wait()
         return result
 

@@ -21,7 +21,7 @@ from lmi_core.ops.device.torch_weights import DTYPES, DeviceConstants, DeviceWei
 from lmi_core.ops.graph import ExpertMatrices, Graph, Handle, LinearWeight, Node
 from lmi_core.ops.kernels.fallback import only_in_torch
 from lmi_core.ops.kernels.select import Kernels
-from lmi_core.ops.kernels.torch_ops import group_rows
+from lmi_core.ops.kernels.torch_ops.experts import group_rows
 
 _RESULTS = ("sample", "output")
 """Ops of which one ends a graph, and whose operand it gives."""

@@ -37,14 +37,25 @@ IMPLEMENTATIONS = {
     "sample": ("torch", "native"),
 }
 """What there is of each op, the preferred one first."""
+_FILES = {
+    "linear_packed": "linear",
+    "rms_norm": "norm",
+    "gated_activation": "activation",
+    "rope_cache_write": "rope",
+    "sample": "sampling",
+    "soft_cap": "activation",
+    "clip": "activation",
+    "route": "experts",
+}
+"""In which each package has an op, where that isn't called as the op is."""
 LAUNCH = "launch"
-MODULES = {
+_MODULES = {
     "flash": "lmi_core.ops.kernels.flash",
-    "native": "lmi_core.ops.kernels.cuda",
-    "torch": "lmi_core.ops.kernels.torch_ops",
-    "triton": "lmi_core.ops.kernels.triton",
+    "native": "lmi_core.ops.kernels.cuda.{file}",
+    "torch": "lmi_core.ops.kernels.torch_ops.{file}",
+    "triton": "lmi_core.ops.kernels.triton.{file}",
     "invariant": "lmi_core.ops.kernels.triton.invariant",
-    "by row": "lmi_core.ops.kernels.torch_ops",
+    "by row": "lmi_core.ops.kernels.torch_ops.{file}",
 }
 """``by row``: torch a row at a time, so that no row's result depends on the rows beside it, since a
 library's sums may go another way for another shape. Whole forward passes run so, and ``sample``."""
@@ -176,11 +187,16 @@ def usable(op: str, device_type: str) -> list[str]:
     ]
 
 
+def function(op: str, name: str) -> Callable[..., Any]:
+    """An op's implementation of that name."""
+    module = _MODULES[name].format(file=_FILES.get(op, op))
+    found: Callable[..., Any] = getattr(importlib.import_module(module), op)
+    return found
+
+
 def load(chosen: Mapping[str, str]) -> Kernels:
     """Import what was chosen."""
-    functions = {
-        op: getattr(importlib.import_module(MODULES[chosen[op]]), op) for op in IMPLEMENTATIONS
-    }
+    functions = {op: function(op, chosen[op]) for op in IMPLEMENTATIONS}
     if chosen["sample"] == "by row":
         functions["sample"] = partial(functions["sample"], is_by_row=True)
     return Kernels(chosen=dict(chosen), **functions)
