@@ -185,6 +185,7 @@ class StepLoop:
                 self._runner.submit(step)
             self._in_flight.append(done)
         except Exception as error:
+            self._drop_masks()
             _log.exception("a step couldn't be submitted")
             self._fail(plan, str(error))
             return None
@@ -207,11 +208,17 @@ class StepLoop:
             cast(AheadRunner, self._runner).submit_ahead(step, logit_rows)
             self._in_flight.append(done)
         except Exception:
+            self._drop_masks()
             _log.exception("a step couldn't be submitted before the last one completed")
             self._scheduler.cancel_ahead(plan)
             return None
         self._masks.fill(self._scheduler.missing_masks())
         return Submitted(plan, step, submitted_s, done)
+
+    def _drop_masks(self) -> None:
+        """Of a step that wasn't submitted: a chain before it may have been, and waits for them."""
+        for mask in self._scheduler.missing_masks():
+            mask.settle(None, None)
 
     def _submit_chain(self, plan: Plan) -> None:
         if plan.chain is not None:

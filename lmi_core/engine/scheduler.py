@@ -10,12 +10,14 @@ from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.deadlines import Deadlines
 from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
+from lmi_core.engine.model_drafts import DraftChain
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.policy import Plan, Policy, Queues, preempt
 from lmi_core.engine.searches import SearchMoves
 from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 from lmi_core.engine.speculation import Speculation
 from lmi_core.models.pooling_head import LogitRows
+from lmi_core.structured.chained_mask import ChainedMask
 from lmi_core.structured.mask_threads import MissingMask
 from lmi_core.structured.matcher import Matcher
 from lmi_core.weights.formats import FloatArray
@@ -159,7 +161,7 @@ class Scheduler:
         if self._speculation is not None:
             self._speculation.add_drafts(ahead, known, self.num_running)
         for sequence in known:
-            self._fill_one(sequence, step)
+            self._fill_one(sequence, step, ahead.chain)
         if ahead.chain is not None:
             ahead.chain.lead_to(step)
         for sequence in following:
@@ -181,11 +183,11 @@ class Scheduler:
         for source, target in plan.copies:
             step.add_copy(source, target)
         for sequence in plan.sequences:
-            self._fill_one(sequence, step)
+            self._fill_one(sequence, step, plan.chain)
         if plan.chain is not None:
             plan.chain.lead_to(step)
 
-    def _fill_one(self, sequence: Sequence, step: Step) -> None:
+    def _fill_one(self, sequence: Sequence, step: Step, chain: DraftChain | None) -> None:
         start = sequence.num_computed
         end = start + sequence.num_scheduled
         row, slot = sequence.row, sequence.request.adapter_slot
@@ -194,7 +196,7 @@ class Scheduler:
             tokens = [token_ids[-1], *sequence.drafts]
             sequence.logit_row = step.add(tokens, start, row, row, "drafts", slot)
             if sequence.matcher is not None:
-                self._add_masks(sequence.matcher, sequence, sequence.logit_row, step)
+                self._add_masks(sequence.matcher, sequence, sequence.logit_row, step, chain)
             return
         if sequence.request.is_scoring_prompt and sequence.is_scoring_prompt:
             logit_row = step.add(token_ids[start:end], start, row, row, "all", slot)
@@ -211,11 +213,23 @@ class Scheduler:
         if sequence.matcher is not None and end == len(token_ids):
             self._add_masks(sequence.matcher, sequence, step.num_logit_rows - 1, step)
 
-    def _add_masks(self, matcher: Matcher, sequence: Sequence, first_row: int, step: Step) -> None:
+    def _add_masks(
+        self,
+        matcher: Matcher,
+        sequence: Sequence,
+        first_row: int,
+        step: Step,
+        chain: DraftChain | None = None,
+    ) -> None:
         rows = range(first_row, step.num_logit_rows)
         masks = [step.add_mask(row) for row in rows]
         ready = partial(_masks_ready, sequence, step, rows)
-        self._masked.append(MissingMask(matcher, masks, ready, sequence.drafts))
+        drafted = None if chain is None else chain.masked.get(sequence)
+        if drafted is None:
+            missing = MissingMask(matcher, masks, ready, sequence.drafts)
+        else:
+            missing = ChainedMask(matcher, masks, ready, sequence.drafts, drafted)
+        self._masked.append(missing)
 
     def missing_masks(self) -> list[MissingMask]:
         """The masks that the step which was filled last waits for. A grammar that fails leaves its
