@@ -142,7 +142,7 @@ class MaskThreads:
             for one in missing:
                 if one.clock is None and (one.needs_thread or not self._num_threads):
                     one.settle(None, failure)
-        for one in queued:
+        for one in queued if self._num_threads else ():
             self._queue.put(one)
         if missing and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._check)
